@@ -177,3 +177,9 @@ def test_noise_too(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
     Image.fromarray(noise(np.random.default_rng(0), (53, 40))).save(path, quality=100, subsampling=0)
     assert (load_image(path.read_bytes(), "RGB", (224, 224), False) == plainly(path.read_bytes(), "RGB", (224, 224))).all()
+
+
+@pytest.mark.parametrize("nbytes", [1, 31, 1000, sizing._KEPT + 1])
+def test_jpegs_are_decoded_between_multiples_of_32(nbytes: int) -> None:
+    pixels = sizing._Scratch().of_pixels(nbytes)
+    assert len(pixels) == nbytes and pixels.ctypes.data % 32 == 16

@@ -9,11 +9,13 @@ its pixels differ a little from those of the plain way.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import simplejpeg
 import torch
 
@@ -34,6 +36,7 @@ from headrace.datasets.image.pixels import (
 
 _SIDEWAYS = (5, 6, 7, 8)
 _KEPT = 16 << 20  # bytes that a thread keeps for the pixels of the next JPEG
+_resize = torch.ops.aten._upsample_bilinear2d_aa.out  # what `interpolate` calls
 
 
 class Box(NamedTuple):
@@ -143,9 +146,10 @@ def _planes(pixels: Pixels) -> Pixels:
         return planes
     words = pixels.view(np.uint32)[..., 0]
     np.copyto(planes[0], words, casting="unsafe")  # the lowest byte
-    shifted = words >> 8
+    shifted = _scratch.of_words(words.shape)
+    np.right_shift(words, 8, out=shifted)
     np.copyto(planes[1], shifted, casting="unsafe")
-    shifted >>= 8
+    np.right_shift(words, 16, out=shifted)
     np.copyto(planes[2], shifted, casting="unsafe")
     return planes
 
@@ -155,19 +159,37 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self.pixels = np.empty(0, np.uint8)
-        self.resized: dict[tuple[int, int], torch.Tensor] = {}
+        self.words = np.empty((0, 0), np.uint32)
+        self.resized: tuple[torch.Tensor, Pixels] | None = None
+
+    def of_words(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+        if math.prod(shape) * 4 > _KEPT:
+            return np.empty(shape, np.uint32)
+        if self.words.shape != shape:
+            self.words = np.empty(shape, np.uint32)
+        return self.words
 
     def of_pixels(self, nbytes: int) -> Pixels:
         if nbytes > _KEPT:
-            return np.empty(nbytes, np.uint8)
+            return _unaligned(nbytes)
         if len(self.pixels) < nbytes:
-            self.pixels = np.empty(nbytes, np.uint8)
+            self.pixels = _unaligned(nbytes)
         return self.pixels
 
-    def of_size(self, size: tuple[int, int]) -> torch.Tensor:
-        if size not in self.resized:
-            self.resized = {size: torch.empty((1, 4, *size), dtype=torch.uint8, memory_format=torch.channels_last)}
-        return self.resized[size]
+    def of_size(self, size: tuple[int, int]) -> tuple[torch.Tensor, Pixels]:
+        """The same memory as a tensor [1, 4, H, W] and as an array [H, W, 4]."""
+        if self.resized is None or self.resized[1].shape[:2] != size:
+            resized = torch.empty((1, 4, *size), dtype=torch.uint8, memory_format=torch.channels_last)
+            self.resized = resized, resized[0].permute(1, 2, 0).numpy()
+        return self.resized
+
+
+def _unaligned(nbytes: int) -> Pixels:
+    """Memory that begins between two multiples of 32. Rows at such a multiple libjpeg-turbo writes past the processor's cache, where
+    resizing, which comes next, would have them: that costs a tenth of both."""
+    memory = np.empty(nbytes + 32, np.uint8)
+    start = (16 - memory.ctypes.data) % 32
+    return memory[start : start + nbytes]
 
 
 _scratch = _Scratch()
@@ -204,7 +226,7 @@ def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None, exact: bool, c
         return None
     whole = Box(0, 0, *header.upright)
     box = box or whole
-    factor = next(f for f in ((1,) if exact else (8, 4, 2, 1)) if f == 1 or (box.height >= f * size[0] and box.width >= f * size[1]))
+    factor = 1 if exact else _factor(box, size)
     height, width = -(-header.height // factor), -(-header.width // factor)
     scaled = {"min_height": height, "min_width": width, "min_factor": factor} if factor > 1 else {}
     claim_jpeg(claim, data, header[:2], 4, factor, size)
@@ -220,7 +242,13 @@ def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None, exact: bool, c
         pixels = pixels[top : max(bottom, top + 1), left : max(right, left + 1)]
     if pixels.shape[:2] == size:
         return np.ascontiguousarray(pixels)
-    out = _scratch.of_size(size)
+    out, resized = _scratch.of_size(size)
     source = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
-    torch.ops.aten._upsample_bilinear2d_aa.out(source, list(size), False, None, None, out=out)  # what `interpolate` calls
-    return out[0].permute(1, 2, 0).numpy()
+    _resize(source, size, False, None, None, out=out)
+    return resized
+
+
+def _factor(box: Box, size: tuple[int, int]) -> int:
+    """The fraction of its size at which a JPEG is decoded."""
+    least = min(box.height // size[0], box.width // size[1])
+    return next(factor for factor in (8, 4, 2, 1) if least >= factor) if least > 1 else 1
