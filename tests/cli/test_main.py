@@ -16,7 +16,7 @@ import headrace
 from headrace import ImageDataset
 from headrace.cli import pack
 from headrace.cli.main import main
-from headrace.datasets.text.options import UNITS
+from headrace.datasets.text.options import CHAT, UNITS
 
 
 def test_python_m_headrace_runs_the_command() -> None:
@@ -129,7 +129,8 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_units_are_those_of_text_dataset() -> None:
-    assert pack.UNITS == UNITS
+    """But for chats, whose tokenizer no file of the package `tokenizers` is."""
+    assert (*pack.UNITS, CHAT) == UNITS
 
 
 FOLDER = {"a/x.png": None, "y.png": None}

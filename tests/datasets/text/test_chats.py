@@ -219,7 +219,7 @@ class TestTemplates:
             TextDataset(path, unit="chat")
         with pytest.raises(ConfigError, match=r"the ChatTokenizer has no chat template: pass chat_template="):
             TextDataset(path, unit="chat", tokenizer=ChatTokenizer(None))
-        with pytest.raises(SampleError, match=r"it has no field 'text'.*'messages' holds a chat: pass unit='chat'"):
+        with pytest.raises(SampleError, match=r"it has no field 'text'.*'messages' holds a chat: from Python its unit is 'chat'"):
             TextDataset(path)[0]
 
     def test_options_that_chats_have_not(self, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ class RecordTexts(TokenizedTexts):
         except FormatError as error:
             if (name := chat_field(row)) is None or callable(self.options.text_field):
                 raise
-            remedy = "pass unit='chat', and tokenizer= one of HuggingFace's with a chat template"
+            remedy = "from Python its unit is 'chat', with a HuggingFace tokenizer that has a chat template"  # no flags: none exist
             raise FormatError(f"{error}; {name!r} holds a chat: {remedy}") from None
         return text, None if field is None else records.target_of(row, field, source.is_of_table(index))
 
