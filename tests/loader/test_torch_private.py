@@ -60,3 +60,9 @@ def test_a_death_by_public_apis_alone(lacking: None) -> None:
         with pytest.raises(WorkerError, match=r"a worker died in epoch 0"):
             list(iterator)
         assert len(list(loader)) == len(SquareDataset()), "the next iterator has new workers"
+
+
+@pytest.mark.parametrize(("loop", "given"), [(lambda kind, dataset: None, "data"), (lambda kind, dataset_holder: None, ["data"])])
+def test_a_worker_takes_its_dataset_as_this_torch_gives_it(monkeypatch: pytest.MonkeyPatch, loop: Any, given: Any) -> None:
+    monkeypatch.setattr(torch_private, "worker_loop", loop)
+    assert torch_private.worker_dataset("data") == given

@@ -14,6 +14,7 @@ private API                            used for                                 
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.utils.data._utils import worker
 
 from headrace.errors import warn
 
-TRIED = ("2.13",)
+TRIED = ("2.6", "2.13", "2.14")
 """Versions of torch that these have been tried with; others are used as long as nothing is missing."""
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ else:
 set_worker_pids: Any = getattr(torch._C, "_set_worker_pids", None)
 remove_worker_pids: Any = getattr(torch._C, "_remove_worker_pids", None)
 worker_loop: Any = getattr(worker, "_worker_loop", None)
+
+
+def worker_dataset(dataset: Any) -> Any:
+    """What `worker_loop` takes as its second argument: the dataset, or since torch 2.14 a list of it, which the worker empties."""
+    return [dataset] if "dataset_holder" in inspect.signature(worker_loop).parameters else dataset
+
 
 _METHODS = ("_next_data", "_reset", "_shutdown_workers", "_try_get_data")
 _ATTRIBUTES = (

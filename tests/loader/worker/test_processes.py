@@ -112,6 +112,11 @@ def batches_of(loader: Any) -> list[Any]:
     return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in loader]
 
 
+def ours(caught: Any) -> int:
+    """How many of the warnings are headrace's: Python 3.12 and later warn of forks beside threads."""
+    return sum(issubclass(warning.category, HeadraceWarning) for warning in caught)
+
+
 def numbers(n: int, size: int) -> list[list[int]]:
     return [list(range(at, min(at + size, n))) for at in range(0, n, size)]
 
@@ -121,7 +126,7 @@ def test_a_hung_newborn_is_started_again(plant: Plant, make_loader: Make) -> Non
     plant.left = 1
     with pytest.warns(HeadraceWarning, match=r"worker 0 \(pid \d+\) hung as soon as it was forked.*holder.*by forkserver") as caught:
         assert batches_of(loader) == numbers(12, 2)
-    assert len(caught) == 1
+    assert ours(caught) == 1
     assert batches_of(loader) == numbers(12, 2), "persistent workers go on"
 
 
@@ -130,7 +135,7 @@ def test_what_can_not_be_pickled_is_forked_again(plant: Plant, make_loader: Make
     plant.left = 2
     with pytest.warns(HeadraceWarning, match="by fork, since the dataset, or what goes with it, can't be pickled") as caught:
         assert batches_of(loader) == numbers(12, 2)
-    assert len(caught) == 2
+    assert ours(caught) == 2
 
 
 def test_who_hangs_each_time_is_an_error(plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,8 @@ class WorkerIterator(torch_private.TorchIterator):
         self._workers_done_event.mark(worker, False)
         self._worker_init_fn.flags = self._workers_done_event
         arguments = (
-            *(self._dataset_kind, self._dataset, requests, results, self._workers_done_event, self._auto_collation, self._collate_fn),
+            *(self._dataset_kind, torch_private.worker_dataset(self._dataset), requests, results, self._workers_done_event),
+            *(self._auto_collation, self._collate_fn),
             *(self._drop_last, self._base_seed, self._worker_init_fn, worker, self._num_workers, self._persistent_workers),
             self._shared_seed,
         )
