@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
