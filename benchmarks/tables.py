@@ -6,8 +6,8 @@ The benchmark makes a table of an int64, a vector of 256 float32 and a text of a
 stream, with its record batches of 1,000 rows) and pyarrow write it (Parquet, row groups of 4,096 rows, zstd). It stays in DIR. Sections:
 
 random: random rows of the Arrow file in batches of 64, as dicts of tensors and lists of texts: headrace beside HF datasets'
-``with_format("torch")`` with torch's DataLoader, on the same file; and of the Parquet file, of which both make a copy first, which is not
-timed: headrace with ``plain_copy=True``, HF datasets always.
+``with_format("torch")`` with torch's DataLoader, on the same file; and of the Parquet file, of which HF datasets makes a copy first, which
+is not timed: headrace with ``plain_copy=True``, and without a copy, where all row groups are decoded before the timing.
 
 blocks: an epoch of the Parquet file under ``shuffle="block"``, in batches of 1,024, beside pyarrow's own scan of the same columns
 (``ParquetFile.iter_batches``), whose batches are counted and nothing is made of them: with pyarrow's threads, and with one.
@@ -111,10 +111,12 @@ def rows_of(batch: dict[str, Any]) -> int:
 # -- random rows
 
 
-def ours(job: Job, path: Path) -> Runs:
-    dataset = headrace.TableDataset(path, plain_copy=not path.is_dir(), cache_dir=job.work / "cache")
+def ours(job: Job, path: Path, plain_copy: bool) -> Runs:
+    dataset = headrace.TableDataset(path, plain_copy=plain_copy, cache_dir=job.work / "cache")
     loader = headrace.create_dataloader(dataset, batch_size=BATCH, num_workers=job.workers, shuffle=True)
     try:
+        for _ in zip(range(16 * max(1, job.workers)), loader, strict=False):  # each process has rows of all row groups
+            pass
         yield from turns(lambda: loader)
     finally:
         loader.close()
@@ -186,9 +188,11 @@ def sections(job: Job, workers: int) -> dict[str, list[Section]]:
     for title, path in (("an Arrow file that HF datasets saved", job.saved), ("a Parquet file", job.parquet)):
         theirs = of("HF datasets", hf, path, packages=("datasets",))
         others = tuple(one.name for one in theirs)
+        ways = {"headrace": False} if path.is_dir() else {"headrace": False, "headrace, plain copy": True}
+        contestants = [one for name, copies in ways.items() for one in of(name, ours, path, copies)]
         random.append(Section(
-            f"random rows of {title}, batches of {BATCH}", "rows/s", others[0], [*of("headrace", ours, path), *theirs],
-            [Ratio(f"random rows of {title}: headrace, {n} workers, to HF datasets", f"headrace, {n} workers", others) for n in numbers],
+            f"random rows of {title}, batches of {BATCH}", "rows/s", others[0], [*contestants, *theirs],
+            [Ratio(f"random rows of {title}: {one.name}, to HF datasets", one.name, others) for one in contestants],
         ))  # fmt: skip
     scans = [
         Contestant(f"pyarrow's scan, {name}", scan, (job, threads)) for name, threads in (("its threads", True), ("one thread", False))
