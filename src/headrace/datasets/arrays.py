@@ -41,7 +41,7 @@ class ArrayFormat(SampleFormat):
         self.dtype, self.is_plain = dtype, is_plain and values is None
         self._are_bytes, self._are_texts = values is not None, values == "str" and encoding is not None
         self._encoding, self._spec = encoding, spec if self.is_plain else None
-        self.stores_values = self.is_plain and dtype is None
+        self.stores_values: bool = self.is_plain and dtype is None
 
     def decode(self, record: Any) -> Any:
         if isinstance(record, dict):

@@ -29,7 +29,7 @@ class DelegatingDataset(BaseDataset):
         self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
         chosen = inner._chosen  # the samples inside are numbered as there
         columns = inner.label_columns
-        self.label_columns = (
+        self.label_columns: dict[str, Any] = (
             dict(columns) if chosen is None else {name: targets_of_view(column, chosen) for name, column in columns.items()}
         )
         for name in ("classes", "class_to_idx", "column_classes"):

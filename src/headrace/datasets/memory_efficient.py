@@ -73,7 +73,7 @@ class MemoryEfficientDataset(DelegatingDataset):
         check_names(type(self).__name__, of_format, known_keywords(), HINTS)
         check_common({**given, **options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode})
         self._opened_here = _is_path(data_path)
-        self.data_path = data_path if self._opened_here else getattr(data_path, "data_path", None)
+        self.data_path: Any = data_path if self._opened_here else getattr(data_path, "data_path", None)
         inner: BaseDataset
         self._adds_transforms = False
         if self._opened_here:

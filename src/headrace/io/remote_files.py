@@ -56,7 +56,7 @@ class RemoteFiles(Files):
             with contextlib.suppress(OSError):
                 os.makedirs(cache_folder(None).parent, exist_ok=True)
         self._remote = Remote(url, options)
-        self.patience = self._remote.deadline
+        self.patience: float = self._remote.deadline
         self.place: str = self._remote.place
         """What tells two servers apart whose URLs look alike."""
         self.cache: DiskCache | None = None

@@ -43,7 +43,7 @@ class RowStore(SampleStore):
         super().__init__(length, capacity, memory=memory)
 
     def _open(self) -> None:
-        self.capacity = self.capacity // self._layout.entry * self._layout.entry
+        self.capacity: int = self.capacity // self._layout.entry * self._layout.entry
         super()._open()
         self._header[LAYOUT], self._layouts[1] = 1, self._layout
 

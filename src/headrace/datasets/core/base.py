@@ -120,7 +120,7 @@ class BaseDataset(Splittable, Dataset[Any]):
         )
         self.loading_mode = LoadingMode.of(loading_mode)
         self.seed, self.return_index = int(seed), return_index
-        self.targets = as_targets(targets, len(source))
+        self.targets: Any = as_targets(targets, len(source))
         self.sample_source: Source = source
         self._format = sample_format or SampleFormat()
         self._cache_size, self._cache_policy, self._hold = cache_size, cache_policy, hold

@@ -46,7 +46,7 @@ class RandomResizedCrop:
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ) -> None:
-        self.size = image_sides(size, "size")
+        self.size: tuple[int, int] = image_sides(size, "size")
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ConfigError(f"scale must be two fractions of the image's area, the smaller one first, not {scale!r}")
         if not 0 < ratio[0] <= ratio[1] < math.inf:
@@ -88,7 +88,7 @@ class RandomHorizontalFlip:
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
             raise ConfigError(f"p must be a probability between 0 and 1, not {p!r}")
-        self.p = float(p)
+        self.p: float = float(p)
 
     def draw(self) -> bool:
         """True if the next image is to be mirrored."""

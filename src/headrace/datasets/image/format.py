@@ -88,7 +88,7 @@ class ImageFormat(SampleFormat):
         self.is_encoded: bool = is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
         """True if values are encoded images."""
         self.draws, self.decodes_late = any(self.random_steps()), self.is_encoded
-        self.copies = self.augment is None and self.channels_first and not self.normalize and not self.transformed
+        self.copies: bool = self.augment is None and self.channels_first and not self.normalize and not self.transformed
 
     def with_transform(self, transform: Any) -> tuple[ImageFormat, Callable[[Any], Any] | None]:
         """What is held stays as it is, so it may be held in another layout than the one that the transform gets."""

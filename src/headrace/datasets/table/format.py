@@ -80,9 +80,9 @@ class TableFormat(SampleFormat):
         self._left_out = {name for name in ALONG if isinstance(texts, ColumnChats) and name not in named}
         self._of_chats = {texts.column, *ALONG} if isinstance(texts, ColumnChats) else set[str]()
         self._spec = next(iter(self.specs.values())) if is_one and image is None and texts is None else None
-        self.stores_values = image is None and texts is None and dtype is None
-        self.decodes_batches = texts is not None
-        self.names_warnings = image is not None
+        self.stores_values: bool = image is None and texts is None and dtype is None
+        self.decodes_batches: bool = texts is not None
+        self.names_warnings: bool = image is not None
 
     def decode(self, record: Any) -> Any:
         if self.dtype is not None:

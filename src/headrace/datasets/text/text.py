@@ -174,7 +174,7 @@ class TextDataset(BaseDataset):
             targets = targets[sample_format.source.document_of(np.arange(len(sample_format.source)))]
         source = sample_format.source
         super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)
-        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
 
     def held_as(self) -> str:
         if self._arguments.get("tokenizer") is None:

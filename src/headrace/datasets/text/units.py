@@ -280,7 +280,7 @@ class TokenWindows(TextUnit):
 
     def __init__(self, source: TokensSource, name: str, documents: Callable[[int], str] | None, is_marked: bool = False) -> None:
         self.source, self.name, self._documents, self.is_marked = source, name, documents, is_marked
-        self.stores_values = not is_marked
+        self.stores_values: bool = not is_marked
 
     def decode(self, record: Any) -> Any:
         if self.is_marked and not (record >= 0).any():

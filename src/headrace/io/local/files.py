@@ -34,7 +34,7 @@ class LocalFiles(Files):
     """See `headrace.io.files.Files`."""
 
     is_remote = False
-    patience = 60.0
+    patience: float = 60.0
 
     def __init__(self) -> None:
         self.descriptors: WorkerFiles[int] = WorkerFiles()

@@ -76,7 +76,7 @@ class WorkerPool:
                 worker_init_fn=self._init,
                 timeout=config.timeout,
             )
-        self.is_lasting = not workers or bool(config.persistent_workers)
+        self.is_lasting: bool = not workers or bool(config.persistent_workers)
         self._user: weakref.ref[Any] | None = None
 
     @property

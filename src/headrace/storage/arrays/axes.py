@@ -62,7 +62,7 @@ class AxisReader(ArrayReader):
         stored = chunks.grid.shape
         rest = (*stored[:axis], *stored[axis + 1 :])
         self.shape = (stored[axis], *(rest[::-1] if is_reversed else rest))
-        self.how = f"{chunks.how}, along axis {axis}" if axis else chunks.how
+        self.how: str = f"{chunks.how}, along axis {axis}" if axis else chunks.how
 
     @property
     def height(self) -> int:

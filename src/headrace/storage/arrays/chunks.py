@@ -200,10 +200,10 @@ class DirectChunks(Chunks):
         self.order: str = order
         self.where: ChunkNames = where
         self._check, self._required = check, required
-        self.decodes = bool(pipeline)
-        self.is_raw = not pipeline and order == "C" and not index.whole_files
-        self.needs_io = index.needs_io
-        self.is_remote = files.is_remote
+        self.decodes: bool = bool(pipeline)
+        self.is_raw: bool = not pipeline and order == "C" and not index.whole_files
+        self.needs_io: bool = index.needs_io
+        self.is_remote: bool = files.is_remote
 
     def check_cached(self, number: int) -> None:
         self.index.check(number)

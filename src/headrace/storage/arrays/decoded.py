@@ -30,7 +30,7 @@ class DecodedReader(ArrayReader):
         self.__dict__.update(vars(reader))
         self._reader, self._decode_row, self.dtype = reader, decode, dtype
         self._raw = self._raw_rows = None
-        self.how = f"{reader.how}, decoded to {dtype}"
+        self.how: str = f"{reader.how}, decoded to {dtype}"
 
     @property
     def height(self) -> int:

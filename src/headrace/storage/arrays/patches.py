@@ -58,7 +58,7 @@ class PatchGrid:
             inside = all(0 <= a < b <= s for a, b, s in zip(box.start, box.stop, self.shape, strict=True))
             if len(box.start) != len(self.shape) or not inside:
                 raise ConfigError(f"the box from {list(box.start)} to {list(box.stop)} does not lie inside of a volume of {list(shape)}")
-        self.counts = [tuple(map(self._count, box.start, box.stop, self.patch, self.stride)) for box in self.boxes]
+        self.counts: list[tuple[int, ...]] = [tuple(map(self._count, box.start, box.stop, self.patch, self.stride)) for box in self.boxes]
         self._ends = np.cumsum([math.prod(counts) for counts in self.counts], dtype=np.int64)
 
     def _count(self, start: int, stop: int, patch: int, stride: int) -> int:

@@ -47,7 +47,7 @@ class JoinedTokens(Tokens):
         self.dtype = np.result_type(*(tokens.dtype for tokens in each))
         self._starts: IntArray = np.cumsum([0, *(tokens.count for tokens in each)])
         self._documents: IntArray = np.cumsum([0, *(tokens.info.count for tokens in each)])
-        self.count = int(self._starts[-1])
+        self.count: int = int(self._starts[-1])
         edges = [tokens.short[0][:-1] + start for tokens, start in zip(each, self._starts, strict=False)]
         self._edges = SharedArray(np.concatenate([*edges, self._starts[-1:]]))
         self.targets: npt.NDArray[Any] | None = None

@@ -55,13 +55,13 @@ class PackedTokens(ArrayTokens):
         self._hdf5 = hdf5 = hdf5 or HDF5Files()
         self.files = hdf5.files
         self.path = os.fspath(path) if self.files.is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
-        self.shown = redact(self.path)
+        self.shown: str = redact(self.path)
         info = packed_info(self.path, hdf5)
         if info is None or info.kind != KIND:
             raise FormatError(f"{self.shown} holds no texts that headrace packed: open it with HDF5Dataset(path, dataset_name)")
         self.info = info
         made_with = str(info.text.get("tokenizer") or f"a {info.text.get('class')} that can't be known again")
-        self.made_with = made_with if len(made_with) <= _SHOWN else f"{made_with[:_SHOWN]}..."
+        self.made_with: str = made_with if len(made_with) <= _SHOWN else f"{made_with[:_SHOWN]}..."
         self._views: tuple[npt.NDArray[Any], IntArray] | None = None
         self._crc: npt.NDArray[Any] | None = None
         with hdf5.reading(self.path) as file:

@@ -153,7 +153,7 @@ class StringRows(LibraryRows):
     def __init__(self, array: LibraryArray) -> None:
         self._array, self.dtype = array, np.dtype(object)
         with array.reading() as opened:
-            self.shape = tuple(opened.shape)
+            self.shape: tuple[int, ...] = tuple(opened.shape)
         self.how = "zarr-python: strings of any length"
 
     def read(self, rows: Sequence[int]) -> list[Any]:

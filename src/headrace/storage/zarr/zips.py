@@ -79,12 +79,12 @@ class ZarrZip(Store):
         self._checksums = np.array([info.CRC for info in infos], np.uint32)
         self._begins = begins if files.is_remote else np.full(len(infos), -1)  # local heads are looked at
         self._checked: dict[int, int] = {}  # checksums by where contents begin: of a local file of those that were compared
-        self.is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+        self.is_stored: bool = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
         try:
             self._root = root_among(self._numbers)
         except FormatError as error:
             raise FormatError(f"{redact(path)}: {error}") from None
-        self.library_root = "" if files.is_remote else self._root
+        self.library_root: str = "" if files.is_remote else self._root
 
     def path_of(self, key: str) -> str:
         return self.path
