@@ -72,6 +72,7 @@ SCRIPTS: dict[str, Script] = {
     "pack": Script("Packing", "PHOTOS", "PHOTOS --rounds 2"),
     "order": Script("The order of an epoch", "", "--sizes 2e5 --seconds 20 --rounds 2"),
     "shuffling": Script("How well a block shuffle mixes", "", "--seeds 1"),
+    "elastic": Script("Epochs that go on elsewhere", "", "--only headrace --timeout 60"),
     "memory": Script("Memory", "PHOTOS", "PHOTOS --budgets 500MB --modes cached --images 200 --ranks 1"),
     "cache_policy": Script("What a cache should hold", "", "--samples 500 --held 0.5 --epochs 2 --workers 2"),
     "monitoring": Script("The cost of counting", "", "--batches 200"),
