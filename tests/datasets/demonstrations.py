@@ -1,4 +1,4 @@
-"""Writes HDF5 files of demonstrations, as robomimic and LIBERO lay them out."""
+"""Writes demonstrations: HDF5 files as robomimic and LIBERO lay them out, and replay buffers of Diffusion Policy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import zarr
 
 LENGTHS = (7, 12, 5, 1, 9, 20, 3, 8, 6, 11, 4, 10)
 
@@ -40,3 +41,37 @@ def arrays_of(path: Path, episode: str) -> dict[str, Any]:
     with h5py.File(path) as file:
         file[episode].visititems(lambda key, item: found.update({key: item[...]}) if isinstance(item, h5py.Dataset) else None)
     return found
+
+
+def buffer_arrays(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> dict[str, Any]:
+    """The arrays of all steps of a replay buffer."""
+    draws, steps = np.random.default_rng(seed), sum(lengths)
+    return {
+        "action": draws.normal(size=(steps, 2)).astype("f4"),
+        "img": draws.integers(0, 256, (steps, 6, 5, 3), np.uint8),
+        "obs/state": draws.normal(size=(steps, 3)),
+    }
+
+
+def write_buffer(path: Path, lengths: Sequence[int] = LENGTHS, seed: int = 0, kind: str = "gzip") -> Path:
+    """A replay buffer, as Diffusion Policy lays them out: an HDF5 file, or of a path that ends in .zarr a store.
+
+    Args:
+        kind: how images are stored in HDF5 ("gzip", "raw": chunks as they are, "contiguous"), or the version of the store ("2", "3").
+    """
+    ends, arrays = np.cumsum(lengths), buffer_arrays(lengths, seed)
+    whole = {"meta/episode_ends": ends, "meta/success": np.arange(len(ends)) % 2 == 0}
+    whole |= {f"data/{key}": values for key, values in arrays.items()}
+    if path.suffix == ".zarr":
+        root = zarr.open_group(path, mode="w", zarr_format=3 if kind == "3" else 2)
+        for name, values in whole.items():
+            root.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(8, *values.shape[1:]))[...] = values
+        if kind != "3":
+            zarr.consolidate_metadata(root.store)
+        return path
+    how: dict[str, Any] = {} if kind == "contiguous" else {"chunks": (8, 6, 5, 3), "compression": "gzip" if kind == "gzip" else None}
+    with h5py.File(path, "w") as file:
+        for name, values in whole.items():
+            file.create_dataset(name, data=values, **(how if name == "data/img" else {}))
+        file["meta/task"] = [f"task {number}" for number in range(len(ends))]
+    return path

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import zarr
 
 from headrace import (
     ConfigError,
@@ -330,6 +331,10 @@ def test_the_code_on_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         file["mask/train"] = np.array([f"demo_{number}".encode() for number in range(10)])
     with h5py.File(tmp_path / "session.nwb.h5", "w") as file:
         file["acquisition/probe/data"], file["acquisition/probe/timestamps"] = np.zeros((900, 4)), np.arange(900) / 30
+    root = zarr.open_group(tmp_path / "pusht.zarr", mode="w", zarr_format=2)
+    for name, values in (("data/img", np.zeros((30, 96, 96, 3), "u1")), ("data/action", np.zeros((30, 2), "f4"))):
+        root.create_array(name, data=values)
+    root.create_array("meta/episode_ends", data=np.array([18, 30]))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "episodes"}
     try:

@@ -23,10 +23,11 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import kind_of
-from headrace.storage.hdf5.episodes import EPISODES, kind_of_file
+from headrace.storage.hdf5.episodes import EPISODES
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import IMAGES, TEXTS
+from headrace.storage.replay import kind_of_hdf5, kind_of_store
 from headrace.storage.sparse.opening import find_matrix
 from headrace.storage.table.files import TABLES
 from headrace.storage.tar.source import TARS
@@ -56,8 +57,9 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
     tables: .parquet, .pq, .arrow, .feather, .npy, .npz; those of images and texts), of a local file by its content too. Folders are
     searched, of a URL the first ones in it; what nothing is known of counts as images. Shards are a `StreamingDataset`.
 
-    HDF5 files in which "data" is a group of numbered groups with several arrays each (robomimic, LIBERO) are episodes, and so are others
-    where an option says so that episodes alone have, such as `window`.
+    HDF5 files in which "data" is a group of numbered groups with several arrays each (robomimic, LIBERO) are episodes, and so are HDF5
+    files and Zarr stores with "meta/episode_ends" beside a group "data" (Diffusion Policy), and others where an option says so that
+    episodes alone have, such as `window`.
 
     An HDF5 file or a Zarr store with a sparse matrix as AnnData writes it ("X", or nothing else) is a `SparseDataset`, unless a
     `dataset_name` is given.
@@ -98,11 +100,15 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
     """The class that opens a path; of a sparse matrix that lies elsewhere than usual `options` get the group."""
     remote = RemoteOptions.taken_from(dict(options))
     kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True)
-    if kind is HDF5 and _OF_EPISODES & options.keys():
+    if (kind is HDF5 or kind is ZARR) and _OF_EPISODES & options.keys():
         return EpisodeDataset
     if kind is HDF5 or kind is ZARR:
         is_named = options.get("dataset_name") is not None
-        told = packed_kind(data_path, remote, None if is_named else kind_of_file) if kind is HDF5 else packed_zarr_kind(data_path, remote)
+        told = (
+            packed_kind(data_path, remote, None if is_named else kind_of_hdf5)
+            if kind is HDF5
+            else packed_zarr_kind(data_path, remote, None if is_named else kind_of_store)
+        )
         if not told and not options.keys() & _OF_ARRAYS and (group := find_matrix(data_path, remote, kind)) is not None:
             options.setdefault("group", group)
             return SparseDataset

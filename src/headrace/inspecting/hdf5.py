@@ -13,7 +13,8 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
-from headrace.inspecting.nodes.hdf5 import Episodes, PandasTable, episodes_in, is_index, node_of, table_in, walked, writer_of
+from headrace.inspecting.episodes import Episodes, replay_in, tell_episodes
+from headrace.inspecting.nodes.hdf5 import PandasTable, episodes_in, is_index, node_of, table_in, walked, writer_of
 from headrace.inspecting.report import NO_SAMPLES, OBJECTS_ARE, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sizes import stored_in
 from headrace.inspecting.sparse import FoundMatrix, find_matrix, tell
@@ -152,7 +153,7 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         return
     report.format = str(report.details.pop("written by", "")) + "HDF5"
     if found.episodes is not None:
-        _tell_episodes(report, found.episodes, many)
+        tell_episodes(report, found.episodes, many)
         return
     node = found.primary
     if node is None:
@@ -169,16 +170,6 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
     report.opens_as = f"headrace.HDF5Dataset({report.path!r}{named})"
 
 
-def _tell_episodes(report: Report, episodes: Episodes, many: bool) -> None:
-    """Groups that are episodes, and how they are opened."""
-    least, most = episodes.shortest, episodes.longest
-    steps = f"{least:,} to {most:,} steps" if least < most else f"{least:,} steps"
-    about = "the first " if episodes.is_cut else ""
-    report.samples = None if many else episodes.number
-    report.samples_are = f"episodes {episodes.pattern!r} of {steps} ({about}{episodes.steps:,} in all): {', '.join(episodes.keys)}"
-    report.opens_as = f"headrace.EpisodeDataset({report.path!r}, window=16)"
-
-
 def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
     hdf5, is_remote = opened.hdf5, opened.hdf5.files.is_remote
     info = packed_info(path, hdf5)
@@ -186,7 +177,8 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
     with hdf5.reading(path) as file:
         nodes = [node_of(item, where, is_remote) for where, item in walked(file, notes)]
         arrays = [node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None]
-        episodes = episodes_in(file) if name is None and info is None else None
+        of_interest = name is None and info is None
+        episodes = (replay_in(HDF5Groups(file, path, opened), notes) or episodes_in(file)) if of_interest else None
         matrix = find_matrix(HDF5Groups(file, path, opened), name) if info is None and episodes is None else None
         table = table_in(file, path, name, notes) if info is None and episodes is None and matrix is None else None
         if table is not None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
+from headrace.inspecting.episodes import replay_in, tell_episodes
 from headrace.inspecting.nodes.zarr import node_of, zarr_nodes
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, OBJECTS_ARE, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sparse import find_matrix, tell
@@ -58,7 +59,7 @@ def inspect_zarr(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     try:
         store = opened.store(paths[0], [name])
         shown = redact(data_path if isinstance(data_path, (str, os.PathLike)) else paths[0])
-        report = _report(store, opened, name, shown)
+        report = _report(store, opened, name, shown, len(paths) > 1)
         if len(paths) > 1:
             _join(report, opened, paths)
     finally:
@@ -87,7 +88,7 @@ def _join(report: Report, opened: OpenZarr, paths: list[str]) -> None:
     report.samples, report.fingerprint = rows, fingerprint_of_files([None] * len(prints), rows, prints)
 
 
-def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Report:
+def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: bool) -> Report:
     notes: list[str] = []
     metadata = dict(itertools.islice(zarr_nodes(store, name), MOST_NODES + 1))
     if len(metadata) > MOST_NODES:
@@ -97,11 +98,16 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
     images = _images(store, metadata, notes)
     info = _packed(store)
     arrays = [node for node in nodes if node.kind == "array" and node.shape]
-    matrix = find_matrix(ZarrGroups(store, opened), name) if info is None and not images else None
+    groups = ZarrGroups(store, opened)
+    episodes = replay_in(groups, notes) if name is None and info is None and not images else None
+    matrix = find_matrix(groups, name) if info is None and not images and episodes is None else None
     wanted = name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
-    primary = _primary(store, arrays, images, wanted, info, notes)
+    if episodes is not None:  # a step costs as much in all of them
+        arrays = [node for node in arrays if node.path.startswith(f"{episodes.first}/")]
+    primary = _primary(store, arrays, images, wanted, info, notes) if episodes is None else None
     with_primary = arrays if primary is None or any(node is primary for node in arrays) else [*arrays, primary]
-    patches = {node.path: patch for node in with_primary if (patch := _patch(store, node, images)) is not None}
+    by_patch = with_primary if episodes is None else []
+    patches = {node.path: patch for node in by_patch if (patch := _patch(store, node, images)) is not None}
     version = (metadata.get("") or next(iter(metadata.values()), {})).get("zarr_format", 2)
     report = Report(shown, f"Zarr {version}", nodes=nodes, notes=notes)
     report.stored = sum(node.stored or 0 for node in nodes) if all(node.stored is not None for node in arrays) else None
@@ -116,7 +122,9 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
     if info is not None:
         report.access = [costs.of_flat(cost, info) if info.is_flat and cost.name == DATA else cost for cost in report.access]
         _tell_classes(report, store, opened, info, metadata)
-    if matrix is None:
+    if episodes is not None:
+        tell_episodes(report, episodes, many)
+    elif matrix is None:
         _tell_samples(report, store, primary, patches, images, info, arrays)
     else:
         report.format = f"{'AnnData ' if store.attributes('').get('encoding-type') == 'anndata' else ''}{report.format}"

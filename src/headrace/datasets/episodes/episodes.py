@@ -1,4 +1,4 @@
-"""Episodes of HDF5 files, or windows over their steps, as samples."""
+"""Episodes of HDF5 files and replay buffers, or windows over their steps, as samples."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.resolver import kind_of
 from headrace.modes import LoadingMode, ModeName
 from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
@@ -36,8 +37,10 @@ from headrace.modes.steps import CachedSteps, load_bands
 from headrace.storage.arrays.values import as_value, long_doubles_in
 from headrace.storage.episodes.source import MASK, EpisodeSource
 from headrace.storage.episodes.windows import window_options
-from headrace.storage.hdf5.episodes import EpisodeOptions, open_episodes
-from headrace.storage.hdf5.rows import open_files
+from headrace.storage.hdf5.episodes import EpisodeOptions
+from headrace.storage.hdf5.files import HDF5
+from headrace.storage.replay import open_source
+from headrace.storage.zarr.stores import ZARR
 
 LENGTHS = "lengths"
 """Of a batch of whole episodes: how many steps each has."""
@@ -126,20 +129,27 @@ class EpisodeCollator:
 
 
 class EpisodeDataset(BaseDataset):
-    """Samples are episodes, or windows over their steps: each episode is a group of an HDF5 file, whose arrays have one row a step.
+    """Samples are episodes, or windows over their steps: each episode is a group of an HDF5 file, whose arrays have one row a step; or a
+    run of rows of a replay buffer.
 
     Robotics keeps demonstrations so (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``; ALOHA: a file each),
-    neurophysiology its time series (NWB). A sample is a dict by key: tensors [steps, ...], lists of str or of tensors where elements are
-    of any size. With `window` they have as many steps as it says, and "mask", bool [window], is True where a step lies inside of the
-    episode. Whole episodes of a batch are padded to the longest, with "mask", bool [batch, steps], and "lengths".
+    neurophysiology its time series (NWB). Replay buffers as Diffusion Policy writes them, in HDF5 or Zarr, have the steps of all episodes
+    in arrays ``data/<key>``, and the row behind the last step of each in ``meta/episode_ends``.
+
+    A sample is a dict by key: tensors [steps, ...], lists of str or of tensors where elements are of any size. With `window` they have as
+    many steps as it says, and "mask", bool [window], is True where a step lies inside of the episode. Whole episodes of a batch are padded
+    to the longest, with "mask", bool [batch, steps], and "lengths".
 
     Args:
-        data_path: as `HDF5Dataset` takes it.
-        keys: paths of arrays in the group, or patterns such as "obs/*"; None: all that have an axis. All have the same number of rows.
-        groups: pattern of the groups' paths, such as "data/demo_*"; "": each file is an episode. None: "data/*", if there is such a
-            group of groups; or the groups of the file, if they are numbered; or the file itself. Episodes follow one another by file, and
-            inside of a file by name, in which numbers count: demo_2 comes before demo_10.
-        episodes: which ones: their names, or the path of an array of names in each file (robomimic: "mask/train"); None: all.
+        data_path: as `HDF5Dataset` takes it, or, for replay buffers, `ZarrDataset`.
+        keys: paths of arrays in the group (of a replay buffer: "data"), or patterns such as "obs/*"; None: all that have an axis. All have
+            the same number of rows.
+        groups: pattern of the groups' paths, such as "data/demo_*"; "": each file is an episode. None: the file is a replay buffer, if it
+            has "meta/episode_ends"; else "data/*", if there is such a group of groups; or the groups of the file, if they are numbered; or
+            the file itself. Episodes follow one another by file, and inside of a file by name, in which numbers count: demo_2 comes before
+            demo_10.
+        episodes: which ones: their names, or the path of an array of names in each file (robomimic: "mask/train"); None: all. Those of a
+            replay buffer are called "episode_0", "episode_1" and so on in each file; an array has their numbers, or a bool for each.
         window: steps of a sample; or by key or pattern, since few frames may go with many actions: all begin at the same step. None:
             samples are whole episodes.
         stride: steps from the beginning of a window to that of the next; None: 1.
@@ -148,7 +158,7 @@ class EpisodeDataset(BaseDataset):
             reaches beyond its episode, and one that is shorter than the window has none.
         pad: what windows have there: "edge": the first or last step again; "constant": zeros.
         static: arrays, single values or attributes of the group without an axis of time, which all samples of an episode get; they are held
-            in memory.
+            in memory. Of a replay buffer: paths of arrays with one value an episode, such as "meta/success".
         transform: called with the dict.
         loading_mode: see `LoadingMode`. Of windows that overlap eager and cached hold the steps, each once.
         dtype: numbers are cast to this NumPy dtype, or by key or pattern to several; None: they stay as they are.
@@ -160,7 +170,8 @@ class EpisodeDataset(BaseDataset):
         ConfigError: an argument makes no sense.
         DataNotFoundError, AccessError, RemoteError: see `HDF5Dataset`.
         MissingNameError: there are no such groups, an episode lacks a key, or a name of `episodes` is nowhere.
-        FormatError: arrays of an episode have different lengths; those of a key different shapes or dtypes.
+        FormatError: arrays of an episode have different lengths; those of a key different shapes or dtypes; the ends of a replay buffer's
+            episodes are wrong.
         BudgetError: a chunk, or static values, don't fit the memory budget.
     """
 
@@ -198,9 +209,9 @@ class EpisodeDataset(BaseDataset):
         wanted = episodes if episodes is None or isinstance(episodes, str) else _names("episodes", episodes)
         reach, common = split_options(options)
         how = EpisodeOptions(groups, chosen, _names("static", static), wanted, window, direct, reach.cache_dir)
-        paths, opened = open_files(data_path, reach)
+        is_zarr = kind_of(data_path, (HDF5, ZARR), reach, searches=True) is ZARR
+        source, opened = open_source(data_path, is_zarr, reach, how, windows)
         try:
-            source = open_episodes(paths, opened, how, windows)
             dtypes = _dtypes_of(source, dtype)
             size = None if longest is None else _sample_nbytes(source, longest, dtypes)
         except BaseException:
@@ -216,7 +227,7 @@ class EpisodeDataset(BaseDataset):
 
     @property
     def episode_names(self) -> list[str]:
-        """The paths of the groups of all episodes, in order; several files may have the same."""
+        """The paths of the groups of all episodes, or their names in replay buffers, in order; several files may have the same."""
         return [name.decode() for name in self.sample_source.names]
 
     @property

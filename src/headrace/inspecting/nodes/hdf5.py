@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from headrace.errors import FormatError
+from headrace.inspecting.episodes import Episodes
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, Node
 from headrace.storage.arrays.packed import DATA
 from headrace.storage.hdf5.episodes import arrays_of, groups_matching, unmistakable_groups
@@ -131,28 +132,6 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 # -- episodes
-
-
-class Episodes(NamedTuple):
-    """Groups of arrays that are episodes, where that is unmistakable.
-
-    Attributes:
-        pattern: of their paths.
-        number: how many there are.
-        first: the path of the first.
-        keys: the arrays of the first, with dtype and shape of a step.
-        shortest, longest, steps: of those that were looked at.
-        is_cut: True if there are more.
-    """
-
-    pattern: str
-    number: int
-    first: str
-    keys: list[str]
-    shortest: int
-    longest: int
-    steps: int
-    is_cut: bool
 
 
 def episodes_in(file: h5py.File) -> Episodes | None:

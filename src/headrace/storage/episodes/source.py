@@ -1,8 +1,8 @@
-"""Episodes: groups of arrays whose rows are the steps of one recording, read as a whole or in windows over time.
+"""Episodes: arrays whose rows are the steps of one recording, or runs of rows of longer ones, read as a whole or in windows over time.
 
 NOTE [ from windows to arrays ]
 
-* A key, such as "obs/image", has one array in each episode; its rows, all of one shape and dtype, are the steps.
+* A key, such as "obs/image", has one array in each episode, or one for many; its rows, all of one shape and dtype, are the steps.
 * Where arrays lie in their file as they are, in one piece, nothing is held of each but file and first byte, and the steps that a batch
   needs of all keys and episodes are read by one call.
 * Other arrays have a reader each. What a batch needs of one is read together, so that a chunk is decoded once; several in threads.
@@ -44,7 +44,7 @@ class EpisodeSource(Locatable):
     Args:
         paths: of the files; those at the front are numbered as `files_of` has them, others may hold arrays.
         files_of: the number of the file of each episode.
-        names: of the episodes: the paths of their groups.
+        names: of the episodes: the paths of their groups, if each is one.
         windows: which steps a sample has.
         keys: the arrays.
         static: by name the value of each episode that has no axis of time.
@@ -215,10 +215,11 @@ class EpisodeSource(Locatable):
     def _objects(self, key: EpisodeArrays, episodes: IntArray, starts: IntArray, firsts: IntArray, ends: IntArray) -> list[list[Any]]:
         """Windows of strings, or of arrays of any length, as lists; those at the ends have the first or last one again."""
         found: list[list[Any]] = []
-        for episode, start, first, end in zip(*(column.tolist() for column in (episodes, starts, firsts, ends)), strict=True):
-            reader = key.readers[episode]
+        columns = (key.reader_numbers(episodes), key.first_rows(episodes), starts, firsts, ends)
+        for number, row, start, first, end in zip(*(column.tolist() for column in columns), strict=True):
+            reader = key.readers[number]
             assert isinstance(reader, LibraryRows)
-            values = reader.read(range(first, end))
+            values = reader.read(range(row + first, row + end))
             steps = range(end - first) if key.window is None else range(start - first, start - first + key.window)
             found.append([values[min(max(step, 0), len(values) - 1)] for step in steps])
         return found
@@ -233,11 +234,12 @@ class EpisodeSource(Locatable):
                 firsts, ends = self.windows.inside(episodes, starts, key.window)
                 is_there, *columns = key.located(episodes, firsts, ends)
                 parts.append(ByteRanges(self.paths, *columns))
-                for episode in distinct(episodes[~is_there]).tolist():
-                    reader = key.readers[episode]
+                numbers, rows = key.reader_numbers(episodes), key.first_rows(episodes)
+                for number in distinct(numbers[~is_there]).tolist():
+                    reader = key.readers[number]
                     if isinstance(reader, ArrayReader):
-                        mine = episodes == episode
-                        parts.append(reader.span_ranges(firsts[mine], ends[mine]))
+                        mine = numbers == number
+                        parts.append(reader.span_ranges(firsts[mine] + rows[mine], ends[mine] + rows[mine]))
         except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
             return ByteRanges.of([])
         return ByteRanges.joined(parts) if parts else ByteRanges.of([])
@@ -274,10 +276,12 @@ class EpisodeSource(Locatable):
 
     @property
     def block_nbytes(self) -> int:
-        window, total = self.windows.options.window, 0
-        if window is None:
-            return 0
-        steps = self._block_steps(0)
+        window = self.windows.options.window
+        return 0 if window is None else self._chunk_bytes(window)
+
+    def _chunk_bytes(self, window: int) -> int:
+        """Bytes of the decoded chunks of a block, whose samples have at most so many steps."""
+        steps, total = self._block_steps(0), 0
         for key in self.keys:
             sizes = [
                 chunks.nbytes * chunks.grid.inner * (-(-(steps + window) // chunks.grid.chunks[0]) + 1)

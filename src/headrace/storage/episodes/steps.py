@@ -1,4 +1,4 @@
-"""The arrays of a key, one in each episode, and the spans of their steps that are to be read."""
+"""The arrays of a key, one for each episode or one for many, and the spans of their steps that are to be read."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class EpisodeArrays:
         name: the key.
         row_shape, dtype: of a step; all arrays have the same.
         begins: for each episode the file that the array lies in and its first byte, if it lies there as it is; else (-1, -1).
-        readers: by episode, what reads the others.
+        readers: what reads the others.
+        reader_of: for each episode the number of its reader; -1: it has none.
         window: steps of a window of this key; None: whole episodes.
+        first_rows: for each episode the row of its reader's array that is its first step; None: the first row.
     """
 
     def __init__(
@@ -33,15 +35,19 @@ class EpisodeArrays:
         name: str,
         row_shape: tuple[int, ...],
         dtype: np.dtype[Any],
-        begins: Sequence[tuple[int, int]],
-        readers: dict[int, ArrayReader | LibraryRows],
+        begins: Sequence[tuple[int, int]] | IntArray,
+        readers: Sequence[ArrayReader | LibraryRows],
+        reader_of: Sequence[int] | IntArray,
         window: int | None,
+        first_rows: IntArray | None = None,
     ) -> None:
         self.name, self.row_shape, self.dtype, self.window = name, row_shape, dtype, window
         self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
         columns = np.array(begins, np.int64).reshape(-1, 2)
         self._files, self._begins = SharedArray(columns[:, 0].copy()), SharedArray(columns[:, 1].copy())
-        self.readers: dict[int, ArrayReader | LibraryRows] = readers
+        self.readers: list[ArrayReader | LibraryRows] = list(readers)
+        self._reader_of = SharedArray(np.array(reader_of, np.int64))
+        self._first_rows = None if first_rows is None else SharedArray(first_rows)
         self.holds_objects: bool = dtype.hasobject
 
     def located(self, episodes: IntArray, firsts: IntArray, ends: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray, IntArray, IntArray]:
@@ -60,15 +66,24 @@ class EpisodeArrays:
         """Bytes of the arrays that lie in files as they are, by the steps of each episode."""
         return int(lengths[self._begins.array >= 0].sum()) * self.row_bytes
 
+    def reader_numbers(self, episodes: IntArray) -> IntArray:
+        """For each of some episodes the number of its reader; -1: it has none."""
+        numbers: IntArray = self._reader_of.array[episodes]
+        return numbers
+
+    def first_rows(self, episodes: IntArray) -> IntArray:
+        """For each of some episodes the row of its reader's array that is its first step."""
+        return np.zeros(len(episodes), np.int64) if self._first_rows is None else self._first_rows.array[episodes]
+
     @property
     def array_readers(self) -> list[ArrayReader]:
         """Those of `readers` that read numbers."""
-        return [reader for reader in self.readers.values() if isinstance(reader, ArrayReader)]
+        return [reader for reader in self.readers if isinstance(reader, ArrayReader)]
 
     def how(self, way: str) -> str:
         """By which path it is read; `way`: what lies in files as it is."""
-        ways = dict.fromkeys(reader.how for reader in self.readers.values())
-        return "; or ".join([*([way] if len(self.readers) < len(self._begins.array) else []), *ways])
+        ways = dict.fromkeys(reader.how for reader in self.readers)
+        return "; or ".join([*([way] if (self._begins.array >= 0).any() else []), *ways])
 
 
 class PendingSteps:
@@ -87,13 +102,14 @@ class PendingSteps:
         has_bytes = columns[2] > columns[1]
         self._columns.append(tuple(column[has_bytes] for column in columns))  # type: ignore[arg-type]
         self._buffers += [bytes_of(outs[number]) for number in np.flatnonzero(is_there)[has_bytes].tolist()]
-        for number in np.flatnonzero(~is_there).tolist():
+        numbers = np.flatnonzero(~is_there)
+        readers, rows = key.reader_numbers(episodes[numbers]), firsts[numbers] + key.first_rows(episodes[numbers])
+        for number, at, row in zip(numbers.tolist(), readers.tolist(), rows.tolist(), strict=True):
             if outs[number].size:
-                episode = int(episodes[number])
-                reader = key.readers[episode]
+                reader = key.readers[at]
                 assert isinstance(reader, ArrayReader)
-                group = self.by_reader.setdefault((key.name, episode), (reader, [], []))
-                group[1].append(int(firsts[number]))
+                group = self.by_reader.setdefault((key.name, at), (reader, [], []))
+                group[1].append(row)
                 group[2].append(outs[number])
 
     def ranges(self) -> tuple[ByteRanges, list[memoryview]]:

@@ -127,6 +127,12 @@ class Windows:
         found: IntArray = sizes[sizes > 0].astype(np.int64)
         return found
 
+    def begun(self, episodes: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> IntArray:
+        """How many windows begin in earlier episodes, or in this one before a step; those that begin before its first step do so there."""
+        own = np.clip(-(-(steps + self.options.before) // self.options.stride), 0, self.counts[episodes])
+        found: IntArray = self._first.array[episodes] + np.where(steps > 0, own, 0)
+        return found
+
     def covered(self, indices: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
         """The steps that some windows have, each once: episode, first step and end of each run, in order."""
         episodes, starts = self.places(np.sort(indices))

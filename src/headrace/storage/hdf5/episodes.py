@@ -7,6 +7,7 @@ neurophysiology its time series (NWB: ``acquisition/NAME/data``, ``.../timestamp
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 import os
 import re
@@ -95,13 +96,14 @@ def groups_matching(file: h5py.File, pattern: str) -> list[str]:
         found = [
             f"{parent}/{name}".lstrip("/")
             for parent in found
-            for name in (_children(file[parent or "/"]) if _is_pattern(part) else [part])
+            for name in (_children(file[parent or "/"]) if is_pattern(part) else [part])
             if fnmatch.fnmatchcase(name, part) and file.get(f"{parent}/{name}", getclass=True) is h5py.Group
         ]
     return sorted(found, key=natural)
 
 
-def _is_pattern(name: str) -> bool:
+def is_pattern(name: str) -> bool:
+    """True if it stands for several names."""
     return any(letter in name for letter in "*?[")
 
 
@@ -218,8 +220,8 @@ class _Looking:
         found: list[str] = []
         for one in ["*"] if wanted is None else wanted:
             matches = [key for key in sorted(there, key=natural) if fnmatch.fnmatchcase(key, one) and key not in static]
-            found += matches if _is_pattern(one) else [one.strip("/")]
-            if wanted is not None and _is_pattern(one) and not matches:
+            found += matches if is_pattern(one) else [one.strip("/")]
+            if wanted is not None and is_pattern(one) and not matches:
                 raise MissingNameError(f"{redact(path)}: {name or '/'} has no arrays {one!r}; it has: {listed_names(there, one)}")
         return tuple(dict.fromkeys(found))
 
@@ -298,9 +300,7 @@ def open_episodes(paths: Sequence[str], opened: OpenHDF5, options: EpisodeOption
     keys = look.keys or ()
     if not keys:
         raise FormatError(f"{redact(paths[0])}: {everything[0].name or '/'} has no array with an axis of time: name some as keys=")
-    for name in (*keys, *options.static):
-        if name == MASK and windows.window is not None:
-            raise ConfigError(f"an array is called {MASK!r}, which is the mask of windows: leave it out of keys=")
+    check_mask([*keys, *options.static], windows)
     empty = [episode for episode in everything if not episode.length]
     if empty:
         more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
@@ -311,14 +311,25 @@ def open_episodes(paths: Sequence[str], opened: OpenHDF5, options: EpisodeOption
         places.setdefault(path, len(places))
     of_keys = windows_of(keys, options.windows)
     arrays = [_joined(key, chosen, places, of_keys[key]) for key in keys] if chosen else []
-    if windows.pad == "constant" and (held := [array.name for array in arrays if array.holds_objects]):
-        raise ConfigError(f"pad='constant' has no value for {held[0]!r}, whose elements are of any size: pass pad='edge'")
+    check_pad(arrays, windows)
     lengths = np.array([episode.length for episode in chosen], np.int64)
-    static = {name: _stacked(name, [episode.static[name] for episode in chosen]) for name in options.static}
+    static = {name: stacked(name, [episode.static[name] for episode in chosen]) for name in options.static}
     return EpisodeSource(
         list(places), [places[episode.path] for episode in chosen], [episode.name for episode in chosen], Windows(lengths, windows), arrays,
         static, opened, [episode.where for episode in empty],
     )  # fmt: skip
+
+
+def check_mask(names: Sequence[str], windows: WindowOptions) -> None:
+    """Raises a ConfigError where an array has the name of the mask of windows."""
+    if MASK in names and windows.window is not None:
+        raise ConfigError(f"an array is called {MASK!r}, which is the mask of windows: leave it out of keys=")
+
+
+def check_pad(arrays: Sequence[EpisodeArrays], windows: WindowOptions) -> None:
+    """Raises a ConfigError where zeros are wanted of what has none."""
+    if windows.pad == "constant" and (held := [array.name for array in arrays if array.holds_objects]):
+        raise ConfigError(f"pad='constant' has no value for {held[0]!r}, whose elements are of any size: pass pad='edge'")
 
 
 def windows_of(keys: Sequence[str], windows: int | Mapping[str, int] | None) -> dict[str, int | None]:
@@ -351,11 +362,13 @@ def _joined(key: str, episodes: Sequence[_Episode], places: Mapping[str, int], w
                 f"{list(first.shape[1:])}: name the episodes that are alike as episodes=, or leave the key out of keys="
             )
     begins = [(places[array.path], array.begin) for array in (episode.arrays[key] for episode in episodes)]
-    readers = {n: reader for n, episode in enumerate(episodes) if (reader := episode.arrays[key].reader) is not None}
-    return EpisodeArrays(key, first.shape[1:], first.dtype, begins, readers, window)
+    readers = [reader for episode in episodes if (reader := episode.arrays[key].reader) is not None]
+    numbers = itertools.count()
+    reader_of = [-1 if episode.arrays[key].reader is None else next(numbers) for episode in episodes]
+    return EpisodeArrays(key, first.shape[1:], first.dtype, begins, readers, reader_of, window)
 
 
-def _stacked(name: str, values: Sequence[Any]) -> Sequence[Any] | SharedArray:
+def stacked(name: str, values: Sequence[Any]) -> Sequence[Any] | SharedArray:
     """Static values: numbers of one shape in one array, which workers share."""
     arrays = [np.asarray(value) for value in values]
     if (nbytes := sum(array.nbytes for array in arrays)) > _STATIC_BYTES:

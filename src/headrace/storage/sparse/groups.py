@@ -1,4 +1,4 @@
-"""Files of groups and arrays as AnnData lays them out, while a dataset is opened: HDF5 or Zarr alike."""
+"""Files of groups and arrays, as AnnData and replay buffers lay them out, while a dataset is opened: HDF5 or Zarr alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError, MissingNameError
 from headrace.io.nearest_names import listed_names
-from headrace.storage.arrays.reader import OpenArrays
+from headrace.storage.arrays.reader import ArrayReader, OpenArrays
+from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.arrays.spans import SpanReader
 
 
@@ -55,6 +56,18 @@ class GroupFile(ABC):
 
         Raises:
             FormatError: it holds something else, or is damaged.
+        """
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array; () of a single value."""
+
+    @abstractmethod
+    def rows(self, name: str) -> ArrayReader | LibraryRows:
+        """What reads the rows of an array.
+
+        Raises:
+            FormatError: it has none, or is damaged.
         """
 
     @abstractmethod

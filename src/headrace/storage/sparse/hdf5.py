@@ -1,4 +1,4 @@
-"""HDF5 files of groups and arrays as AnnData lays them out."""
+"""HDF5 files of groups and arrays, as AnnData and replay buffers lay them out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError
 from headrace.io.paths import redact
+from headrace.storage.arrays.chunks import Chunks
+from headrace.storage.arrays.reader import ArrayReader
+from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.arrays.spans import SpanReader
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
 from headrace.storage.hdf5.links import Versions
@@ -75,12 +78,23 @@ class HDF5Groups(GroupFile):
         dataset = self._dataset(name)
         return f"{dataset.dtype} {list(dataset.shape or ())}"
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._dataset(name).shape or ())
+
+    def _chunks(self, dataset: h5py.Dataset, name: str) -> Chunks | ObjectRows:
+        opened = self.opened
+        return rows_of(dataset, self._place, name, opened.hdf5, opened.library, direct=self._direct, cache_dir=self._cache_dir)
+
     def spans(self, name: str) -> tuple[SpanReader, int | None]:
-        dataset, opened = self._dataset(name), self.opened
-        rows = rows_of(dataset, self._place, name, opened.hdf5, opened.library, direct=self._direct, cache_dir=self._cache_dir)
+        dataset = self._dataset(name)
+        rows = self._chunks(dataset, name)
         if isinstance(rows, ObjectRows):
             raise FormatError(f"{self.path}: {name!r} holds {rows.dtype}, and no numbers")
-        return SpanReader(rows, opened.chunks, f"{self._place}\0{name}"), None if dataset.chunks is None else int(dataset.chunks[0])
+        return SpanReader(rows, self.opened.chunks, f"{self._place}\0{name}"), None if dataset.chunks is None else int(dataset.chunks[0])
+
+    def rows(self, name: str) -> ArrayReader | LibraryRows:
+        rows = self._chunks(self._dataset(name), name)
+        return rows if isinstance(rows, ObjectRows) else ArrayReader(rows, self.opened.chunks, f"{self._place}\0{name}")
 
     def column(self, name: str) -> npt.NDArray[Any]:
         dataset = self._dataset(name)

@@ -1,4 +1,4 @@
-"""Zarr stores of groups and arrays as AnnData lays them out."""
+"""Zarr stores of groups and arrays, as AnnData and replay buffers lay them out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from headrace.errors import FormatError, MissingNameError
 from headrace.io.paths import redact
 from headrace.storage.arrays.reader import ArrayReader
+from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.arrays.spans import SpanReader
 from headrace.storage.source import one_after_the_other
 from headrace.storage.sparse.groups import GroupFile, as_text
@@ -56,6 +57,12 @@ class ZarrGroups(GroupFile):
     def described(self, name: str) -> str:
         field = self._field(name)
         return f"{field.dtype} {list(field.shape)}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._store.array(name)[1]["shape"])
+
+    def rows(self, name: str) -> ArrayReader | LibraryRows:
+        return self._field(name)
 
     def _field(self, name: str, is_column: bool = False) -> ArrayReader | StringRows:
         return self.opened.rows(self._store, *self._store.array(name), is_column=is_column)

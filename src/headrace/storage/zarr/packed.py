@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,17 +64,20 @@ def packed_groups(data_path: DataPath | FileSet, options: RemoteOptions) -> tupl
     return files.urls(), OpenZarr(files.server, missing="error")
 
 
-def packed_zarr_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
-    """What `headrace.pack` made the first of some Zarr stores of ("image", "array"); "": it did not make it, or there is none."""
+def packed_zarr_kind(
+    data_path: DataPath | FileSet, options: RemoteOptions, otherwise: Callable[[Store, OpenZarr], str] | None = None
+) -> str:
+    """What `headrace.pack` made the first of some Zarr stores of ("image", "array"); if it did not make it, what `otherwise` says of the
+    store, or ""; "": there is none."""
     paths, opened = packed_groups(data_path, options)
     try:
-        info = packed_group(opened.store(paths[0]))
+        info = packed_group(store := opened.store(paths[0]))
+        return info.kind if info is not None else "" if otherwise is None else otherwise(store, opened)
     except DataNotFoundError:  # a dataset says what is missing
         return ""
     finally:
         if not isinstance(data_path, FileSet):
             opened.close()
-    return "" if info is None else info.kind
 
 
 class PackedGroup(PackedSource):
