@@ -28,7 +28,7 @@ from headrace import (
 )
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
-from tests.datasets.demonstrations import LENGTHS, arrays_of, write_demos
+from tests.datasets.demonstrations import LENGTHS, arrays_of, write_buffer, write_demos
 from tests.datasets.remote_contract import RemoteDatasetContract
 
 pytestmark = pytest.mark.quick_every(3)
@@ -219,6 +219,91 @@ def test_time_series_of_neurophysiology(tmp_path: Path) -> None:
         assert dataset.episode_names == ["acquisition/probe", "acquisition/wheel"] and len(dataset) == 7 + 2
 
 
+# -- NWB
+
+
+def write_session(path: Path, dtype: str = "i2", channels: bool = True, **how: Any) -> Path:
+    """Two series of electrodes, as NWB lays them out."""
+    draws = np.random.default_rng(3)
+    with h5py.File(path, "w") as file:
+        for number, length in enumerate((50, 30)):
+            series = file.create_group(f"acquisition/probe_{number}")
+            series.create_dataset("data", data=draws.integers(-120, 120, (length, 3)).astype(dtype), **how)
+            series["data"].attrs.update(conversion=2.5e-6 * (number + 1), offset=0.125, resolution=-1.0, unit="volts")
+            series["timestamps"] = np.arange(length) / 30
+            if channels:
+                series["channel_conversion"] = np.array([1.0, 0.5, 3.0], "f4")
+                series["channel_conversion"].attrs["axis"] = 1
+    return path
+
+
+def in_volts(path: Path, number: int) -> Any:
+    """The values of a series in float64, as NWB defines them."""
+    with h5py.File(path) as file:
+        series = file[f"acquisition/probe_{number}"]
+        data, channels = series["data"], series.get("channel_conversion")
+        scale = data.attrs["conversion"] * (1 if channels is None else channels[...].astype("f8"))
+        return data[...].astype("f8") * scale + data.attrs["offset"]
+
+
+@pytest.mark.parametrize("layout", [{}, {"chunks": (16, 2), "compression": "gzip"}, {"chunks": (8, 3)}])
+@pytest.mark.parametrize(("dtype", "made"), [("i2", "f4"), ("u1", "f4"), ("f4", "f4"), ("i4", "f8"), ("f8", "f8"), (">i2", "f4")])
+def test_units_of_nwb(tmp_path: Path, layout: dict[str, Any], dtype: str, made: str) -> None:
+    path = write_session(tmp_path / "a.nwb.h5", dtype, **layout)
+    how: dict[str, Any] = {"keys": ["data", "timestamps"], "groups": "acquisition/*", "decode_nwb": True}
+    with EpisodeDataset(path, **how) as dataset, EpisodeDataset(path, window=7, pad_before=3, direct=False, **how) as windows:
+        for number in range(2):
+            values = in_volts(path, number)
+            found = dataset[number]["data"]
+            assert found.dtype == (torch.float32 if made == "f4" else torch.float64)
+            assert np.allclose(found, values, rtol=3e-7 if made == "f4" else 1e-15, atol=0)
+            assert same(dataset[number]["timestamps"], torch.arange(len(values), dtype=torch.float64) / 30)
+        assert same(windows[0]["data"][3:], dataset[0]["data"][:4]) and same(windows[-1]["data"][0], dataset[1]["data"][-1])
+        whole = np.concatenate([in_volts(path, 0), in_volts(path, 1)])
+        one = dataset.statistics("data")["data"]
+        assert one.mean.dtype == found.dtype and one.count == 80
+        assert np.allclose(one.mean, whole.mean(0), rtol=1e-6) and np.allclose(one.std, whole.std(0), rtol=1e-3)
+        with EpisodeDataset(path, **{**how, "decode_nwb": False}) as plain:
+            assert plain.fingerprint != dataset.fingerprint
+            with h5py.File(path) as file:
+                stored = file["acquisition/probe_0/data"][...]
+            assert np.array_equal(plain[0]["data"], stored)
+
+
+def test_units_of_nwb_in_batches(tmp_path: Path, make_loader: Any) -> None:
+    path = write_session(tmp_path / "a.nwb.h5", chunks=(16, 3), compression="gzip")
+    how: dict[str, Any] = {"groups": "acquisition/*", "window": 6, "decode_nwb": True}
+    expected = EpisodeDataset(path, ["data"], **how)
+    rows = expected.__getitems__(list(range(len(expected))))
+    for mode in ("lazy", "eager", "cached", "streaming"):
+        with EpisodeDataset(path, ["data"], loading_mode=mode, progress=False, **how) as dataset:
+            batches = list(make_loader(dataset, batch_size=8, shuffle=False, num_workers=0))
+            assert same(torch.cat([batch["data"] for batch in batches]), torch.stack([row["data"] for row in rows]))
+    expected.close()
+
+
+def test_units_of_nwb_that_are_wrong(tmp_path: Path) -> None:
+    def opened(**attributes: Any) -> None:
+        path = write_session(tmp_path / "a.nwb.h5")
+        with h5py.File(path, "r+") as file:
+            if channels := attributes.pop("channels", None):
+                del file["acquisition/probe_1/channel_conversion"]
+                file["acquisition/probe_1/channel_conversion"] = np.array(channels)
+            file["acquisition/probe_1/data"].attrs.update(attributes)
+        EpisodeDataset(path, "data", groups="acquisition/*", decode_nwb=True)
+
+    with pytest.raises(FormatError, match=r"probe_1/data': its attribute 'conversion' is 'volts', and must be a finite number"):
+        opened(conversion="volts")
+    with pytest.raises(FormatError, match=r"its attribute 'offset' is .*nan.*, and must be a finite number"):
+        opened(offset=np.nan)
+    with pytest.raises(FormatError, match=r"has shape \[30, 3\], and 'channel_conversion' is float64 \[2\]"):
+        opened(channels=[1.0, 2.0])
+    with pytest.raises(ConfigError, match="decode_nwb"):
+        EpisodeDataset(write_session(tmp_path / "b.h5"), "data", groups="acquisition/*", decode_nwb="yes")
+    with pytest.raises(ConfigError, match=r"decode_nwb is for time series of NWB, .* and this is a replay buffer"):
+        EpisodeDataset(write_buffer(tmp_path / "c.h5"), decode_nwb=True)
+
+
 def test_elements_of_any_size(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for number in range(2):
@@ -331,6 +416,8 @@ def test_the_code_on_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         file["mask/train"] = np.array([f"demo_{number}".encode() for number in range(10)])
     with h5py.File(tmp_path / "session.nwb.h5", "w") as file:
         file["acquisition/probe/data"], file["acquisition/probe/timestamps"] = np.zeros((900, 4)), np.arange(900) / 30
+        file["acquisition/electrodes/data"] = draws.integers(-999, 999, (900, 4), np.int16)
+        file["acquisition/electrodes/data"].attrs.update(conversion=2.5e-7, offset=0.0, unit="volts")
     root = zarr.open_group(tmp_path / "pusht.zarr", mode="w", zarr_format=2)
     for name, values in (("data/img", np.zeros((30, 96, 96, 3), "u1")), ("data/action", np.zeros((30, 2), "f4"))):
         root.create_array(name, data=values)
@@ -536,6 +623,17 @@ class TestEpisodesKeepTheLaws(_Contract):
 
     def make(self, **options: Any) -> EpisodeDataset:
         return EpisodeDataset([self.path, self.path], **self.options, **options)
+
+
+@pytest.mark.slow
+class TestUnitsOfNWBKeepTheLaws(_Contract):
+    options: ClassVar[dict[str, Any]] = {}
+
+    def make(self, **options: Any) -> EpisodeDataset:
+        path = self.path.parent / "contract.nwb.h5"
+        if not path.exists():
+            write_session(path, chunks=(16, 3), compression="gzip")
+        return EpisodeDataset(path, ["data", "timestamps"], groups="acquisition/*", window=5, stride=2, decode_nwb=True, **options)
 
 
 @pytest.mark.slow

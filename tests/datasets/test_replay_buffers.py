@@ -396,12 +396,12 @@ class TestRemoteBuffers(RemoteDatasetContract):
 @pytest.mark.slow
 class TestRemoteStores(RemoteDatasetContract):
     names = ("a.zarr",)
-    data = tuple(f"a.zarr/data/action/{number}.0" for number in range(12))
+    data = tuple(f"a.zarr/data/action/c/{number}/0" for number in range(12))
     has_index = False
     is_versioned = False
 
     def write(self, folder: Path) -> None:
-        write_buffer(folder / "a.zarr", LENGTHS, 1)
+        write_buffer(folder / "a.zarr", LENGTHS, 1, "3")
 
     def make(self, paths: list[str], **options: Any) -> EpisodeDataset:
         return EpisodeDataset(paths, ["action"], window=3, stride=2, **options)

@@ -36,7 +36,7 @@ from headrace.storage.zarr.stores import ZARR
 
 _OF_KIND: dict[str, type[BaseDataset]] = {"image": ImageDataset, "text": TextDataset, EPISODES: EpisodeDataset}
 """What `headrace.pack` made of images and texts, by the kind that the pack says; and episodes."""
-_OF_EPISODES = {"keys", "groups", "episodes", "window", "static", "pad_before", "pad_after"}
+_OF_EPISODES = {"keys", "groups", "episodes", "window", "static", "pad_before", "pad_after", "decode_nwb"}
 """Options that episodes alone have."""
 _KINDS: dict[type[BaseDataset], str] = {
     ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays",

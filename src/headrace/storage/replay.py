@@ -215,6 +215,10 @@ def keys_of(file: GroupFile) -> list[str]:
 
 
 def _look_into(file: GroupFile, path: str, options: EpisodeOptions) -> _Buffer:
+    if options.decode_nwb:
+        raise ConfigError(
+            f"{file.path}: decode_nwb is for time series of NWB, in groups of HDF5 files, and this is a replay buffer: leave it out"
+        )
     if not is_replay(file):
         raise FormatError(
             f"{file.path} is no replay buffer: it has no array {ENDS!r} beside a group {STEPS!r}; episodes are read of "

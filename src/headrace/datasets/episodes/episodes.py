@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_flag, check_integer
 from headrace.collate.fields import FieldPath
 from headrace.collate.pad import Padding, to_rows
 from headrace.collate.stack import USUAL, stack_inside, stack_tree
@@ -163,7 +163,10 @@ class EpisodeDataset(BaseDataset):
         loading_mode: see `LoadingMode`. Of windows that overlap eager and cached hold the steps, each once.
         dtype: numbers are cast to this NumPy dtype, or by key or pattern to several; None: they stay as they are.
         encoding: of strings; None: they come as bytes.
-        direct: False: through h5py alone.
+        decode_nwb: arrays with the attributes ``conversion`` and ``offset``, as the time series of NWB have them, are given in their unit:
+            stored * conversion * channel_conversion + offset, as float32; float64 of wider numbers than float32 and int16. `statistics`
+            are of these values, and `dtype` casts them.
+        direct: False: through h5py alone, or zarr-python.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
@@ -195,11 +198,13 @@ class EpisodeDataset(BaseDataset):
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         dtype: npt.DTypeLike | Mapping[str, npt.DTypeLike] | None = None,
         encoding: str | None = "utf-8",
+        decode_nwb: bool = False,
         direct: bool = True,
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
+        check_flag("decode_nwb", decode_nwb)
         longest = _checked_window(window)
         windows = window_options(
             longest, check_integer("stride", stride, 1, optional=True), check_integer("pad_before", pad_before, 0),
@@ -208,7 +213,7 @@ class EpisodeDataset(BaseDataset):
         chosen = None if keys is None else _names("keys", [keys] if isinstance(keys, str) else keys)
         wanted = episodes if episodes is None or isinstance(episodes, str) else _names("episodes", episodes)
         reach, common = split_options(options)
-        how = EpisodeOptions(groups, chosen, _names("static", static), wanted, window, direct, reach.cache_dir)
+        how = EpisodeOptions(groups, chosen, _names("static", static), wanted, window, direct, reach.cache_dir, decode_nwb)
         is_zarr = kind_of(data_path, (HDF5, ZARR), reach, searches=True) is ZARR
         source, opened = open_source(data_path, is_zarr, reach, how, windows)
         try:

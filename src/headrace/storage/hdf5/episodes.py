@@ -22,12 +22,14 @@ from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.chunks import DirectChunks
+from headrace.storage.arrays.decoded import DecodedReader
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.episodes.source import MASK, EpisodeSource
 from headrace.storage.episodes.steps import EpisodeArrays
 from headrace.storage.episodes.windows import WindowOptions, Windows
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
+from headrace.storage.hdf5.conventions import conversion_of
 from headrace.storage.hdf5.probe import is_as_stored
 from headrace.storage.hdf5.rows import OpenHDF5
 
@@ -45,6 +47,7 @@ class EpisodeOptions(NamedTuple):
         episodes: which ones: names, or the path of an array of names in each file; None: all.
         windows: by key or pattern, steps of a window; None: whole episodes.
         direct, cache_dir: see `rows_of`.
+        decode_nwb: values of NWB are given in their units, see `conversion_of`.
     """
 
     groups: str | None = None
@@ -54,6 +57,7 @@ class EpisodeOptions(NamedTuple):
     windows: int | Mapping[str, int] | None = None
     direct: bool = True
     cache_dir: Any = None
+    decode_nwb: bool = False
 
 
 class _Array(NamedTuple):
@@ -236,7 +240,7 @@ class _Looking:
 
     def _array(self, group: h5py.Group, path: str, name: str, key: str) -> _Array:
         opened, options = self._opened, self._options
-        if self._is_checked and (plain := self._plain_array(group, path, key)) is not None:
+        if self._is_checked and not options.decode_nwb and (plain := self._plain_array(group, path, key)) is not None:
             return plain
         self._is_checked = options.direct and hasattr(os, "preadv") and not group.file.swmr_mode
         dataset, place = self._dataset(group, path, name, key), f"{name}/{key}".lstrip("/")
@@ -244,6 +248,10 @@ class _Looking:
         if isinstance(rows, ObjectRows):
             return _Array(rows.shape, rows.dtype, path, -1, rows)
         grid = rows.grid
+        packing = conversion_of(dataset, f"{redact(path)}: {place!r}") if options.decode_nwb else None
+        if packing is not None:
+            reader = DecodedReader(ArrayReader(rows, opened.chunks, f"{path}\0{place}"), packing.decode, packing.dtype)
+            return _Array(grid.shape, reader.dtype, path, -1, reader)
         if isinstance(rows, DirectChunks) and rows.is_raw and grid.chunks == grid.shape:
             ranges = rows.raw_ranges(np.zeros(1, np.int64))
             if ranges.start[0] >= 0:
