@@ -31,7 +31,7 @@ from headrace.testing.contract import same
 from tests.datasets.demonstrations import LENGTHS, arrays_of, write_buffer, write_demos
 from tests.datasets.remote_contract import RemoteDatasetContract
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(8)
 
 GZIP = {"chunks": (4, 6, 5, 3), "compression": "gzip"}
 LAYOUTS: dict[str, dict[str, Any]] = {

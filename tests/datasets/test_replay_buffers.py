@@ -33,7 +33,7 @@ from headrace.testing.contract import same
 from tests.datasets.demonstrations import LENGTHS, write_buffer
 from tests.datasets.remote_contract import RemoteDatasetContract
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(8)
 
 KINDS = [("a.h5", "gzip"), ("a.h5", "raw"), ("a.h5", "contiguous"), ("a.zarr", "2"), ("a.zarr", "3")]
 ENDS = np.cumsum(LENGTHS)

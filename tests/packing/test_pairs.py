@@ -29,7 +29,7 @@ from tests.packing.shared import contents, kill_four_times
 from tests.servers.ranges import RangeServer
 from tests.servers.s3 import S3Server
 
-pytestmark = pytest.mark.quick_every(4)
+pytestmark = pytest.mark.quick_every(12)
 
 SHARD, COUNT, SIZE = 6000, 24, (32, 24)
 MODES = ("lazy", "eager", "cached", "streaming")
@@ -302,6 +302,7 @@ class TestJobs:
         assert {name: (out / name).stat().st_mtime_ns for name in before} == before and len(before) == 4
         assert {name: one for name, one in contents(out).items() if name[0] != "."} == contents(Path(whole))
 
+    @pytest.mark.slow
     def test_to_an_object_store(self, source: Any, tmp_path: Path) -> None:
         with S3Server() as server, source(image_size=20) as dataset:
             server.client().create_bucket(Bucket="bucket")

@@ -20,6 +20,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.episodes.source import EpisodeSource
@@ -287,7 +288,7 @@ def _chosen_episodes(file: GroupFile, options: EpisodeOptions, count: int) -> In
         )
     if (outside := listed[(listed < 0) | (listed >= count)]).size:
         raise MissingNameError(f"{file.path}: {wanted!r} lists episode {outside[0]}, which is missing; there are 0 to {count - 1:,}")
-    return np.unique(listed).astype(np.int64)
+    return distinct(listed).astype(np.int64)
 
 
 def _static(file: GroupFile, name: str, count: int) -> npt.NDArray[Any]:
