@@ -187,52 +187,37 @@ def _walk(
     It comes back below, since the network permutes a finite domain and the walk began below; and soon, since the domain
     is hardly ever more than twice the size.
     """
-    network = _feistel_back if back else _feistel
-    out = network(values, bits, keys)
+    out = _feistel(values, bits, keys, back=back)
     outside = np.flatnonzero(out >= sizes)
     while outside.size:
         limits, widths, columns = (sizes[outside], bits[outside], keys[:, outside]) if sizes.ndim else (sizes, bits, keys)
-        again = network(out[outside], widths, columns)
+        again = _feistel(out[outside], widths, columns, back=back)
         out[outside] = again
         outside = outside[again >= limits]
     return out
 
 
-def _feistel(values: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]) -> NDArray[np.uint64]:
+def _feistel(values: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32], *, back: bool = False) -> NDArray[np.uint64]:
     """A Feistel network over two halves of `bits` bits, which differ by one bit where `bits` is odd.
 
     The halves change places after each round and the number of rounds is even, so that they end with the widths they
-    began with.
+    began with. Its inverse, `back`, is the same with the halves and the order of the keys the other way round.
     """
     one = np.uint64(1)
     right_bits = bits - (bits >> one)
-    mask = ((one << (bits >> one)) - one).astype(np.uint32)
-    other_mask = (one << right_bits) - one
-    left, right = (values >> right_bits).astype(np.uint32), (values & other_mask).astype(np.uint32)
-    other_mask = other_mask.astype(np.uint32)
+    high, low = (one << (bits >> one)) - one, (one << right_bits) - one
+    left, right = (values >> right_bits).astype(np.uint32), (values & low).astype(np.uint32)
+    mask, other_mask = high.astype(np.uint32), low.astype(np.uint32)
+    if back:
+        left, right, mask, other_mask, keys = right, left, other_mask, mask, keys[::-1]
     for key in keys:
         mixed = mix(right, key)
         mixed &= mask
         mixed ^= left
         left, right = right, mixed
         mask, other_mask = other_mask, mask
-    return (left.astype(np.uint64) << right_bits) | right
-
-
-def _feistel_back(values: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """The inverse of `_feistel`, which has an even number of rounds: the last one masks by the other half."""
-    one = np.uint64(1)
-    right_bits = bits - (bits >> one)
-    other_mask = ((one << (bits >> one)) - one).astype(np.uint32)
-    low = (one << right_bits) - one
-    left, right = (values >> right_bits).astype(np.uint32), (values & low).astype(np.uint32)
-    mask = low.astype(np.uint32)
-    for key in keys[::-1]:
-        mixed = mix(left, key)
-        mixed &= mask
-        mixed ^= right
-        left, right = mixed, left
-        mask, other_mask = other_mask, mask
+    if back:
+        left, right = right, left
     return (left.astype(np.uint64) << right_bits) | right
 
 
