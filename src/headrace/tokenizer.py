@@ -244,11 +244,27 @@ def token_arrays(tokenizer: Any, texts: Sequence[str], max_length: int | None = 
         raise ConfigError(f"the tokenizer was given {len(texts):,} texts and gave ids of {len(arrays):,}: {REMEDY}")
     size, narrow = vocabulary_of(tokenizer).size or 0, []
     for ids in arrays:
-        largest = int(ids.max(initial=0))
-        if largest >= 2**31 or ids.min(initial=0) < 0:
-            raise ConfigError(f"the tokenizer gave ids from {ids.min()} to {ids.max()}: they must be at least 0, and fit int32")
-        narrow.append(ids.astype(smallest_dtype(max(size, largest + 1))))
+        narrow.append(ids.astype(smallest_dtype(max(size, _largest(ids) + 1))))
     return narrow
+
+
+def ids_in(value: Any) -> npt.NDArray[np.int64]:
+    """The ids that a tokenizer gave for one text, int64 [tokens].
+
+    Raises:
+        ConfigError: these are no ids, or they don't fit int32.
+    """
+    ids = np.array(_ids(value), np.int64)
+    _largest(ids)
+    return ids
+
+
+def _largest(ids: npt.NDArray[np.int64]) -> int:
+    """The largest id; 0 where there are none."""
+    largest = int(ids.max(initial=0))
+    if largest >= 2**31 or ids.min(initial=0) < 0:
+        raise ConfigError(f"the tokenizer gave ids from {ids.min()} to {ids.max()}: they must be at least 0, and fit int32")
+    return largest
 
 
 def smallest_dtype(size: int) -> str:

@@ -163,10 +163,12 @@ class TextCollator:
             own: [sum of lengths] labels that the samples bring along; None: they have none.
 
         Returns:
-            None: this collator must see the samples (it masks them, cuts them, or has an error to tell).
+            None: this collator must see the samples (it masks them, cuts them, pads labels in a way of its own, or has an error to tell).
         """
         pad = self._values["input_ids"]
         if self.labels == "masked" or type(pad) is not int or not -(1 << 63) <= pad < 1 << 63 or self._values["attention_mask"] != 0:
+            return None
+        if own is not None and "labels" in self._values:
             return None
         joined = self._padding.join(ids, lengths, pad)
         if joined is None:

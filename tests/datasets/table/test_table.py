@@ -428,7 +428,6 @@ def test_texts_among_other_columns(mode: str, tmp_path: Path) -> None:
         assert batch["image"].shape == (4, 3, 8, 8) and batch["input_ids"].shape == (4, 4) and batch["labels"].tolist() == [0, 1, 2, 0]
 
 
-@pytest.mark.falls_back
 def chats_table(count: int = 6, **columns: Any) -> Any:
     """Chats of two turns; where there are tool calls, all structs have the field."""
     call = [{"function": {"name": "saw", "arguments": "{}"}}]
@@ -491,6 +490,23 @@ def test_chats_of_tables_that_are_none(tmp_path: Path) -> None:
         TableDataset(path, chat_template="x")
 
 
+def test_a_system_column_comes_first(tmp_path: Path) -> None:
+    for values, count in ((["be kind"] * 6, 1), ([3] * 6, 0)):  # numbers are no message
+        path = write(tmp_path / "a.parquet", chats_table(system=values))
+        with TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(CALLS)) as dataset:
+            texts = write_chats(tmp_path, dataset, values)
+            assert dataset.lengths()[0] == len(texts.text_of(0)) and texts.text_of(0).count("be kind") == count
+            assert all(same(dataset[row], texts[row]) for row in range(6))
+
+
+def write_chats(folder: Path, dataset: TableDataset, system: list[Any]) -> TextDataset:
+    """The same chats as .jsonl."""
+    rows = zip(chats_table()["messages"].to_pylist(), system, strict=True)
+    records = [{"messages": row, **({"system": one} if isinstance(one, str) else {})} for row, one in rows]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return TextDataset(folder / "chats.jsonl", tokenizer=dataset.tokenizer)
+
+
 def test_texts_that_are_none(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", pa.table({"text": ["a", None, "c"], "n": [1, 2, 3]}))
     for columns in (None, ["n"]):
@@ -498,6 +514,11 @@ def test_texts_that_are_none(tmp_path: Path) -> None:
             with pytest.raises(SampleError, match=r"sample 1 can't be decoded: .* column 'text' has no text \(null\) there"):
                 dataset.__getitems__([0, 1])
             assert dataset[2]["input_ids"].tolist() == [101]
+    said = r"sample 1 can't be decoded: .* column 'text' has no text \(null\) there"
+    with TableDataset(path, text_column="text") as dataset, pytest.raises(SampleError, match=said):
+        dataset.lengths()
+    with TableDataset(path, text_column="text", on_error="skip") as dataset:
+        assert dataset.lengths().tolist() == [1, 0, 1]
 
 
 # -- arguments and files that make no sense

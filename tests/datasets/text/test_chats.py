@@ -18,6 +18,7 @@ from headrace import (
     HeadraceWarning,
     MemoryEfficientDataset,
     SampleError,
+    TextCollator,
     TextDataset,
     create_dataloader,
     open_dataset,
@@ -126,6 +127,32 @@ class TestMessages:
         image = [{"type": "image_url", "image_url": {"url": "x"}}]
         assert "message 1 of 2 has at part 1 of its content" in failure(write(tmp_path, [{"role": "user", "content": image}, ASSISTANT]))
 
+    def test_a_system_field_comes_first(self, tmp_path: Path) -> None:
+        """Beside messages of either form; where these begin with one, it must be the same."""
+        for field, chat in (
+            ("messages", CHAT[1:]),
+            ("conversations", CHAT[1:]),
+            ("messages", [{"role": "system", "content": "be kind\n"}, *CHAT[1:]]),
+        ):
+            assert opened(write(tmp_path, chat, field=field, system="be kind")).text_of(0).startswith("<|im_start|>system\nbe kind")
+            assert opened(tmp_path / "a.jsonl").text_of(0).count("be kind") == 1
+        assert same(opened(write(tmp_path, CHAT, system=" "))[0], opened(write(tmp_path / "b", CHAT, system=None))[0])
+        assert "its field 'system' and its first message, the system's, are different texts" in failure(write(tmp_path, CHAT, system="no"))
+        assert "its field 'system' is ['no']: it must be a text" in failure(write(tmp_path, CHAT[1:], system=["no"]))
+        made = opened(write(tmp_path, CHAT[1:], system=3), text_field=lambda record: record["messages"])
+        assert "system" not in made.text_of(0)
+
+    def test_a_null_field_holds_no_chat(self, tmp_path: Path) -> None:
+        """As where records of both forms were joined."""
+        path = write(tmp_path, json.dumps({"messages": None, "conversations": CHAT}), CHAT)
+        assert TextDataset(path, tokenizer=ChatTokenizer()).is_of_chats and same(opened(path)[0], opened(path)[1])
+
+    def test_a_callable_that_raises_is_named(self, tmp_path: Path) -> None:
+        path = write(tmp_path, CHAT)
+        assert "line 1: text_field raised KeyError: 'dialog'" in failure(path, text_field=lambda record: record["dialog"])
+        with pytest.raises(SampleError, match=r"line 1: text_field raised KeyError: 'dialog'"):
+            TextDataset(path, unit="record", text_field=lambda record: record["dialog"])[0]
+
     def test_a_field_or_callable_for_messages(self, tmp_path: Path) -> None:
         assert learned(opened(write(tmp_path, CHAT, field="dialog"), text_field="dialog")[0]) == LEARNED
         (tmp_path / "b.json").write_text(json.dumps([{"q": "why?", "a": "so"}]))
@@ -155,6 +182,7 @@ class TestMessages:
             ([SYSTEM, USER], "it has no assistant's turn, so there is nothing to learn from it; its roles are system, user"),
             ([USER, {**ASSISTANT, "weight": 0}], "every assistant's turn has the weight 0"), ([], "its messages are []"),
             ([USER, {**ASSISTANT, "weight": 2}], "message 2 of 2 has the weight 2"), ("hello", "no JSON"),
+            ([{"from": ["human"], "value": "x"}, ASSISTANT], "message 1 of 2 is from ['human']: it must be from one of"),
             ([USER, {"role": "assistant", "content": " "}], r"message 2 of 2 (assistant) has an empty content"),
             ([{"role": "user"}, ASSISTANT], "message 1 of 2 (user) has no content, and no 'tool_calls'"),
             ([{"role": "user", "content": 3}, ASSISTANT], "message 1 of 2 (user) has a content of type int"),
@@ -212,6 +240,35 @@ class TestTemplates:
         assert learned(opened(path, once)[0]) == "\n two <|im_end|>"
         assert "marks 1 stretches in it, of 2 assistant's turns" in failure(write(tmp_path, chat), once)
         assert "U+E000" in failure(write(tmp_path, [USER, {"role": "assistant", "content": "\ue000"}]), MARKED)
+
+    def test_tokenizers_that_make_no_sense(self, tmp_path: Path) -> None:
+        """Ids below 0 or beyond int32 would change which tokens are labels."""
+        path = write(tmp_path, CHAT)
+
+        class Wrong(ChatTokenizer):
+            """Gives what no tokenizer should."""
+
+            def __init__(self, number: int, is_fast: bool) -> None:
+                super().__init__(is_fast=is_fast)
+                self.number = number
+
+            def _id(self, token: str) -> int:
+                return self.number
+
+        for number in (-5, 2**31):
+            for is_fast in (True, False):
+                said = failure(path, tokenizer=Wrong(number, is_fast))
+                assert f"the tokenizer gave ids from {number} to {number}: they must be at least 0, and fit int32" in said
+
+        class Bare(ChatTokenizer):
+            def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+                return {"input_ids": [ord(letter) for letter in text]}
+
+            def apply_chat_template(self, *messages: Any, **options: Any) -> Any:
+                return super().apply_chat_template(*messages, **options) if self.is_fast else [1, 2]
+
+        assert "is_fast is True, and it gives no offset_mapping" in failure(path, tokenizer=Bare())
+        assert "of the tokenizer gave a list and no text" in failure(path, tokenizer=Bare(is_fast=False))
 
     def test_tokenizers_that_know_no_chats(self, tmp_path: Path) -> None:
         path = write(tmp_path, CHAT)
@@ -285,6 +342,13 @@ class TestSamples:
     def test_a_transform_gets_both(self, tmp_path: Path) -> None:
         assert sorted(opened(write(tmp_path, CHAT), transform=dict.copy)[0]) == ["input_ids", "labels"]
         assert learned(pickle.loads(pickle.dumps(opened(write(tmp_path, CHAT))))[0]) == LEARNED
+
+
+def test_labels_padded_otherwise_are_so_in_batches(tmp_path: Path) -> None:
+    dataset = opened(write(tmp_path, CHAT, CHAT[:3]))
+    collate = TextCollator(pad_values={"labels": -1})
+    batch = next(iter(create_dataloader(dataset, batch_size=2, num_workers=0, shuffle=False, collate_fn=collate)))
+    assert same(batch, collate([dataset[0], dataset[1]])) and batch["labels"][1, -1] == -1
 
 
 def dataset_collate() -> Any:

@@ -12,7 +12,7 @@ from headrace.datasets.arrays import as_tensor
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.format import Failed, SampleFormat
 from headrace.datasets.image.format import ImageFormat
-from headrace.datasets.table.texts import ALONG, ColumnChats, ColumnTexts
+from headrace.datasets.table.texts import ColumnChats, ColumnTexts
 from headrace.datasets.table.ways import way_of_columns
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError, SampleError
@@ -77,8 +77,8 @@ class TableFormat(SampleFormat):
     ) -> None:
         self._stored, self.lists, self._image, self._texts, self.dtype = dict(specs), frozenset(lists), image, texts, dtype
         self.specs = {name: None if spec is None else _cast_spec(spec, dtype) for name, spec in specs.items()}
-        self._left_out = {name for name in ALONG if isinstance(texts, ColumnChats) and name not in named}
-        self._of_chats = {texts.column, *ALONG} if isinstance(texts, ColumnChats) else set[str]()
+        self._of_chats = set(texts.fields) if isinstance(texts, ColumnChats) else set[str]()
+        self._left_out = self._of_chats - {*named, *([] if texts is None else [texts.column])}
         self._spec = next(iter(self.specs.values())) if is_one and image is None and texts is None else None
         self.stores_values: bool = image is None and texts is None and dtype is None
         self.decodes_batches: bool = texts is not None

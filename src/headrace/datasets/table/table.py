@@ -21,7 +21,7 @@ from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
 from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
-from headrace.datasets.table.texts import ALONG, ColumnChats, ColumnTexts
+from headrace.datasets.table.texts import ColumnChats, ColumnTexts, columns_along
 from headrace.datasets.text.options import CHAT, TextOptions, check_text_options
 from headrace.datasets.text.passes import folder_of
 from headrace.errors import ConfigError, FormatError
@@ -155,7 +155,7 @@ class TableDataset(BaseDataset):
             names, is_one = _names_of(tables[0], columns, target_name, [one for one in (image_column, text_column) if one is not None])
             named, are_chats = names, text_column is not None and _are_chats(tables, text_column)
             if are_chats:
-                names = (*names, *(name for name in ALONG if name in tables[0].schema.names and name not in names))
+                names = (*names, *(name for name in columns_along(tables[0].schema) if name not in names))
             source = TableSource(tables, reader, names, is_one and len(names) == 1)
             if plain_copy:
                 source = source.copied(str(folder_of(reach.cache_dir)), common.get("progress"))

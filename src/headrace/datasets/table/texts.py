@@ -11,13 +11,18 @@ from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.text.chats import ChatTexts
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.units import TokenizedTexts
-from headrace.errors import FormatError
+from headrace.errors import FormatError, SampleError
+from headrace.storage.table.columns import is_text
 from headrace.storage.table.source import TableSource
-from headrace.storage.text.chats import OPTIONS, TOOLS, Chat, chat_of
+from headrace.storage.text.chats import OPTIONS, SYSTEM, TOOLS, Chat, chat_of
 
-ALONG = (TOOLS, OPTIONS)
-"""Columns that are read with chats, where there are such."""
 _TOGETHER = 4096  # texts that are read at a time
+
+
+def columns_along(schema: Any) -> list[str]:
+    """The columns of a table (pyarrow's schema) that are read with its chats."""
+    named = [name for name in (SYSTEM, TOOLS, OPTIONS) if name in schema.names]
+    return [name for name in named if name != SYSTEM or is_text(schema.field(name).type)]
 
 
 class ColumnTexts(TokenizedTexts):
@@ -43,11 +48,7 @@ class ColumnTexts(TokenizedTexts):
         return text, None
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        found: list[int] = []
-        for start in range(0, len(self.source), _TOGETHER):
-            numbers = list(range(start, min(start + _TOGETHER, len(self.source))))
-            found += [len(self.text_and_target(0, record)[0]) for record in reader.records(numbers, self.source.read)]
-        return np.array(found, np.int64)
+        return _characters(self, reader)
 
 
 class ColumnChats(ChatTexts):
@@ -58,32 +59,42 @@ class ColumnChats(ChatTexts):
         column: its name.
         options: of the dataset.
 
+    Attributes:
+        fields: the columns that are read, the first is that of the chats.
+
     Raises:
         ConfigError: the tokenizer has no chat template.
     """
 
     def __init__(self, source: TableSource, column: str, options: TextOptions) -> None:
         super().__init__(source, options)
-        self.column = column
+        self.column, self.fields = column, (column, *columns_along(source.first.schema))
 
     def chat(self, index: int, record: Any) -> Chat:
         row = record if isinstance(record, dict) else {self.column: record}
         if row[self.column] is None:
             raise FormatError(f"column {self.column!r} has no chat (null) there")
-        return chat_of({name: _plain(row[name]) for name in (self.column, *ALONG) if name in row}, self.column)
+        return chat_of({name: _plain(row[name]) for name in self.fields if name in row}, self.column)
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        """Characters of the rendered chats."""
-        found: list[int] = []
-        for start in range(0, len(self.source), _TOGETHER):
-            numbers = list(range(start, min(start + _TOGETHER, len(self.source))))
-            for number, record in zip(numbers, reader.records(numbers, self.source.read), strict=True):
-                try:
-                    found.append(len(self.text_and_target(number, record)[0]))
-                except FormatError as error:
-                    reader.failed(number, "can't be decoded", error)
-                    found.append(0)  # it is left out
-        return np.array(found, np.int64)
+        return _characters(self, reader)
+
+
+def _characters(texts: TokenizedTexts, reader: SampleReader) -> npt.NDArray[np.int64]:
+    """Characters of each text, or of each chat as it is rendered; 0 of those that can't be read, and are left out ([n] int64).
+
+    Raises:
+        SampleError: one can't be read, and may not be left out.
+    """
+    found = np.zeros(len(texts.source), np.int64)
+    for start in range(0, len(found), _TOGETHER):
+        numbers = list(range(start, min(start + _TOGETHER, len(found))))
+        for number, record in zip(numbers, reader.records(numbers, texts.source.read), strict=True):
+            try:
+                found[number] = 0 if isinstance(record, SampleError) else len(texts.text_and_target(number, record)[0])
+            except FormatError as error:
+                reader.failed(number, "can't be decoded", error)
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,7 @@ from headrace.datasets.text.marked import mark
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.text.chats import ASSISTANT, INSTEAD, Chat
-from headrace.tokenizer import vocabulary_of
+from headrace.tokenizer import ids_in, vocabulary_of
 
 _TAG = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for the tags
@@ -118,7 +118,11 @@ class ChatTemplate:
             raise
         except Exception as error:
             raise FormatError(f"the chat template can't render it: {error or type(error).__name__}") from error
-        return str(text)
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"apply_chat_template(tokenize=False) of the tokenizer gave a {type(text).__name__} and no text: pass another"
+            )
+        return text
 
     def _check_none_is_left_out(self, chat: Chat, text: str) -> None:
         """Raises a FormatError where a template passes over a message in silence, or writes None for a content that is not there."""
@@ -227,10 +231,11 @@ class ChatTemplate:
     def _by_offsets(self, text: str, spans: Spans, trims: bool) -> tuple[IntArray, Spans]:
         """Ids, and the tokens of each span, of a tokenizer that says where each token lies. `trims`: see `_trimmed`."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, padding=False, truncation=False)
-        ids = np.asarray(encoded["input_ids"], np.int64).reshape(-1)
-        offsets = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)
+        if "offset_mapping" not in encoded:
+            raise ConfigError("the tokenizer's is_fast is True, and it gives no offset_mapping: give it one, or set is_fast to False")
+        ids, offsets = ids_in(encoded["input_ids"]), np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)
         if len(ids) != len(offsets):
-            raise ConfigError(f"the tokenizer gave {len(ids):,} ids and {len(offsets):,} offsets for a text")
+            raise ConfigError(f"the tokenizer gave {len(ids):,} ids and {len(offsets):,} offsets for a text: it must give one for each id")
         ends = np.maximum.accumulate(offsets[:, 1]) if len(ids) else offsets[:, 1]
         before = np.concatenate([[0], ends])[:-1]
         begins = np.where(offsets[:, 0] < offsets[:, 1], offsets[:, 0], before)  # white space that was cut off lies there too
@@ -278,7 +283,7 @@ class ChatTemplate:
 
     def _ids(self, text: str) -> IntArray:
         encoded = self._tokenizer(text, add_special_tokens=False, padding=False, truncation=False)
-        return np.asarray(encoded["input_ids"], np.int64).reshape(-1)
+        return ids_in(encoded["input_ids"])
 
 
 class _NotRenderedError(Exception):

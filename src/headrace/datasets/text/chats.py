@@ -75,7 +75,7 @@ class ChatTexts(TokenizedTexts):
 
     def _marked(self, chat: Chat) -> npt.NDArray[np.int32]:
         ids, most = self.template.encode(chat), self.options.max_length
-        cut = ids if most is None else ids[:most].copy()
+        cut = ids if most is None or len(ids) <= most else ids[:most].copy()  # a view would hold all of it
         if not (cut >= 0).any():
             if not (ids >= 0).any():
                 raise FormatError("no token of it is the assistant's: the tokenizer gives none for its turns")

@@ -21,6 +21,14 @@ def mark(ids: npt.NDArray[Any], is_supervised: npt.NDArray[np.bool_]) -> npt.NDA
     return np.where(is_supervised, narrow, ~narrow)
 
 
+def unmark(ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
+    """Makes marked ids the ids, in their place, and writes their labels into another array of the same shape."""
+    np.copyto(labels, ids)
+    is_marked = ids < 0
+    labels[is_marked] = IGNORED
+    np.invert(ids, out=ids, where=is_marked)
+
+
 def ids_of(marked: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The ids, int64 of the same shape."""
     wide = marked.astype(np.int64)

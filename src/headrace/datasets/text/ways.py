@@ -17,7 +17,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import FastWay, SampleBySample
-from headrace.datasets.text.marked import ids_of, labels_of
+from headrace.datasets.text.marked import ids_of, labels_of, unmark
 from headrace.memory.ring import empty
 from headrace.order.request import BatchRequest
 from headrace.storage.text.source import LinesSource
@@ -162,8 +162,7 @@ class BlocksFromStorage(FastWay):
         try:
             self._read(indices, ids, documents)
             if self._is_marked:
-                np.copyto(batch["labels"].numpy(), labels_of(ids.numpy()))
-                np.copyto(ids.numpy(), ids_of(ids.numpy()))
+                unmark(ids.numpy(), batch["labels"].numpy())
         except Exception as caught:
             return self.fall_back(request, caught)
         reader.count_seconds("read_seconds", start)

@@ -1,7 +1,7 @@
 """Conversations in records: messages with a role and a content each, checked, in the form that chat templates take.
 
 A record holds ``messages: [{"role": ..., "content": ...}, ...]`` as OpenAI and TRL have it, or ``conversations: [{"from": ...,
-"value": ...}, ...]`` as ShareGPT has it, and may hold ``tools`` and ``chat_template_kwargs``.
+"value": ...}, ...]`` as ShareGPT has it, and may hold ``system``, ``tools`` and ``chat_template_kwargs``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.errors import FormatError
-from headrace.storage.text.records import TEXT_FIELD, field_of
+from headrace.storage.text.records import TEXT_FIELD, field_of, made_by
 
 CHAT_FIELDS = ("messages", "conversations")
-"""The fields that hold a chat, where none is named; the first that a record has counts."""
-TOOLS, OPTIONS = "tools", "chat_template_kwargs"
-"""Further fields of a record that its template is given."""
+"""The fields that hold a chat, where none is named; the first that a record has counts, and null is none."""
+SYSTEM, TOOLS, OPTIONS = "system", "tools", "chat_template_kwargs"
+"""Further fields of a record: a message that comes first, and what its template is given."""
+_FIRST_ROLES = ("system", "developer")
 ASSISTANT = "assistant"
 _SENDERS = {
     "human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "chatgpt": ASSISTANT, "model": ASSISTANT,
@@ -87,7 +88,7 @@ def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
         made.append(one)
         weights.append(weight)
     fields = record if isinstance(record, Mapping) else {}
-    if (system := fields.get("system")) and isinstance(system, str) and "from" in messages[0] and made[0]["role"] != "system":
+    if not callable(field) and _is_missing(system := fields.get(SYSTEM), made[0]):
         made, weights = [{"role": "system", "content": system}, *made], [1, *weights]
     is_trained = [one["role"] == ASSISTANT and weight != 0 for one, weight in zip(made, weights, strict=True)]
     if not any(is_trained):
@@ -100,11 +101,27 @@ def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
 _FORM = '{"role": ..., "content": ...}'
 
 
+def _is_missing(system: Any, first: Mapping[str, Any]) -> bool:
+    """True if the field `SYSTEM` of a record holds a message that its messages, of which the first is given, have not."""
+    if system is None or (isinstance(system, str) and not system.strip()):
+        return False
+    if not isinstance(system, str):
+        raise FormatError(
+            f"its field {SYSTEM!r} is {_short(system)}: it must be a text, or pass as text_field= a callable, which leaves it out"
+        )
+    if first["role"] not in _FIRST_ROLES:
+        return True
+    if (first.get("content") or "").strip() != system.strip():
+        raise FormatError(f"its field {SYSTEM!r} and its first message, the {first['role']}'s, are different texts: leave one of them out")
+    return False
+
+
 def _messages_of(record: Any, field: str | Callable[[Any], Any]) -> Any:
     if callable(field):
-        return field(record)
+        return made_by(field, record)
     if field == TEXT_FIELD and isinstance(record, Mapping):
-        name = next((name for name in CHAT_FIELDS if name in record), None)
+        there = [name for name in CHAT_FIELDS if name in record]
+        name = next((name for name in there if record[name] is not None), there[0] if there else None)
         if name is None:
             has = ", ".join(map(repr, record)) or "none"
             raise FormatError(f"it has no field {' or '.join(map(repr, CHAT_FIELDS))}; it has {has}: pass text_field=")
@@ -123,7 +140,7 @@ def _message(message: Any) -> tuple[dict[str, Any], float]:
             raise FormatError(f"has the role {_short(role)}: it must be a text such as 'user'")
     else:
         sender, content = message["from"], message.get("value")
-        if sender not in _SENDERS:
+        if not isinstance(sender, str) or sender not in _SENDERS:
             raise FormatError(f"is from {_short(sender)}: it must be from one of {', '.join(map(repr, _SENDERS))}")
         role = _SENDERS[sender]
         made = {"role": role, "content": content}

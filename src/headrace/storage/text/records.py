@@ -225,7 +225,7 @@ def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
         FormatError: there is none.
     """
     if callable(field):
-        found, what = field(record), "text_field made"
+        found, what = made_by(field, record), "text_field made"
     elif isinstance(record, str) and field == TEXT_FIELD:
         return record
     else:
@@ -233,6 +233,20 @@ def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
     if not isinstance(found, str):
         raise FormatError(f"{what} a {type(found).__name__} and no text")
     return found
+
+
+def made_by(text_field: Callable[[Any], Any], record: Any) -> Any:
+    """What a callable makes of a record.
+
+    Raises:
+        FormatError: it raises something else than a MemoryError.
+    """
+    try:
+        return text_field(record)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise FormatError(f"text_field raised {type(error).__name__}: {error}") from error
 
 
 def target_of(record: Any, field: str, is_cell: bool) -> Any:
