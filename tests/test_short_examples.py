@@ -17,7 +17,16 @@ import headrace
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-SHORT = ("own_format", "pack_dask", "stream_shards", "train_audio", "train_lightning", "train_mixed_precision", "train_sparse")
+SHORT = (
+    "own_format",
+    "pack_dask",
+    "stream_shards",
+    "train_audio",
+    "train_chats",
+    "train_lightning",
+    "train_mixed_precision",
+    "train_sparse",
+)
 pytestmark = pytest.mark.slow
 
 
@@ -52,6 +61,20 @@ def test_sparse_rows_of_cells(tmp_path: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", found[0])]
     assert losses[1] < losses[0] and float(re.findall(r"cells ([\d.]+)%", found[0])[-1]) > 60
     wrong = _run(tmp_path, "train_sparse", "nothing.h5ad", code=2)
+    assert wrong.startswith("error: ") and wrong.count("\n") == 1
+
+
+def test_chats_of_which_answers_are_learned(tmp_path: Path) -> None:
+    found = [
+        _run(tmp_path, "train_chats", "--epochs", 2, "--workers", 0, *options)
+        for options in ([], ["out/chats.jsonl", "--mode", "streaming"])
+    ]
+    for output in found:
+        (first, labels, tokens), (last, *same) = re.findall(r"loss ([\d.]+) of ([\d,]+) labels, in ([\d,]+) tokens", output)
+        assert float(last) < float(first) / 2 and same == [labels, tokens] == ["5,983", "34,951"]
+        assert re.search(r"labels: '((one|two|three|four|five|six|seven|eight|none)\\n)+'", output)
+    assert len((EXAMPLES / "train_chats.py").read_text(encoding="utf-8").splitlines()) < 80
+    wrong = _run(tmp_path, "train_chats", "nothing.jsonl", code=2)
     assert wrong.startswith("error: ") and wrong.count("\n") == 1
 
 
