@@ -8,13 +8,14 @@ import pytest
 import headrace
 
 PACKAGE = Path(headrace.__file__).parent
-GROUND = ("dtypes", "sorting", "errors", "arguments", "display")  # in this order
+GROUND = ("dtypes", "sorting", "errors", "arguments", "display", "casting")  # in this order
 BELOW: dict[str, set[str]] = {
     "dtypes": set(),
     "sorting": set(),
     "errors": set(),
     "arguments": set(),
     "display": set(),
+    "casting": set(),
     "tokenizer": set(),
     "memory": set(),
     "order": set(),

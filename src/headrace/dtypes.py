@@ -15,3 +15,7 @@ class ArraySpec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+
+BFLOAT16: np.dtype[Any] = np.dtype([("bfloat16", np.uint16)])
+"""Stands for torch.bfloat16, which NumPy does not have: an array of this dtype holds the bits of the numbers."""

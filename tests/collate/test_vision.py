@@ -88,6 +88,16 @@ def test_it_gives_what_image_datasets_give(colours: int) -> None:
     assert same(VisionCollator()([every])[0], normalize(every.numpy()))
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_halves_are_rounded_once(half: torch.dtype) -> None:
+    images = [picture(3, 40, 50), picture(3, 40, 50)]
+    for form in (images, [image.permute(1, 2, 0).numpy() for image in images], [image / 255 for image in images]):
+        assert same(VisionCollator(dtype=half)(form), VisionCollator()(form).to(half))
+    every = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16).repeat(3, 1, 1)
+    assert same(VisionCollator(dtype=half)([every])[0], normalize(every.numpy()).to(half))
+    assert same(VisionCollator(dtype=torch.float32)(images), VisionCollator()(images))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_floats_from_0_to_1_are_normalised(dtype: torch.dtype) -> None:
     image = picture(3, 8, 6)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from headrace.arguments import check_flag
+from headrace.casting import DTypeArgument, known_dtype, normalized_dtype
 from headrace.collate.fields import Field, FieldPath, Fields, at_path
 from headrace.collate.stack import USUAL, from_array, is_numeric, owned, shape_of, stack_tree
 from headrace.display import short_call
@@ -29,11 +30,11 @@ class VisionCollator:
     """Stacks images and normalises them on their way into the batch: each is converted, scaled and shifted while it is in the
     processor's cache, and no other float image is made before.
 
-    An image is a tensor or array [C, H, W], [H, W, C] or [H, W], of uint8 or of floats in [0, 1], and the batch float32
-    [batch, C, H, W]: ``(pixel / 255 - mean) / std``, or ``(pixel - mean) / std`` of floats. All else is stacked as `stack_collate` does
-    it, with its dtype: a mask is not normalised. What has one entry an object has another length in each sample, and stays a list of
-    tensors: in a dict with "boxes" or "bboxes" these are that field and "labels", "class_labels", "scores", "masks", "keypoints", "area"
-    and "iscrowd".
+    An image is a tensor or array [C, H, W], [H, W, C] or [H, W], of uint8 or of floats in [0, 1], and the batch float32,
+    or `dtype`, [batch, C, H, W]: ``(pixel / 255 - mean) / std``, or ``(pixel - mean) / std`` of floats. All else is stacked as
+    `stack_collate` does it, with its dtype: a mask is not normalised. What has one entry an object has another length in each
+    sample, and stays a list of tensors: in a dict with "boxes" or "bboxes" these are that field and "labels", "class_labels", "scores",
+    "masks", "keypoints", "area" and "iscrowd".
 
     Args:
         statistics: "imagenet" or "cifar10"; a grey image takes the means of the three channels' numbers, as `ImageDataset` does.
@@ -41,6 +42,8 @@ class VisionCollator:
         fields: keys or positions of the images ("outer.inner" for one inside of another); all arrays in such a field are images. None:
             the sample itself, the first item of a tuple or list, the first of "image", "images", "pixel_values" and "img" in a dict.
         normalize: False: images keep their dtype and values, and are stacked to [batch, C, H, W]; of any dtype.
+        dtype: of normalised images: torch.float16 and torch.bfloat16 halve the bytes of a batch, and are rounded once, from float32.
+            None: float32.
         channels: "first" or "last", where images have them; None: where there are as many as the statistics have (or 1).
         lists: keys or positions of what stays a list; None: see above.
 
@@ -58,6 +61,7 @@ class VisionCollator:
         std: float | Sequence[float] | None = None,
         normalize: bool = True,
         fields: Field | Iterable[Field] | None = None,
+        dtype: DTypeArgument | None = None,
         channels: str | None = None,
         lists: Field | Iterable[Field] | None = None,
     ) -> None:
@@ -67,7 +71,9 @@ class VisionCollator:
         check_flag("normalize", normalize)
         if not normalize and (mean is not None or std is not None):
             raise ConfigError("normalize=False leaves values as they are: pass it without mean= and std=")
-        self._normalizes = normalize
+        if not normalize and dtype is not None:
+            raise ConfigError("normalize=False leaves values as they are: pass it without dtype=")
+        self._normalizes, self._dtype = normalize, known_dtype(normalized_dtype(dtype)) or torch.float32
         self._means, self._stds, self._is_named = _statistics(statistics, mean, std)
         self._fields = None if fields is None else Fields(fields, "fields")
         self._lists = None if lists is None else Fields(lists, "lists")
@@ -118,14 +124,17 @@ class VisionCollator:
                 raise _unfit(number, path, remedy, f"is {list(image.shape)}, ", 0, f" is {list(first.shape)}")
             if image.dtype != first.dtype:
                 raise _unfit(number, path, "give all images one dtype", f"is {shape_of(image)}, ", 0, f" is {shape_of(first)}")
-        batch = empty((len(images), *first.shape), torch.float32 if self._normalizes else first.dtype)
+        batch = empty((len(images), *first.shape), self._dtype if self._normalizes else first.dtype)
         if not self._normalizes:
             for to, image in zip(batch, images, strict=True):
                 to.copy_(image)
             return batch
         scale, shift = self._factors(len(first), 255 if first.dtype == torch.uint8 else 1, path)
+        beside = None if batch.dtype == torch.float32 else torch.empty(first.shape)
         for to, image in zip(batch, images, strict=True):
-            to.copy_(image).mul_(scale).add_(shift)
+            (to if beside is None else beside).copy_(image).mul_(scale).add_(shift)
+            if beside is not None:
+                to.copy_(beside)
         return batch
 
     def _channels_first(self, value: Any, number: int, path: FieldPath) -> torch.Tensor:

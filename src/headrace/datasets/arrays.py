@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.format import SampleFormat
 from headrace.dtypes import ArraySpec
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import FormatError
 from headrace.storage.arrays.packed import PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
@@ -42,6 +42,7 @@ class ArrayFormat(SampleFormat):
         self._are_bytes, self._are_texts = values is not None, values == "str" and encoding is not None
         self._encoding, self._spec = encoding, spec if self.is_plain else None
         self.stores_values: bool = self.is_plain and dtype is None
+        self.casts_to = dtype if self.is_plain else None
 
     def decode(self, record: Any) -> Any:
         if isinstance(record, dict):
@@ -53,7 +54,7 @@ class ArrayFormat(SampleFormat):
             return row.tobytes().decode("utf-8") if self._are_texts else row.tobytes()
         value = row if self.is_plain else as_value(row, self._encoding)
         if self.dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return value.astype(self.dtype)
+            return cast(value, self.dtype)
         return value
 
     def value_spec(self) -> ArraySpec | None:
@@ -87,7 +88,7 @@ class ArrayDataset(BaseDataset):
         return int(sum(source.total_bytes for source in sources) * factor)
 
 
-def joined_rows(sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None, encoding: str | None = "utf-8") -> tuple[Any, ArrayFormat]:
+def joined_rows(sources: Sequence[ArraysSource], dtype: DTypeArgument | None, encoding: str | None = "utf-8") -> tuple[Any, ArrayFormat]:
     """Several sources of rows as one, and the format of the samples.
 
     Raises:
@@ -124,24 +125,8 @@ def _values_of(sources: Sequence[ArraysSource]) -> str | None:
     return values[0]
 
 
-def dtype_named(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
-    """The dtype that a user asks for; a ConfigError where it is none."""
-    try:
-        return None if dtype is None else np.dtype(dtype)
-    except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
-
-
 def joined_targets(columns: Sequence[npt.NDArray[Any]], encoding: str | None = "utf-8") -> Any:
     """The targets of several files, one after the other; strings and compounds in plain terms."""
     if any(not is_plain(column.dtype) for column in columns):
         return [as_value(value, encoding) for column in columns for value in column]
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
-    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else the array."""
-    try:
-        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
-    except TypeError:
-        return array

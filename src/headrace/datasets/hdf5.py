@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_flag
+from headrace.casting import DTypeArgument
 from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, joined_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
@@ -59,7 +60,7 @@ class HDF5Dataset(ArrayDataset):
         target_name: path of a dataset with one row a sample; of a table also the name of a column, which samples then lack.
         transform: called with the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
-        dtype: numbers are cast to this NumPy dtype (as ``ndarray.astype`` does); None: they stay as they are.
+        dtype: numbers are cast to this NumPy or torch dtype, also torch.bfloat16; None: they stay as they are.
         axis: along which samples lie, if not along the first one: its number, from the end too, or, where axes have names (netCDF-4), its
             name. Whatever chunks a sample crosses are read for it.
         reverse_axes: axes are given in reverse, as MATLAB shows its arrays of version 7.3; `axis` counts so too, and is its first one.
@@ -88,7 +89,7 @@ class HDF5Dataset(ArrayDataset):
         target_name: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        dtype: npt.DTypeLike | None = None,
+        dtype: DTypeArgument | None = None,
         axis: int | str = 0,
         reverse_axes: bool = False,
         decode_cf: bool = False,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
+from headrace.casting import DTypeArgument
 from headrace.datasets.core.options import SharedOptions
 from headrace.datasets.image.labels import TargetsArgument
 from headrace.io.remote.options import RemoteKeywords
@@ -57,7 +58,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     # arrays
     dataset_name: str | Sequence[str] | None
     target_name: str | Sequence[str] | None  # of arrays: a str
-    dtype: npt.DTypeLike | Mapping[str, npt.DTypeLike] | None  # of several: of episodes
+    dtype: DTypeArgument | Mapping[str, DTypeArgument] | None  # of several: of episodes
     axis: int | str
     reverse_axes: bool
     decode_cf: bool

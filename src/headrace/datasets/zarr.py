@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.datasets.arrays import ArrayDataset, ArrayFormat, dtype_named, joined_rows, joined_targets
+from headrace.casting import DTypeArgument, cast, dtype_named
+from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, joined_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import HasTargets
 from headrace.datasets.core.options import PathOptions, split_options
@@ -43,7 +43,7 @@ class LabelledPatches(ArrayFormat):
 
     def decode(self, record: Any) -> Any:
         patch, labels = record
-        return patch if self.dtype is None else patch.astype(self.dtype), labels
+        return patch if self.dtype is None else cast(patch, self.dtype), labels
 
     def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
         return value[0], self.to_input(value[1])
@@ -79,7 +79,7 @@ class ZarrDataset(ArrayDataset):
             volume into which no patch fits is an error, but with "pad".
         pad: for edges="pad": "reflect", "edge" or "constant" (the array's fill value; labels: 0).
         boxes: sample patches from these parts of the volume only: pairs of corners (first, and one past the last) along the same axes.
-        dtype: numbers are cast to this NumPy dtype (as ``ndarray.astype`` does), labels are not; None: they stay as they are.
+        dtype: numbers are cast to this NumPy or torch dtype, also torch.bfloat16, labels are not; None: they stay as they are.
         missing: "fill": a chunk that was never written has the fill value; "error": reading it is an error.
         direct: read the files themselves where their layout is known, which is faster; False: through zarr-python alone. Both give the
             same; `explain()` names the path that each array takes, and why.
@@ -110,7 +110,7 @@ class ZarrDataset(ArrayDataset):
         edges: Literal["drop", "pad", "shift"] = "drop",
         pad: Literal["reflect", "edge", "constant"] = "reflect",
         boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None,
-        dtype: npt.DTypeLike | None = None,
+        dtype: DTypeArgument | None = None,
         missing: Literal["fill", "error"] = "fill",
         direct: bool = True,
         **options: Unpack[PathOptions],

@@ -12,6 +12,7 @@ import torch
 from headrace.arguments import described
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.finished import ALONE
+from headrace.dtypes import BFLOAT16
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.packing.plan import Plan, Rows, columns_of, info_of, names_of
@@ -194,7 +195,7 @@ def as_array(what: str, value: Any) -> Array:
     elif isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
         made = np.asarray(value)
     if made is None or made.dtype.kind not in "biufc" or made.dtype.char in "gG":
-        what_it_is = described(value) if made is None else f"an array of {made.dtype}"
+        what_it_is = described(value) if made is None else f"an array of {'bfloat16' if made.dtype == BFLOAT16 else made.dtype}"
         raise ConfigError(
             f"{what} can't be packed: it is {what_it_is}. Packing takes arrays, tensors and numbers, dicts of these, bytes, str, and "
             "(input, target) tuples of these, where no target is bytes or str: convert it in decode, or in __getitem__"

@@ -25,6 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sized": {"image_size": (20, 14)},
     "bytes": {"image_size": 20, "normalize": False},
     "grey": {"image_size": 20, "color": "L"},
+    "half": {"image_size": 20, "dtype": torch.bfloat16, "transform": [RandomHorizontalFlip()]},
     "crop": {"transform": CROP},
     "sized crop": {"image_size": 20, "transform": CROP, "normalize": False},
     "flip": {"image_size": 20, "transform": [RandomHorizontalFlip()]},

@@ -49,6 +49,8 @@ class SampleFormat:
     """True if a sample is a pair even where there are no targets."""
     draws = False
     """True if `draw` draws random numbers."""
+    casts_to: np.dtype[Any] | None = None
+    """What the numbers of a record are cast to, where decoding does nothing else."""
     copies = True
     """True if an input is its value, bit for bit."""
     names_warnings = False
@@ -160,6 +162,7 @@ class FormatOf(SampleFormat):
         decodes, presents = "decode" in overridden, "to_input" in overridden
         self.decodes_batches: bool = base.decodes_batches and not decodes
         self.stores_values: bool = base.stores_values and not decodes
+        self.casts_to = None if decodes else base.casts_to
         self.splits_targets: bool = base.splits_targets or "split_target" in overridden
         self.makes_plain_samples: bool = base.makes_plain_samples and "make_sample" not in overridden
         self.copies: bool = base.copies and not presents

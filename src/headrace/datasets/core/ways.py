@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.casting import as_array, cast_into, known_dtype
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, stacked_targets
 from headrace.datasets.core.finishing import is_transformed
@@ -20,6 +21,7 @@ from headrace.datasets.core.reader import nothing_readable
 from headrace.datasets.core.warnings import naming
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError
+from headrace.memory.recycled import RecycledBuffers
 from headrace.memory.ring import empty, outside_slot
 from headrace.memory.store import MISSING
 from headrace.order.request import BatchRequest
@@ -42,7 +44,7 @@ def choose_way(dataset: BaseDataset, collating: Collating) -> BatchWay:
     way: BatchWay = slow
     stored, value = _stored_inputs(dataset), dataset.sample_format.value_spec()
     if stored is not None:
-        way = StraightFromStorage(dataset, slow, stored)
+        way = StraightFromStorage(dataset, slow, stored, dataset.sample_format.casts_to)
     elif value is not None:
         row = dataset.sample_format.input_spec(value)
         if row is not None and _is_known(row):
@@ -51,9 +53,10 @@ def choose_way(dataset: BaseDataset, collating: Collating) -> BatchWay:
 
 
 def _stored_inputs(dataset: BaseDataset) -> ArraySpec | None:
-    """Shape and dtype of the records, if they are inputs as they are stored, and are read for one batch at a time."""
+    """Shape and dtype of the records, if they are inputs as they are stored, or cast, and are read for one batch at a time."""
     format_, source = dataset.sample_format, dataset.sample_source
-    if not (format_.stores_values and format_.copies) or format_.draws or dataset.mode.prefetches_records(source):
+    is_stored = format_.stores_values or format_.casts_to is not None
+    if not (is_stored and format_.copies) or format_.draws or dataset.mode.prefetches_records(source):
         return None
     spec = source.array_spec if isinstance(source, RowSource) else None
     return spec if spec is not None and _is_known(spec) and format_.input_spec(spec) == spec else None
@@ -144,7 +147,7 @@ class FromMemory(FastWay):
         if format_.copies and not format_.draws:
             rows.copy_to(out)
         else:
-            drawn, made = dataset.sample_finisher.draw(dataset, request, rows.__getitem__), out.numpy()
+            drawn, made = dataset.sample_finisher.draw(dataset, request, rows.__getitem__), as_array(out)
 
             def write(number: int) -> None:
                 format_.write_input(rows[number], drawn[number], made[number, ...])
@@ -160,23 +163,32 @@ class FromMemory(FastWay):
 
 
 class StraightFromStorage(FastWay):
-    """Reads records, which are inputs as they are stored, into their rows of the batch."""
+    """Reads records into their rows of the batch; those that are cast are read beside it first.
+
+    Args:
+        dataset, slow: see `FastWay`.
+        spec: of the records.
+        cast_to: the dtype of inputs; None: that of the records.
+    """
 
     name = "straight from storage"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, spec: ArraySpec) -> None:
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, spec: ArraySpec, cast_to: np.dtype[Any] | None = None) -> None:
         super().__init__(dataset, slow)
-        self._spec, self.writes_in_place = spec, True
+        self._stored, self._spec, self.writes_in_place = spec, ArraySpec(spec.shape, cast_to or spec.dtype), True
+        self._buffers = None if self._spec == spec else RecycledBuffers()
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, wanted = self._dataset, self._dataset.whole_indices(request).tolist()
         mode, counts, source = dataset.mode, dataset.sample_reader.counts, cast(RowSource, dataset.sample_source)
         out = empty_rows(len(wanted), self._spec)
-        rows, held = out.numpy(), mode.get(wanted)
+        rows, held = as_array(out), mode.get(wanted)
         missing = [number for number, value in enumerate(held) if value is MISSING]
         start = time.perf_counter()
         try:
-            if len(missing) == len(wanted) and rows.ndim > 1:
+            if self._buffers is not None:
+                self._read_and_cast(source, [wanted[number] for number in missing], [rows[number, ...] for number in missing])
+            elif len(missing) == len(wanted) and rows.ndim > 1:
                 source.read_into(wanted, rows)
             else:
                 source.read_into([wanted[number] for number in missing], [rows[number, ...] for number in missing])
@@ -194,6 +206,17 @@ class StraightFromStorage(FastWay):
         counts["bytes_read"] += len(missing) * int(rows[:1].nbytes)
         return self.with_targets(out, request)
 
+    def _read_and_cast(self, source: RowSource, indices: list[int], rows: list[npt.NDArray[Any]]) -> None:
+        """Reads records into memory that is used again, and casts each into its row of the batch."""
+        stored, count = self._stored, len(indices)
+        if not count:
+            return
+        assert self._buffers is not None
+        nbytes = count * math.prod(stored.shape) * stored.dtype.itemsize
+        read = np.frombuffer(self._buffers.take(nbytes), stored.dtype).reshape(count, *stored.shape)
+        source.read_into(indices, read if stored.shape else [read[number, ...] for number in range(count)])
+        self._dataset.sample_reader.threads.copy(lambda number: cast_into(read[number, ...], rows[number]), count, nbytes)
+
 
 class RowByRow(FastWay):
     """Decodes each record, and writes its input into its row of the batch. What lies beside the inputs, such as masks, other ways add."""
@@ -208,7 +231,7 @@ class RowByRow(FastWay):
         dataset, access = self._dataset, self._dataset.sample_access
         whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
         out, beside = empty_rows(len(whole), self._row), self._beside(len(whole))
-        fetched, rows = reader.fetch(whole, access, error), out.numpy()
+        fetched, rows = reader.fetch(whole, access, error), as_array(out)
         drawn = dataset.sample_finisher.draw(dataset, request, lambda number: self._drawn_from(fetched[number].value))
 
         def write(number: int) -> SampleError | None:
@@ -281,7 +304,7 @@ class RowByRow(FastWay):
                 for number, (index, stand_in) in enumerate(zip(request, stand_ins, strict=True))
             ]
             return self._slow.collated(samples, request, request)
-        rows, good = out.numpy(), [number for number, failure in enumerate(failures) if failure is None]
+        rows, good = as_array(out), [number for number, failure in enumerate(failures) if failure is None]
         if not good:
             raise nothing_readable(next(failure for failure in failures if failure is not None), len(request))
         for to, number in enumerate(good):
@@ -300,14 +323,3 @@ def empty_rows(count: int, spec: ArraySpec) -> torch.Tensor:
     dtype = known_dtype(spec.dtype)
     assert dtype is not None
     return empty((count, *spec.shape), dtype)
-
-
-@functools.cache
-def known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """Torch's dtype of that kind; None: it has none."""
-    if not dtype.isnative or dtype.kind not in "biufc":
-        return None
-    try:
-        return torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError:
-        return None

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_flag, check_integer
+from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
 from headrace.collate.fields import FieldPath
 from headrace.collate.pad import Padding, to_rows
 from headrace.collate.stack import USUAL, stack_inside, stack_tree
-from headrace.datasets.arrays import as_tensor, dtype_named
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.checks import check_arguments
@@ -68,7 +68,7 @@ class EpisodeFormat(SampleFormat):
             return [as_value(one, self._encoding) for one in value]
         value = as_value(value, self._encoding)
         dtype = self._dtypes.get(name)
-        return value if dtype is None or not isinstance(value, (np.ndarray, np.generic)) else value.astype(dtype)
+        return value if dtype is None or not isinstance(value, (np.ndarray, np.generic)) else cast(value, dtype)
 
     def to_input(self, value: Any) -> Any:
         return {name: _as_input(one) for name, one in value.items()}
@@ -161,7 +161,8 @@ class EpisodeDataset(BaseDataset):
             in memory. Of a replay buffer: paths of arrays with one value an episode, such as "meta/success".
         transform: called with the dict.
         loading_mode: see `LoadingMode`. Of windows that overlap eager and cached hold the steps, each once.
-        dtype: numbers are cast to this NumPy dtype, or by key or pattern to several; None: they stay as they are.
+        dtype: numbers are cast to this NumPy or torch dtype, also torch.bfloat16, or by key or pattern to several; None: they stay as they
+            are.
         encoding: of strings; None: they come as bytes.
         decode_nwb: arrays with the attributes ``conversion`` and ``offset``, as the time series of NWB have them, are given in their unit:
             stored * conversion * channel_conversion + offset, as float32; float64 of wider numbers than float32 and int16. `statistics`
@@ -196,7 +197,7 @@ class EpisodeDataset(BaseDataset):
         static: Sequence[str] = (),
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        dtype: npt.DTypeLike | Mapping[str, npt.DTypeLike] | None = None,
+        dtype: DTypeArgument | Mapping[str, DTypeArgument] | None = None,
         encoding: str | None = "utf-8",
         decode_nwb: bool = False,
         direct: bool = True,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.casting import as_array, cast_into, known_dtype
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
 from headrace.datasets.core.ways import FastWay, SampleBySample, is_bare
@@ -30,18 +31,9 @@ def way_of_windows(dataset: BaseDataset, collating: Collating, dtypes: Mapping[s
         return None
     if not collating.stacks or not is_bare(dataset) or mode.caches_samples or mode.prefetches_records(source):
         return None
-    made = {key.name: _torch_dtype(dtypes.get(key.name, key.dtype)) for key in source.keys}
+    made = {key.name: known_dtype(dtypes.get(key.name, key.dtype.newbyteorder("="))) for key in source.keys}
     known = {name: dtype for name, dtype in made.items() if dtype is not None}
     return WindowsFromStorage(dataset, SampleBySample(dataset, collating), source, known) if len(known) == len(made) else None
-
-
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    if dtype.kind not in "biufc":
-        return None
-    try:
-        return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
-    except TypeError:
-        return None
 
 
 class WindowsFromStorage(FastWay):
@@ -58,7 +50,7 @@ class WindowsFromStorage(FastWay):
         batch = {key.name: empty((len(request), key.window or 0, *key.row_shape), self._dtypes[key.name]) for key in source.keys}
         batch[MASK] = empty((len(request), source.windows.options.window or 0), torch.bool)
         try:
-            source.read_windows(self._dataset.whole_indices(request), {name: tensor.numpy() for name, tensor in batch.items()})
+            source.read_windows(self._dataset.whole_indices(request), {name: as_array(tensor) for name, tensor in batch.items()}, cast_into)
         except Exception as caught:
             return self.fall_back(request, caught)
         reader.count_seconds("read_seconds", start)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from headrace.casting import FLOAT32, DTypeArgument, normalized_dtype
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.image.augment import Augment, Drawn, split_augment
 from headrace.datasets.image.claims import Left
@@ -41,6 +42,19 @@ def check_image_options(color: str, transform_input: str, decode: str) -> None:
         raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
 
 
+def image_dtype(dtype: DTypeArgument | None, normalize: bool, transformed: bool) -> np.dtype[Any]:
+    """The dtype of normalised images that a user asks for.
+
+    Raises:
+        ConfigError: it is another one than these may have, or images are not normalised.
+    """
+    named = normalized_dtype(dtype)
+    if dtype is not None and (transformed or not normalize):
+        what = "the transform gives images their dtype" if transformed else "normalize=False gives uint8"
+        raise ConfigError(f"dtype={dtype!r} is for images that are normalised, and {what}: leave one of both out")
+    return named
+
+
 @dataclass(kw_only=True, eq=False)
 class ImageFormat(SampleFormat):
     """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of PIL images or arrays come next; or as
@@ -52,6 +66,7 @@ class ImageFormat(SampleFormat):
         is_size_given: True if the user said so.
         exact: decode large JPEGs whole.
         normalize: scale and normalise inputs that nobody transforms.
+        dtype: of normalised inputs: float32, float16, or bfloat16 (`BFLOAT16`).
         transform_input: "pil", "tensor" or "numpy".
         augment: the built-in crop and flip, if there are any.
         transformed: True if a transform gets the inputs.
@@ -76,6 +91,7 @@ class ImageFormat(SampleFormat):
     is_stored_decoded: bool
     hold: str | None
     left: Left | None = None
+    dtype: np.dtype[Any] = FLOAT32
     channels_first: bool | None = None
 
     def __post_init__(self) -> None:
@@ -101,6 +117,11 @@ class ImageFormat(SampleFormat):
     def channels(self) -> int:
         """Channels of an image."""
         return 3 if self.color == "RGB" else 1
+
+    @property
+    def input_dtype(self) -> np.dtype[Any]:
+        """Of inputs that nobody transforms."""
+        return self.dtype if self.normalize else np.dtype(np.uint8)
 
     @property
     def held_as(self) -> str:
@@ -159,7 +180,7 @@ class ImageFormat(SampleFormat):
         """The input that a value becomes by its draws."""
         pixels = self._drawn_pixels(value, drawn)
         if not self.transformed:
-            return normalize(pixels) if self.normalize else _tensor(pixels)
+            return normalize(pixels, self.dtype) if self.normalize else _tensor(pixels)
         if self.transform_input == "pil":
             return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
         return _tensor(pixels) if self.transform_input == "tensor" else writable(pixels)
@@ -168,7 +189,7 @@ class ImageFormat(SampleFormat):
         if self.transformed:
             return None
         size = self.crop_size or (value.shape[1:] if self.channels_first else value.shape[:2])
-        return ArraySpec((self.channels, *size), np.dtype(np.float32 if self.normalize else np.uint8))
+        return ArraySpec((self.channels, *size), self.input_dtype)
 
     def write_input(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
         pixels = self._drawn_pixels(value, drawn)
@@ -181,7 +202,7 @@ class ImageFormat(SampleFormat):
         size = self.crop_size or self.image_size
         if self.transformed or size is None:
             return None
-        return size[0] * size[1] * self.channels * (4 if self.normalize else 1) + 8
+        return size[0] * size[1] * self.channels * self.input_dtype.itemsize + 8
 
     def random_steps(self) -> list[Any]:
         return [] if self.augment is None else [step for step in (self.augment.crop, self.augment.flip) if step is not None]

@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from headrace.arguments import check_flag
+from headrace.casting import DTypeArgument
 from headrace.collate import DetectionCollator
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.budgeting import DatasetBudget
@@ -19,7 +20,7 @@ from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.boxes import BoxFormat
 from headrace.datasets.image.coco import CocoTargets
-from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
+from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options, image_dtype
 from headrace.datasets.image.joint import MaskFormat
 from headrace.datasets.image.labels import FOLDERS, TargetsArgument, checked_targets
 from headrace.datasets.image.opening import Wanted, first_packed, open_images
@@ -68,6 +69,8 @@ class ImageDataset(BaseDataset):
         masks: of COCO: `masks` too, uint8 [N, H, W] (needs pycocotools: extra `coco`).
         color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey). Grey of more than 8 bits is scaled (`decode_image`).
         normalize: False gives uint8 [C, H, W] where there is no transform.
+        dtype: of normalised images: torch.float16 and torch.bfloat16 halve the bytes of a batch; they are rounded once, from float32. None:
+            float32.
         transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
         decode: "fast": a JPEG that is at least twice, 4 or 8 times as large as what is wanted of it is decoded at a half, a quarter or an
             eighth of its size, so its pixels differ a little (372 photographs of 400 x 533 at 128 x 128: by 0.7 grey levels in the mean,
@@ -104,6 +107,7 @@ class ImageDataset(BaseDataset):
         masks: bool = False,
         color: Literal["RGB", "L"] = "RGB",
         normalize: bool = True,
+        dtype: DTypeArgument | None = None,
         transform_input: Literal["pil", "tensor", "numpy"] = "pil",
         decode: Literal["fast", "exact"] = "fast",
         **options: Unpack[PathOptions],
@@ -134,7 +138,8 @@ class ImageDataset(BaseDataset):
         made: dict[str, Any] = dict(
             color=color, image_size=self.image_size, is_size_given=image_size is not UNSET, exact=decode == "exact", normalize=normalize,
             transform_input=transform_input, augment=augment, transformed=transformed, is_stored_decoded=is_stored_decoded,
-            hold=common.get("hold"), left=DatasetBudget(common.get("max_memory_usage", 0.8)),
+            hold=common.get("hold"), dtype=image_dtype(dtype, normalize, transformed),
+            left=DatasetBudget(common.get("max_memory_usage", 0.8)),
         )  # fmt: skip
         are_pairs = isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs)
         joint = MaskFormat if are_pairs else BoxFormat if isinstance(labels.targets, CocoTargets) else None

@@ -59,7 +59,7 @@ class JointFormat(ImageFormat):
         size = self.crop_size or self.image_size
         if size is None or not (self.is_encoded or self.image_size is not None):
             return None
-        row = ArraySpec((self.channels, *size), np.dtype(np.float32 if self.normalize else np.uint8))
+        row = ArraySpec((self.channels, *size), self.input_dtype)
         return way_of_pairs(dataset, collating, self, row, has_masks=isinstance(self, MaskFormat))
 
 

@@ -8,12 +8,13 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.arrays import dtype_named
+from headrace.casting import DTypeArgument, dtype_named
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.datasets.sparse.batches import LAYOUTS, sparse_collate, torch_dtype
+from headrace.datasets.sparse.batches import LAYOUTS, sparse_collate
 from headrace.datasets.sparse.format import SparseFormat
+from headrace.dtypes import BFLOAT16
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
@@ -74,7 +75,7 @@ class SparseDataset(BaseDataset):
         join: Literal["inner", "outer"] | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        dtype: npt.DTypeLike | None = None,
+        dtype: DTypeArgument | None = None,
         direct: bool = True,
         **options: Unpack[PathOptions],
     ) -> None:
@@ -118,14 +119,11 @@ def _each(source: Any) -> list[SparseSource]:
     return list(source.sources) if isinstance(source, JoinedRows) else [source]
 
 
-def _numbers_of(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
+def _numbers_of(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
     """The dtype that a user asks for; a ConfigError where it is no dtype of numbers that torch has."""
     cast_to = dtype_named(dtype)
-    if cast_to is not None:
-        try:
-            torch_dtype(cast_to)
-        except TypeError:
-            raise ConfigError(f"dtype={dtype!r}: torch has no such numbers: pass one that it has, such as 'float32'") from None
+    if cast_to == BFLOAT16:
+        raise ConfigError(f"dtype={dtype!r}: sparse matrices have no bfloat16: pass dtype='float32' or 'float16', or cast batches")
     return cast_to
 
 

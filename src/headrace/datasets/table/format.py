@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.datasets.arrays import as_tensor
+from headrace.casting import as_tensor, cast
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.format import Failed, SampleFormat
 from headrace.datasets.image.format import ImageFormat
@@ -145,7 +145,7 @@ def _cast_spec(spec: ArraySpec, dtype: np.dtype[Any] | None) -> ArraySpec:
 def _cast(value: Any, dtype: np.dtype[Any], but: Container[str] = ()) -> Any:
     """A value whose numbers have another dtype, those in lists and dicts too, but for some of its fields."""
     if isinstance(value, (np.ndarray, np.generic)):
-        return np.asarray(value).astype(dtype) if value.dtype.kind in "biufc" else value
+        return cast(value, dtype) if value.dtype.kind in "biufc" else value
     if isinstance(value, dict):
         return {name: one if name in but else _cast(one, dtype) for name, one in value.items()}
     return [_cast(one, dtype) for one in value] if isinstance(value, list) else value

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_flag
-from headrace.datasets.arrays import dtype_named, joined_rows, joined_targets
+from headrace.casting import DTypeArgument, dtype_named
+from headrace.datasets.arrays import joined_rows, joined_targets
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
@@ -106,7 +107,7 @@ class TableDataset(BaseDataset):
         text_column: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        dtype: npt.DTypeLike | None = None,
+        dtype: DTypeArgument | None = None,
         image_size: int | tuple[int, int] | None = UNSET,
         color: Literal["RGB", "L"] = "RGB",
         normalize: bool = True,

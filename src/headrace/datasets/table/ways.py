@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace.casting import as_array, cast_into, known_dtype
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
-from headrace.datasets.core.ways import FastWay, SampleBySample, empty_rows, is_bare, known_dtype
+from headrace.datasets.core.ways import FastWay, SampleBySample, empty_rows, is_bare
 from headrace.dtypes import ArraySpec
 from headrace.order.request import BatchRequest
 from headrace.storage.table.source import Out, TableSource
@@ -53,12 +54,12 @@ class ColumnsTogether(FastWay):
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, start, count = self._dataset, time.perf_counter(), len(request)
         batch: dict[str, Any] = {name: [None] * count if spec is None else empty_rows(count, spec) for name, spec in self._specs.items()}
-        outs: dict[str, Out] = {name: out if isinstance(out, list) else out.numpy() for name, out in batch.items()}
+        outs: dict[str, Out] = {name: out if isinstance(out, list) else as_array(out) for name, out in batch.items()}
         beside: dict[str, Any] = {name: np.empty((count, *spec.shape), spec.dtype) for name, spec in self._cast.items()}
         try:
             self._source.read_columns(dataset.whole_indices(request), {**outs, **beside})
             for name, values in beside.items():
-                np.copyto(batch[name].numpy(), values, casting="unsafe")
+                cast_into(values, as_array(batch[name]))
         except Exception as caught:
             return self.fall_back(request, caught)
         reader = dataset.sample_reader

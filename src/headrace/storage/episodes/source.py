@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,14 +78,17 @@ class EpisodeSource(Locatable):
         episodes, starts = self.windows.places(np.asarray(indices, np.int64))
         return self._records(self.read_steps(episodes, starts), episodes, starts)
 
-    def read_windows(self, indices: IntArray, outs: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Writes windows into arrays [windows, window, ...] by key, and their masks into that of `MASK`; numbers are cast as need be."""
+    def read_windows(
+        self, indices: IntArray, outs: Mapping[str, npt.NDArray[Any]], cast_into: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]
+    ) -> None:
+        """Writes windows into arrays [windows, window, ...] by key, and their masks into that of `MASK`. Those of another dtype than the
+        key's are written by `cast_into`, which gets a window and its place."""
         episodes, starts = self.windows.places(indices)
         found = self.read_steps(episodes, starts, outs)
         for key in self.keys:
             if outs[key.name].dtype != key.dtype:
                 for number, window in enumerate(found[key.name]):
-                    outs[key.name][number] = window.astype(outs[key.name].dtype)
+                    cast_into(window, outs[key.name][number])
         outs[MASK][...] = self.windows.masks(episodes, starts)
 
     def _records(self, columns: dict[str, list[Any]], episodes: IntArray, starts: IntArray) -> list[dict[str, Any]]:

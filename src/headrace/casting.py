@@ -1,0 +1,110 @@
+"""Casts arrays to the numbers that torch has: bfloat16 too, which NumPy does not have (`BFLOAT16`).
+
+bfloat16, and float16 of float32, are cast by torch: to the nearest, halves to even. Other numbers become float32 on their way to
+bfloat16, as `torch.Tensor.to` does it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.dtypes import BFLOAT16
+from headrace.errors import ConfigError
+
+DTypeArgument: TypeAlias = npt.DTypeLike | torch.dtype
+"""What users pass as `dtype`."""
+FLOAT32: np.dtype[Any] = np.dtype(np.float32)
+_STRETCH = 1 << 15  # elements that torch casts in the calling thread: of more, its own threads take part, and wait for each other
+
+
+@functools.cache
+def known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """Torch's dtype of that kind; None: it has none."""
+    if dtype == BFLOAT16:
+        return torch.bfloat16
+    if not dtype.isnative or dtype.kind not in "biufc":
+        return None
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError:
+        return None
+
+
+_NAMES = ("bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
+_OF_TORCH = {known: dtype for dtype in (*map(np.dtype, _NAMES), BFLOAT16) if (known := known_dtype(dtype)) is not None}
+
+
+def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
+    """The dtype of numbers that a user asks for, in the machine's byte order; of torch.bfloat16 `BFLOAT16`.
+
+    Raises:
+        ConfigError: it is none, or torch has no such numbers.
+    """
+    if dtype is None:
+        return None
+    if isinstance(dtype, torch.dtype):
+        if dtype not in _OF_TORCH:
+            raise ConfigError(f"dtype={dtype!r}: NumPy has no such numbers: pass one that it has, or torch.bfloat16")
+        return _OF_TORCH[dtype]
+    try:
+        named = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype).newbyteorder("=")
+    except TypeError as error:
+        raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
+    if named.name == "bfloat16":  # that of ml_dtypes
+        return BFLOAT16
+    if known_dtype(named) is None:
+        raise ConfigError(f"dtype={dtype!r}: torch has no such numbers: pass one that it has, such as 'float32'")
+    return named
+
+
+def normalized_dtype(dtype: DTypeArgument | None) -> np.dtype[Any]:
+    """The dtype of normalised images that a user asks for; of None float32.
+
+    Raises:
+        ConfigError: it is another one than float32, float16 and bfloat16.
+    """
+    named = FLOAT32 if dtype is None else dtype_named(dtype)
+    if named not in (FLOAT32, np.dtype(np.float16), BFLOAT16):
+        raise ConfigError(f"dtype={dtype!r}: normalised images are torch.float32, torch.float16 or torch.bfloat16: pass one of these")
+    return named
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The contiguous tensor as an array over the same memory; of bfloat16 one of `BFLOAT16`."""
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    return tensor.view(torch.uint16).numpy().view(BFLOAT16)
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else the array."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+    except TypeError:
+        return array
+
+
+def cast(values: npt.NDArray[Any] | np.generic, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A copy of the numbers as another dtype."""
+    out = np.empty(values.shape, dtype)
+    cast_into(np.asarray(values), out)
+    return out
+
+
+def cast_into(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Writes numbers into an array of their shape, which is contiguous, as its dtype."""
+    if out.dtype != BFLOAT16 and not (out.dtype == np.float16 and values.dtype == np.float32):
+        np.copyto(out, values, casting="unsafe")
+        return
+    numbers = np.require(values, np.float32, ("C", "W"))
+    source, target = torch.from_numpy(numbers.reshape(-1)), as_tensor(out.reshape(-1))
+    assert isinstance(target, torch.Tensor)
+    for start in range(0, len(source), _STRETCH):
+        target[start : start + _STRETCH].copy_(source[start : start + _STRETCH])
