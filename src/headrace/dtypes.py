@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +16,11 @@ class ArraySpec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of such an array."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 BFLOAT16: np.dtype[Any] = np.dtype([("bfloat16", np.uint16)])

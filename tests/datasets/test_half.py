@@ -107,6 +107,23 @@ def test_loaders_carry_halves(path: Path, mode: Any, half: torch.dtype, workers:
         assert loader.get_stats().get("fallbacks", 0) == 0
 
 
+def test_bytes_read_are_those_of_the_file(path: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", ROWS)
+    demos = write_demos(tmp_path / "demos.hdf5")
+    for open_as in (
+        lambda dtype: HDF5Dataset(path, "raw", dtype=dtype),
+        lambda dtype: TableDataset(tmp_path / "a.npy", dtype=dtype),
+        lambda dtype: EpisodeDataset(demos, ["actions"], window=4, dtype=dtype),
+    ):
+        read = []
+        for dtype in (None, "bfloat16"):
+            with open_as(dtype) as dataset:
+                loader = create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)
+                list(loader)
+                read.append(loader.get_stats()["bytes_read"])
+        assert read[0] == read[1] > 0
+
+
 def test_rows_of_another_byte_order(path: Path) -> None:
     with HDF5Dataset(path, "foreign", dtype=torch.bfloat16) as dataset:
         batch = next(iter(create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -203,7 +202,7 @@ class StraightFromStorage(FastWay):
                     rows[number] = value
         counts["cache_hits"] += len(wanted) - len(missing)
         counts["cache_misses"] += len(missing)
-        counts["bytes_read"] += len(missing) * int(rows[:1].nbytes)
+        counts["bytes_read"] += len(missing) * self._stored.nbytes
         return self.with_targets(out, request)
 
     def _read_and_cast(self, source: RowSource, indices: list[int], rows: list[npt.NDArray[Any]]) -> None:
@@ -212,7 +211,7 @@ class StraightFromStorage(FastWay):
         if not count:
             return
         assert self._buffers is not None
-        nbytes = count * math.prod(stored.shape) * stored.dtype.itemsize
+        nbytes = count * stored.nbytes
         read = np.frombuffer(self._buffers.take(nbytes), stored.dtype).reshape(count, *stored.shape)
         source.read_into(indices, read if stored.shape else [read[number, ...] for number in range(count)])
         self._dataset.sample_reader.threads.copy(lambda number: cast_into(read[number, ...], rows[number]), count, nbytes)

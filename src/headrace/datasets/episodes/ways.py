@@ -55,5 +55,5 @@ class WindowsFromStorage(FastWay):
             return self.fall_back(request, caught)
         reader.count_seconds("read_seconds", start)
         reader.counts["cache_misses"] += len(request)
-        reader.counts["bytes_read"] += sum(tensor.nbytes for tensor in batch.values())
+        reader.counts["bytes_read"] += sum(batch[key.name].numel() * key.dtype.itemsize for key in source.keys)
         return MadeBatch(batch, len(request))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -127,11 +126,7 @@ class TableFormat(SampleFormat):
     def sample_nbytes(self) -> int | None:
         if self._image is not None or self._texts is not None:
             return None
-        return (
-            sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in self.specs.values() if spec is not None)
-            if all(self.specs.values())
-            else None
-        )
+        return sum(spec.nbytes for spec in self.specs.values() if spec is not None) if all(self.specs.values()) else None
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         is_plain = self._spec is None and self._image is None and self._texts is None

@@ -65,7 +65,7 @@ class ColumnsTogether(FastWay):
         reader = dataset.sample_reader
         reader.count_seconds("read_seconds", start)
         reader.counts["cache_misses"] += count
-        reader.counts["bytes_read"] += sum(_size(out) for out in outs.values())
+        reader.counts["bytes_read"] += sum(_size(out) for out in (outs | beside).values())
         return self.with_targets(batch, request)
 
 
