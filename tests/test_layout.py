@@ -161,7 +161,9 @@ INSIDE: dict[str, list[str]] = {
     ],
     "storage/sparse": ["rows", "groups", "matrix", "frames", "hdf5", "zarr", "join", "source", "opening"],
     "storage/episodes": ["windows", "steps", "source"],
-    "storage/hdf5": ["filters", "probe", "files", "remote", "links", "conventions", "tables", "chunks", "packed", "rows", "episodes"],
+    "storage/hdf5": [
+        *("filters", "times", "probe", "files", "remote", "links", "conventions", "tables", "chunks", "packed", "rows", "episodes"),
+    ],
     "storage/zarr": [
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes"),
     ],

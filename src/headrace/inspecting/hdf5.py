@@ -31,6 +31,7 @@ from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import OpenHDF5, open_files
+from headrace.storage.hdf5.times import readable, value_dtype
 from headrace.storage.source import fingerprint_of_files
 from headrace.storage.sparse.hdf5 import HDF5Groups
 
@@ -115,7 +116,7 @@ def _rows_together(opened: OpenHDF5, paths: list[str], found: _Found) -> tuple[i
     rows, prints = 0, list[str]()
     for path in paths:
         with opened.hdf5.reading(path) as file:
-            dataset = file.get(found.primary.path)
+            dataset = readable(file.get(found.primary.path), f"{redact(path)}: {found.primary.path!r}")
             if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
                 return None, []
             rows += int(dataset.shape[0])
@@ -195,7 +196,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
             if cost is not None:
                 access.append(costs.of_flat(cost, info) if info is not None and node.path == DATA and info.is_flat else cost)
             if node is primary:
-                kind, height, rows = dataset.dtype.kind, (dataset.chunks or (1,))[0], int(dataset.shape[0])
+                kind, height, rows = _dtype(dataset).kind, (dataset.chunks or (1,))[0], int(dataset.shape[0])
                 fingerprint = layout_fingerprint([node.path, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks])
         if primary is not None and packing_of(hdf5.dataset(file, primary.path, path)) is not None:
             notes.append(f"{primary.path!r} is packed as CF has it: decode_cf=True unpacks its values")
@@ -207,8 +208,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
 
 
 def _dtype(dataset: h5py.Dataset) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = dataset.dtype if dataset.dtype.subdtype is None else dataset.dtype.subdtype[0]
-    return dtype
+    return value_dtype(dataset).base
 
 
 def _grid_shape(dataset: h5py.Dataset) -> tuple[int, ...]:
@@ -265,7 +265,10 @@ def _classes(file: h5py.File, info: PackedInfo | None, rows: int | None) -> tupl
         labels, numbers = np.asarray(file[LABELS][...]), info.image["class_ids"]
         return {one: int((labels == number).sum()) for one, number in zip(info.classes or [], numbers, strict=True)}, OBJECTS_ARE
     for name in [TARGETS] if info is not None else _TARGETS:
-        targets = file.get(name)
+        try:
+            targets = readable(file.get(name), name)
+        except FormatError:  # times that nobody can read
+            continue
         if not isinstance(targets, h5py.Dataset) or targets.ndim != 1 or targets.nbytes > _TARGET_BYTES:
             continue
         if targets.dtype.kind not in "iub" or (info is None and len(targets) != rows):

@@ -17,6 +17,7 @@ from headrace.storage.arrays.packed import DATA
 from headrace.storage.hdf5.episodes import arrays_of, groups_matching, unmistakable_groups
 from headrace.storage.hdf5.filters import name_of
 from headrace.storage.hdf5.tables import columns_of, tables_in
+from headrace.storage.hdf5.times import readable, value_dtype
 
 _COUNTED = 200_000  # chunks up to which those that were written are counted
 _SAMPLED = 256  # chunks of a remote file whose sizes are looked at
@@ -62,8 +63,9 @@ def node_of(item: Any, where: str, is_remote: bool) -> Node:
     codecs = [_codec(plist.get_filter(number)) for number in range(plist.get_nfilters())]
     node = Node(where, "array", item.shape, None, layout, item.chunks, codecs=codecs)
     try:
-        node.dtype, node.nbytes = dtype_name(item.dtype), int(item.nbytes)
-    except TypeError as error:  # a time of PyTables, say
+        item = readable(item, "")
+        node.dtype, node.nbytes = dtype_name(value_dtype(item)), int(item.nbytes)
+    except (TypeError, FormatError) as error:  # of a type that h5py lacks
         node.details["unusual"] = " ".join(str(error).split())
     if item.shape is None:
         node.layout, node.nbytes = "empty", 0

@@ -38,6 +38,7 @@ from headrace.storage.hdf5.filters import check_filters, codecs_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored
 from headrace.storage.hdf5.remote import patiently
+from headrace.storage.hdf5.times import TimedDataset, readable
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class HDF5Array:
 
     def _read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
         with self._library.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
-            dataset = file[self._name]
+            dataset = readable(file[self._name], f"{redact(self._path)}: {self._name!r}")
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [np.asarray(dataset[part[:axes]]) for part in parts]
         rest: list[Any] = [(..., *part[axes:]) for part in parts]
@@ -228,7 +229,7 @@ def _direct_chunks(
         return "the index of its chunks is unusual"
     written, fill = chunked.written(), _fill_value(dataset, dtype)
     if fill is None and len(written) < math.prod(grid.counts):
-        return "what was not written is no zeros, and each element an array"
+        return "what was not written is no zeros, and each element an array, or a time"
     whole = Grid(shape, (*grid.chunks, *elements))
     chunks = DirectChunks(whole, dtype, chunked, Pipeline(codecs_of(dataset)), hdf5.files, fill=fill, where=names)
     return hdf5.doubt(path, name, functools.partial(doubt_of, dataset, chunks, written)) or chunks
@@ -245,7 +246,7 @@ def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
     plist = dataset.id.get_create_plist()
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER:
         return np.zeros((), dtype)[()]
-    return dataset.fillvalue if dataset.dtype == dtype else None
+    return dataset.fillvalue if dataset.dtype == dtype and not isinstance(dataset, TimedDataset) else None
 
 
 def obstacle_of(dataset: h5py.Dataset) -> str | None:

@@ -18,6 +18,7 @@ from headrace.io.local.files import LocalFiles
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import Kind
+from headrace.storage.hdf5.times import described, readable
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 ENDINGS = (".h5", ".hdf5", ".he5", ".h5ad", ".nc", ".mat")
@@ -115,10 +116,11 @@ class HDF5Files:
         Raises:
             MissingNameError: there is none; the message lists those there are, of many the nearest.
             DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing, or can't be opened.
+            FormatError: it holds times that PyTables did not write.
         """
         dataset = file.get(name)
         if isinstance(dataset, h5py.Dataset):
-            return dataset
+            return readable(dataset, f"{redact(path)}: {name!r}")
         if (out := leads_out(file, name)) is not None:
             self._raise_of_target(*out, path, 0)
         raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(dataset_names(file), name)}")
@@ -214,7 +216,7 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
     if isinstance(file.get(usual), h5py.Dataset):
         return usual
     others = {name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")}
-    shown = {name: f"{name} {list(one.shape)} {one.dtype}" for name, one in others.items() if one.shape}
+    shown = {name: f"{name} {list(one.shape)} {described(one)}" for name, one in others.items() if one.shape}
     if len(shown) == 1:
         return next(iter(shown))
     what = f"{len(shown):,} datasets: name one of them as dataset_name" if shown else "no dataset of samples"

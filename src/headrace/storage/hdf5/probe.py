@@ -14,6 +14,7 @@ from headrace.errors import AccessError, DataNotFoundError, FileChangedError, Fo
 from headrace.io.library_errors import asking
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.codecs import Fletcher32, TooLongError
+from headrace.storage.hdf5.times import stored_dtype
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +28,10 @@ def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
         number = h5py.h5t.py_create(dtype)
         bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{'BE' if number.get_order() == h5py.h5t.ORDER_BE else 'LE'}", None)
         return dtype.kind == "u" and bits is not None and bool(kind.equal(bits))
+    if isinstance(kind, h5py.h5t.TypeTimeID):
+        return dtype == stored_dtype(kind)
+    if isinstance(kind, h5py.h5t.TypeArrayID) and dtype.subdtype is not None and kind.get_array_dims() == dtype.shape:
+        return is_as_stored(kind.get_super(), dtype.base)
     if isinstance(kind, h5py.h5t.TypeCompoundID) and dtype.fields is not None and dtype.itemsize == kind.get_size():
         members = range(kind.get_nmembers())
         fields = [dtype.fields.get(kind.get_member_name(number).decode("utf-8", "surrogateescape")) for number in members]

@@ -51,6 +51,7 @@ from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
 from headrace.storage.hdf5.tables import Column
+from headrace.storage.hdf5.times import decoding_of, readable
 from headrace.storage.source import PackPart
 
 _COLUMN_BYTES = 64 << 20
@@ -71,8 +72,8 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
     with opened.hdf5.reading(url) as file:
         file.visititems(_read_attributes)
         for name in dataset_names(file):
-            dataset = file[name]
             try:
+                dataset = readable(file[name], f"{redact(url)}: {name!r}")
                 is_column = dataset.shape is not None and len(dataset.shape) == 1 and dataset.nbytes <= _COLUMN_BYTES
                 if name in columns or (is_column and not _holds_samples(file, name)):
                     np.asarray(dataset)  # first: chunks that are compared with h5py's are not recorded, and h5py reads them once
@@ -178,6 +179,8 @@ class Interpretation(NamedTuple):
                 raise ConfigError(f"axis={self.axis!r}: {where} has elements of any size, so its samples lie along the first axis only")
             return rows
         reader = ArrayReader(rows, opened.chunks, key) if is_plain else AxisReader(rows, opened.chunks, key, axis, self.reverse_axes)
+        if (decoding := decoding_of(dataset)) is not None:
+            return DecodedReader(reader, *decoding)
         packing = packing_of(dataset) if self.decode_cf else None
         if packing is None:
             return reader
@@ -267,7 +270,8 @@ class HDF5Source(PackedSource):
         expected = self.info.checksums.get(name) if self.info is not None else None
         if expected is not None and crc_of(column) != expected:
             raise FormatError(f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack it again")
-        return column
+        decoding = decoding_of(dataset)
+        return column if decoding is None else decoding[0](column)
 
     @property
     def is_flat(self) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from headrace.errors import FormatError
 from headrace.io.paths import redact
 from headrace.storage.arrays.values import as_value
+from headrace.storage.hdf5.times import readable
 
 FIXED = ("frame", "series")
 
@@ -96,7 +97,7 @@ def _fixed(group: h5py.Group, name: str, where: str, kind: str) -> list[Column]:
 
 
 def _array_column(group: h5py.Group, array: str, values: str, label: str, place: int | None, where: str) -> Column:
-    dataset = group[values]
+    dataset = readable(group[values], f"{where}: {label!r}")
     if _text(dataset.attrs.get("PSEUDOATOM", b"")) == "object" or h5py.check_vlen_dtype(dataset.dtype) is not None:
         raise FormatError(
             f"{where}: {label!r} holds Python objects as a pickle, which is never opened: write strings with to_hdf(..., format='table')"
@@ -119,7 +120,7 @@ def _labels(group: h5py.Group, name: str, where: str) -> list[str]:
 
 
 def _table(group: h5py.Group, name: str, where: str) -> list[Column]:
-    table = group["table"]
+    table = readable(group["table"], where)
     kind, array = table.id.get_type(), f"{name}/table"
     index = {_text(one) for one in np.atleast_1d(_unpickled(group.attrs.get("index_cols"), where) or []).reshape(-1).tolist()}
     found: list[Column] = []
