@@ -60,6 +60,7 @@ class Script:
 SCRIPTS: dict[str, Script] = {
     "images": Script("Photographs to batches", "PHOTOS", "PHOTOS --limit 128 --rounds 2"),
     "modes": Script("Loading modes", "PHOTOS", "PHOTOS --rounds 2"),
+    "training": Script("Training in each mode", "PHOTOS --epochs 2", "--images 48 --image-size 64 --epochs 2 --workers 1"),
     "from_memory": Script("Batches of what is in memory", "--step", "--images 256 --size 64 --rounds 2"),
     "arrays": Script("Random rows of HDF5 and Zarr", "PHOTOS", "PHOTOS --side 32 --samples 512 --layouts gzip --rounds 2"),
     "read_rows": Script("Random rows as one array", "", "--side 32 --samples 512 --rows 128 --layouts gzip --rounds 2"),

@@ -18,14 +18,8 @@ import headrace
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 SHORT = (
-    "own_format",
-    "pack_dask",
-    "stream_shards",
-    "train_audio",
-    "train_chats",
-    "train_lightning",
-    "train_mixed_precision",
-    "train_sparse",
+    *("own_format", "pack_dask", "stream_shards", "train_audio", "train_chats", "train_images", "train_lightning"),
+    *("train_mixed_precision", "train_sparse", "train_text", "train_volume"),
 )
 pytestmark = pytest.mark.slow
 
