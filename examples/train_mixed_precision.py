@@ -18,7 +18,6 @@ from headrace import (
     ImageDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    VisionCollator,
     create_dataloader,
     seed_everything,
 )
@@ -40,20 +39,21 @@ def train(given: argparse.Namespace) -> None:
         else "no GPU here: bfloat16 on the CPU, which shows the code, not the speed"
     )
     folder = given.folder or make_photos(Path("out") / "photos", given.images)
-    # uint8 until the batch is made: a quarter of the bytes in memory. The loader copies the next batch to the GPU on a stream of its own.
+    # Images stay uint8, a quarter of the bytes, until they are on the GPU: there the loader normalises them, on a stream of its own.
     augment = [RandomResizedCrop(given.size, scale=(0.5, 1)), RandomHorizontalFlip()]
-    dataset = ImageDataset(folder, normalize=False, transform=augment, loading_mode="cached", seed=7)
+    dataset = ImageDataset(folder, transform=augment, loading_mode="cached", seed=7)
+    layout = torch.channels_last
     loader = create_dataloader(
-        dataset, batch_size=32, seed=7, drop_last=True, num_workers=given.workers, device=device, collate_fn=VisionCollator("imagenet")
+        dataset, batch_size=32, seed=7, drop_last=True, num_workers=given.workers, device=device, memory_format=layout
     )
-    model = network(len(dataset.classes)).to(device, memory_format=torch.channels_last)
+    model = network(len(dataset.classes)).to(device, memory_format=layout)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)  # weights stay float32; bfloat16 needs no GradScaler
     print(f"device: {device} ({name})")
     for epoch in range(given.epochs):
         total = torch.zeros((), device=device)
         for images, targets in loader:  # float32 [32, 3, size, size], on the device
             with torch.autocast(device.type, torch.bfloat16):
-                scores = model(images.to(memory_format=torch.channels_last))
+                scores = model(images)
                 loss = nn.functional.cross_entropy(scores, targets)
             optimiser.zero_grad()
             loss.backward()

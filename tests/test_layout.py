@@ -51,7 +51,7 @@ INSIDE: dict[str, list[str]] = {
         *("row_store", "whole", "recycled", "machine"),
     ],
     "monitor": ["stats", "hooks", "loading", "memory"],
-    "collate": ["fields", "stack", "detection", "vision", "pad", "text", "registry"],
+    "collate": ["normalization", "fields", "stack", "detection", "vision", "pad", "text", "registry"],
     "loader": [
         *("torch_private", "config", "data", "stateful", "state", "plan", "budget", "device", "worker", "build"),
         *("distributed", "explain", "epoch", "loader", "create", "multi", "module", "steps"),
@@ -74,6 +74,7 @@ INSIDE: dict[str, list[str]] = {
             "options",
             "indexing",
             "wrapped",
+            "unnormalized",
             "finished",
             "open",
             "memory_efficient",

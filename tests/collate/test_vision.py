@@ -295,7 +295,7 @@ def test_what_can_t_be_collated(options: dict[str, Any], samples: list[Any], sai
         ({"mean": ["a"], "std": 0.5}, "mean must hold"),
         ({"mean": [0.5] * 3, "std": [0.5] * 2}, "mean has 3 numbers and std has 2"),
         ({"channels": "middle"}, "channels must be"),
-        ({"normalize": 1}, "normalize must be True or False"),
+        ({"normalize": 1}, "normalize must be True, False or 'host'"),
         ({"normalize": False, "mean": 0.5, "std": 0.5}, "pass it without mean= and std="),
         ({"fields": [None]}, "fields must hold"),
         ({"lists": 1.5}, "lists must hold"),

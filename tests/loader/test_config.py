@@ -125,6 +125,20 @@ def test_good_values_pass() -> None:
     )  # fmt: skip
     assert config.generator is generator and config.seed == -(2**70)
     assert DataLoaderConfig(device=torch.device("meta")).device == torch.device("meta")
+    assert DataLoaderConfig(device="cpu", memory_format=torch.channels_last).memory_format is torch.channels_last
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "cpu", "memory_format": "channels_last"}, "memory_format must be torch.channels_last, torch.contiguous_format or None"),
+        ({"device": "cpu", "memory_format": torch.channels_last_3d}, "memory_format must be torch.channels_last, torch.contiguous_format"),
+        ({"memory_format": torch.channels_last}, "has a meaning with device= only.*images.to\\(memory_format=torch.channels_last\\)"),
+    ],
+)
+def test_memory_formats(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        DataLoaderConfig(**options)
     assert DataLoaderConfig(max_memory_usage=0.5).max_memory_usage == 0.5
 
 

@@ -65,6 +65,7 @@ OTHERS: dict[str, Any] = {
     "drop_last": True, "pad": False, "collate_fn": "list", "sampler": [1, 2], "batch_sampler": [[1, 2]], "seed": 7, "interleave": 3,
     "turns": 5, "rank": 1, "world_size": 2, "device": "cpu", "max_memory_usage": 0.5, "multiprocessing_context": "fork",
     "worker_init_fn": print, "generator": torch.Generator(), "timeout": 3.5, "enable_monitoring": False, "log_loading_stats": True,
+    "memory_format": torch.channels_last,
     "weights": [1.0] * 42, "balanced": True, "replacement": False, "num_samples": 30, "bucket_by_length": [3] * 42,
 }  # fmt: skip
 
@@ -74,6 +75,8 @@ def test_what_was_given_is_named(name: str) -> None:
     options: dict[str, Any] = {"num_workers": 1, name: OTHERS[name]}
     if name in ("rank", "world_size"):
         options |= {"rank": 1, "world_size": 2}
+    if name == "memory_format":
+        options["device"] = "cpu"
     if name == "replacement":
         options["balanced"] = True
     dataset = SquareDataset()

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument, known_dtype, normalized_dtype
 from headrace.collate.fields import Field, FieldPath, Fields, at_path
+from headrace.collate.normalization import STATISTICS, WHITE, Normalization, check_normalize
 from headrace.collate.stack import USUAL, from_array, is_numeric, owned, shape_of, stack_tree
 from headrace.display import short_call
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 
-STATISTICS = {  # mean and standard deviation of red, green and blue, where pixels are in [0, 1]
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-}
 _IMAGES = ("image", "images", "pixel_values", "img")
 _BOXES = ("boxes", "bboxes")
 _OF_OBJECTS = {*_BOXES, "labels", "class_labels", "scores", "masks", "keypoints", "area", "iscrowd"}
@@ -41,7 +38,8 @@ class VisionCollator:
         mean, std: statistics of one's own, instead: a number for all channels, or one for each (an array will do); of pixels in [0, 1].
         fields: keys or positions of the images ("outer.inner" for one inside of another); all arrays in such a field are images. None:
             the sample itself, the first item of a tuple or list, the first of "image", "images", "pixel_values" and "img" in a dict.
-        normalize: False: images keep their dtype and values, and are stacked to [batch, C, H, W]; of any dtype.
+        normalize: True: on the device, where the loader has an accelerator as `device=` and images are uint8; else, and with "host", on
+            the host. False: images keep their dtype and values, and are stacked to [batch, C, H, W]; of any dtype.
         dtype: of normalised images: torch.float16 and torch.bfloat16 halve the bytes of a batch, and are rounded once, from float32.
             None: float32.
         channels: "first" or "last", where images have them; None: where there are as many as the statistics have (or 1).
@@ -59,7 +57,7 @@ class VisionCollator:
         *,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
-        normalize: bool = True,
+        normalize: bool | Literal["host"] = True,
         fields: Field | Iterable[Field] | None = None,
         dtype: DTypeArgument | None = None,
         channels: str | None = None,
@@ -68,13 +66,19 @@ class VisionCollator:
         self._text = short_call("VisionCollator", VisionCollator, locals())
         if channels not in ("first", "last", None):
             raise ConfigError(f"channels must be 'first', 'last' or None, not {channels!r}")
-        check_flag("normalize", normalize)
+        check_normalize(normalize)
         if not normalize and (mean is not None or std is not None):
             raise ConfigError("normalize=False leaves values as they are: pass it without mean= and std=")
         if not normalize and dtype is not None:
             raise ConfigError("normalize=False leaves values as they are: pass it without dtype=")
-        self._normalizes, self._dtype = normalize, known_dtype(normalized_dtype(dtype)) or torch.float32
-        self._means, self._stds, self._is_named = _statistics(statistics, mean, std)
+        self._normalizes = bool(normalize)
+        made_as = known_dtype(normalized_dtype(dtype)) or torch.float32
+        self._normalization = dataclasses.replace(_statistics(statistics, mean, std), dtype=made_as)
+        self.device_normalization: Normalization | str | None = self._normalization if normalize is True else None
+        """How uint8 images may be normalised on a device; else why the host does it; None: nothing is normalised."""
+        if normalize == "host":
+            self.device_normalization = "normalize='host'"
+        self._pixels: list[torch.Tensor] | None = None
         self._fields = None if fields is None else Fields(fields, "fields")
         self._lists = None if lists is None else Fields(lists, "lists")
         self._channels = channels
@@ -105,6 +109,16 @@ class VisionCollator:
     def __repr__(self) -> str:
         return self._text
 
+    @contextlib.contextmanager
+    def leaving_pixels(self) -> Iterator[list[torch.Tensor]]:
+        """Meanwhile batches of uint8 images stay uint8, and are listed: what gets them normalises them, by `device_normalization`."""
+        pixels: list[torch.Tensor] = []
+        self._pixels = pixels
+        try:
+            yield pixels
+        finally:
+            self._pixels = None
+
     def _is_image(self, path: FieldPath, names: list[str], met: set[str]) -> bool:
         if self._fields is None:
             return len(path) >= len(names) and all(name in step.names for name, step in zip(names, path, strict=False))
@@ -124,12 +138,16 @@ class VisionCollator:
                 raise _unfit(number, path, remedy, f"is {list(image.shape)}, ", 0, f" is {list(first.shape)}")
             if image.dtype != first.dtype:
                 raise _unfit(number, path, "give all images one dtype", f"is {shape_of(image)}, ", 0, f" is {shape_of(first)}")
-        batch = empty((len(images), *first.shape), self._dtype if self._normalizes else first.dtype)
-        if not self._normalizes:
+        is_left = not self._normalizes or (self._pixels is not None and first.dtype == torch.uint8)
+        batch = empty((len(images), *first.shape), first.dtype if is_left else self._normalization.dtype)
+        if self._normalizes:
+            scale, shift = self._factors(len(first), WHITE if first.dtype == torch.uint8 else 1, path)
+        if is_left:
             for to, image in zip(batch, images, strict=True):
                 to.copy_(image)
+            if self._normalizes and self._pixels is not None:
+                self._pixels.append(batch)
             return batch
-        scale, shift = self._factors(len(first), 255 if first.dtype == torch.uint8 else 1, path)
         beside = None if batch.dtype == torch.float32 else torch.empty(first.shape)
         for to, image in zip(batch, images, strict=True):
             (to if beside is None else beside).copy_(image).mul_(scale).add_(shift)
@@ -148,7 +166,8 @@ class VisionCollator:
             return image[None]
         if image.ndim != 3:
             raise _unfit(number, path, "an image is [C, H, W], [H, W, C] or [H, W]", f"is {shape_of(image)}")
-        counts = {1, 3} if self._is_named or len(self._means) == 1 else {len(self._means)}
+        means = self._normalization.means
+        counts = {1, 3} if self._normalization.fits_grey or len(means) == 1 else {len(means)}
         is_first, is_last = (image.shape[axis] in counts for axis in (0, 2))
         if self._channels is None and is_first == is_last:
             known = " or ".join(map(str, sorted(counts)))
@@ -159,24 +178,18 @@ class VisionCollator:
         return image.permute(2, 0, 1) if self._channels == "last" or (self._channels is None and is_last) else image
 
     def _factors(self, channels: int, white: int, path: FieldPath) -> tuple[torch.Tensor, torch.Tensor]:
-        """What pixels from 0 to `white` are multiplied with, and what is added then: two roundings, as in `ImageDataset`."""
-        means, stds = self._means, self._stds
-        if len(means) == 1 or len(means) == channels:
-            scale, shift = [1 / (white * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
-        elif channels == 1 and self._is_named:
-            scale, shift = [len(stds) / (white * sum(stds))], [-sum(means) / sum(stds)]
-        else:
+        """What pixels from 0 to `white` are multiplied with, and what is added then."""
+        factors = self._normalization.factors(channels, white)
+        if factors is None:
             raise ConfigError(
-                f"images{at_path(path)} have {channels} channels, and the statistics have {len(means)}: convert them "
+                f"images{at_path(path)} have {channels} channels, and the statistics have {len(self._normalization.means)}: convert them "
                 "(ImageDataset: color=) or pass mean= and std= for as many channels"
             )
-        return torch.tensor(scale).reshape(-1, 1, 1), torch.tensor(shift).reshape(-1, 1, 1)
+        return factors
 
 
-def _statistics(
-    statistics: str | None, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
-) -> tuple[list[float], list[float], bool]:
-    """Means, standard deviations, and whether they have a name."""
+def _statistics(statistics: str | None, mean: float | Sequence[float] | None, std: float | Sequence[float] | None) -> Normalization:
+    """The statistics of that name, or those of the user."""
     if (mean is None) != (std is None):
         raise ConfigError(f"{'std' if std is None else 'mean'} is missing: pass mean= and std= together")
     if mean is None or std is None:
@@ -184,7 +197,7 @@ def _statistics(
             names = ", ".join(map(repr, STATISTICS))
             raise ConfigError(f"statistics must be one of {names}, not {statistics!r:.60}; or pass mean= and std=")
         means, stds = STATISTICS[statistics]
-        return list(means), list(stds), True
+        return Normalization(means, stds, fits_grey=True)
     both = []
     for name, given in (("mean", mean), ("std", std)):
         try:
@@ -198,7 +211,7 @@ def _statistics(
     means_, stds_ = both
     if len(means_) != len(stds_):
         raise ConfigError(f"mean has {len(means_)} numbers and std has {len(stds_)}: pass one of each for every channel")
-    return means_, stds_, False
+    return Normalization(tuple(means_), tuple(stds_))
 
 
 def _path_to_image(sample: Any) -> list[str]:

@@ -27,7 +27,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     image_size: int | tuple[int, int] | None
     targets: TargetsArgument  # of sparse matrices: names of columns of obs, or an array
     color: Literal["RGB", "L"]
-    normalize: bool
+    normalize: bool | Literal["host"]
     transform_input: Literal["pil", "tensor", "numpy"]
     decode: Literal["fast", "exact"]
     label_separator: str | None

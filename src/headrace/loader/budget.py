@@ -8,6 +8,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.budgeting import CHUNK_BYTES
 from headrace.datasets.core.ways import choose_way
+from headrace.datasets.unnormalized import PixelBatches
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
@@ -20,10 +21,10 @@ _WHAT = "batches on their way"
 
 
 class LoaderMemory:
-    """What one loader takes of its memory budget; `usage` is its `max_memory_usage`, None for the dataset's."""
+    """What one loader takes of its memory budget; `usage` is its `max_memory_usage`, None for the dataset's. (`pixels`: as for `Fetch`.)"""
 
-    def __init__(self, dataset: Any, usage: Any, collating: Collating, local_world_size: int) -> None:
-        self._dataset, self._usage, self._ranks = dataset, usage, local_world_size
+    def __init__(self, dataset: Any, usage: Any, collating: Collating, local_world_size: int, pixels: PixelBatches | None) -> None:
+        self._dataset, self._usage, self._ranks, self._pixels = dataset, usage, local_world_size, pixels
         self._datasets = inner_datasets(dataset)
         self._is_straight = isinstance(dataset, BaseDataset) and choose_way(dataset, collating).writes_in_place
         self._reserved: Reservation | None = None
@@ -65,7 +66,9 @@ class LoaderMemory:
 
     def fit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
         """The config with as many batches on their way as fit; unchanged where the size of a sample is not known."""
-        sample = self._dataset.sample_nbytes() if isinstance(self._dataset, BaseDataset) else None
+        sample = None if self._pixels is None else self._pixels.sample_nbytes()
+        if sample is None and isinstance(self._dataset, BaseDataset):
+            sample = self._dataset.sample_nbytes()
         return config if sample is None else self._fit(config, sample * (config.batch_size or 1), reasons)
 
     def _fit(self, config: DataLoaderConfig, batch: int, reasons: Reasons) -> DataLoaderConfig:

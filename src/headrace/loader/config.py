@@ -23,6 +23,7 @@ Reasons = dict[str, str]
 NO_WORKERS: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
 """Values of the options that mean nothing without workers."""
 
+_MEMORY_FORMATS = (None, torch.contiguous_format, torch.channels_last)
 _FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
 _OLD_WORDS = {  # words of other loaders and older guides -> what to write instead
     "is_train": "DataLoaderConfig.train() or .eval()",
@@ -83,6 +84,7 @@ class LoaderOptions(TypedDict, total=False):
     rank: int | None
     world_size: int | None
     device: torch.device | str | int | None
+    memory_format: torch.memory_format | None
     max_memory_usage: float | int | str | None
     multiprocessing_context: Any
     worker_init_fn: Callable[[int], Any] | None
@@ -130,6 +132,8 @@ class DataLoaderConfig:
         rank, world_size: of this process in the job; None: found out (torch.distributed, torchrun, SLURM, MPI).
         device: where batches go; None: they stay. On CUDA the next batch is copied while this one computes: from pinned memory, on a
             stream of its own. A device without an index is the one that is current when the epoch's first batch is copied.
+        memory_format: that batches [batch, C, H, W] have on `device`: `torch.channels_last`, as convolutions in half precision want, or
+            `torch.contiguous_format`; None: as they are made. Values and shapes are the same.
         max_memory_usage: the memory budget; None: the dataset's.
         multiprocessing_context: "fork", "forkserver" or "spawn"; None: fork where it is safe, forkserver where the dataset says
             ``fork_safe = False``, or where other threads run when the workers are made, the dataset pickles fast, and the main script
@@ -167,6 +171,7 @@ class DataLoaderConfig:
     rank: int | None = None
     world_size: int | None = None
     device: torch.device | str | int | None = None
+    memory_format: torch.memory_format | None = None
     max_memory_usage: float | int | str | None = None
     multiprocessing_context: Any = None
     worker_init_fn: Callable[[int], Any] | None = None
@@ -199,6 +204,13 @@ class DataLoaderConfig:
                 torch.device(self.device)
             except (RuntimeError, TypeError) as error:
                 raise ConfigError(f"device must be one that torch knows, not {self.device!r}: {error}") from None
+        if self.memory_format not in _MEMORY_FORMATS:
+            raise ConfigError(f"memory_format must be torch.channels_last, torch.contiguous_format or None, not {self.memory_format!r}")
+        if self.memory_format is not None and self.device is None:
+            raise ConfigError(
+                f"memory_format={self.memory_format} has a meaning with device= only, where batches are copied to: pass device=, or write "
+                f"images.to(memory_format={self.memory_format}) in the loop"
+            )
         names, context = ("fork", "forkserver", "spawn"), self.multiprocessing_context
         if context is not None and (context not in names if isinstance(context, str) else not hasattr(context, "get_start_method")):
             raise ConfigError(f"multiprocessing_context must be one of {', '.join(names)}, or a context, not {context!r}")

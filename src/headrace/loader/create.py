@@ -46,6 +46,7 @@ def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **o
             * ``turns=None``: with shuffle="block", sets of lanes that are used in turn.
             * ``rank=None``, ``world_size=None``: of this process in the job; None: found out.
             * ``device=None``: where batches go; None: they stay.
+            * ``memory_format=None``: of batches [batch, C, H, W] there: `torch.channels_last`, say.
             * ``max_memory_usage=None``: the memory budget, a fraction or bytes ("500MB"); None: the dataset's.
             * ``multiprocessing_context=None``: "fork", "forkserver" or "spawn".
             * ``worker_init_fn=None``: called in each worker with its number.

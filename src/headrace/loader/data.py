@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.arguments import described
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.batch import Collating
+from headrace.datasets.unnormalized import Images, look_at_images
 from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError
 
@@ -64,6 +66,16 @@ def check_dataset(door: str, name: str, dataset: Any, has_sampler: bool = False)
     if hasattr(dataset, "__iter__"):
         raise ConfigError(f"{wanted}, not {described(dataset)}: give it __getitem__ and __len__, or make it an IterableDataset")
     raise ConfigError(f"{wanted}, not {described(dataset)}")
+
+
+def is_accelerator(device: Any) -> bool:
+    """True of a device that computes beside the host."""
+    return device is not None and torch.device(device).type not in ("cpu", "meta")
+
+
+def images_until(device: Any, dataset: Any, collating: Collating) -> Images:
+    """Where the images of a loader are normalised: there, or on the host."""
+    return look_at_images(dataset, collating) if is_accelerator(device) else Images()
 
 
 def check_device(device: Any) -> None:

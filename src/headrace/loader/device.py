@@ -15,6 +15,8 @@ NOTE [ CUDA prefetcher ]
   meanwhile. A thread that waits in its stead would be one more that competes for the interpreter's lock with the training, and torch's
   news of a dead worker reach the main thread alone. Otherwise (no worker has made it yet; no workers; not pinned) the copy begins when
   the batch is asked for, and overlaps with what the device has still in its queue.
+* Images that came as uint8 are normalised on the copy stream too, before the copy's event, so that the user's kernels find them
+  finished. What is in between is memory of that stream alone.
 * A batch that was taken early has not been received: its report, its error or the end of the epoch are seen when the user asks for it,
   and `state_dict()` does not count it.
 * This process runs ahead of the device, and device memory that another stream has used can't be used again before that stream is
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +37,7 @@ from typing import Any, Protocol
 
 import torch
 
+from headrace.collate.normalization import Normalization
 from headrace.memory.ring import Delivered
 from headrace.memory.tree import map_tensors
 
@@ -60,12 +64,42 @@ def move_to_device(batch: Any, device: torch.device | str | int) -> Any:
     where it is safe to use its source again: from pinned memory to a CUDA device.
     """
     target = torch.device(device)
+    return map_tensors(batch, lambda tensor: _moved(tensor, target))
 
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        is_safe = target.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()
-        return tensor.to(target, non_blocking=is_safe)
 
-    return map_tensors(batch, move)
+def _moved(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
+    is_safe = target.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()
+    return tensor.to(target, non_blocking=is_safe)
+
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+"""What is done with a tensor on its device."""
+
+
+class Conversion:
+    """What is done with batches on their device: images that came as uint8 are normalised, and images get the memory format asked for.
+
+    Args:
+        normalization: of the images whose numbers are in a worker's report.
+        memory_format: of tensors [batch, C, H, W]; None: as they are made.
+    """
+
+    def __init__(self, normalization: Normalization | None = None, memory_format: torch.memory_format | None = None) -> None:
+        self._normalization, self._format = normalization, memory_format
+
+    def steps(self, delivered: Delivered) -> Callable[[torch.Tensor], Step | None]:
+        """What is done with a tensor of a delivery, or None: to be called with each in turn, as `map_tensors` does."""
+        numbers, pixels = itertools.count(), frozenset(delivered.report.get("pixels", ()))
+
+        def step(tensor: torch.Tensor) -> Step | None:
+            if next(numbers) in pixels:
+                assert self._normalization is not None
+                return functools.partial(self._normalization.normalized, memory_format=self._format)
+            if self._format is None or tensor.layout is not torch.strided or tensor.ndim != 4:
+                return None
+            return functools.partial(torch.Tensor.contiguous, memory_format=self._format)
+
+        return step
 
 
 class Transfer:
@@ -73,10 +107,11 @@ class Transfer:
 
     Args:
         device: where to; None: they stay where they are.
+        conversion: what is done with them there.
     """
 
-    def __init__(self, device: torch.device | str | int | None = None) -> None:
-        self._device = device
+    def __init__(self, device: torch.device | str | int | None = None, conversion: Conversion | None = None) -> None:
+        self._device, self._conversion = device, conversion or Conversion()
         self._seconds = 0.0
 
     def await_device(self) -> None:
@@ -91,7 +126,13 @@ class Transfer:
         if self._device is None:
             return delivered.batch
         began = time.perf_counter()
-        batch = move_to_device(delivered.batch, self._device)
+        target, steps = torch.device(self._device), self._conversion.steps(delivered)
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            step = steps(tensor)
+            return _moved(tensor, target) if step is None else step(_moved(tensor, target))
+
+        batch = map_tensors(delivered.batch, move)
         self._seconds += time.perf_counter() - began
         return batch
 
@@ -131,6 +172,10 @@ class TorchAccelerator:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of this process on the device; asynchronously if it is pinned."""
         return tensor.to(self.device, non_blocking=tensor.is_pinned())
+
+    def convert(self, tensor: torch.Tensor, step: Step) -> torch.Tensor:
+        """What a step makes of a tensor that `copy` gave."""
+        return step(tensor)
 
     def mark(self, stream: Any = None) -> Any:
         """An event, which comes when a stream has done all that it was asked for; without a stream: the copy stream, with the time."""
@@ -176,10 +221,10 @@ def accelerator_of(device: torch.device | str | int) -> Callable[[], TorchAccele
     return lambda: _accelerator(target.type, module.current_device() if target.index is None else target.index)
 
 
-def transfer_to(device: torch.device | str | int | None) -> Transfer:
-    """The transfer of an epoch's batches to a device; None: they stay."""
+def transfer_to(device: torch.device | str | int | None, conversion: Conversion | None = None) -> Transfer:
+    """The transfer of an epoch's batches to a device, and what is done with them there; None: they stay."""
     find = None if device is None else accelerator_of(device)
-    return Transfer(device) if find is None else CudaPrefetcher(find)
+    return Transfer(device, conversion) if find is None else CudaPrefetcher(find, conversion)
 
 
 @dataclass(slots=True, eq=False)
@@ -199,10 +244,11 @@ class CudaPrefetcher(Transfer):
 
     Args:
         find: gives the accelerator.
+        conversion: what is done with batches there.
     """
 
-    def __init__(self, find: Callable[[], TorchAccelerator]) -> None:
-        super().__init__()
+    def __init__(self, find: Callable[[], TorchAccelerator], conversion: Conversion | None = None) -> None:
+        super().__init__(conversion=conversion)
         self._find = find
         self._early: Delivered | Exception | None = None  # taken before it was asked for
         self._started: _Copy | None = None  # of what was taken early
@@ -266,12 +312,15 @@ class CudaPrefetcher(Transfer):
         """Begins to copy a batch."""
         accelerator = self._accelerator
         copy = _Copy(delivered, began := accelerator.mark(), began)
+        steps = self._conversion.steps(delivered)
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
+            step = steps(tensor)
             if not _is_copyable(tensor):
                 copy.is_whole = False
                 return tensor
-            copy.made.append(accelerator.copy(tensor))
+            made = accelerator.copy(tensor)
+            copy.made.append(made if step is None else accelerator.convert(made, step))
             return copy.made[-1]
 
         try:

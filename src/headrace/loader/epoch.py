@@ -6,9 +6,10 @@ import logging
 import time
 from typing import Any, Protocol
 
+from headrace.datasets.unnormalized import Images
 from headrace.errors import HeadraceError, WorkerError
 from headrace.loader.config import DataLoaderConfig
-from headrace.loader.device import Deliveries, transfer_to
+from headrace.loader.device import Conversion, Deliveries, transfer_to
 from headrace.loader.plan import IterablePlan
 from headrace.loader.state import Position
 from headrace.loader.stateful import States
@@ -24,6 +25,7 @@ class Owner(Protocol):
     """The loader of an iterator, which is told what becomes of its batches."""
 
     config: DataLoaderConfig
+    _images: Images
     _stats: LoadingStats
     _hooks: Hooks
 
@@ -50,7 +52,7 @@ class EpochIterator:
         self.received: int = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
-        self._transfer = transfer_to(loader.config.device)
+        self._transfer = transfer_to(loader.config.device, Conversion(loader._images.normalization, loader.config.memory_format))
         self._is_closed = False
         self._deliveries: Deliveries | None = None  # `start` may fail
         self._deliveries = pool.start(epoch, begin, states)

@@ -21,6 +21,7 @@ import torch
 
 from headrace.collate import stack_collate
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.unnormalized import Images
 from headrace.display import Lines, is_default
 from headrace.errors import BudgetError
 from headrace.loader.config import DataLoaderConfig, Reasons
@@ -52,6 +53,7 @@ _MEANINGS: dict[tuple[str, Any], str] = {
 }
 _SAID: dict[str, str] = {
     "device": "batches are copied there",
+    "memory_format": "of tensors [batch, C, H, W]",
     "interleave": "lanes of blocks that a global batch draws from",
     "turns": "sets of lanes, taken in turn, so that workers have their own",
     "weights": "samples are drawn by weight",
@@ -79,6 +81,7 @@ def explain_loader(
     budget: MemoryBudget,
     reserved: int | None,
     way: str | None,
+    images: Images,
 ) -> str:
     """Everything that is to be said of a loader.
 
@@ -88,6 +91,7 @@ def explain_loader(
         plan, dataset, collate, budget: the loader's.
         reserved: bytes of the budget set aside for batches; None: not known yet.
         way: how batches are made; None: a foreign dataset makes samples, which are collated.
+        images: where they are normalised.
     """
     parameters = plan.parameters()
     known = {name: parameters[name] for name in _OF_LANES if parameters.get(name) is not None}
@@ -96,6 +100,7 @@ def explain_loader(
         *_epoch(plan, config),
         *explain_blocks(plan, dataset, config.num_workers or 0),
         *([] if way is None else [f"batches: {way}"]),
+        *_images(images, config),
         _memory(config, reserved),
     ]
     if isinstance(dataset, BaseDataset):
@@ -125,7 +130,7 @@ def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: R
 
 def _in_words(value: Any) -> str:
     """A value in a word or two."""
-    if value is None or isinstance(value, (bool, int, float, str, torch.device)):
+    if value is None or isinstance(value, (bool, int, float, str, torch.device, torch.memory_format)):
         return str(value)
     if hasattr(value, "get_start_method"):
         return str(value.get_start_method())
@@ -213,6 +218,14 @@ def _kind(plan: OrderPlan) -> str:
         )
     blocks = "; samples here have no blocks, so that 'block' is a full shuffle" if order.shuffle == "block" else ""
     return f"a permutation of all samples, which follows from seed and epoch{blocks}"
+
+
+def _images(images: Images, config: DataLoaderConfig) -> Iterator[str]:
+    if images.why_on_host is not None:
+        yield f"images: finished on the host, and copied as they are: {images.why_on_host}"
+    if images.pixels is not None:
+        dtype = str(images.pixels.normalization.dtype).removeprefix("torch.")
+        yield f"images: uint8 until {config.device}, and normalised there, to {dtype} (normalize='host': on the host)"
 
 
 def _memory(config: DataLoaderConfig, reserved: int | None) -> str:

@@ -18,7 +18,7 @@ from headrace.errors import warn
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import choose_collate, resolve, start_of
 from headrace.loader.config import FIELDS, DataLoaderConfig, Indexable, LoaderOptions, Reasons, check_options
-from headrace.loader.data import check_dataset, inner_datasets, length_of, source_of
+from headrace.loader.data import check_dataset, images_until, inner_datasets, length_of, source_of
 from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
@@ -67,7 +67,9 @@ class Loader(DataLoader[Any]):
         config, self._reasons = resolve(config, dataset, world)
         self._collate = choose_collate(config, dataset)
         self._collating = Collating(self._collate, config.yields_batches)
-        self._memory = LoaderMemory(dataset, config.max_memory_usage, self._collating, world.local_world_size)
+        self._images = images_until(config.device, dataset, self._collating)
+        usage, pixels = config.max_memory_usage, self._images.pixels
+        self._memory = LoaderMemory(dataset, usage, self._collating, world.local_world_size, pixels)
         config = self._memory.fit(config, self._reasons)
         draws_again = config.replacement and (config.weights is not None or config.balanced)
         if draws_again or isinstance(config.sampler, WeightedRandomSampler):
@@ -132,11 +134,11 @@ class Loader(DataLoader[Any]):
         config, plan, dataset = self.config, self._plan, self.dataset
         ring = Ring((config.num_workers or 0) * (config.prefetch_factor or 1) + 2)
         if isinstance(plan, IterablePlan):
-            fetch: Fetch = FetchIterable(dataset, ring, self._collating, config.batch_size or 1, config.drop_last)
+            fetch: Fetch = FetchIterable(dataset, ring, self._collating, config.batch_size or 1, config.drop_last, self._images.pixels)
         else:
             is_streaming = isinstance(dataset, BaseDataset) and isinstance(dataset, IterableDataset)
             ahead = plan if isinstance(plan, OrderPlan) and is_streaming else None
-            fetch = Fetch(dataset, ring, self._collating, ahead, max(1, config.num_workers or 0), plan.origin)
+            fetch = Fetch(dataset, ring, self._collating, ahead, max(1, config.num_workers or 0), plan.origin, self._images.pixels)
         self._pids.clear()
         return WorkerPool(fetch, plan, config)
 
@@ -372,10 +374,11 @@ class Loader(DataLoader[Any]):
         its workers); avg_memory_percent is that of the tightest limit on memory, the machine's, a cgroup's or the process's, and
         avg_cpu_usage is percent of one core. recent_batch_time, recent_samples_per_second and recent_wait_fraction are means of the
         last 100 batches. wait_fraction is wait_time / total_time. transfer_time is what copies to the device took: on CUDA by its own
-        clock, while the user's step goes on, and of those that have ended. queued_batches are on their way or ready. padding_fraction, with
-        bucket_by_length: how much of the batches so far is padding, by their attention_mask; of batches without one, how much of the
-        epoch's first 1,000 would be by the lengths that are known, and padding_fraction_unbucketed how much of these would be by a plain
-        shuffle. If samples were skipped, "skipped_samples" lists the first 1,000 (index, path, error).
+        clock, while the user's step goes on, and of those that have ended. normalized_on_device: batches whose images were. queued_batches
+        are on their way or ready. padding_fraction, with bucket_by_length: how much of the batches so far is padding, by their
+        attention_mask; of batches without one, how much of the epoch's first 1,000 would be by the lengths that are known, and
+        padding_fraction_unbucketed how much of these would be by a plain shuffle. If samples were skipped, "skipped_samples" lists the
+        first 1,000 (index, path, error).
         """
         if self.config.enable_monitoring and not self._stats.batches:
             self._stats.look(())
@@ -420,9 +423,8 @@ class Loader(DataLoader[Any]):
         less; the dataset's own explanation, and the memory budget."""
         memory = self._memory
         way = choose_way(self.dataset, self._collating).explain() if isinstance(self.dataset, BaseDataset) else None
-        return explain_loader(
-            self.config, self.given, self._reasons, self._plan, self.dataset, self._collate, memory.budget, memory.reserved, way
-        )
+        parts = memory.budget, memory.reserved, way, self._images
+        return explain_loader(self.config, self.given, self._reasons, self._plan, self.dataset, self._collate, *parts)
 
 
 def _copied(cls: Any, dataset: Any, config: DataLoaderConfig, state: dict[str, Any]) -> Loader:

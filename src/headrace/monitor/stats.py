@@ -24,7 +24,7 @@ _WAITS_KEPT = 10_000
 _SAMPLE_EVERY = 1.0  # seconds between two looks at memory and CPU, which costs about a millisecond, and more with many pages
 _COUNTS = (
     *("cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "requests", "retries", "bytes_fetched", "refetched"),
-    *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped", "fallbacks"),
+    *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped", "fallbacks", "normalized_on_device"),
 )
 STAGES = ("read", "decode", "transform", "sample", "collate")
 """What a worker does for a batch, in this order; "sample" is all that a dataset of somebody else's does for its samples."""

@@ -235,7 +235,7 @@ class Adviser:
         if not isinstance(loader, Loader) or found.requests is None or not isinstance(dataset, BaseDataset):
             return
         view = as_uint8(dataset)
-        if view is not None:
+        if view is not None and loader._images.pixels is None:
             ratio = work_ratio(dataset, view, collating_of(loader), found.requests(1_000_004))  # type: ignore[arg-type]  # of images
             then = found.costs.without((1 - min(ratio, 1.0)) * found.costs.work, computes=found.computes)
             why = "batches of uint8 are a quarter of the bytes, and normalised on the device (where that takes its time)"

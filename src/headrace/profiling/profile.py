@@ -138,8 +138,10 @@ def _measure(loader: Any, step: Step | None, seconds: float) -> Found:
     left = min(_MOST["stages"], 0.25 * seconds)
     stages = Alone()
     if requests is not None:
-        device = copied.config.device if isinstance(copied, Loader) else None
-        stages = measure_alone(copied.dataset, collating_of(copied), repeated(requests, 1_000_001), device, left)
+        device, dataset = None, copied.dataset
+        if isinstance(copied, Loader):
+            device, dataset = copied.config.device, copied._images.dataset_of(dataset)
+        stages = measure_alone(dataset, collating_of(copied), repeated(requests, 1_000_001), device, left)
     found = Found(loader, loop, alone, free, most, stages, _costs(copied, alone, free, stages), requests)
     number = more_workers(found)
     if isinstance(copied.dataset, BaseDataset) and requests is not None and not found.computes and number is not None:

@@ -87,6 +87,24 @@ class LateAccelerator:
             self.side.run()  # the driver waits for the stream
             self._arrive(alias, tensor)
         self.log.append(("copy", "pinned" if self.is_pinned(tensor) else "pageable"))
+        return self._counted(made, alias)
+
+    def convert(self, tensor: torch.Tensor, step: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        assert self._is_copying
+        made, source = step(tensor), tensor.detach()  # `made` of poison, until the stream comes to it
+        if made is tensor:
+            return tensor
+        made.untyped_storage().fill_(POISON)
+        alias = made.detach()
+
+        def run() -> None:
+            alias.copy_(step(source))
+
+        self.side.ask(run)
+        self.log.append(("convert", str(tensor.dtype)))
+        return self._counted(made, alias)
+
+    def _counted(self, made: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
         self.living += 1
         self.peak = max(self.peak, self.living)
         weakref.finalize(made, self._dropped, alias, made.data_ptr()).atexit = False

@@ -19,9 +19,11 @@ import torch
 from torch.utils.data import IterableDataset
 
 from headrace import BaseDataset, WorkerError, create_dataloader, move_to_device
+from headrace.collate.normalization import Normalization
+from headrace.datasets.image.pixels import IMAGENET
 from headrace.errors import HeadraceError
 from headrace.loader import device as prefetcher
-from headrace.loader.device import CudaPrefetcher, TorchAccelerator, Transfer, accelerator_of, transfer_to
+from headrace.loader.device import Conversion, CudaPrefetcher, TorchAccelerator, Transfer, accelerator_of, transfer_to
 from headrace.memory.ring import Delivered
 from headrace.testing.contract import same
 from tests.loader.device.late_device import POISON, REUSED, LateAccelerator, pin
@@ -292,6 +294,83 @@ def test_tensors_that_are_no_plain_ones_are_told_apart() -> None:
         assert prefetcher._is_copyable(tensor)
     for tensor in (plain.to("meta"), plain.to_sparse(), plain.as_subclass(Dispatching)):
         assert not prefetcher._is_copyable(tensor)
+
+
+# --- what is done with batches on the device
+
+
+def converting(memory_format: Any = None, dtype: torch.dtype = torch.float32) -> Conversion:
+    return Conversion(Normalization(IMAGENET.means, IMAGENET.stds, dtype=dtype), memory_format)
+
+
+def batches_of_images(number: int) -> list[Any]:
+    """Dicts of labels, an image, a mask and a list of images: the second and the last two tensors are to be normalised."""
+    made = []
+    for step in range(number):
+        ramp = ((torch.arange(2 * 3 * 4 * 5) + step) % 256).to(torch.uint8).reshape(2, 3, 4, 5)
+        made.append({"label": torch.tensor([step, 2]), "image": ramp, "mask": ramp[:, 0], "n": step, "views": [ramp[0], ramp[1, :, :2]]})
+    return made
+
+
+NORMALIZED = (1, 3, 4)
+
+
+def normalized(batch: Any, conversion: Conversion) -> Any:
+    step = conversion._normalization
+    assert step is not None
+    return {**batch, "image": step.normalized(batch["image"]), "views": [step.normalized(view) for view in batch["views"]]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("memory_format", [None, torch.channels_last])
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
+def test_pixels_are_normalised_on_the_device(late: LateAccelerator, dtype: Any, memory_format: Any, is_pinned: bool, streams: bool) -> None:
+    conversion, plain = converting(memory_format, dtype), batches_of_images(4)
+    way = transfer_to("cpu", conversion) if streams else Transfer("cpu", conversion)
+    delivered = [Delivered(pinned(batch) if is_pinned else batch, {"pixels": NORMALIZED}) for batch in plain]
+    deliveries = Deliveries(delivered)
+    batches = [received(way, deliveries) for _ in plain]
+    late.main.run()
+    assert same(batches, [normalized(batch, conversion) for batch in plain]) and not late.hazards
+    assert all(batch["image"].is_contiguous(memory_format=memory_format or torch.contiguous_format) for batch in batches)
+
+
+def test_a_batch_without_pixels_is_left_as_it_is(late: LateAccelerator) -> None:
+    plain = batches_of_images(1)[0]
+    for way in (transfer_to("cpu", converting()), Transfer("cpu", converting())):
+        batch = received(way, Deliveries([plain]))
+        late.main.run()
+        assert same(batch, plain)
+    assert not [entry for entry in late.log if entry[0] == "convert"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_only_images_get_the_memory_format(late: LateAccelerator, streams: bool) -> None:
+    four, sparse = torch.arange(48.0).reshape(2, 2, 3, 4), torch.eye(3).to_sparse()
+    batch = {"images": four, "volume": torch.ones(2, 3, 4, 5, 6), "rows": four[0], "sparse": sparse, "bytes": four.to(torch.uint8)}
+    way = (transfer_to if streams else Transfer)("cpu", Conversion(None, torch.channels_last))
+    moved = received(way, Deliveries([batch]))
+    late.main.run()
+    assert same(moved, batch) and moved["sparse"] is sparse
+    for name, tensor in moved.items():
+        assert name == "sparse" or tensor.is_contiguous() == (name not in ("images", "bytes"))
+    assert moved["images"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_normalising_waits_for_the_copy_and_the_user_for_it(late: LateAccelerator) -> None:
+    """On the copy stream, in memory that other streams see only when it is finished."""
+    late.patience = None
+    plain, conversion, found = batches_of_images(6), converting(), list[torch.Tensor]()
+    way = transfer_to("cpu", conversion)
+    deliveries = Deliveries([Delivered(pinned(batch), {"pixels": NORMALIZED}) for batch in plain[:2]])
+    for _ in range(2):
+        late.kernel(received(way, deliveries)["image"], found)
+    late.main.run()
+    assert same(found, [normalized(batch, conversion)["image"] for batch in plain[:2]]) and not late.hazards
+    kinds = [entry[0] for entry in late.log]
+    assert kinds[:8] == ["copy", "copy", "convert", "copy", "copy", "convert", "copy", "convert"]
+    assert kinds[8:14] == ["wait", *["keep"] * 5], "the user's stream waits once, and holds what it gets alone"
 
 
 # --- what is taken early has not been received

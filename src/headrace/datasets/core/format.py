@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_callable
+from headrace.collate.normalization import Normalization
 from headrace.datasets.core.batch import BatchWay
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
@@ -137,9 +138,28 @@ class SampleFormat:
         """The format of a dataset with another transform, and what is left of the transform for the dataset to call."""
         return self, chained(transform)
 
+    def unnormalized(self) -> Unnormalized | str | None:
+        """What leaves images uint8, for a device that normalises them; else why the host is to make them what they are; None: these are no
+        images, or stay uint8."""
+        return None
+
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         """A way of making batches that this format alone has, if it fits the dataset and the collate function."""
         return None
+
+
+class Unnormalized(NamedTuple):
+    """A format whose inputs are as another's, before they are normalised.
+
+    Attributes:
+        format: gives images as uint8 [C, H, W].
+        normalization: makes of them what the other format gives.
+        path: keys of the image inside of an input; (): the input is the image.
+    """
+
+    format: SampleFormat
+    normalization: Normalization
+    path: tuple[str, ...] = ()
 
 
 _NEVER_OVERRIDDEN = ("always_pairs", "draws", "names_warnings", "decodes_late", "draw", "write_input", "random_steps")
@@ -213,6 +233,14 @@ class FormatOf(SampleFormat):
     def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
         view = self._dataset.with_transform(transform)
         return wrapped_format(view), view.transform if self._dataset.transforms is None else view.transforms
+
+    def unnormalized(self) -> Unnormalized | str | None:
+        left = self._base.unnormalized()
+        if not isinstance(left, Unnormalized):
+            return left
+        if self._overridden:
+            return f"{type(self._dataset).__name__} overrides {', '.join(sorted(self._overridden))}"
+        return left._replace(format=FormatOf(self._dataset, left.format, self._overridden, self._chosen))
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         return None if self._overridden else self._base.own_way(dataset, collating)

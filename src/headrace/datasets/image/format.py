@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
 
-from headrace.casting import FLOAT32, DTypeArgument, normalized_dtype
-from headrace.datasets.core.format import SampleFormat
+from headrace.casting import FLOAT32, DTypeArgument, known_dtype, normalized_dtype
+from headrace.collate.normalization import check_normalize
+from headrace.datasets.core.format import SampleFormat, Unnormalized
 from headrace.datasets.image.augment import Augment, Drawn, split_augment
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import (
+    IMAGENET,
     decode_image,
     normalize,
     normalize_into,
@@ -32,8 +34,9 @@ UNSET: Any = "default"
 """An `image_size` that was not given."""
 
 
-def check_image_options(color: str, transform_input: str, decode: str) -> None:
+def check_image_options(color: str, transform_input: str, decode: str, normalize: object) -> None:
     """Raises a ConfigError for options of images that make no sense."""
+    check_normalize(normalize)
     if color not in ("RGB", "L"):
         raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
     if transform_input not in ("pil", "tensor", "numpy"):
@@ -42,7 +45,7 @@ def check_image_options(color: str, transform_input: str, decode: str) -> None:
         raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
 
 
-def image_dtype(dtype: DTypeArgument | None, normalize: bool, transformed: bool) -> np.dtype[Any]:
+def image_dtype(dtype: DTypeArgument | None, normalize: bool | Literal["host"], transformed: bool) -> np.dtype[Any]:
     """The dtype of normalised images that a user asks for.
 
     Raises:
@@ -65,7 +68,7 @@ class ImageFormat(SampleFormat):
         image_size: (height, width) of values; None: an image's own.
         is_size_given: True if the user said so.
         exact: decode large JPEGs whole.
-        normalize: scale and normalise inputs that nobody transforms.
+        normalize: scale and normalise inputs that nobody transforms; "host": never on a device.
         dtype: of normalised inputs: float32, float16, or bfloat16 (`BFLOAT16`).
         transform_input: "pil", "tensor" or "numpy".
         augment: the built-in crop and flip, if there are any.
@@ -84,7 +87,7 @@ class ImageFormat(SampleFormat):
     image_size: tuple[int, int] | None
     is_size_given: bool
     exact: bool
-    normalize: bool
+    normalize: bool | Literal["host"]
     transform_input: str
     augment: Augment | None
     transformed: bool
@@ -203,6 +206,13 @@ class ImageFormat(SampleFormat):
         if self.transformed or size is None:
             return None
         return size[0] * size[1] * self.channels * self.input_dtype.itemsize + 8
+
+    def unnormalized(self) -> Unnormalized | str | None:
+        if self.transformed:
+            return "a transform makes them"
+        if self.normalize is True:
+            return Unnormalized(replace(self, normalize=False), replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32))
+        return "normalize='host'" if self.normalize else None
 
     def random_steps(self) -> list[Any]:
         return [] if self.augment is None else [step for step in (self.augment.crop, self.augment.flip) if step is not None]

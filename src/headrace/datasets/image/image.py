@@ -68,7 +68,8 @@ class ImageDataset(BaseDataset):
             error, or "skip" them, with a warning that counts them (where one table serves several folders).
         masks: of COCO: `masks` too, uint8 [N, H, W] (needs pycocotools: extra `coco`).
         color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey). Grey of more than 8 bits is scaled (`decode_image`).
-        normalize: False gives uint8 [C, H, W] where there is no transform.
+        normalize: True: as above, where there is no transform; under a loader that has an accelerator as `device=`, images travel there as
+            uint8 and are normalised there (docs/loader.md, "Devices"). "host": always on the host. False: they stay uint8 [C, H, W].
         dtype: of normalised images: torch.float16 and torch.bfloat16 halve the bytes of a batch; they are rounded once, from float32. None:
             float32.
         transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
@@ -106,7 +107,7 @@ class ImageDataset(BaseDataset):
         unused_targets: Literal["raise", "skip"] = "raise",
         masks: bool = False,
         color: Literal["RGB", "L"] = "RGB",
-        normalize: bool = True,
+        normalize: bool | Literal["host"] = True,
         dtype: DTypeArgument | None = None,
         transform_input: Literal["pil", "tensor", "numpy"] = "pil",
         decode: Literal["fast", "exact"] = "fast",
@@ -118,13 +119,13 @@ class ImageDataset(BaseDataset):
             raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
         given = checked_targets(targets, data_path)
         self.data_path, wanted = data_path, Wanted(given, target_name, label_separator, masks, unused_targets == "skip")
-        check_image_options(color, transform_input, decode)
+        check_image_options(color, transform_input, decode, normalize)
         reach, common = split_options(options)
         source, labels = open_images(data_path, wanted, reach)
         self.classes: list[str] = labels.classes
         self.label_columns, self.column_classes = dict(labels.columns), dict(labels.column_classes)
         self.class_to_idx: dict[str, int] = labels.class_to_idx or {name: number for number, name in enumerate(self.classes)}
-        self.normalize: bool = normalize
+        self.normalize: bool | Literal["host"] = normalize
         self.color, self.transform_input = color, transform_input
         if is_joint := options.get("transforms") is not None:
             augment, common["transforms"] = split_augment(options["transforms"], "transforms")

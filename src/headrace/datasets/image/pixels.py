@@ -20,6 +20,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from headrace.casting import as_tensor, cast_into
+from headrace.collate.normalization import STATISTICS, Normalization
 from headrace.datasets.image.claims import FREE, SIXTEEN_BIT, Claim, Left, jpeg_nbytes, pillow_nbytes
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
@@ -27,8 +28,8 @@ from headrace.io.library_errors import is_of_machine
 Pixels = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")
 """What Pillow may open, whatever a file's name says: its reader of EPS starts Ghostscript, and others are as little asked for."""
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = STATISTICS["imagenet"]
+IMAGENET = Normalization(IMAGENET_MEAN, IMAGENET_STD, fits_grey=True)
 _ORIENTATION = 0x0112  # EXIF tag
 _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of TIFF
 _WHITE_16 = 65535
@@ -288,14 +289,11 @@ def to_channels_last(pixels: Pixels) -> Pixels:
     return np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
 
-_SCALE = {
-    3: np.array([1 / (255 * s) for s in IMAGENET_STD], np.float32).reshape(3, 1, 1),
-    1: np.array(3 / (255 * sum(IMAGENET_STD)), np.float32).reshape(1, 1, 1),
-}
-_SHIFT = {
-    3: np.array([-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)], np.float32).reshape(3, 1, 1),
-    1: np.array(-sum(IMAGENET_MEAN) / sum(IMAGENET_STD), np.float32).reshape(1, 1, 1),
-}
+@functools.cache
+def _factors(channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    factors = IMAGENET.factors(channels)
+    assert factors is not None
+    return factors[0].numpy(), factors[1].numpy()
 
 
 _BESIDE = 1 << 18  # numbers of a thread's float32, 1 MB: a whole image of 224 x 224
@@ -311,9 +309,10 @@ def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
     if out.dtype != np.float32:
         _normalize_beside(pixels, out)
         return
+    scale, shift = _factors(len(out))
     np.copyto(out, pixels)
-    np.multiply(out, _SCALE[len(out)], out=out)
-    np.add(out, _SHIFT[len(out)], out=out)
+    np.multiply(out, scale, out=out)
+    np.add(out, shift, out=out)
 
 
 def _normalize_beside(pixels: Pixels, out: npt.NDArray[Any]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.casting import as_tensor, cast
 from headrace.datasets.core.batch import BatchWay
-from headrace.datasets.core.format import Failed, SampleFormat
+from headrace.datasets.core.format import Failed, SampleFormat, Unnormalized
 from headrace.datasets.image.format import ImageFormat
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts
 from headrace.datasets.table.ways import way_of_columns
@@ -35,10 +37,11 @@ def encoded_image(record: Any, column: str) -> bytes:
     raise FormatError(f"column {column!r} has no image (null) there")
 
 
+@dataclass(kw_only=True, eq=False)
 class ColumnImages(ImageFormat):
     """The images of one column, which nothing is read beside: as those of `ImageDataset`."""
 
-    column = ""
+    column: str = ""
 
     def decode(self, record: Any) -> Any:
         return super().decode(encoded_image(record, self.column))
@@ -127,6 +130,15 @@ class TableFormat(SampleFormat):
         if self._image is not None or self._texts is not None:
             return None
         return sum(spec.nbytes for spec in self.specs.values() if spec is not None) if all(self.specs.values()) else None
+
+    def unnormalized(self) -> Unnormalized | str | None:
+        left = None if self._image is None else self._image.format.unnormalized()
+        if self._image is None or not isinstance(left, Unnormalized):
+            return left
+        made, column = copy.copy(self), self._image.column
+        assert isinstance(left.format, ImageFormat)
+        made._image = ColumnImage(column, left.format)
+        return Unnormalized(made, left.normalization, (column,))
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         is_plain = self._spec is None and self._image is None and self._texts is None

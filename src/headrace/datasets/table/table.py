@@ -110,7 +110,7 @@ class TableDataset(BaseDataset):
         dtype: DTypeArgument | None = None,
         image_size: int | tuple[int, int] | None = UNSET,
         color: Literal["RGB", "L"] = "RGB",
-        normalize: bool = True,
+        normalize: bool | Literal["host"] = True,
         transform_input: Literal["pil", "tensor", "numpy"] = "pil",
         decode: Literal["fast", "exact"] = "fast",
         tokenizer: Any = None,
@@ -130,7 +130,7 @@ class TableDataset(BaseDataset):
         columns = _checked_columns(columns)
         if not isinstance(target_name, (str, type(None))):
             raise ConfigError(f"target_name must be the name of one column, or None, not {target_name!r}")
-        check_image_options(color, transform_input, decode)
+        check_image_options(color, transform_input, decode, normalize)
         check_flag("plain_copy", plain_copy)
         unit = None if chat_template is None else CHAT
         check_text_options(max_length, unit, TEXT_FIELD, None, None, None, False, None, None, chat_template)

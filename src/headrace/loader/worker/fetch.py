@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, get_worker_info
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, named
 from headrace.datasets.core.ways import choose_way
+from headrace.datasets.unnormalized import PixelBatches, numbers_of
 from headrace.datasets.wrapped import answers_batches
 from headrace.errors import EmptyBatchError, WorkerError
 from headrace.loader.data import inner_datasets, length_of
@@ -46,12 +47,20 @@ class Fetch(Dataset[Any]):
         plan: where a streaming dataset is to prefetch.
         stride: batches between two requests of one worker.
         origin: what an error calls the origin of the indices.
+        pixels: makes batches whose images a device normalises; None: they are made as they are to be.
     """
 
     def __init__(
-        self, dataset: Any, ring: Ring, collating: Collating, plan: OrderPlan | None = None, stride: int = 1, origin: str = "the order"
+        self,
+        dataset: Any,
+        ring: Ring,
+        collating: Collating,
+        plan: OrderPlan | None = None,
+        stride: int = 1,
+        origin: str = "the order",
+        pixels: PixelBatches | None = None,
     ) -> None:
-        self._origin, self._collating = origin, collating
+        self._origin, self._collating, self._pixels = origin, collating, pixels
         self.dataset, self.ring, self._plan, self._stride = dataset, ring, plan, stride
         self.way: BatchWay | None = choose_way(dataset, collating) if isinstance(dataset, BaseDataset) else None  # None: foreign
         self._inner = inner_datasets(dataset)
@@ -78,6 +87,7 @@ class Fetch(Dataset[Any]):
                     counts[name] = counts[name] + value if name in counts else value
             counts["work_seconds"], counts["work_cpu_seconds"] = time.perf_counter() - start, time.process_time() - cpu
             counts["sample_seconds"], self._sample_seconds = self._sample_seconds, 0.0
+            counts["normalized_on_device"] = int(bool(report.get("pixels")))
             report["samples"], report["counts"] = len(request) if made is None else made.samples, counts
             if error is None and get_worker_info() is None:
                 return Delivered(made.batch if arena is None else arena.lightened(made.batch), report, 0 if arena is None else arena.nbytes)
@@ -98,12 +108,15 @@ class Fetch(Dataset[Any]):
                 if request.is_idle:
                     report["idle"] = True
                     return MadeBatch(None, 0)
-                if self.way is None:
-                    return self._make(request, report)
                 if (plan := self._plan) is not None:
                     steps = range(request.step, plan.steps(), self._stride)
                     self.dataset.prefetch(request.epoch, steps, plan.batches_of(request.epoch))
-                return self.way.make(request)
+                make = functools.partial(self._make, report=report) if self.way is None else self.way.make
+                if self._pixels is None:
+                    return make(request)
+                made, pixels = self._pixels.make(request, make)
+                report["pixels"] = numbers_of(made.batch, pixels)
+                return made
         except IndexError as error:
             n = length_of(self.dataset)
             outside = [i for i in request if isinstance(i, int) and n is not None and not -n <= i < n]

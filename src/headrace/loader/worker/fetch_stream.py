@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.datasets.core.batch import Collating, MadeBatch
+from headrace.datasets.unnormalized import PixelBatches
 from headrace.loader.stateful import asked, is_stateful, iterator_of
 from headrace.loader.worker.fetch import Fetch, worker_number
 from headrace.memory.ring import Ring, outside_slot
@@ -19,8 +20,10 @@ from headrace.order.seeding import OF_STEP, OF_STREAM, Draws, SampleSeeder, pres
 class FetchIterable(Fetch):
     """Requests to samples, for a foreign `IterableDataset`: each request takes the next samples of this worker's iterator."""
 
-    def __init__(self, dataset: Any, ring: Ring, collating: Collating, batch_size: int, drop_last: bool) -> None:
-        super().__init__(dataset, ring, collating)
+    def __init__(
+        self, dataset: Any, ring: Ring, collating: Collating, batch_size: int, drop_last: bool, pixels: PixelBatches | None = None
+    ) -> None:
+        super().__init__(dataset, ring, collating, pixels=pixels)
         self._size, self._drop_last = batch_size, drop_last
         self._run = -1
         self._items: Iterator[Any] = iter(())

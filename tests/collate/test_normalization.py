@@ -1,0 +1,71 @@
+"""Images are normalised on a device as on the host: the same arithmetic, in whatever layout and dtype."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.collate.normalization import STATISTICS, Normalization, check_normalize
+from headrace.datasets.image.pixels import IMAGENET, normalize
+from headrace.errors import ConfigError
+
+OWN = Normalization((0.1, 0.2, 0.3, 0.9, 0.0), (0.5, 0.25, 1.0, 0.01, 0.7))
+HALVES = {torch.bfloat16: 2**-8, torch.float16: 2**-11}  # the most that rounding to the nearest is off, relatively
+
+
+def images(channels: int) -> torch.Tensor:
+    """uint8 [2, C, 16, 16], each with all values in each channel."""
+    ramp = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
+    return torch.stack([torch.stack([ramp.roll(7 * c + i) for c in range(channels)]) for i in range(2)])
+
+
+def exactly(pixels: torch.Tensor, means: Any, stds: Any) -> torch.Tensor:
+    mean, std = (torch.tensor(numbers, dtype=torch.float64).reshape(-1, 1, 1) for numbers in (means, stds))
+    return (pixels.double() / 255 - mean) / std
+
+
+@pytest.mark.parametrize("memory_format", [None, torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_values_are_those_of_the_host_bit_for_bit(channels: int, memory_format: Any) -> None:
+    pixels = images(channels)
+    made = IMAGENET.normalized(pixels, memory_format)
+    expected = torch.stack([normalize(image.numpy()) for image in pixels])
+    assert torch.equal(made.view(torch.int32), expected.view(torch.int32)) and made.dtype == torch.float32
+    assert made.is_contiguous(memory_format=memory_format or torch.contiguous_format)
+    assert torch.equal(IMAGENET.normalized(pixels[1], memory_format), expected[1]), "one image, without a batch"
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("memory_format", [None, torch.channels_last])
+def test_half_precision_is_rounded_once(dtype: torch.dtype, memory_format: Any) -> None:
+    pixels = images(3)
+    made = Normalization(IMAGENET.means, IMAGENET.stds, dtype=dtype).normalized(pixels, memory_format)
+    single = IMAGENET.normalized(pixels)
+    assert made.dtype == dtype and torch.equal(made, single.to(dtype))
+    assert made.is_contiguous(memory_format=memory_format or torch.contiguous_format)
+    assert ((made.double() - single.double()).abs() <= HALVES[dtype] * single.double().abs()).all()
+
+
+@pytest.mark.parametrize("statistics", [STATISTICS["cifar10"], (OWN.means, OWN.stds), ((0.5,), (0.25,))])
+def test_each_channel_has_its_mean_and_deviation(statistics: Any) -> None:
+    pixels = images(max(3, len(statistics[0])))
+    assert torch.allclose(Normalization(*statistics).normalized(pixels).double(), exactly(pixels, *statistics), rtol=0, atol=1e-5)
+
+
+def test_factors_are_of_the_channels_there_are() -> None:
+    assert OWN.factors(3) is None and OWN.factors(1) is None and Normalization((0.5,), (0.5,)).factors(7) is not None
+    grey, own = IMAGENET.factors(1), Normalization(IMAGENET.means, IMAGENET.stds).factors(1)
+    assert grey is not None and grey[0].shape == (1, 1, 1) and own is None
+
+
+def test_a_crop_of_a_larger_batch_and_an_empty_one() -> None:
+    pixels = images(3)
+    assert torch.equal(IMAGENET.normalized(pixels[:, :, 3:9, ::2]), IMAGENET.normalized(pixels)[:, :, 3:9, ::2])
+    assert IMAGENET.normalized(pixels[:0]).shape == (0, 3, 16, 16)
+
+
+@pytest.mark.parametrize("value", ["device", 1, None, np.ones(2)])
+def test_what_is_no_normalize(value: Any) -> None:
+    with pytest.raises(ConfigError, match="normalize must be True, False or 'host', not"):
+        check_normalize(value)
