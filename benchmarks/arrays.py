@@ -48,7 +48,7 @@ LAYOUTS = [
 def images(photos: str | None, samples: int, side: int, step: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """So many images at a time: the first one's number, and [images, side, side, 3]."""
     if photos is not None:
-        found = headrace.ImageDataset(photos, image_size=side, loading_mode="cached")
+        found = headrace.ImageDataset(photos, image_size=side, normalize=False, loading_mode="cached")
         for start in range(0, samples, step):
             some = [found[index % len(found)] for index in range(start, min(start + step, samples))]
             pixels = [one[0] if isinstance(one, tuple) else one for one in some]

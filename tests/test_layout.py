@@ -39,7 +39,7 @@ INSIDE: dict[str, list[str]] = {
         *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "array_file", "single_flight"),
         *("ordered", "handles", "local", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
     ],
-    "io/local": ["hints", "gather", "files", "checksums"],
+    "io/local": ["hints", "gather", "files", "folders", "checksums"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
     "io/cache": ["disk_cache", "blocks", "contents"],
     "order": [

@@ -31,6 +31,7 @@ from headrace import (
     pack,
 )
 from headrace.storage.arrays.patches import Box, PatchGrid
+from headrace.storage.zarr.stores import ZarrFolder
 from headrace.testing import DatasetContract
 
 pytestmark = pytest.mark.quick_every(5)
@@ -410,13 +411,15 @@ def test_a_sibling_of_another_kind_does_not_matter(tmp_path: Path, consolidated:
 
 def write_rows(path: Path, value: int, layout: dict[str, Any], mode: str = "w") -> None:
     time.sleep(0.02)  # longer than a tick of the clock that files get their times from
-    array = zarr.create_array(path, shape=(40, 6), chunks=(4, 6), dtype="i4", **layout) if mode == "w" else zarr.open_array(path, mode="r+")
+    layout = {"chunks": (4, 6), **layout}
+    array = zarr.create_array(path, shape=(40, 6), dtype="i4", **layout) if mode == "w" else zarr.open_array(path, mode="r+")
     array[...] = value
 
 
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "raw": ({"compressors": None, "fill_value": 9}, {}),
     "zstd": ({"fill_value": 9}, {}),
+    "raw, 1 a chunk": ({"compressors": None, "chunks": (1, 6), "fill_value": 9}, {}),
     "shards": ({"shards": (20, 6), "fill_value": 9}, {}),
     "library": ({"fill_value": 9}, {"direct": False}),
     "sharded library": ({"shards": (20, 6), "fill_value": 9}, {"direct": False}),
@@ -449,6 +452,25 @@ def test_a_store_that_is_changed_is_an_error(tmp_path: Path, layout: str, change
                 dataset[index]
         dataset.close()
     assert int(ZarrDataset(path, **read)[5][0]) == {"rewritten": 2, "replaced": 2, "moved": 1, "emptied": 9}[change]
+
+
+@pytest.mark.parametrize("chunks", [(1, 6), (4, 6), (4, 3), (1, 3)])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_systems_without_lookups_by_descriptor(
+    tmp_path: Path, chunks: tuple[int, int], compressors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.random.default_rng(5).integers(0, 9, (40, 6)).astype("i4")
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(40, 6), dtype="i4", chunks=chunks, compressors=compressors, fill_value=7)
+    array[:30] = rows[:30]  # the rest is never written
+    rows[30:] = 7
+    order = np.random.default_rng(6).permutation(40).tolist()
+    found = []
+    for way in (True, False):
+        monkeypatch.setattr(ZarrFolder, "reads_files", way)
+        dataset = ZarrDataset(tmp_path / "a.zarr")
+        found.append(torch.stack(list(dataset.__getitems__(order))))
+        dataset.close()
+    assert torch.equal(found[0], found[1]) and np.array_equal(found[0].numpy(), rows[order])
 
 
 def test_a_file_server_whose_clock_is_ahead(tmp_path: Path) -> None:

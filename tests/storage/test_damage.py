@@ -150,7 +150,7 @@ def test_flipped_bytes_in_zip_files_are_found(tmp_path: Path, name: str) -> None
 
 def store(place: Path, **how: Any) -> tuple[Path, Path]:
     """A store, and the file of its first chunk, which has rows 0 to 2."""
-    array = zarr.open_group(place, mode="w").create_array(NAME, shape=(N, 3), dtype="<i4", chunks=(3, 3), **how)
+    array = zarr.open_group(place, mode="w").create_array(NAME, shape=(N, 3), dtype="<i4", **{"chunks": (3, 3), **how})
     array[...] = values()
     return place, place / NAME / "c" / "0" / "0"
 
@@ -158,23 +158,34 @@ def store(place: Path, **how: Any) -> tuple[Path, Path]:
 @pytest.mark.parametrize("how", [{"compressors": None}, {"compressors": [zarr.codecs.GzipCodec()]}, {}], ids=["raw", "gzip", "zstd"])
 def test_chunk_files_of_the_wrong_size_or_kind(tmp_path: Path, how: Any) -> None:
     path, chunk = store(tmp_path / "a.zarr", **how)
+    wrong_files(path, chunk, 2, 3)
+
+
+@pytest.mark.parametrize("how", [{"compressors": None}, {}], ids=["raw", "zstd"])
+def test_row_files_of_the_wrong_size_or_kind(tmp_path: Path, how: Any) -> None:
+    path, chunk = store(tmp_path / "a.zarr", **how, chunks=(1, 3))
+    wrong_files(path, chunk, 0, 1)
+
+
+def wrong_files(path: Path, chunk: Path, row: int, other: int) -> None:
+    """The file of the first chunk, in which one row lies, and not the other, is damaged in several ways."""
     whole = chunk.read_bytes()
     for wrong in (b"", whole[:-1], whole + b"x", whole + whole, whole[: len(whole) // 2]):
         chunk.write_bytes(wrong)
         source = ZarrSource(path, NAME)
         with pytest.raises(FormatError, match=r"a\.zarr, chunk \(0, 0\) of 'x': "):
-            source.read([2])
-        assert np.array_equal(source.read([3])[0], values()[3])
+            source.read([row])
+        assert np.array_equal(source.read([other])[0], values()[other])
         source.close()
     chunk.unlink()
-    assert ZarrSource(path, NAME).read([2])[0].tolist() == [0, 0, 0]  # what was never written
+    assert ZarrSource(path, NAME).read([row])[0].tolist() == [0, 0, 0]  # what was never written
     with pytest.raises(FormatError, match=r"chunk \(0, 0\) of 'x' is missing, and missing='error'"):
-        ZarrSource(path, NAME, missing="error").read([2])
+        ZarrSource(path, NAME, missing="error").read([row])
     chunk.mkdir()
     with pytest.raises(FormatError, match=r"x/c/0/0 is a folder, where a file with a chunk should be"):
-        ZarrSource(path, NAME).read([2])
-    with pytest.raises(SampleError, match=r"sample 2 can't be read: .* is a folder"):
-        ZarrDataset(path, NAME)[2]
+        ZarrSource(path, NAME).read([row])
+    with pytest.raises(SampleError, match=rf"sample {row} can't be read: .* is a folder"):
+        ZarrDataset(path, NAME)[row]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

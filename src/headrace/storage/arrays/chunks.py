@@ -86,6 +86,24 @@ class ChunkIndex(ABC):
     whole_files: bool = False
     """True if each chunk is a file of its own, read whole: its size is not known, and it may turn out to be missing."""
 
+    reads_files: bool = False
+    """True if each chunk is a local file of its own, and is read by `read_files`, without being located first."""
+
+    def read_files(self, numbers: Sequence[int]) -> list[bytes | None]:
+        """The stored bytes of chunks; None for what was never written.
+
+        Raises:
+            FormatError: a folder lies where a file should be.
+            FileChangedError: a file is another one than when the array was opened.
+            OSError: one can't be read.
+        """
+        raise NotImplementedError
+
+    def read_files_into(self, numbers: Sequence[int], buffers: Sequence[memoryview]) -> list[int]:
+        """As `read_files`, into buffers of the chunks' length: [n] bytes of each, -1 for what was never written; one that has another
+        length than its buffer is not read."""
+        raise NotImplementedError
+
     @abstractmethod
     def ranges(self, numbers: IntArray) -> ByteRanges:
         """Where chunks lie ([n] int64 numbers).
@@ -202,6 +220,7 @@ class DirectChunks(Chunks):
         self._check, self._required = check, required
         self.decodes: bool = bool(pipeline)
         self.is_raw: bool = not pipeline and order == "C" and not index.whole_files
+        self.reads_files: bool = index.reads_files
         self.needs_io: bool = index.needs_io
         self.is_remote: bool = files.is_remote
 
@@ -223,6 +242,8 @@ class DirectChunks(Chunks):
         return FormatError(f"{self.where(number)} is missing, and missing='error'")
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
+        if self.reads_files:
+            return [None if data is None else (data, 0, 0) for data in self.index.read_files(numbers)]
         wanted = np.asarray(numbers, np.int64)
         ranges, unused = self.byte_ranges(wanted), self.index.unused_codecs(wanted)
         masks = itertools.repeat(0) if unused is None else unused.tolist()
@@ -255,9 +276,32 @@ class DirectChunks(Chunks):
         wrong = (ranges.stop - ranges.start != self.nbytes) & ranges.is_written
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            name, nbytes = self.where(int(numbers[at])), int(ranges.nbytes[at])
-            raise FormatError(f"{name}: it has {nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
+            raise self._wrong_length(int(numbers[at]), int(ranges.nbytes[at]))
         return ranges
+
+    def read_raw_files(self, numbers: Sequence[int], buffers: Sequence[memoryview]) -> list[int]:
+        """Fills a buffer with each chunk, as it lies in its file.
+
+        Returns:
+            Which of the buffers belong to chunks that were never written.
+
+        Raises:
+            FormatError: a file is not as long as a chunk; one is missing, and must not be.
+            Exception: see `ChunkIndex.read_files`.
+        """
+        missing = []
+        for at, size in enumerate(self.index.read_files_into(numbers, buffers)):
+            if size == self.nbytes:
+                continue
+            if size >= 0:
+                raise self._wrong_length(numbers[at], size)
+            if self._required:
+                raise self._missing(numbers[at])
+            missing.append(at)
+        return missing
+
+    def _wrong_length(self, number: int, nbytes: int) -> FormatError:
+        return FormatError(f"{self.where(number)}: it has {nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
 
 
 class _RawRows(DirectChunks):
@@ -267,6 +311,7 @@ class _RawRows(DirectChunks):
         grid = Grid(whole.grid.shape, (1, *whole.grid.chunks[1:]))
         super().__init__(grid, whole.dtype, whole.index, whole.pipeline, whole.files, where=whole.where, fill=whole.fill, how=whole.how)
         self._whole, self._height, self._inner = whole, whole.grid.chunks[0], grid.inner
+        self.reads_files = False  # but parts of them
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         height, inner = self._height, self._inner

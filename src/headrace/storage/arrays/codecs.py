@@ -63,6 +63,7 @@ class Pipeline:
             if packed and codec.adds in (0, None):
                 raise ValueError(f"{codec.name} works on what is compressed already")
             packed = packed or codec.adds is None
+        self._last: tuple[int, int, list[tuple[Codec, int | None]]] = (-1, 0, [])  # the chunks of an array take the same steps
 
     def __bool__(self) -> bool:
         return bool(self.codecs)
@@ -79,13 +80,11 @@ class Pipeline:
         Raises:
             FormatError: the data are damaged; the message says how, and not where they lie.
         """
-        sizes: list[tuple[Codec, int | None]] = []
-        size: int | None = nbytes
-        for number, codec in enumerate(self.codecs):
-            if not skipped >> number & 1:
-                sizes.append((codec, size))
-                size = None if size is None or codec.adds is None else size + codec.adds
-        for codec, size in reversed(sizes):
+        known, mask, steps = self._last
+        if known != nbytes or mask != skipped:
+            steps = self._steps(nbytes, skipped)
+            self._last = nbytes, skipped, steps
+        for codec, size in steps:
             try:
                 data = codec.decode(data, size)
             except (FormatError, MemoryError):
@@ -96,6 +95,16 @@ class Pipeline:
         if len(decoded) != nbytes:
             raise FormatError(f"{len(decoded):,} bytes come of it, not {nbytes:,}")
         return decoded
+
+    def _steps(self, nbytes: int, skipped: int) -> list[tuple[Codec, int | None]]:
+        """The codecs in the order in which they decode, and how many bytes must come of each."""
+        steps: list[tuple[Codec, int | None]] = []
+        size: int | None = nbytes
+        for number, codec in enumerate(self.codecs):
+            if not skipped >> number & 1:
+                steps.append((codec, size))
+                size = None if size is None or codec.adds is None else size + codec.adds
+        return steps[::-1]
 
 
 @dataclass(frozen=True)
@@ -188,15 +197,20 @@ class Zstd(Codec):
     adds: int | None = None
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
-        import zstandard
-
         assert size is not None
-        said = zstandard.frame_content_size(data)
-        if said not in (-1, size):
+        content_size, decompress = getattr(_local, "zstd", None) or _zstd_of_thread()
+        said = content_size(data)
+        if said != size and said != -1:
             raise (TooLongError if said > size else FormatError)(f"{said:,} bytes would come of it, not {size:,}")
-        if not hasattr(_local, "zstd"):
-            _local.zstd = zstandard.ZstdDecompressor()
-        return _local.zstd.decompress(data, max_output_size=max(1, size), allow_extra_data=False) if said else b""
+        return decompress(data, max_output_size=max(1, size), allow_extra_data=False) if said else b""
+
+
+def _zstd_of_thread() -> tuple[Any, Any]:
+    import zstandard
+
+    _local.zstd = zstandard.frame_content_size, zstandard.ZstdDecompressor().decompress
+    found: tuple[Any, Any] = _local.zstd
+    return found
 
 
 @dataclass(frozen=True)

@@ -334,6 +334,10 @@ class ArrayReader:
             buffers = [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
         else:
             buffers = [bytes_of(out) for out in outs]
+        if raw.reads_files:
+            for number in raw.read_raw_files(rows, buffers):
+                outs[number][...] = raw.fill
+            return
         self._read_raw(raw, raw.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
 
     def _read_raw(self, raw: DirectChunks, ranges: ByteRanges, parts: Rows, buffers: list[memoryview]) -> None:

@@ -57,15 +57,31 @@ class ArrayFiles(ChunkIndex):
         self._counts = Grid(layout.shape, layout.files).counts
         first = "/".join(part for part in (name, layout.prefix) if part)
         self._first = first + (layout.separator if layout.prefix else "/") if first else ""
+        self._folder, _, self._start = self._first.rpartition("/")
         self.count: int = math.prod(self._counts)
         self.whole_files = whole
+        self.reads_files = store.reads_files and not self._is_sharded
         if 0 < self.count < _NOWHERE >> 1:
             store.note_last(self.keys([self.count - 1])[0])
 
     def keys(self, numbers: IntArray | Sequence[int]) -> list[str]:
         """Of files in the store."""
+        return self._names(self._first, numbers)
+
+    def _names(self, start: str, numbers: IntArray | Sequence[int]) -> list[str]:
+        if math.prod(self._counts[1:]) == 1:
+            end = f"{self._separator}0" * (len(self._counts) - 1)
+            return [f"{start}{number}{end}" for number in (numbers.tolist() if isinstance(numbers, np.ndarray) else numbers)]
         places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), self._counts), axis=1).tolist()
-        return [self._first + self._separator.join(map(str, place)) for place in places]
+        return [start + self._separator.join(map(str, place)) for place in places]
+
+    def read_files(self, numbers: Sequence[int]) -> list[bytes | None]:
+        self.store.check_version(self.name)
+        return self.store.read_files(self._folder, self._names(self._start, numbers))
+
+    def read_files_into(self, numbers: Sequence[int], buffers: Sequence[memoryview]) -> list[int]:
+        self.store.check_version(self.name)
+        return self.store.read_files_into(self._folder, self._names(self._start, numbers), buffers)
 
     def urls(self, numbers: IntArray | Sequence[int]) -> list[str]:
         """Of files."""

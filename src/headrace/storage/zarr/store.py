@@ -36,6 +36,8 @@ class Store(ABC):
     """True if files lie as they are, and can be read by ranges."""
     reads_whole = False
     """True if a chunk is read as a whole file, whose size would have to be asked for, and which may be missing."""
+    reads_files = False
+    """True if chunks that are files of their own are read by `read_files`, which looks at them when they are open: of a local folder."""
     library_root = ""
     """Where in `path` zarr-python finds the root."""
 
@@ -67,6 +69,20 @@ class Store(ABC):
             FormatError: the file is damaged, or a folder lies there.
             FileChangedError: a local file was changed after the store was opened.
         """
+
+    def read_files(self, folder: str, names: Sequence[str]) -> list[bytes | None]:
+        """The contents of files of a local folder, by their names below one of its own; None for those that are missing.
+
+        Raises:
+            FormatError: a folder lies there.
+            FileChangedError: a file was changed after the store was opened.
+            OSError: one can't be read.
+        """
+        raise NotImplementedError
+
+    def read_files_into(self, folder: str, names: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
+        """As `read_files`, into buffers, see `FolderReader.read_into`."""
+        raise NotImplementedError
 
     @property
     def check_content(self) -> Callable[[int, Any], None] | None:

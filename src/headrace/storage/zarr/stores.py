@@ -23,6 +23,7 @@ from headrace.errors import AccessError, DataNotFoundError, FormatError, Missing
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
 from headrace.io.local.files import LocalFiles
+from headrace.io.local.folders import IS_SUPPORTED, FolderReader
 from headrace.io.paths import is_url, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
@@ -55,6 +56,7 @@ class ZarrFolder(Store):
     """The files of a store that is a local folder."""
 
     files: LocalFiles
+    reads_files = IS_SUPPORTED
 
     def __init__(self, path: str, files: LocalFiles) -> None:
         super().__init__(path, files)
@@ -93,13 +95,36 @@ class ZarrFolder(Store):
             try:
                 status = os.stat(path)
                 if stat.S_ISDIR(status.st_mode):
-                    raise FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
+                    raise _is_folder(path)
                 self._check(status, path)
                 ranges.append((path, 0, status.st_size))
             except (FileNotFoundError, NotADirectoryError):
                 self._check_missing(path)
                 ranges.append(None)
         return ByteRanges.of(ranges)
+
+    def read_files(self, folder: str, names: Sequence[str]) -> list[bytes | None]:
+        try:
+            found = self._reader(folder).read(names)
+        except IsADirectoryError as error:
+            raise _is_folder(error.filename) from None
+        for name, data in zip(names, found, strict=True):
+            if data is None:
+                self._check_missing(self.path_of(key_of(folder, name)))
+        return found
+
+    def read_files_into(self, folder: str, names: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
+        try:
+            sizes = self._reader(folder).read_into(names, buffers)
+        except IsADirectoryError as error:
+            raise _is_folder(error.filename) from None
+        for name, size in zip(names, sizes, strict=True):
+            if size < 0:
+                self._check_missing(self.path_of(key_of(folder, name)))
+        return sizes
+
+    def _reader(self, folder: str) -> FolderReader:
+        return FolderReader(self.files.descriptors, self.path_of(folder), self._opened, replaced)
 
     def check_open(self, paths: Sequence[str]) -> None:
         with contextlib.closing(self.files.descriptors.reading_each(paths)) as opened:
@@ -141,6 +166,10 @@ class ZarrFolder(Store):
             if is_array:
                 folders.clear()
             folders.sort()
+
+
+def _is_folder(path: str) -> FormatError:
+    return FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
 
 
 class ZarrUrl(Store):
