@@ -69,6 +69,9 @@ SCRIPTS: dict[str, Script] = {
     "episodes": Script("Windows over demonstrations", "", "--demos 4 --rounds 2"),
     "text": Script("Texts and tokens", "", "--gb 0.01 --tokens 1 --rounds 2"),
     "stream": Script("Shards from a server", "", "--quick --samples 512 --side 32 --rounds 2", needs=("aiohttp",)),
+    "stream_zarr": Script(
+        "Chunks of Zarr from a server", "", "--rows 8 --samples 512 --side 32 --rounds 2 --only headrace", needs=("aiohttp",)
+    ),
     "cold": Script("Files that are not in memory", "", "--gb 0.05 --batches 10 --rounds 2"),
     "pack": Script("Packing", "PHOTOS", "PHOTOS --rounds 2"),
     "order": Script("The order of an epoch", "", "--sizes 2e5 --seconds 20 --rounds 2"),

@@ -73,6 +73,11 @@ class Job:
         """Samples of a shard."""
         return max(1, self.shard // self.row)
 
+    @property
+    def least(self) -> int:
+        """Bytes that the server sends in an epoch, at least."""
+        return self.samples * self.row
+
     def rows(self) -> np.ndarray[Any, Any]:
         found: np.ndarray[Any, Any] = np.load(self.work / "samples.npy", mmap_mode="r")[: self.samples]
         return found
@@ -122,7 +127,7 @@ def _judged(job: Job, seen: torch.Tensor) -> dict[str, float]:
     served = counts(job.server)
     if not torch.equal(seen.sort().values, torch.arange(job.samples)):
         raise RuntimeError(f"{len(seen)} samples, {len(seen.unique())} of them different, not {job.samples}")
-    if served["bytes"] < job.samples * job.row:
+    if served["bytes"] < job.least:
         raise RuntimeError(f"the server sent {served['bytes']:,} bytes: the rest came out of a cache")
     if job.shuffle and bool((seen.diff() > 0).all()):
         raise RuntimeError("the samples came in stored order")

@@ -233,7 +233,8 @@ class Loader(DataLoader[Any]):
         self._memory.reserve_measured(self.config, delivered.nbytes)
         if self.config.enable_monitoring:
             self._pids.add(delivered.report["pid"])
-            self._stats.look(self._pids - {os.getpid()})
+            if self._stats.batches:  # the first batch does not wait for it
+                self._stats.look(self._pids - {os.getpid()})
 
     def _ended(self, at: Position) -> None:
         """An epoch has ended."""
@@ -380,8 +381,8 @@ class Loader(DataLoader[Any]):
         padding_fraction_unbucketed how much of these would be by a plain shuffle. If samples were skipped, "skipped_samples" lists the
         first 1,000 (index, path, error).
         """
-        if self.config.enable_monitoring and not self._stats.batches:
-            self._stats.look(())
+        if self.config.enable_monitoring and self._stats.batches < 2:
+            self._stats.look(self._pids - {os.getpid()})
         running = self._cursor.running
         queued = 0 if running is None else max(0, running.pool.dispatch.handed_out - running.received)
         pool = self._pool if running is None else running.pool
