@@ -3,10 +3,10 @@
     python benchmarks/stream_zarr.py [--rows 1 8 32] [--latency MS] [--samples 4096] [--side 96] [--bandwidth MB] [--workers N]
                                      [--rounds 5] [--only NAME ...] [--work FOLDER] [--json]
 
-Images of uint8 [side, side, 3] (28 kB) in a Zarr store of version 3, zstd, without shards, with 1, 8 or 32 samples a chunk, on the server of
-`stream.py` (20 ms before each answer), read shuffled in batches of 64. Every epoch is cold: from the opening of the store to the last batch,
-with nothing kept on this machine. Beside headrace stand insitubatch (Python 3.12 on; its block shuffle, no workers) and xbatcher (batches of
-64 samples that lie one after the other, in random order: what it reads fastest), both by obstore as S3.
+Images of uint8 [side, side, 3] (28 kB) in a Zarr store of version 3, zstd, without shards, with 1, 8 or 32 samples a chunk, on the server
+of `stream.py` (20 ms before each answer), read shuffled in batches of 64. Every epoch is cold: from the opening of the store to the last
+batch, with nothing kept on this machine. Beside headrace stand insitubatch (Python 3.12 on; its block shuffle, no workers) and xbatcher
+(batches of 64 samples that lie one after the other, in random order: what it reads fastest), both by obstore as S3.
 """
 
 from __future__ import annotations
@@ -84,8 +84,12 @@ def _object_store(job: ZarrJob, path: str) -> Any:
     import zarr
 
     options: dict[str, Any] = {
-        "endpoint": job.server, "access_key_id": KEY, "secret_access_key": KEY, "region": "us-east-1", "client_options": {"allow_http": True},
-    }  # fmt: skip
+        "endpoint": job.server,
+        "access_key_id": KEY,
+        "secret_access_key": KEY,
+        "region": "us-east-1",
+        "client_options": {"allow_http": True},
+    }
     return zarr.storage.ObjectStore(obstore.store.from_url(f"s3://{path}", **options), read_only=True)
 
 
