@@ -312,6 +312,25 @@ def test_bit_flips_are_found_while_others_are_written(photos: Path, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("small_segments")
+def test_flips_are_found_while_others_go_to_a_shard(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle, flipped = PartFile._settle, list[int]()
+
+    def flip(self: PartFile, start: int, stop: int) -> None:
+        settle(self, start, stop)
+        flipped.append(start)
+        if len(flipped) == 4:
+            os.pwrite(self.fd, bytes([os.pread(self.fd, 1, start)[0] ^ 4]), start)
+
+    monkeypatch.setattr(PartFile, "_settle", flip)
+    with pytest.raises(WriteError, match=r"1 samples read back are not what was written, the first is number 3:"):
+        pack(photos, tmp_path / "out.zarr", format="zarr")
+    assert len(flipped) > 4
+    monkeypatch.undo()
+    pack(photos, tmp_path / "out.zarr", format="zarr")
+    assert verify(tmp_path / "out.zarr").ok
+
+
+@pytest.mark.usefixtures("small_segments")
 def test_a_disk_that_fails_is_noticed_in_the_middle(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: PartFile, start: int, stop: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -50,7 +50,7 @@ def _facts(looks_for_gpu: bool) -> dict[str, Any]:
         "headrace": headrace.__version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": platform.platform(),
-        "packages": _versions(),
+        "packages": _versions(imports_torch=looks_for_gpu),
         "hdf5": _hdf5(),
         "cores": {"usable": len(usable_cpus()), "machine": os.cpu_count()},
         "memory": {
@@ -68,7 +68,8 @@ def _facts(looks_for_gpu: bool) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+def _versions(imports_torch: bool) -> dict[str, str]:
+    """Versions by package; of torch, where it is imported, with its build, such as +cu130."""
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, str] = {}
@@ -77,6 +78,10 @@ def _versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
+    if imports_torch:
+        import torch
+
+        found["torch"] = torch.__version__
     return found
 
 

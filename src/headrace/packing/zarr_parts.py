@@ -9,13 +9,14 @@ import contextlib
 import os
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.packing.destination import Destination
 from headrace.packing.formats.versions import versions_of
@@ -43,10 +44,26 @@ from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS
 from headrace.storage.hdf5.filters import filter_versions
 
 
+class PlannedZarr(NamedTuple):
+    """A plan, and what was learned when it was made.
+
+    Attributes:
+        plan: of all parts.
+        checks: of the samples.
+        dataset: a view of those that are packed.
+        read_sizes: [n] int64, bytes of each where it comes from; None: samples are known by their values.
+    """
+
+    plan: PartsPlan
+    checks: Checks
+    dataset: BaseDataset
+    read_sizes: IntArray | None
+
+
 def plan_zarr(
     dataset: BaseDataset, folder: Destination, shard_size: int, how: StoreOptions, workers: int, progress: bool | None
-) -> tuple[PartsPlan, Checks, BaseDataset]:
-    """The plan for a dataset, the checks of its samples, and a view of those that are packed.
+) -> PlannedZarr:
+    """The plan for a dataset.
 
     Raises:
         ConfigError: the dataset can't be packed, or not to Zarr.
@@ -84,7 +101,8 @@ def plan_zarr(
         sizes = (sizes * ratio_of(view, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
     options["zarr"] = zarr = _arrays(packing, sizes, shard_size)
     edges = [*range(0, len(view), zarr["samples"]), len(view)]
-    return PartsPlan.of(plan.info, view.fingerprint, edges, sizes, checks, options), checks, view
+    read_sizes = plan.read_sizes if packing.rows is None else None
+    return PlannedZarr(PartsPlan.of(plan.info, view.fingerprint, edges, sizes, checks, options), checks, view, read_sizes)
 
 
 def _not_held(what: str) -> ConfigError:
@@ -97,9 +115,7 @@ def _asked(dataset: BaseDataset, shard_size: int, how: StoreOptions) -> dict[str
     return {"format": "zarr", **options_of(dataset, how, shard_size), **chunks}
 
 
-def _known(
-    plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], how: StoreOptions, workers: int
-) -> tuple[PartsPlan, Checks, BaseDataset] | None:
+def _known(plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], how: StoreOptions, workers: int) -> PlannedZarr | None:
     """The plan that is there, if all samples were looked at when it was made, and it is of the same samples; else None."""
     if plan is None or plan.zarr is None or (plan.rows is None and asked["on_error"] != "skip"):
         return None
@@ -111,12 +127,13 @@ def _known(
     if plan.rows is not None:
         versions = {} if how.compression is None else filter_versions(how.compression)
         is_same = how.store in (None, "decoded") and plan.options.get("versions", {}) == versions
-        return (plan, NO_CHECKS, view) if is_same else None
+        return PlannedZarr(plan, NO_CHECKS, view, None) if is_same else None
     packing = plan_file(view, how, workers, False)
     checks = checks_of(names_of(view), packing.plan.read_sizes)
     are_same = versions_of(view, packing.plan, how) == plan.options.get("versions", {})
     is_same = are_same and packing.plan.info.store == plan.store and zlib.crc32(bytes_of_checks(checks)) == plan.samples
-    return (plan, checks, view) if is_same and packing.plan.info.image.items() <= plan.options.items() else None
+    is_same = is_same and packing.plan.info.image.items() <= plan.options.items()
+    return PlannedZarr(plan, checks, view, packing.plan.read_sizes) if is_same else None
 
 
 def _unreadable(dataset: BaseDataset, packing: Packing, how: StoreOptions, workers: int, progress: bool | None) -> dict[int, str]:
@@ -156,6 +173,7 @@ def pack_zarr_part(
     how: StoreOptions,
     workers: int,
     is_cancelled: Callable[[], bool],
+    read_sizes: IntArray | None = None,
 ) -> Sidecar:
     """Packs a part, whatever is there of it; gives what its sidecar says.
 
@@ -165,6 +183,7 @@ def pack_zarr_part(
         how: samples are stored.
         workers: threads that read and decode.
         is_cancelled: see `PackJob.pack`.
+        read_sizes: [samples of the part], as `PlannedZarr` has them; None: asked for, and compared with the plan.
 
     Raises:
         FileChangedError: a sample is not as it was when the plan was made.
@@ -174,8 +193,8 @@ def pack_zarr_part(
     assert layout is not None
     start, stop = plan.edges[part : part + 2]
     view = dataset.subset(np.arange(start, stop))
-    packing = plan_file(view, how, workers, False, plan.rows)
-    if plan.rows is None:
+    packing = plan_file(view, how, workers, False, plan.rows, read_sizes)
+    if plan.rows is None and read_sizes is None:
         check_unchanged(folder, plan, start, checks_of(names_of(view), packing.plan.read_sizes), dataset.source_of)
     folder.remove(plan.sidecar_name(part))
     workers = workers if view.sample_source.thread_safe else 0

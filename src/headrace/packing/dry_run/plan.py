@@ -120,7 +120,7 @@ def plan_folder_pack(
     """
     folder.check()
     if format == "zarr":
-        plan, _, dataset = plan_zarr(dataset, folder, shard_size, options, workers, progress)
+        plan, _, dataset, _ = plan_zarr(dataset, folder, shard_size, options, workers, progress)
     else:
         plan = _planned(dataset, folder, shard_size, options, workers, progress)
     there, done = read_plan(folder), list[int]()

@@ -72,7 +72,8 @@ class PackJob:
     def _pack(self, part: int, is_cancelled: Callable[[], bool]) -> int:
         plan = self.plan
         if plan.zarr is not None:
-            sidecar = pack_zarr_part(self.dataset, self.folder, plan, part, plan.store_options, self.workers, is_cancelled)
+            sizes = None if self.read_sizes is None else self.read_sizes[slice(*plan.edges[part : part + 2])]
+            sidecar = pack_zarr_part(self.dataset, self.folder, plan, part, plan.store_options, self.workers, is_cancelled, sizes)
         else:
             sidecar = self._hdf5(part, is_cancelled)
         self.folder.write(plan.sidecar_name(part), sidecar_text(sidecar))

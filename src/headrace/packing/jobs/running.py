@@ -56,8 +56,7 @@ def pack_parts(
     """
     folder.prepare()
     if format == "zarr":
-        plan, checks, dataset = plan_zarr(dataset, folder, shard_size, options, workers, progress)
-        read_sizes = None
+        plan, checks, dataset, read_sizes = plan_zarr(dataset, folder, shard_size, options, workers, progress)
     else:
         plan, checks, read_sizes = plan_parts(dataset, folder, shard_size, options, workers, progress, share is not None)
     if freeze(folder, plan, checks, overwrite):

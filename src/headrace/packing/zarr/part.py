@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, SampleError, WriteError
-from headrace.io.local.checksums import sum_file
+from headrace.io.local.checksums import SumsAhead, sum_file
 from headrace.io.paths import redact
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing
@@ -66,6 +66,8 @@ def write_shard(file: PartFile, packing: Packing, layout: ZarrLayout, part: int,
     if layout.is_flat and nbytes > data.length:
         raise WriteError(f"{redact(file.target)}: {nbytes:,} bytes of samples don't fit the {data.length:,} that were planned")
     writer, sums = ShardWriter(file, data, nbytes), np.zeros(len(plan.sizes), np.uint32)
+    if layout.is_flat:
+        file.sum_ahead(np.concatenate([[0], np.cumsum(plan.sizes)]))
     together = 1 if data.compression is None else data.chunk or 1
     groups = groups_of(plan.sizes + plan.read_sizes, together=together)
 
@@ -149,7 +151,8 @@ def read_back(file: PartFile, layout: ZarrLayout, columns: dict[str, Column], pa
         WriteError: a sample read back is another one.
     """
     file.reread()
-    bad, nbytes, crc = damaged_samples(file.fd, layout, columns, part, workers)
+    with file.explained():
+        bad, nbytes, crc = damaged_samples(file.fd, layout, columns, part, workers, file.ahead)
     if bad:
         raise WriteError(
             f"{redact(file.target)}: {len(bad):,} samples read back are not what was written, the first is number {bad[0][0]}: "
@@ -164,7 +167,7 @@ def sum_of_objects(objects: Iterable[Stored]) -> int:
 
 
 def damaged_samples(
-    fd: int, layout: ZarrLayout, columns: dict[str, Column], part: int, workers: int
+    fd: int, layout: ZarrLayout, columns: dict[str, Column], part: int, workers: int, ahead: SumsAhead | None = None
 ) -> tuple[list[tuple[int, str]], int, int]:
     """Samples that are not what the column of their CRCs says, by their numbers in the part, and what is wrong; bytes and CRC of the shard.
 
@@ -174,6 +177,7 @@ def damaged_samples(
         columns: what the part has of the other arrays, by name.
         part: its number.
         workers: threads.
+        ahead: see `sum_file`.
 
     Raises:
         FormatError: more is damaged than samples.
@@ -187,7 +191,7 @@ def damaged_samples(
     if edges[0] or (edges[1:] != stops).any() or (starts > stops).any() or edges[-1] > data.length:
         raise FormatError(f"{STARTS} and {STOPS} are not those of samples that lie one behind the other")
     chunk_sizes(fd, data, int(edges[-1]))  # checks them
-    whole = sum_file(fd, edges, workers)
+    whole = sum_file(fd, edges, workers, ahead=ahead)
     return [(number, "wrong checksum") for number in np.flatnonzero(whole.crcs != sums).tolist()], whole.size, whole.crc
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError
 from headrace.memory.per_process import PerProcess
-from headrace.memory.whole import read_full, write_full
+from headrace.memory.whole import read_full, write_full_from
 from headrace.packing.part import PartFile
 from headrace.packing.zarr.layout import BLOSC_LEVEL, ArrayLayout
 from headrace.storage.arrays.codecs import GZIP, Pipeline
@@ -133,15 +133,16 @@ class ShardWriter:
 
     def append(self, blocks: Sequence[Any]) -> None:
         """Writes what `encode` gave of the next items."""
+        if self._array.compression is None and not self._array.checked:
+            self._done += sum(map(len, blocks))
+            self._put(*(block.data for block in blocks))
+            return
         for block in blocks:
             if self._array.compression is not None:
                 self._sizes.append(len(block))
                 self._put(block)
                 continue
             self._done += len(block)
-            if not self._array.checked:
-                self._put(block.data)
-                continue
             while len(block):
                 piece = block[: self._array.chunk_bytes - self._in_chunk]
                 self._write_checked(piece)
@@ -165,10 +166,10 @@ class ShardWriter:
         self.append([np.zeros(-self._nbytes % self._array.chunk_bytes, np.uint8)])
         self._put(index_of(self._array, _plain_sizes(self._array, self._nbytes)))
 
-    def _put(self, data: Any) -> None:
+    def _put(self, *data: Any) -> None:
         with self._file.explained():
-            write_full(self._file.fd, data, self._at)
-        self._at += len(data)
+            write_full_from(self._file.fd, data, self._at)
+        self._at += sum(map(len, data))
         self._file.begin_flush(self._at)
 
 
