@@ -81,7 +81,7 @@ def transformed(image: Image.Image, job: Job) -> torch.Tensor:
     return pixels.to(torch.float32).div(255).clone().sub_(mean).div_(std)
 
 
-class _ImageFolder(Dataset[tuple[torch.Tensor, int]]):
+class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
     def __init__(self, job: Job) -> None:
         self.job = job
 
@@ -95,7 +95,7 @@ class _ImageFolder(Dataset[tuple[torch.Tensor, int]]):
 
 
 def torchvision_style(job: Job) -> Runs:
-    loader = DataLoader(_ImageFolder(job), job.batch, shuffle=True, **job.loader)
+    loader = DataLoader(ImageFolder(job), job.batch, shuffle=True, **job.loader)
     while True:
         yield lambda: touch(loader)
 
@@ -206,7 +206,7 @@ def hf_datasets(job: Job) -> Runs:
         yield lambda: touch(loader, lambda batch: batch["image"])
 
 
-class _Decoded(_ImageFolder):
+class _Decoded(ImageFolder):
     """What FFCV's writer takes: pixels."""
 
     def __getitem__(self, index: int) -> tuple[Any, int]:

@@ -62,6 +62,7 @@ SCRIPTS: dict[str, Script] = {
     "modes": Script("Loading modes", "PHOTOS", "PHOTOS --rounds 2"),
     "training": Script("Training in each mode", "PHOTOS --epochs 2", "--images 48 --image-size 64 --epochs 2 --workers 1"),
     "from_memory": Script("Batches of what is in memory", "--step", "--images 256 --size 64 --rounds 2"),
+    "device": Script("Training on a GPU", "PHOTOS", "PHOTOS --limit 16 --size 32 --batch 4 --images 8 --workers 1 --rounds 2"),
     "arrays": Script("Random rows of HDF5 and Zarr", "PHOTOS", "PHOTOS --side 32 --samples 512 --layouts gzip --rounds 2"),
     "read_rows": Script("Random rows as one array", "", "--side 32 --samples 512 --rows 128 --layouts gzip --rounds 2"),
     "sparse_rows": Script("Sparse rows", "", "--quick --cells 2000 --genes 500 --rounds 2"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -60,6 +61,20 @@ def test_every_benchmark_is_run(runner: Any) -> None:
     assert set(runner.SCRIPTS) == measure - {"common"}
     readme = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
     assert all(f"| `{name}.py" in readme for name in runner.SCRIPTS)
+
+
+def test_device_shares_and_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    try:
+        device = importlib.import_module("device")
+        assert device.covered([(0.0, 4.0), (10.0, 14.0)], [(1.0, 2.0), (3.0, 11.0), (20.0, 30.0)]) == 3 / 8
+        assert device.covered([(0.0, 1.0)], []) == device.covered([], [(0.0, 1.0)]) == 0
+        network = device.resnet50(1000)
+        assert sum(weight.numel() for weight in network.parameters()) == 25_557_032
+        assert network.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
+    finally:
+        for name in ("device", "images", "peers", "common"):
+            sys.modules.pop(name, None)
 
 
 def test_results_are_tables_and_plots(scripts: Any, tmp_path: Path) -> None:

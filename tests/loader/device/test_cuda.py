@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
-from headrace import create_dataloader, move_to_device
+from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, VisionCollator, create_dataloader, move_to_device
 from headrace.loader.device import CudaPrefetcher, TorchAccelerator, transfer_to
 from headrace.testing.contract import same
 from tests.loader.device.test_prefetcher import (
@@ -244,3 +246,102 @@ def test_the_device_is_that_of_the_index_or_the_current_one(make: Make) -> None:
             with torch.cuda.device(expected):
                 assert is_right(first, 0).item() and is_right(next(iterator), 1).item()
             assert first.device == torch.device("cuda", expected) and torch.cuda.current_device() == current
+
+
+# --- images that travel as uint8
+
+
+ONE_ROUNDING = {torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+def photos_in(folder: Path, number: int = 48) -> Path:
+    """PNG files with noise, in two classes."""
+    for index in range(number):
+        (folder / f"class{index % 2}").mkdir(exist_ok=True)
+        pixels = np.random.default_rng(index).integers(0, 256, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"class{index % 2}" / f"{index:03d}.png")
+    return folder
+
+
+CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
+
+
+@pytest.mark.parametrize("dtype", ONE_ROUNDING)
+@pytest.mark.parametrize("memory_format", [None, torch.channels_last])
+@pytest.mark.parametrize(("workers", "pin_memory"), [(0, True), (0, False), (2, True), (2, False)])
+def test_images_are_those_of_the_host(
+    make: Make, tmp_path: Path, dtype: torch.dtype, memory_format: Any, workers: int, pin_memory: bool
+) -> None:
+    """Within one rounding, in the same layout, while other streams' kernels run; with normalize="host" bit for bit."""
+    folder = photos_in(tmp_path)
+    options = {"batch_size": 8, "num_workers": workers, "shuffle": True}
+    host = list(make(ImageDataset(folder, transform=CROP, dtype=dtype), device=None, pin_memory=False, **options))
+    for normalize in (True, "host"):
+        dataset = ImageDataset(folder, transform=CROP, dtype=dtype, normalize=normalize)
+        loader = make(dataset, pin_memory=pin_memory, memory_format=memory_format, **options)
+        batches = []
+        for images, targets in loader:
+            torch.cuda._sleep(2_000_000)
+            batches.append((images + 0, targets))
+            assert images.dtype == dtype and images.is_contiguous(memory_format=memory_format or torch.contiguous_format)
+            del images
+        assert loader.get_stats()["normalized_on_device"] == (len(host) if normalize is True else 0)
+        for (images, targets), (expected, labels) in zip(batches, host, strict=True):
+            assert torch.equal(targets.cpu(), labels)
+            if normalize == "host":
+                assert same(images.cpu(), expected)
+            else:
+                near = ONE_ROUNDING[dtype]
+                torch.testing.assert_close(images.cpu().double(), expected.double(), rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collator_s_images_are_those_of_the_host(make: Make, workers: int) -> None:
+    dataset = [({"mask": torch.arange(9), "image": torch.full((3, 8, 9), 5 * i, dtype=torch.uint8)}) for i in range(40)]
+    options = {"batch_size": 8, "num_workers": workers, "collate_fn": VisionCollator(mean=(0.1, 0.2, 0.9), std=(0.5, 0.01, 0.3))}
+    host, device = (list(make(dataset, device=where, **options)) for where in (None, "cuda"))
+    for batch, expected in zip(device, host, strict=True):
+        assert same(batch["mask"].cpu(), expected["mask"])
+        torch.testing.assert_close(batch["image"].cpu(), expected["image"], rtol=2**-23, atol=2**-20)
+
+
+def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> None:
+    """On the copy stream: it is done while the user's kernel still runs, and the user's stream waits for it."""
+    loader = make(ImageDataset(photos_in(tmp_path), image_size=32), batch_size=8)
+    iterator = iter(warm_images(loader))
+    first = next_with_another_behind_it(iterator)
+    until(iterator._deliveries.is_ready)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    kernel = torch.cuda.Event()
+    kernel.record()
+    following = next_with_another_behind_it(iterator)
+    copy = iterator._transfer._started
+    assert copy is not None
+    copy.done.synchronize()
+    assert not kernel.query(), "it stood in line behind the kernel"
+    assert first[0].dtype == following[0].dtype == torch.float32 and torch.isfinite(following[0]).all().item()
+
+
+def warm_images(loader: Any) -> Any:
+    """The loader, after two epochs: memory for what is in between is there."""
+    for _ in range(2):
+        list(loader)
+    torch.cuda.synchronize()
+    loader.set_epoch(0)
+    return loader
+
+
+def test_images_in_between_do_not_pile_up(make: Make, tmp_path: Path) -> None:
+    loader = make(ImageDataset(photos_in(tmp_path, 200), image_size=224, dtype=torch.bfloat16), batch_size=8)
+    batch = 8 * 3 * 224 * 224
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    torch.cuda.reset_peak_memory_stats()
+    for images, _ in loader:
+        torch.cuda._sleep(5_000_000)
+        images.add_(1)
+        del images
+    peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
+    assert peak <= 6 * 2 * batch + 2 * 5 * batch, "six batches of bfloat16, and of two what is in between: uint8 and float32"
