@@ -11,10 +11,11 @@ into a buffer that is used again. A turn is as many whole epochs as take a secon
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Job:
     workers: int
     batch: int = BATCH
     normalize: bool = False
+    dtype: str | None = None
 
     @property
     def rows(self) -> str:
@@ -123,7 +125,8 @@ def our_loader(job: Job, workers: int | None, name: str = "data") -> headrace.Lo
     """None: the number of workers that headrace chooses."""
     if job.normalize:
         packed = str(job.work / "packed" / "packed.h5")
-        dataset: Any = headrace.ImageDataset(packed, image_size=job.size, loading_mode="eager", progress=False)
+        how: dict[str, Any] = {} if job.dtype is None else {"dtype": job.dtype}
+        dataset: Any = headrace.ImageDataset(packed, image_size=job.size, loading_mode="eager", progress=False, **how)
     else:
         dataset = headrace.HDF5Dataset(job.rows, name, loading_mode="eager", progress=False)
     return headrace.create_dataloader(dataset, batch_size=job.batch, shuffle=True, num_workers=workers)
@@ -176,14 +179,15 @@ def numpy_gather(job: Job) -> Runs:
     return turns(epoch)
 
 
-def torch_gather(job: Job) -> Runs:
+def torch_gather(job: Job, buffers: int = 1) -> Runs:
+    """Into a buffer; or into several in turn, as a loop needs two, which holds one batch while the next is made."""
     store = job.images()
-    buffer = torch.empty((job.batch, *store.shape[1:]), dtype=torch.uint8)
+    each = itertools.cycle([torch.empty((job.batch, *store.shape[1:]), dtype=torch.uint8) for _ in range(buffers)])
 
     def epoch() -> int:
         order = torch.randperm(len(store))
         for start in range(0, len(store) - job.batch + 1, job.batch):
-            torch.index_select(store, 0, order[start : start + job.batch], out=buffer)
+            torch.index_select(store, 0, order[start : start + job.batch], out=next(each))
         return len(store) // job.batch * job.batch
 
     return turns(epoch)
@@ -248,6 +252,7 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
     own, more = "headrace eager", f"headrace eager, {w} workers"
     plain_0, plain_w = "TensorDataset, 0 workers", f"TensorDataset, {w} workers"
     take, select, raw = "limit: numpy.take into one buffer", "limit: torch.index_select into one buffer", "FFCV raw"
+    turn, half = "limit: torch.index_select into two buffers in turn", "headrace eager, bfloat16"
 
     def loaders(images: Job) -> list[Contestant]:
         return [
@@ -258,7 +263,8 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
             Contestant(plain_0, plain, (images, 0)),
         ]
 
-    as_they_are = [*loaders(job), Contestant(take, numpy_gather, (job,)), Contestant(select, torch_gather, (job,))]
+    limits = [Contestant(take, numpy_gather, (job,)), Contestant(select, torch_gather, (job,)), Contestant(turn, torch_gather, (job, 2))]
+    as_they_are = [*loaders(job), *limits]
     numbers = [
         Contestant(own, our_numbers, (job, None)),
         Contestant(more, our_numbers, (job, w)),
@@ -274,15 +280,18 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
     ]
     with_workers = Ratio("uint8: headrace / TensorDataset with workers", own, (plain_w,))
     uint8 = [with_workers, Ratio("uint8: headrace / bare gather", own, (take, select)), Ratio("uint8: headrace / FFCV raw", own, (raw,))]
+    uint8.append(Ratio("uint8: headrace / bare gather into two buffers", own, (turn,)))
     said = "empty batches: headrace / plain DataLoader"
     empty = [
         Ratio(said, own, (plain_w,)),
         Ratio(f"{said}, neither with workers", own, (plain_0,)),
         Ratio(f"{said}, both", more, (plain_w,)),
     ]
+    normalised = [*loaders(floats), Contestant(half, ours, (replace(floats, dtype="bfloat16"), None))]
+    halved = Ratio("bfloat16 / float32", half, (own,))
     found = [
         Section("uint8", "img/s", plain_w, as_they_are, uint8),
-        Section("float32 normalised", "img/s", plain_w, loaders(floats), [Ratio("float32: headrace / FFCV raw", own, (raw,))]),
+        Section("float32 normalised", "img/s", plain_w, normalised, [Ratio("float32: headrace / FFCV raw", own, (raw,)), halved]),
         Section("empty batches", "batches/s", plain_w, numbers, empty),
     ]
     beside = Ratio("training: headrace, 0 workers / TensorDataset", "headrace eager, 0 workers", (plain_w, plain_0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from headrace.io.local import hints
 from headrace.io.local.hints import HINTS
 
 pytestmark = [pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told"), pytest.mark.slow]
+WAITED = hints.Began(0.0, -1)
 ROWS = np.random.default_rng(0).integers(0, 256, (60, 40, 50), np.uint8)
 
 
@@ -40,6 +43,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
     monkeypatch.setattr(os, "posix_fadvise", telling)
     monkeypatch.setattr(hints, "_CALM", -1e9)  # anything is slow
+    waits = itertools.count()
+    monkeypatch.setattr(hints, "_waits", lambda: next(waits))
     HINTS._left = 1
     return found
 
@@ -52,21 +57,39 @@ class TestWhen:
 
     def test_not_while_reads_are_fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
         watch = self.clock(monkeypatch, 64 * 9e-6, 64 * 9e-6 + 0.0009)
-        watch.note(0.0, 64, 0)
-        watch.note(0.0, 64, 1_000_000)  # many bytes take their time
+        watch.note(WAITED, 64, 0)
+        watch.note(WAITED, 64, 1_000_000)  # many bytes take their time
         assert not watch.are_wanted
 
     def test_for_a_while_after_slow_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
         watch = self.clock(monkeypatch, 0.001, *[0.0] * 100)
-        watch.note(0.0, 64, 6400)
+        watch.note(WAITED, 64, 6400)
         for _ in range(hints._LONG):
             assert watch.are_wanted
-            watch.note(0.0, 64, 6400)
+            watch.note(WAITED, 64, 6400)
         assert not watch.are_wanted
+
+    def test_not_after_reads_that_did_not_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        watch = self.clock(monkeypatch, 0.0, 1.0, 1.0)
+        monkeypatch.setattr(hints, "_waits", lambda: 7)
+        began = watch.begin()
+        watch.note(began, 64, 6400)  # another process had the core
+        assert not watch.are_wanted
+        watch.note(began._replace(waits=6), 64, 6400)
+        assert watch.are_wanted
+
+    @pytest.mark.skipif(hints._THREAD is None, reason="the system does not count")
+    def test_waits_are_counted(self) -> None:
+        before, end = hints._waits(), time.process_time() + 0.02
+        while time.process_time() < end:
+            pass
+        ran = hints._waits()
+        time.sleep(0.01)
+        assert ran - before < 20 and hints._waits() > ran
 
     def test_nothing_is_learnt_of_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         watch = self.clock(monkeypatch)
-        watch.note(0.0, 0, 0)
+        watch.note(WAITED, 0, 0)
         assert not watch.are_wanted
 
 

@@ -7,7 +7,6 @@ import functools
 import io
 import itertools
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -114,7 +113,7 @@ class LocalFiles(Files):
         return file.read()
 
     def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
-        began = time.perf_counter()
+        began = HINTS.begin()
         found = self._read_told(paths) if HINTS.are_wanted and len(paths) > 1 else list(map(self._read_whole, paths))
         HINTS.note(began, 4 * len(found), sum(map(len, found)))  # to open a file takes longer than to read a range
         return found
@@ -133,7 +132,7 @@ class LocalFiles(Files):
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
         if ranges.size == 1:  # of a sample by itself: there is nothing to join
-            path, start, began = ranges.paths[ranges.file[0]], int(ranges.start[0]), time.perf_counter()
+            path, start, began = ranges.paths[ranges.file[0]], int(ranges.start[0]), HINTS.begin()
             with self.opened(path) as fd:
                 if os.preadv(fd, buffers, start) != len(buffers[0]):
                     fill(fd, [buffers[0]], start, path)
@@ -168,7 +167,7 @@ class LocalFiles(Files):
                 if HINTS.are_wanted and requests.size > 1:
                     for fd, first, end in zip(fds, edges[at:], edges[at + 1 :], strict=False):
                         _tell(fd, requests, first, end)
-                began = time.perf_counter()
+                began = HINTS.begin()
                 for number, fd in enumerate(fds, at):
                     self._check(paths[number], fd)
                     yield paths[number], fd, edges[number], edges[number + 1]
@@ -190,7 +189,7 @@ class LocalFiles(Files):
             with self.opened(path) as fd:
                 if HINTS.are_wanted:
                     HINTS.give(fd, zip(starts[first:last], some, strict=True))
-                began = time.perf_counter()
+                began = HINTS.begin()
                 read = list(map(os.pread, itertools.repeat(fd), some, starts[first:last]))
                 HINTS.note(began, len(some), sum(some))
                 if list(map(len, read)) != some:  # one call to the system stops at 2 GiB

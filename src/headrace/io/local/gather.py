@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -111,7 +110,7 @@ class _Scratch:
     def gathered(self, stretches: list[memoryview], total: int) -> bytes | None:
         """Their bytes; None, where some of them are not there."""
         with self._lock:
-            done, began = 0, time.perf_counter()
+            done, began = 0, HINTS.begin()
             try:
                 for first in range(0, len(stretches), _AT_ONCE):
                     done += os.pwritev(self._fd, stretches[first : first + _AT_ONCE], done)

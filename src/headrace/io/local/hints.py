@@ -1,7 +1,8 @@
 """Prefetches a batch's byte ranges into the system's cache, while reads wait for the disk.
 
 A disk works on many requests at once, and gets one at a time from who reads one stretch after the other. What is in the system's memory
-already needs no telling, and that takes a third of a microsecond a stretch: so the system is told only while reads have lately been slow.
+already needs no telling, and that takes a third of a microsecond a stretch: so the system is told only while reads have lately been slow,
+and waited: a read that was slow because another process had the core is no reason.
 """
 
 from __future__ import annotations
@@ -11,11 +12,25 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _CALM, _RATE = 10e-6, 1e9  # no slower than this, seconds a stretch and bytes a second, is what comes out of memory
 TO_THE_END = sys.maxsize
 """Bytes that no file has."""
 _LONG = 32  # batches that are told of after a slow one
+
+
+class Began(NamedTuple):
+    """When reads began."""
+
+    seconds: float
+    waits: int
+    """How often this thread had waited by then."""
 
 
 class Hints:
@@ -36,15 +51,30 @@ class Hints:
                 if nbytes:  # 0 would mean: to the end
                     os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def note(self, began: float, stretches: int, nbytes: int) -> None:
-        """So many stretches of so many bytes in all have been read, since `time.perf_counter()` said `began`."""
+    def begin(self) -> Began:
+        """What `note` needs to know of the time before some reads."""
+        return Began(time.perf_counter(), _waits())
+
+    def note(self, began: Began, stretches: int, nbytes: int) -> None:
+        """So many stretches of so many bytes in all have been read since `began`, by the same thread."""
         if not _CAN_TELL or not stretches:
             return
-        if time.perf_counter() - began > stretches * _CALM + nbytes / _RATE:
+        if time.perf_counter() - began.seconds > stretches * _CALM + nbytes / _RATE and _waits() != began.waits:
             self._left = _LONG
         elif self._left:
             self._left -= 1
 
 
+def _waits() -> int:
+    """How often this thread has given up its core to wait; always another number where the system doesn't count."""
+    global _uncounted
+    if resource is None or _THREAD is None:
+        _uncounted += 1
+        return _uncounted
+    return resource.getrusage(_THREAD).ru_nvcsw
+
+
+_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
+_uncounted = 0
 HINTS = Hints()
 _CAN_TELL = hasattr(os, "posix_fadvise")
