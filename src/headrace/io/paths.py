@@ -16,8 +16,8 @@ def redact(path: object) -> str:
     """A path or URL as it may be shown: without user, password and query string, and always printable."""
     text = os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else str(path)
     if is_url(text):
-        text = re.sub(r"(://)[^/?\s]*@", r"\1", text)
-        text = re.sub(r"\?(?:(?!::)\S)*", "", text)
+        text = re.sub(r"(://)[^/?\s]*@", r"\1", text) if "@" in text else text
+        text = re.sub(r"\?(?:(?!::)\S)*", "", text) if "?" in text else text
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

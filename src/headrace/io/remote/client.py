@@ -98,6 +98,7 @@ class Remote:
         self._denied = 0  # the same, since this user may not have them
         self._plain: HTTPRanges | None = None
         self._is_plain: bool | None = None  # nobody has looked
+        self._has_plain_wholes = True  # until an answer is encoded, or says no length
         self._lock = threading.Lock()
         renew_after_fork(self)
 
@@ -247,7 +248,20 @@ class Remote:
         return Version(int(info["size"]), None if tag is None else str(tag))
 
     async def _whole(self, url: str) -> bytes:
-        data: bytes = await self._persist(lambda _: call(self.filesystem, "cat_file", self._path(url)), self.shown(url), lambda _: True)
+        fs, path = self.filesystem, self._path(url)
+
+        async def ask(attempt: Attempt) -> bytes:
+            plain = self._plain_http() if self._has_plain_wholes else None
+            if plain is not None:
+                read = functools.partial(plain.read, str(fs.encode_url(path)), 0, None, None)
+                try:
+                    return bytes(await asyncio.get_running_loop().run_in_executor(plain.pool, read, attempt))
+                except NotPlainError:
+                    self._has_plain_wholes = False
+            content: bytes = await call(fs, "cat_file", path)
+            return content
+
+        data: bytes = await self._persist(ask, self.shown(url), lambda _: True)
         self._count(bytes_fetched=len(data))
         return data
 

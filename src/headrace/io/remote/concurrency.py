@@ -14,11 +14,11 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-FEWEST, FIRST, MOST = 2, 16, 64
+FEWEST, FIRST, MOST = 2, 32, 64
 """Pieces on their way: at least, in the beginning, at most."""
 _AHEAD = 16
 """Pieces that nobody waits for yet, at most: with more, the next ones share the line with those that are read long after them."""
-_QUESTIONS = 4  # times as many may be on their way where few bytes come beside an answer's headers
+_QUESTIONS = 2  # times as many may be on their way where few bytes come beside an answer's headers
 
 
 class Flow:

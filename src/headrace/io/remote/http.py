@@ -1,8 +1,8 @@
-"""Reads byte ranges over HTTP, at the cost of little more than the copy.
+"""Reads byte ranges and whole files over HTTP, at the cost of little more than the copy.
 
 fsspec's client takes a body apart and joins it again, in one thread: 2 to 3 s of processor time a GB. Here a thread reads a body straight
-into its buffer, by Python's own `http.client`, over connections that are kept. That is for plain ranges alone: whatever else was asked of
-the file system (proxies, a client of one's own, a password, a redirection) goes by fsspec, as does everything that is no range.
+into its buffer, by Python's own `http.client`, over connections that are kept. That is for plain requests alone: whatever else was asked of
+the file system (proxies, a client of one's own, a password, a redirection) goes by fsspec, as do versions and lists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StatusError(Exception):
 
 
 class HTTPRanges:
-    """Ranges of files by HTTP, each in a thread.
+    """Ranges of files, and whole files, by HTTP, each in a thread.
 
     Args:
         headers: of each request.
@@ -61,18 +61,18 @@ class HTTPRanges:
         self.pool: ThreadPoolExecutor = ThreadPoolExecutor(most, "headrace-http")
         weakref.finalize(self, _close_all, self._idle).atexit = False  # where nobody closed it
 
-    def read(self, url: str, start: int, stop: int, tag: str | None, attempt: Attempt) -> bytearray:
-        """The bytes of a range.
+    def read(self, url: str, start: int, stop: int | None, tag: str | None, attempt: Attempt) -> bytearray:
+        """The bytes of a range, or of a whole file.
 
         Args:
             url: of the file.
-            start, stop: first byte and end.
+            start, stop: first byte and end; None: of the whole file, whatever its length.
             tag: ETag of the version that is wanted, or None.
             attempt: its time.
 
         Raises:
             StatusError: the server refuses.
-            NotPlainError: the answer is a redirection.
+            NotPlainError: the answer is a redirection, has no length, or is encoded.
             NoRangesError: the server knows no ranges.
             WrongLengthError: it has another length.
             TimeoutError, OSError, HTTPException: it does not come, or not whole.
@@ -80,12 +80,14 @@ class HTTPRanges:
         parts = urllib.parse.urlsplit(url)
         if "@" in parts.netloc:
             raise NotPlainError("a password")
-        headers = {**self._headers, "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        headers = {**self._headers, "Accept-Encoding": "identity"}
+        if stop is not None:
+            headers["Range"] = f"bytes={start}-{stop - 1}"
         if tag is not None:
             headers["If-Match"] = tag
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         place = parts.scheme, parts.netloc
-        connection, length = self._kept(place), stop - start
+        connection, wanted = self._kept(place), None if stop is None else stop - start
         while True:
             is_new = connection is None
             connection = connection or _connection(*place, attempt)
@@ -102,7 +104,7 @@ class HTTPRanges:
                     connection = None
                     continue
                 with answer:
-                    _check(answer, length)
+                    length = _checked(answer, wanted)
                     body, done = bytearray(length), 0
                     with memoryview(body) as whole:
                         while done < length:
@@ -171,19 +173,20 @@ class NoRangesError(WrongLengthError):
     """A whole file instead of a range, from a server that does not say that it knows ranges."""
 
 
-def _check(answer: http.client.HTTPResponse, length: int) -> None:
-    """Raises an error where an answer is not the bytes of a range, of so many."""
+def _checked(answer: http.client.HTTPResponse, length: int | None) -> int:
+    """The bytes of an answer; an error where it is not those of a range, of so many (None: of a whole file)."""
     if 300 <= answer.status < 400:
         raise NotPlainError(f"{answer.status}")
     if answer.status not in (200, 206):
         raise StatusError(answer.status, answer.reason, answer.headers)
-    if answer.length is None:
-        raise NotPlainError("a body without a length")
-    if answer.length != length:
+    if answer.length is None or (length is None and answer.headers.get("Content-Encoding", "identity") != "identity"):
+        raise NotPlainError("a body without a length, or encoded")
+    if length is not None and answer.length != length:
         if answer.status == 200 and "bytes" not in answer.headers.get("Accept-Ranges", ""):
             raise NoRangesError("the server sends whole files where a range is asked for")
         of_all = " (the server seems to send whole files, where it must know of ranges)" if answer.status == 200 else ""
         raise WrongLengthError(f"the answer has {answer.length:,} bytes{of_all}")
+    return answer.length
 
 
 def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPConnection:

@@ -153,7 +153,7 @@ def axis_named(dataset: h5py.Dataset, axis: int | str, where: str) -> int:
     Raises:
         ConfigError: there is no such axis.
     """
-    return axis_number(axis, dataset.shape, axis_names(dataset), where)
+    return axis_number(axis, dataset.shape, axis_names(dataset) if isinstance(axis, str) else (), where)
 
 
 def axis_names(dataset: h5py.Dataset) -> list[str]:

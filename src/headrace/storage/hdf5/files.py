@@ -233,7 +233,7 @@ def dataset_names(file: h5py.File) -> list[str]:
 def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] | None:
     """The first link on the way to a name that leads into another file: its own name, the link, and what is looked for there; None: there
     is none."""
-    parts, group, steps = [part for part in name.split("/") if part], file["/"], 0
+    parts, group, steps = [part for part in name.split("/") if part], file, 0
     while parts:
         part, steps = parts.pop(0), steps + 1
         link = group.get(part, getlink=True) if isinstance(group, h5py.Group) and steps <= _LINKS else None
@@ -241,9 +241,9 @@ def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] 
             return part, link, "/".join([link.path.rstrip("/"), *parts])
         if isinstance(link, h5py.SoftLink):
             parts = [one for one in link.path.split("/") if one] + parts
-            group = file["/"] if link.path.startswith("/") else group
+            group = file if link.path.startswith("/") else group
         elif link is not None:
-            group = group[part]
+            group = group[part] if parts else None  # what it leads to is not opened
         else:
             return None  # there is no such thing: whoever opens it will say so
     return None
