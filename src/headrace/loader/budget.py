@@ -15,6 +15,7 @@ from headrace.loader.data import inner_datasets
 from headrace.loader.plan import OrderPlan, Plan
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.modes import LoadingMode
+from headrace.order.lanes import OPEN_BYTES
 
 _WORKING = 16 << 20  # bytes that a process which loads takes beside its batch
 _WHAT = "batches on their way"
@@ -134,7 +135,7 @@ class LoaderMemory:
 
     def reserve_blocks(self, config: DataLoaderConfig, plan: Plan) -> None:
         """Reserves memory for the decoded chunks that each process caches: under a block shuffle all that it has open, so that each is
-        decoded once; else some. The same for blocks that are fetched as a whole.
+        decoded once, or a small table as a whole; else some. The same for blocks that are fetched as a whole.
 
         Raises:
             BudgetError: the chunks of a block shuffle don't fit the budget; or not even one does.
@@ -149,7 +150,10 @@ class LoaderMemory:
             dataset.block_memory.hold_chunks(0)
             if dataset.loading_mode is LoadingMode.EAGER:
                 continue
-            wanted = block * lanes.blocks if lanes.is_block else max(block, CHUNK_BYTES, self._decoded(dataset, processes, lanes))
+            if lanes.is_block:
+                wanted = max(block * lanes.blocks, self._small(dataset, processes))
+            else:
+                wanted = max(block, CHUNK_BYTES, self._decoded(dataset, processes, lanes))
             self._shrink_caches(wanted * processes, [dataset])
             left = self.budget.available // processes
             if lanes.is_block and wanted > left:
@@ -165,6 +169,12 @@ class LoaderMemory:
                     f"max_memory_usage.\n{self.budget.explain()}"
                 )
             dataset.block_memory.hold_chunks(min(wanted, left if lanes.is_block else left // 2), processes)
+
+    def _small(self, dataset: BaseDataset, processes: int) -> int:
+        """Bytes of all blocks, if they may stay decoded under a block shuffle, so that later epochs find them: where all processes together
+        have no more of them than blocks are open at most, and half of the budget has room for that; else 0."""
+        decoded = dataset.sample_source.decoded_nbytes if dataset.loading_mode is LoadingMode.LAZY else 0
+        return decoded if decoded * processes <= min(OPEN_BYTES, self.budget.available // 2) else 0
 
     def _decoded(self, dataset: BaseDataset, processes: int, lanes: _Lanes) -> int:
         """Bytes of all blocks, if a random order comes back to each of them until its end, and half of the budget has room for them in each

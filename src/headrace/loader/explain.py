@@ -298,6 +298,8 @@ class _Job:
         yield f"  each is {self._done} by {alone}: {how}"
         if visits.cut:
             yield f"  {visits.cut:,} of them are cut by the end of a lane, and {self._done} for each part"
+        if self._dataset.block_memory.stays_decoded:
+            yield "  all stay decoded in each process that has read them: later epochs decode fewer, and in the end none"
         if visits.processes > 1:
             yield from (f"  {line}" for line in self._advice(visits))
 

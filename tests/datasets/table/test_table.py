@@ -860,3 +860,21 @@ def test_random_rows_of_too_large_blocks_are_advised(tmp_path: Path) -> None:
     with pytest.warns(HeadraceWarning, match=r"the blocks of TableDataset take 5\.\d MB .* Use shuffle='block', or plain_copy=True"):
         create_dataloader(dataset, batch_size=8, shuffle=True, num_workers=0)
     create_dataloader(dataset, batch_size=8, shuffle=False, num_workers=0)  # which decodes each once, in any case
+
+
+@pytest.mark.parametrize(("usage", "decodes"), [("64MB", 20), ("8MB", 60)])
+def test_a_small_table_stays_decoded_in_blocks(tmp_path: Path, usage: str, decodes: int) -> None:
+    """Where there is room for it; what is cached stays below what is reserved."""
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(20_000 * 64, np.float32)), 64)
+    pq.write_table(pa.table({"row": range(20_000), "vector": vectors}), tmp_path / "a.parquet", row_group_size=1000, use_dictionary=False)
+    with TableDataset(tmp_path / "a.parquet", max_memory_usage=usage) as dataset:
+        loader = create_dataloader(dataset, batch_size=100, shuffle="block", interleave=2, turns=1, num_workers=0)
+        assert ("all stay decoded" in loader.explain()) is (decodes == 20)
+        cached = dataset.sample_source._decoded._cached  # type: ignore[union-attr]
+        for _ in range(3):
+            rows = list[int]()
+            for batch in loader:
+                rows += batch["row"].tolist()
+                assert cached.nbytes <= cached.max_bytes <= dataset.budget.limit - dataset.budget.available
+            assert sorted(rows) == list(range(20_000))
+        assert decodes <= loader.get_stats()["chunks_decoded"] <= decodes + 3 * 1

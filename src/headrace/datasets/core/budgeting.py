@@ -57,6 +57,8 @@ class BlockMemory:
         self._prefetched: Reservation | None = None
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
+        self.stays_decoded = False
+        """True if there is room for all blocks of a table, which each process decodes once for all epochs."""
 
     def settle(self) -> None:
         """Reserves memory for whoever reads without a Loader, which knows its order.
@@ -81,6 +83,7 @@ class BlockMemory:
         """Each of so many processes may cache `nbytes` of decoded chunks; a BudgetError, if they don't fit."""
         self._chunks = self._reserve(self._chunks, nbytes * processes, "decoded chunks")
         self._source.hold_chunks(nbytes)
+        self.stays_decoded = 0 < self._source.decoded_nbytes <= nbytes
 
     def prefetch(self, nbytes: int, processes: int = 1) -> None:
         """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it fetches what each batch takes."""

@@ -193,6 +193,11 @@ class TableFile(ABC):
         specs = [spec for name in self.chosen.names if (spec := self.spec(name)) is not None]
         return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
+    @property
+    def mask_nbytes(self) -> int:
+        """Bytes of the bits that say which numbers of a row are there, of the same columns."""
+        return sum(-(-math.prod(spec.shape) // 8) for name in self.chosen.names if (spec := self.spec(name)) is not None)
+
     @abstractmethod
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
         """Where the bytes of each block lie that are read of it."""

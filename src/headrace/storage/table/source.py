@@ -162,7 +162,10 @@ class TableSource(RowSource, Locatable):
 
     @property
     def decoded_nbytes(self) -> int:
-        return 0 if self.is_mapped else int(self._nbytes.array.sum())
+        masks = sum(
+            int(table.rows.sum()) * table.mask_nbytes for table in self.tables
+        )  # no part of `block_nbytes`, which lanes follow from
+        return 0 if self.is_mapped else int(self._nbytes.array.sum()) + masks
 
     def hold_chunks(self, nbytes: int) -> None:
         self._decoded.resize(nbytes)
