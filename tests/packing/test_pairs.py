@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "zarr": {"shard_size": SHARD, "format": "zarr"},
     "header": {"check": "header"},
     "decoded": {"store": "decoded"},
+    "decoded zarr": {"store": "decoded", "shard_size": SHARD, "format": "zarr"},
+    "decoded chunks": {"store": "decoded", "shard_size": SHARD, "format": "zarr", "compression": "lz4", "chunks": 2},
     "decoded parts": {"store": "decoded", "shard_size": SHARD, "compression": "gzip", "chunks": 2},
 }
 
@@ -113,7 +116,8 @@ class TestEquality:
     @pytest.mark.parametrize("mode", ["P", "L", "1", "I;16", "I"])
     def test_any_depth_of_masks(self, mode: str, tmp_path: Path) -> None:
         folder = make_folder(tmp_path / "in", mode, 6)
-        for how in ({}, {"store": "decoded"}, {"store": "decoded", "shard_size": 2000}, {"store": "jpeg"}):
+        decoded: dict[str, Any] = {"store": "decoded", "shard_size": 2000}
+        for how in ({}, {"store": "decoded"}, decoded, {**decoded, "format": "zarr"}, {"store": "jpeg"}):
             with with_masks(folder, image_size=(24, 32)) as dataset:
                 out = pack(dataset, tmp_path / "-".join(map(str, ["out", *how.values()])), **how)
             options: dict[str, Any] = {"transforms": lambda image, mask: (0, mask), "transform_input": "pil", "image_size": (24, 32)}
@@ -133,22 +137,28 @@ class TestEquality:
         with source(image_size=20) as dataset:
             out = pack(dataset, tmp_path / "out", shard_size=SHARD)
             plain = list(dataset)
-        for number, how in enumerate(({}, {"shard_size": 9000}, {"store": "decoded"}, {"shard_size": 9000, "format": "zarr"})):
+        decoded: dict[str, Any] = {"store": "decoded", "format": "zarr"}
+        for number, how in enumerate(({}, {"shard_size": 9000}, {"store": "decoded"}, {"shard_size": 9000, "format": "zarr"}, decoded)):
             with open_dataset(out, image_size=20) as dataset:
                 again = pack(dataset, tmp_path / f"again{number}", **how)
             with open_dataset(again, image_size=20) as dataset:
                 assert same(list(dataset), plain)
-        with ImageDataset(tmp_path / "again2", image_size=20) as dataset:
-            assert same(list(ImageDataset(pack(dataset, tmp_path / "last"))), plain)
+        for number, how in ((2, {}), (4, {"store": "decoded"}), (2, decoded)):
+            with ImageDataset(tmp_path / f"again{number}", image_size=20) as dataset:
+                last = pack(dataset, tmp_path / f"last{number}{len(how)}", **how)
+                with ImageDataset(last) as packed:
+                    assert same(list(packed), plain)
 
     def test_views(self, source: Any, tmp_path: Path) -> None:
         with source(image_size=20) as dataset:
-            for how in ({}, {"store": "decoded"}):
+            for how in ({}, {"store": "decoded"}, {"store": "decoded", "format": "zarr"}):
                 out = pack(dataset.subset([7, 3, 11]), tmp_path / "-".join(["out", *how.values()]), **how)
                 with ImageDataset(out, image_size=20) as packed:
                     assert same(list(packed), [dataset[7], dataset[3], dataset[11]]) and same(packed[2:][0], dataset[11])
 
-    @pytest.mark.parametrize("how", [{}, {"store": "decoded"}, {"shard_size": SHARD, "format": "zarr"}])
+    @pytest.mark.parametrize(
+        "how", [{}, {"store": "decoded"}, {"shard_size": SHARD, "format": "zarr"}, {"store": "decoded", "format": "zarr"}]
+    )
     def test_images_alone(self, masks: Path, how: dict[str, Any], tmp_path: Path) -> None:
         with with_masks(masks, image_size=20) as dataset, ImageDataset(masks / "images", targets=None, image_size=20) as images:
             out = pack(dataset, tmp_path / "out", **how)
@@ -158,10 +168,11 @@ class TestEquality:
             with ImageDataset(again, image_size=20) as packed:
                 assert same(list(packed), list(images)) and packed_info(again).version == 1  # type: ignore[union-attr]
 
-    def test_through_a_server(self, source: Any, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("how", [{}, {"store": "decoded", "format": "zarr"}])
+    def test_through_a_server(self, source: Any, how: dict[str, Any], tmp_path: Path) -> None:
         with source(image_size=20) as dataset:
             plain = list(dataset)
-            pack(dataset, tmp_path / "out", shard_size=SHARD)
+            pack(dataset, tmp_path / "out", shard_size=SHARD, **how)
         with RangeServer(tmp_path / "out") as server:
             for mode in ("lazy", "streaming"):
                 path = f"{server.url}/manifest.json"
@@ -214,6 +225,17 @@ class TestLayout:
         for number, (image, mask) in enumerate(files):
             assert group["data"][starts[number] : masks_at[number]].tobytes() == Path(image).read_bytes()
             assert group["data"][masks_at[number] : stops[number]].tobytes() == Path(mask).read_bytes()
+
+    def test_zarr_alone_reads_pixels_and_masks(self, masks: Path, tmp_path: Path) -> None:
+        with with_masks(masks, image_size=(10, 14), normalize=False) as dataset:
+            out = pack(dataset, tmp_path / "out", store="decoded", shard_size=SHARD, format="zarr")
+            group: Any = zarr.open_group(Path(out) / "data.zarr", mode="r")
+            images, numbers = group["data"][:], group["mask"][:]
+            assert images.shape == (COUNT, 10, 14, 3) and numbers.dtype == np.uint8 and pack_status(out).parts > 2
+            for at, (image, mask) in enumerate(dataset):
+                assert np.array_equal(images[at], image.permute(1, 2, 0)) and np.array_equal(numbers[at], mask)
+                assert group["crc32"][at] == zlib.crc32(images[at].tobytes() + numbers[at].tobytes())
+        assert json.loads(group.attrs["headrace"])["version"] == 6, "earlier versions refuse it"
 
     def test_zarr_alone_reads_boxes(self, coco: Path, tmp_path: Path) -> None:
         with with_boxes(coco) as dataset:
@@ -275,7 +297,9 @@ class TestReencoding:
 
 
 class TestJobs:
-    @pytest.mark.parametrize("how", [{}, {"store": "decoded"}, {"store": "jpeg", "max_size": 20}, {"format": "zarr"}])
+    @pytest.mark.parametrize(
+        "how", [{}, {"store": "decoded"}, {"store": "jpeg", "max_size": 20}, {"format": "zarr"}, {"store": "decoded", "format": "zarr"}]
+    )
     def test_same_bytes_whoever_packs(self, source: Any, how: dict[str, Any], tmp_path: Path) -> None:
         with source(image_size=20) as dataset:
             whole = pack(dataset, tmp_path / "whole", shard_size=SHARD, **how)
@@ -285,11 +309,11 @@ class TestJobs:
         assert contents(tmp_path / "shares") == contents(tmp_path / "two") == contents(Path(whole)) and pack_status(whole).parts > 2
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("store", ["encoded", "decoded", "jpeg"])
-    def test_kills_lose_nothing(self, masks: Path, store: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("store", "format"), [("encoded", None), ("decoded", None), ("decoded", "zarr"), ("jpeg", None)])
+    def test_kills_lose_nothing(self, masks: Path, store: str, format: str | None, tmp_path: Path) -> None:
         with with_masks(masks, image_size=20) as dataset:
-            whole = pack(dataset, tmp_path / "whole", shard_size=SHARD, store=store)  # type: ignore[call-overload]
-        kill_four_times(_JOB, [masks, tmp_path / "out", store], tmp_path / "out", random.Random(store))
+            whole = pack(dataset, tmp_path / "whole", shard_size=SHARD, store=store, format=format)  # type: ignore[call-overload]
+        kill_four_times(_JOB, [masks, tmp_path / "out", store, format or "hdf5"], tmp_path / "out", random.Random(store))
         assert contents(tmp_path / "out") == contents(whole)
 
     def test_a_killed_job_goes_on(self, source: Any, tmp_path: Path) -> None:
@@ -303,10 +327,11 @@ class TestJobs:
         assert {name: one for name, one in contents(out).items() if name[0] != "."} == contents(Path(whole))
 
     @pytest.mark.slow
-    def test_to_an_object_store(self, source: Any, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("how", [{}, {"store": "decoded", "format": "zarr"}])
+    def test_to_an_object_store(self, source: Any, how: dict[str, Any], tmp_path: Path) -> None:
         with S3Server() as server, source(image_size=20) as dataset:
             server.client().create_bucket(Bucket="bucket")
-            out = pack(dataset, "s3://bucket/packed", shard_size=SHARD, storage_options=server.options)
+            out = pack(dataset, "s3://bucket/packed", shard_size=SHARD, storage_options=server.options, **how)
             assert verify(out, storage_options=server.options).ok
             with open_dataset(f"{out}/manifest.json", storage_options=server.options, image_size=20) as packed:
                 assert same(list(packed), list(dataset))
@@ -336,7 +361,7 @@ class TestJobs:
         with pytest.raises(TargetExistsError, match="names or sizes of samples"):
             pack(with_masks(folder), tmp_path / "out", shard_size=SHARD)
 
-    @pytest.mark.parametrize("how", [{}, {"store": "decoded"}, {"store": "jpeg"}])
+    @pytest.mark.parametrize("how", [{}, {"store": "decoded"}, {"store": "decoded", "format": "zarr"}, {"store": "jpeg"}])
     def test_dry_run(self, source: Any, how: dict[str, Any], tmp_path: Path) -> None:
         with source(image_size=20) as dataset:
             plan = pack(dataset, tmp_path / "out", shard_size=SHARD, dry_run=True, **how)
@@ -348,7 +373,7 @@ _JOB = """
 import sys
 from headrace import ImageDataset, pack
 dataset = ImageDataset(sys.argv[1] + "/images", targets=sys.argv[1] + "/masks", image_size=20)
-pack(dataset, sys.argv[2], shard_size=6000, store=sys.argv[3], progress=False)
+pack(dataset, sys.argv[2], shard_size=6000, store=sys.argv[3], format=sys.argv[4], progress=False)
 """
 
 
@@ -362,7 +387,11 @@ class TestBadInput:
         return folder
 
     @pytest.mark.parametrize(
-        "how", [{}, {"check": "header"}, {"store": "decoded"}, {"store": "jpeg"}, {"format": "zarr", "shard_size": SHARD}]
+        "how",
+        [
+            *({}, {"check": "header"}, {"store": "decoded"}, {"store": "jpeg"}, {"format": "zarr", "shard_size": SHARD}),
+            {"format": "zarr", "shard_size": SHARD, "store": "decoded"},
+        ],
     )
     def test_masks_that_don_t_fit_are_named(self, bad: Path, how: dict[str, Any], tmp_path: Path) -> None:
         with pytest.raises(SampleError, match=r"sample 1 .*images/a/002\.png with .*the image is 32 x 24 pixels, and its mask 8 x 9"):
@@ -386,11 +415,9 @@ class TestBadInput:
                 dataset.on_error = on_error  # type: ignore[assignment]
                 with pytest.raises(ConfigError, match=r"the mask of .*002\.png is uint16, and the first one uint8"):
                     pack(dataset, tmp_path / "out", store="decoded")
+                with pytest.raises(ConfigError, match=r"the mask of .*002\.png is uint16, and the first one uint8"):
+                    pack(dataset, tmp_path / "zarr", store="decoded", format="zarr", overwrite=True)
             pack(dataset, tmp_path / "out")
-
-    def test_no_rows_of_both_in_zarr(self, masks: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="pixels with their masks are rows of both: leave out format, or pass store='encoded'"):
-            pack(with_masks(masks, image_size=20), tmp_path / "out", store="decoded", format="zarr")
 
     @pytest.mark.parametrize("how", [{}, {"check": "header"}, {"store": "decoded"}, {"store": "jpeg"}])
     def test_boxes_of_another_size_are_named(self, coco: Path, how: dict[str, Any], tmp_path: Path) -> None:
@@ -412,7 +439,21 @@ class TestBadInput:
         with pytest.raises(ConfigError, match="holds images with masks: open it with ImageDataset"):
             pack(HDF5Dataset(one), tmp_path / "out")
 
-    @pytest.mark.parametrize("how", [{}, {"shard_size": 1 << 20, "format": "zarr"}, {"store": "decoded"}])
+    def test_another_store_is_another_plan(self, masks: Path, tmp_path: Path) -> None:
+        with with_masks(masks, image_size=20, on_error="skip") as dataset:
+            how: dict[str, Any] = {"format": "zarr", "shard_size": SHARD}
+            pack(dataset, tmp_path / "out", store="decoded", part="0/2", **how)
+            with pytest.raises(TargetExistsError, match="store: decoded there, encoded now"):
+                pack(dataset, tmp_path / "out", part="1/2", **how)
+            with with_masks(masks, image_size=(20, 21)) as other, pytest.raises(TargetExistsError, match="holds the plan of another pack"):
+                pack(other, tmp_path / "out", store="decoded", part="1/2", **how)
+            out = pack(dataset, tmp_path / "out", store="decoded", part="1/2", **how)
+            with ImageDataset(out, image_size=20) as packed:
+                assert same(list(packed), list(dataset))
+
+    @pytest.mark.parametrize(
+        "how", [{}, {"shard_size": 1 << 20, "format": "zarr"}, {"store": "decoded"}, {"store": "decoded", "format": "zarr"}]
+    )
     def test_each_flipped_byte_is_found(self, source: Any, how: dict[str, Any], tmp_path: Path) -> None:
         """One in the middle of each array."""
         with source(image_size=8) as dataset:

@@ -26,7 +26,7 @@ from headrace.io.resolve.packs import PLAN
 from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
-from headrace.packing.pairs import LAYOUT, annotations_check
+from headrace.packing.pairs import LAYOUT, ROWS_LAYOUT, annotations_check
 from headrace.packing.plan import Rows
 from headrace.packing.zarr.layout import ZarrLayout, zarr_layout
 from headrace.sorting import distinct
@@ -134,7 +134,7 @@ class PartsPlan:
         image: dict[str, Any] = {name: self.options[name] for name in names if name in self.options}
         if jpeg := self.options.get("jpeg"):
             image["jpeg"] = [jpeg["max_size"], jpeg["quality"]]
-        version = LAYOUT if "targets" in image else 1
+        version = ROWS_LAYOUT if len(self.zarr.of_samples) > 1 else LAYOUT if "targets" in image else 1
         return self.zarr.metadata(PackedInfo(self.kind, self.store, self.count, self.fingerprint, self.classes, image, version=version))
 
     @property

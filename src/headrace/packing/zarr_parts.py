@@ -34,12 +34,12 @@ from headrace.packing.parts import (
     read_plan,
     rows_as_json,
 )
-from headrace.packing.plan import Packing, names_of
+from headrace.packing.plan import Packing, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file
 from headrace.packing.samples import groups_of, with_progress, without
 from headrace.packing.status import Sidecar
 from headrace.packing.zarr.layout import Stored, beside_options, check_dtype, flat_options, rows_options
-from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shard
+from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shards
 from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS
 from headrace.storage.hdf5.filters import filter_versions
 
@@ -78,19 +78,17 @@ def plan_zarr(
     if known is not None:
         return known
     packing = plan_file(dataset, how, workers, progress)
-    left_out = packing.left_out
-    if packing.rows is None and dataset.on_error == "skip":
+    left_out, is_as_stored = packing.left_out, is_packed_as_stored(dataset)
+    if is_as_stored and dataset.on_error == "skip":
         left_out = _unreadable(dataset, packing, how, workers, progress)
         if left_out:
             packing = plan_file(without(dataset, left_out), how, workers, progress)
     view, plan = packing.dataset, packing.plan
-    if plan.dtype.names and has_masks(dataset):
-        raise ConfigError(
-            "format='zarr' holds numbers, and pixels with their masks are rows of both: leave out format, or pass store='encoded'"
-        )
+    if plan.dtype.names and not has_masks(view):
+        check_dtype("samples", plan.dtype)
     if plan.info.store == "ragged":
         raise _not_held("arrays of several shapes" if plan.info.values is None else plan.info.values)
-    checks = checks_of(names_of(view), plan.read_sizes) if packing.rows is None else NO_CHECKS
+    checks = checks_of(names_of(view), plan.read_sizes) if is_as_stored else NO_CHECKS
     options: dict[str, Any] = {**asked, **plan.info.image, "left_out": [[number, why] for number, why in left_out.items()]}
     if versions := versions_of(view, plan, how):
         options["versions"] = versions
@@ -101,7 +99,7 @@ def plan_zarr(
         sizes = (sizes * ratio_of(view, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
     options["zarr"] = zarr = _arrays(packing, sizes, shard_size)
     edges = [*range(0, len(view), zarr["samples"]), len(view)]
-    read_sizes = plan.read_sizes if packing.rows is None else None
+    read_sizes = plan.read_sizes if is_as_stored else None
     return PlannedZarr(PartsPlan.of(plan.info, view.fingerprint, edges, sizes, checks, options), checks, view, read_sizes)
 
 
@@ -117,14 +115,15 @@ def _asked(dataset: BaseDataset, shard_size: int, how: StoreOptions) -> dict[str
 
 def _known(plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], how: StoreOptions, workers: int) -> PlannedZarr | None:
     """The plan that is there, if all samples were looked at when it was made, and it is of the same samples; else None."""
-    if plan is None or plan.zarr is None or (plan.rows is None and asked["on_error"] != "skip"):
+    is_as_stored = is_packed_as_stored(dataset)
+    if plan is None or plan.zarr is None or (is_as_stored and asked["on_error"] != "skip"):
         return None
     if any(plan.options.get(name) != asked.get(name) for name in {*asked, "check", "jpeg", "compression", "chunks"}):
         return None
     view = without(dataset, plan.left_out)
     if view.fingerprint != plan.fingerprint:
         return None
-    if plan.rows is not None:
+    if plan.rows is not None and not is_as_stored:
         versions = {} if how.compression is None else filter_versions(how.compression)
         is_same = how.store in (None, "decoded") and plan.options.get("versions", {}) == versions
         return PlannedZarr(plan, NO_CHECKS, view, None) if is_same else None
@@ -132,7 +131,7 @@ def _known(plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], 
     checks = checks_of(names_of(view), packing.plan.read_sizes)
     are_same = versions_of(view, packing.plan, how) == plan.options.get("versions", {})
     is_same = are_same and packing.plan.info.store == plan.store and zlib.crc32(bytes_of_checks(checks)) == plan.samples
-    is_same = is_same and packing.plan.info.image.items() <= plan.options.items()
+    is_same = is_same and packing.plan.info.image.items() <= plan.options.items() and packing.rows == plan.rows
     return PlannedZarr(plan, checks, view, packing.plan.read_sizes) if is_same else None
 
 
@@ -194,18 +193,20 @@ def pack_zarr_part(
     start, stop = plan.edges[part : part + 2]
     view = dataset.subset(np.arange(start, stop))
     packing = plan_file(view, how, workers, False, plan.rows, read_sizes)
-    if plan.rows is None and read_sizes is None:
+    if read_sizes is None and is_packed_as_stored(view):
         check_unchanged(folder, plan, start, checks_of(names_of(view), packing.plan.read_sizes), dataset.source_of)
     folder.remove(plan.sidecar_name(part))
     workers = workers if view.sample_source.thread_safe else 0
-    with folder.part(plan.name(part)) as file:
-        file.is_cancelled = is_cancelled
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(folder.part(array.key(part))) for array in layout.of_samples]
+        for file in files:
+            file.is_cancelled = is_cancelled
         if how.is_jpeg:
-            with file.explained():
-                packing = plan_reencoded(view, how, os.path.dirname(file.path), workers, False, packing)
+            with files[0].explained():
+                packing = plan_reencoded(view, how, os.path.dirname(files[0].path), workers, False, packing)
         with packing.spool or contextlib.nullcontext():
-            columns = write_shard(file, packing, layout, part, workers)
-        objects = [read_back(file, layout, columns, part, max(1, workers))]
+            columns = write_shards(files, packing, layout, part, workers)
+        objects = read_back(files, layout, columns, part, max(1, workers))
     for name, column in columns.items():
         chunk, key = chunk_of(column, layout.arrays[name]), layout.arrays[name].key(part)
         folder.write(key, chunk)

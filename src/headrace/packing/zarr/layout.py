@@ -1,8 +1,8 @@
 """The arrays of a Zarr pack: their shapes, chunks and metadata, which follow from its plan alone.
 
 Part i of the pack is shard i of `data`, and chunk i of each array beside it: no two parts share an object. Samples of one shape are the
-rows of `data`. Encoded images lie flat in it, those of a part one behind the other from the start of its shard on; the rest of a shard has
-no chunks, and takes no room.
+rows of `data`; pixels with their masks those of `data` and of `mask`, which has shards too. Encoded images lie flat in `data`, those of a
+part one behind the other from the start of its shard on; the rest of a shard has no chunks, and takes no room.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from headrace.storage.arrays.compressors import LEVELS, shuffles
 from headrace.storage.arrays.packed import (
     CRC,
     DATA,
+    IMAGE,
     IMAGE_ID,
     IMAGE_SIZE,
+    MASK,
     MASK_STARTS,
     NAME_STARTS,
     NAME_STOPS,
@@ -149,12 +151,23 @@ class ZarrLayout:
         return self.arrays[DATA]
 
     @property
+    def of_samples(self) -> list[ArrayLayout]:
+        """The arrays of the samples, which have shards: `data`, and of pixels with their masks that of these."""
+        return [array for array in self.arrays.values() if array.chunk is not None]
+
+    @property
+    def row(self) -> np.dtype[Any]:
+        """Of a sample as it is packed: a dtype with a shape; of pixels with their masks one with fields; of flat ones that of an item."""
+        rows = [(array.dtype, array.shape[1:]) for array in self.of_samples]
+        return np.dtype(rows[0]) if len(rows) == 1 else np.dtype([(name, *row) for name, row in zip((IMAGE, MASK), rows, strict=True)])
+
+    @property
     def is_flat(self) -> bool:
         """True if samples lie flat, one behind the other."""
         return STARTS in self.arrays
 
     def objects(self, part: int) -> list[str]:
-        """The names of the objects of a part in the folder of the pack; that with the samples comes first."""
+        """The names of the objects of a part in the folder of the pack; those with the samples come first."""
         return [array.key(part) for array in self.arrays.values()]
 
     def metadata(self, info: PackedInfo) -> dict[str, bytes]:
@@ -181,7 +194,7 @@ def rows_options(
 
     Args:
         shape: of all samples, [n, *row].
-        dtype: of them.
+        dtype: of them; of pixels with their masks it has a field for each.
         shard_size: bytes of a part, about, before they are compressed.
         chunks: samples a chunk; None: as many as suit their bytes.
         compression: of chunks.
@@ -189,14 +202,18 @@ def rows_options(
     Raises:
         ConfigError: Zarr has no such dtype.
     """
-    check_dtype("samples", dtype)
+    rows = [dtype[name] for name in dtype.names or ()] or [np.dtype((dtype, shape[1:]))]
+    for row in rows:
+        check_dtype("samples", row.base)
     row_bytes = math.prod(shape[1:]) * dtype.itemsize
     if not row_bytes:
         raise ConfigError(f"format='zarr' can't hold samples of shape {list(shape[1:])}, which have no elements")
     chunk = max(1, min(chunks or ROW_CHUNK // row_bytes, shape[0], shard_size // row_bytes))
     parts = max(1, -(-shape[0] * row_bytes // shard_size))
     samples = -(-shape[0] // (parts * chunk)) * chunk
-    return {"samples": samples, "row": list(shape[1:]), "dtype": dtype.str, "chunk": chunk, "compression": compression}
+    said = [{"row": list(row.shape), "dtype": row.base.str} for row in rows]
+    options = {"samples": samples, **said[0], "chunk": chunk, "compression": compression}
+    return options if len(rows) == 1 else {**options, MASK: said[1]}
 
 
 def flat_options(sizes: np.ndarray[Any, np.dtype[np.int64]], most: np.ndarray[Any, np.dtype[np.int64]], shard_size: int) -> dict[str, Any]:
@@ -250,7 +267,9 @@ def zarr_layout(count: int, parts: int, options: Mapping[str, Any]) -> ZarrLayou
         columns |= {STARTS: ((), "<i8"), STOPS: ((), "<i8")}
     else:
         arrays = [
-            ArrayLayout(DATA, (count, *options["row"]), np.dtype(options["dtype"]), samples, chunk, compression=options["compression"])
+            ArrayLayout(name, (count, *said["row"]), np.dtype(said["dtype"]), samples, chunk, compression=options["compression"])
+            for name, said in ((DATA, options), (MASK, options.get(MASK)))
+            if said is not None
         ]
     if (targets := options.get("targets")) is not None:
         columns[TARGETS] = tuple(targets["shape"]), targets["dtype"]

@@ -1,10 +1,13 @@
-"""The objects of a part of a Zarr pack: writes them, reads them back, and compares them with what they must be."""
+"""The objects of a part of a Zarr pack: writes them, reads them back, and compares them with what they must be.
+
+Pixels and their masks are in a shard each. A sample's checksum is that of both, one behind the other.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,6 @@ from headrace.packing.zarr.shard import ShardWriter, chunk_sizes, chunks_in, wit
 from headrace.storage.arrays.codecs import Crc32c
 from headrace.storage.arrays.packed import (
     CRC,
-    DATA,
     IMAGE_ID,
     IMAGE_SIZE,
     MASK_STARTS,
@@ -42,11 +44,11 @@ from headrace.storage.arrays.packed import (
 Column = npt.NDArray[Any]
 
 
-def write_shard(file: PartFile, packing: Packing, layout: ZarrLayout, part: int, workers: int) -> dict[str, Column]:
-    """Writes the samples of a part into an empty file; gives what the part has of the other arrays, by name.
+def write_shards(files: Sequence[PartFile], packing: Packing, layout: ZarrLayout, part: int, workers: int) -> dict[str, Column]:
+    """Writes the samples of a part into empty files; gives what the part has of the other arrays, by name.
 
     Args:
-        file: entered, and not committed.
+        files: one for each array of the samples, entered, and not committed.
         packing: of the samples of the part.
         layout: of the pack.
         part: its number.
@@ -54,20 +56,24 @@ def write_shard(file: PartFile, packing: Packing, layout: ZarrLayout, part: int,
 
     Raises:
         SampleError: a sample can't be read.
-        WriteError, AccessError: the file can't be written.
+        WriteError, AccessError: a file can't be written.
         ConfigError: the samples or targets are not as the plan has them.
     """
     plan, data = packing.plan, layout.data
     if packing.left_out:
         raise _unreadable(next(iter(packing.left_out.values())))
-    if plan.dtype != data.dtype or (not layout.is_flat and plan.shape[1:] != data.shape[1:]):
-        raise ConfigError(f"the samples of this part are {plan.dtype} {list(plan.shape[1:])}, not {data.dtype} {list(data.shape[1:])}")
+    if np.dtype((plan.dtype, plan.shape[1:])) != layout.row:
+        raise ConfigError(
+            f"the samples of this part are {plan.dtype} {list(plan.shape[1:])}, not {layout.row.base} {list(layout.row.shape)}"
+        )
     nbytes = int(plan.sizes.sum())
     if layout.is_flat and nbytes > data.length:
-        raise WriteError(f"{redact(file.target)}: {nbytes:,} bytes of samples don't fit the {data.length:,} that were planned")
-    writer, sums = ShardWriter(file, data, nbytes), np.zeros(len(plan.sizes), np.uint32)
+        raise WriteError(f"{redact(files[0].target)}: {nbytes:,} bytes of samples don't fit the {data.length:,} that were planned")
+    each = [nbytes] if layout.is_flat else [len(plan.sizes) * array.item_bytes for array in layout.of_samples]
+    writers = [ShardWriter(*one) for one in zip(files, layout.of_samples, each, strict=True)]
+    sums = np.zeros(len(plan.sizes), np.uint32)
     if layout.is_flat:
-        file.sum_ahead(np.concatenate([[0], np.cumsum(plan.sizes)]))
+        files[0].sum_ahead(np.concatenate([[0], np.cumsum(plan.sizes)]))
     together = 1 if data.compression is None else data.chunk or 1
     groups = groups_of(plan.sizes + plan.read_sizes, together=together)
 
@@ -76,12 +82,16 @@ def write_shard(file: PartFile, packing: Packing, layout: ZarrLayout, part: int,
         for sample in samples:
             if isinstance(sample, SampleError):
                 raise _unreadable(sample)
-        return writer.encode([bytes_of(sample) for sample in samples])
+        names = layout.row.names
+        columns = [samples] if names is None else [[sample[name] for sample in samples] for name in names]
+        return [writer.encode([bytes_of(one) for one in column]) for writer, column in zip(writers, columns, strict=True)]
 
     with with_progress(encoded, groups, workers, False, plan.info.count, "packing") as results:
-        for _, blocks in results:
-            writer.append(blocks)
-    writer.finish()
+        for _, made in results:
+            for writer, blocks in zip(writers, made, strict=True):
+                writer.append(blocks)
+    for writer in writers:
+        writer.finish()
     return _columns(packing, layout, part, sums)
 
 
@@ -144,21 +154,22 @@ def column_in(data: bytes, array: ArrayLayout, count: int) -> Column:
     return decoded[:count]
 
 
-def read_back(file: PartFile, layout: ZarrLayout, columns: dict[str, Column], part: int, workers: int) -> Stored:
-    """Reads all samples of a shard again, in threads; gives what a sidecar says of it.
+def read_back(files: Sequence[PartFile], layout: ZarrLayout, columns: dict[str, Column], part: int, workers: int) -> list[Stored]:
+    """Reads all samples of the shards of a part again, in threads; gives what a sidecar says of them.
 
     Raises:
         WriteError: a sample read back is another one.
     """
-    file.reread()
-    with file.explained():
-        bad, nbytes, crc = damaged_samples(file.fd, layout, columns, part, workers, file.ahead)
+    for file in files:
+        file.reread()
+    with files[0].explained():
+        bad, shards = damaged_samples([file.fd for file in files], layout, columns, part, workers, files[0].ahead)
     if bad:
         raise WriteError(
-            f"{redact(file.target)}: {len(bad):,} samples read back are not what was written, the first is number {bad[0][0]}: "
+            f"{redact(files[0].target)}: {len(bad):,} samples read back are not what was written, the first is number {bad[0][0]}: "
             "the disk or the memory of this machine is faulty"
         )
-    return Stored(layout.data.key(part), nbytes, crc)
+    return shards
 
 
 def sum_of_objects(objects: Iterable[Stored]) -> int:
@@ -167,12 +178,12 @@ def sum_of_objects(objects: Iterable[Stored]) -> int:
 
 
 def damaged_samples(
-    fd: int, layout: ZarrLayout, columns: dict[str, Column], part: int, workers: int, ahead: SumsAhead | None = None
-) -> tuple[list[tuple[int, str]], int, int]:
-    """Samples that are not what the column of their CRCs says, by their numbers in the part, and what is wrong; bytes and CRC of the shard.
+    fds: Sequence[int], layout: ZarrLayout, columns: dict[str, Column], part: int, workers: int, ahead: SumsAhead | None = None
+) -> tuple[list[tuple[int, str]], list[Stored]]:
+    """Samples that are not what the column of their CRCs says, by their numbers in the part, and what is wrong; and the shards.
 
     Args:
-        fd: of the file of the shard.
+        fds: of the file of each shard.
         layout: of the pack.
         columns: what the part has of the other arrays, by name.
         part: its number.
@@ -184,24 +195,30 @@ def damaged_samples(
     """
     data, sums = layout.data, columns[CRC]
     if not layout.is_flat:
-        whole = sum_file(fd, workers=workers)
-        return list(_damaged_rows(fd, data, sums.tolist())), whole.size, whole.crc
+        damaged = list(_damaged_rows(fds, layout.of_samples, sums.tolist()))
+        wholes = [sum_file(fd, workers=workers) for fd in fds]
+        return damaged, [Stored(array.key(part), one.size, one.crc) for array, one in zip(layout.of_samples, wholes, strict=True)]
+    [fd] = fds
     starts, stops = (columns[name] - part * data.length for name in (STARTS, STOPS))
     edges = np.append(starts, stops[-1:])
     if edges[0] or (edges[1:] != stops).any() or (starts > stops).any() or edges[-1] > data.length:
         raise FormatError(f"{STARTS} and {STOPS} are not those of samples that lie one behind the other")
     chunk_sizes(fd, data, int(edges[-1]))  # checks them
     whole = sum_file(fd, edges, workers, ahead=ahead)
-    return [(number, "wrong checksum") for number in np.flatnonzero(whole.crcs != sums).tolist()], whole.size, whole.crc
+    damaged = [(number, "wrong checksum") for number in np.flatnonzero(whole.crcs != sums).tolist()]
+    return damaged, [Stored(data.key(part), whole.size, whole.crc)]
 
 
-def _damaged_rows(fd: int, data: ArrayLayout, sums: list[int]) -> Iterator[tuple[int, str]]:
-    height, size = data.chunk_bytes // data.item_bytes, data.item_bytes
-    for first, chunk in zip(range(0, len(sums), height), chunks_in(fd, data, len(sums) * size), strict=True):
+def _damaged_rows(fds: Sequence[int], arrays: Sequence[ArrayLayout], sums: list[int]) -> Iterator[tuple[int, str]]:
+    height, sizes = arrays[0].chunk_bytes // arrays[0].item_bytes, [array.item_bytes for array in arrays]
+    shards = [chunks_in(fd, array, len(sums) * array.item_bytes) for fd, array in zip(fds, arrays, strict=True)]
+    for first, *chunks in zip(range(0, len(sums), height), *shards, strict=True):
+        error = next((chunk for chunk in chunks if isinstance(chunk, FormatError)), None)
         for at, expected in enumerate(sums[first : first + height]):
-            if isinstance(chunk, FormatError):
-                yield first + at, str(chunk)
-            elif crc_of(chunk[at * size : (at + 1) * size]) != expected:
+            rows = [] if error else [chunk[at * size : (at + 1) * size] for chunk, size in zip(chunks, sizes, strict=True)]
+            if error is not None:
+                yield first + at, str(error)
+            elif crc_of(rows[0] if len(rows) == 1 else np.concatenate(rows)) != expected:
                 yield first + at, "wrong checksum"
 
 
@@ -218,7 +235,8 @@ def columns_in(contents: dict[str, bytes], layout: ZarrLayout, part: int) -> dic
     count = min(layout.samples, layout.count - part * layout.samples)
     columns = dict[str, Column]()
     stops = {NAMES: NAME_STOPS, **{name: edges_named(name)[1] for name in RAGGED}}
-    for name in sorted(layout.arrays.keys() - {DATA}, key=lambda name: name in stops):  # these are as long as the others say
+    beside = layout.arrays.keys() - {array.name for array in layout.of_samples}
+    for name in sorted(beside, key=lambda name: name in stops):  # these are as long as the others say
         array = layout.arrays[name]
         items = int(columns[stops[name]][-1]) - part * array.length if name in stops else count
         try:

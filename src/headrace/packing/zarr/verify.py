@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from headrace.io.paths import in_one_line
 from headrace.packing.destination import Destination
 from headrace.packing.zarr.layout import Stored, ZarrLayout
 from headrace.packing.zarr.part import columns_in, damaged_samples
-from headrace.storage.arrays.packed import DATA, NAME_STARTS, NAME_STOPS, NAMES
+from headrace.storage.arrays.packed import NAME_STARTS, NAME_STOPS, NAMES
 
 Damage = tuple[int, str, str]
 """``(index, location, error)`` of a sample that is not what was packed; -1: of a file."""
@@ -32,34 +33,34 @@ def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects:
         workers: threads.
     """
     contents, bad = dict[str, bytes](), list[Damage]()
+    keys = [array.key(part) for array in layout.of_samples]
     for name, array in layout.arrays.items():
-        if name != DATA:
+        if array.chunk is None:
             key = array.key(part)
             contents[name] = folder.read(key) or b""
             said = objects.get(key)
             if said is None or (len(contents[name]), zlib.crc32(contents[name])) != said[1:]:
                 bad.append((-1, folder.shown_name(key), f"{folder.shown_name(key)}: wrong checksum of the file: pack it again"))
-    key = layout.data.key(part)
-    name = folder.shown_name(key)
+    name = folder.shown_name(keys[0])
     try:
         columns = columns_in(contents, layout, part)
-        with folder.fetched(key) as path:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                whole = sum_file(fd, workers=workers)
-                if key in objects and (whole.size, whole.crc) == objects[key][1:]:
-                    return bad
-                damaged, *sums = damaged_samples(fd, layout, columns, part, workers)
-                for number, why in damaged:
-                    where = f"{name}, sample {number} of the part"
-                    if NAMES in columns:
-                        edges = [int(columns[edge][number]) - part * layout.arrays[NAMES].length for edge in (NAME_STARTS, NAME_STOPS)]
-                        where += f" ({in_one_line(columns[NAMES][slice(*edges)].tobytes())})"
-                    bad.append((number, where, f"{where}: {why}: pack it again"))
-                if not bad and (key not in objects or sums != [*objects[key][1:]]):
-                    bad.append(whole_file(name))
-            finally:
-                os.close(fd)
+        with contextlib.ExitStack() as opened:
+            fds = list[int]()
+            for path in [opened.enter_context(folder.fetched(key)) for key in keys]:
+                fds.append(os.open(path, os.O_RDONLY))
+                opened.callback(os.close, fds[-1])
+            wholes = [sum_file(fd, workers=workers) for fd in fds]
+            if all(key in objects and (one.size, one.crc) == objects[key][1:] for key, one in zip(keys, wholes, strict=True)):
+                return bad
+            damaged, shards = damaged_samples(fds, layout, columns, part, workers)
+            for number, why in damaged:
+                where = f"{name}, sample {number} of the part"
+                if NAMES in columns:
+                    edges = [int(columns[edge][number]) - part * layout.arrays[NAMES].length for edge in (NAME_STARTS, NAME_STOPS)]
+                    where += f" ({in_one_line(columns[NAMES][slice(*edges)].tobytes())})"
+                bad.append((number, where, f"{where}: {why}: pack it again"))
+            if not bad:
+                bad += [whole_file(folder.shown_name(shard.name)) for shard in shards if objects.get(shard.name) != shard]
     except FormatError as error:
         bad.append((-1, name, f"{name}: {error}: pack it again"))
     except (HeadraceError, OSError) as error:

@@ -23,7 +23,7 @@ from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.source import Rows
 
-PACKED_VERSION = 5  # the latest layout; files that an older headrace reads keep the number that it knows
+PACKED_VERSION = 6  # the latest layout; files that an older headrace reads keep the number that it knows
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
@@ -32,7 +32,7 @@ STARTS, STOPS, NAME_STARTS, NAME_STOPS = "starts", "stops", "name_starts", "name
 """Of Zarr packs, in place of offsets: between two parts there is room."""
 MASKS, BOXES = "masks", "boxes"  # what the targets of images may be, beside numbers
 MASK_STARTS = "mask_starts"  # [n] int64: the byte of `data` at which the mask of a sample begins, right behind its image
-IMAGE, MASK = "image", "mask"  # fields of a row of pixels with their mask
+IMAGE, MASK = "image", "mask"  # fields of a row of pixels with their mask; in Zarr packs the mask is an array of its own
 IMAGE_ID, IMAGE_SIZE = "image_id", "image_size"  # [n] int64; [n, 2] int64, height and width that boxes are in pixels of
 OBJECT, LABELS, SEGMENTATIONS = "object", "labels", "segmentations"
 RAGGED = {BOXES: OBJECT, LABELS: OBJECT, "area": OBJECT, "iscrowd": OBJECT, SEGMENTATIONS: "segmentation"}
@@ -69,7 +69,7 @@ class PackedInfo:
         fingerprint: of the dataset that was packed.
         classes: class names, or None.
         image: for images: their `image_size` and `color` when decoded; with masks or boxes (layout 4) `targets` ("masks" or "boxes"),
-            and of boxes `class_ids`, the number of each of the `classes`.
+            and of boxes `class_ids`, the number of each of the `classes`. Pixels with masks in Zarr are layout 6.
         text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit"; where this is
             "chat", ids that are not supervised are stored as -1 - id (layout 5).
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
@@ -237,11 +237,14 @@ class PackedSource(ArraysSource):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         spans = self._spans(np.asarray(indices, np.int64))
-        records = super().read(indices) if spans is None else self._read_spans(*spans)
+        records = self._read_rows(indices) if spans is None else self._read_spans(*spans)
         self.check(indices, records)
         if self.gives_images:
             return [image for image, _ in self._pairs(indices, records)]
         return self._pairs(indices, records) if self.gives_pairs else records
+
+    def _read_rows(self, indices: Sequence[int]) -> list[Any]:
+        return super().read(indices)
 
     def _pairs(self, indices: Sequence[int], records: list[Any]) -> list[Any]:
         spans = self._spans(np.asarray(indices, np.int64))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import redact
@@ -21,6 +21,9 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.packed import (
     CRC,
     DATA,
+    IMAGE,
+    MASK,
+    MASKS,
     NAME_STARTS,
     NAME_STOPS,
     NAMES,
@@ -83,7 +86,8 @@ def packed_zarr_kind(
 class PackedGroup(PackedSource):
     """The samples of a Zarr group that `headrace.pack` wrote, checked against their CRC.
 
-    Records are arrays of one row, or 1-D uint8 arrays where the group holds encoded images.
+    Records are arrays of one row, or 1-D uint8 arrays where the group holds encoded images; of pixels with their masks rows of both, with
+    the fields `IMAGE` and `MASK`.
 
     Args:
         path: a local folder, or a URL.
@@ -104,8 +108,12 @@ class PackedGroup(PackedSource):
         if info is None:
             raise FormatError(f"{shown} was not packed by headrace: open it with ZarrDataset(path, dataset_name)")
         self._count = info.count
-        reader = opened.reader(self._store, *self._store.array(DATA))
-        super().__init__(shown, opened, DATA, {DATA: reader}, [reader.chunks.grid.chunks])
+        names = (DATA, MASK) if info.store == "decoded" and info.image.get("targets") == MASKS else (DATA,)
+        readers = {name: opened.reader(self._store, *self._store.array(name)) for name in names}
+        super().__init__(shown, opened, DATA, readers, [reader.chunks.grid.chunks for reader in readers.values()])
+        if len(names) > 1:
+            rows = [(reader.dtype, reader.shape[1:]) for reader in readers.values()]
+            self.dtype = np.dtype([(name, *row) for name, row in zip((IMAGE, MASK), rows, strict=True)])
         self._edges: tuple[SharedArray, SharedArray] | None = None
         if info.is_flat:
             starts, stops = self._edges_named(STARTS, STOPS, self.shape[0])
@@ -161,6 +169,18 @@ class PackedGroup(PackedSource):
             return None
         starts, stops = self._edges
         return starts.array[indices], stops.array[indices]
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return None if self.dtype.names else super().array_spec
+
+    def _read_rows(self, indices: Sequence[int]) -> list[Any]:
+        if not self.dtype.names:
+            return super()._read_rows(indices)
+        rows = [np.empty((), self.dtype) for _ in indices]
+        for name, reader in zip(self.dtype.names, self._readers, strict=True):
+            reader.read_rows(indices, [row[name] for row in rows], self.run)
+        return rows
 
     def column(self, name: str) -> npt.NDArray[Any]:
         reader = self._reader(name)
