@@ -10,6 +10,9 @@ import h5py
 import numpy as np
 import zarr
 
+from headrace import EpisodeDataset
+from headrace.testing.contract import same
+
 LENGTHS = (7, 12, 5, 1, 9, 20, 3, 8, 6, 11, 4, 10)
 
 
@@ -41,6 +44,22 @@ def arrays_of(path: Path, episode: str) -> dict[str, Any]:
     with h5py.File(path) as file:
         file[episode].visititems(lambda key, item: found.update({key: item[...]}) if isinstance(item, h5py.Dataset) else None)
     return found
+
+
+def compare_batches(path: Path, make_loader: Any, mode: Any, **options: Any) -> None:
+    """Compares the batches of windows in a loading mode with those that are made of single samples, in two epochs."""
+    how: dict[str, Any] = {"window": {"obs/*": 2, "*": 5}, "pad_before": 1, **options}
+    with (
+        EpisodeDataset(path, loading_mode=mode, progress=False, **how) as dataset,
+        EpisodeDataset(path, return_index=True, **how) as single,
+    ):
+        loader, plain = (make_loader(one, batch_size=7, shuffle="block", num_workers=0, seed=3) for one in (dataset, single))
+        for _ in range(2):  # the second from memory
+            for batch, other in zip(loader, plain, strict=True):
+                other.pop("index")
+                assert batch.keys() == other.keys() and all(same(batch[key], other[key]) for key in batch)
+        assert ("windows straight from storage" in loader.explain()) == (mode == "lazy")
+        assert ("steps are held, each once" in dataset.explain()) == (mode in ("eager", "cached"))
 
 
 def buffer_arrays(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> dict[str, Any]:

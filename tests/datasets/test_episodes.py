@@ -28,7 +28,7 @@ from headrace import (
 )
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
-from tests.datasets.demonstrations import LENGTHS, arrays_of, write_buffer, write_demos
+from tests.datasets.demonstrations import LENGTHS, arrays_of, compare_batches, write_buffer, write_demos
 from tests.datasets.remote_contract import RemoteDatasetContract
 
 pytestmark = pytest.mark.quick_every(8)
@@ -122,18 +122,7 @@ def test_a_batch_of_windows(demos: Path, make_loader: Any) -> None:
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 def test_batches_are_those_of_single_samples(tmp_path: Path, make_loader: Any, layout: str, mode: str) -> None:
     path = write_demos(tmp_path / "a.hdf5", **LAYOUTS[layout])
-    how: dict[str, Any] = {"window": {"obs/*": 2, "*": 5}, "pad_before": 1, "dtype": {"actions": "float32"}}
-    dataset = EpisodeDataset(path, ["actions", "obs/*"], loading_mode=mode, progress=False, **how)
-    single = EpisodeDataset(path, ["actions", "obs/*"], return_index=True, **how)
-    loader, plain = (make_loader(one, batch_size=7, shuffle="block", num_workers=0, seed=3) for one in (dataset, single))
-    for _ in range(2):  # the second from memory
-        for batch, other in zip(loader, plain, strict=True):
-            other.pop("index")
-            assert batch.keys() == other.keys() and all(same(batch[key], other[key]) for key in batch)
-    assert ("windows straight from storage" in loader.explain()) == (mode == "lazy")
-    assert ("steps are held, each once" in dataset.explain()) == (mode in ("eager", "cached"))
-    dataset.close()
-    single.close()
+    compare_batches(path, make_loader, mode, keys=["actions", "obs/*"], dtype={"actions": "float32"})
 
 
 def test_steps_are_held_once(tmp_path: Path, make_loader: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 import zarr
 
 from headrace import (
+    BudgetError,
     ConfigError,
     EpisodeDataset,
     FileChangedError,
@@ -28,9 +29,12 @@ from headrace import (
 from headrace.inspecting.hdf5 import inspect_hdf5
 from headrace.inspecting.zarr import inspect_zarr
 from headrace.io.remote.options import RemoteOptions
+from headrace.storage.hdf5.files import HDF5Files
+from headrace.storage.sparse.hdf5 import HDF5Groups
+from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
-from tests.datasets.demonstrations import LENGTHS, write_buffer
+from tests.datasets.demonstrations import LENGTHS, compare_batches, write_buffer, write_demos
 from tests.datasets.remote_contract import RemoteDatasetContract
 
 pytestmark = pytest.mark.quick_every(8)
@@ -103,17 +107,38 @@ def test_windows_of_a_buffer(tmp_path: Path, name: str, kind: str, how: tuple[in
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 def test_batches_of_a_buffer(tmp_path: Path, make_loader: Any, name: str, kind: str, mode: str) -> None:
     path = write_buffer(tmp_path / name, kind=kind)
-    how: dict[str, Any] = {"window": {"obs/*": 2, "*": 5}, "pad_before": 1, "dtype": {"obs/*": "float32"}}
-    dataset = EpisodeDataset(path, ["action", "obs/*"], loading_mode=mode, progress=False, **how)
-    single = EpisodeDataset(path, ["action", "obs/*"], return_index=True, **how)
-    loader, plain = (make_loader(one, batch_size=7, shuffle="block", num_workers=0, seed=3) for one in (dataset, single))
-    for _ in range(2):  # the second from memory
-        for batch, other in zip(loader, plain, strict=True):
-            other.pop("index")
-            assert batch.keys() == other.keys() and all(same(batch[key], other[key]) for key in batch)
-    assert ("windows straight from storage" in loader.explain()) == (mode == "lazy")
-    dataset.close()
-    single.close()
+    compare_batches(path, make_loader, mode, keys=["action", "obs/*"], dtype={"obs/*": "float32"})
+
+
+def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opens: list[str] = []
+    original = HDF5Files.open
+    monkeypatch.setattr(HDF5Files, "open", lambda self, path: opens.append(path) or original(self, path))
+    for path in (write_buffer(tmp_path / "a.h5"), write_demos(tmp_path / "b.h5", (3, 4))):
+        with EpisodeDataset([path, path], window=2) as dataset:
+            assert len(dataset) and opens == [str(path)] * 2
+        opens.clear()
+
+
+def test_static_values_are_measured_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.storage.hdf5.episodes._STATIC_BYTES", 1000)
+    with h5py.File(write_buffer(tmp_path / "a.h5"), "r+") as file:
+        file["meta/goal"] = np.zeros((len(LENGTHS), 30))
+    with h5py.File(write_demos(tmp_path / "b.h5", (3, 4)), "r+") as file:
+        file["data/demo_1/goal"], file["data/demo_0/goal"] = np.zeros(200), np.zeros(200)
+    zarr.open_group(write_buffer(tmp_path / "a.zarr", kind="2"), mode="r+").create_array("meta/goal", data=np.zeros((len(LENGTHS), 30)))
+
+    def refuse(self: Any, name: Any) -> Any:
+        assert name in ("meta/episode_ends", "/"), "it was read"
+        return columns[type(self)](self, name)
+
+    columns = {kind: kind.column for kind in (HDF5Groups, ZarrGroups)}
+    for kind in columns:
+        monkeypatch.setattr(kind, "column", refuse)
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", refuse)
+    for name, static in (("a.h5", "meta/goal"), ("b.h5", "goal"), ("a.zarr", "meta/goal")):
+        with pytest.raises(BudgetError, match=rf"static='{static}' takes [\d,]+ bytes, which would be held in memory"):
+            EpisodeDataset(tmp_path / name, static=[static])
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.h5", "gzip"), ("a.zarr", "3")])

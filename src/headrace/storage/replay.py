@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,12 +29,15 @@ from headrace.storage.episodes.steps import EpisodeArrays
 from headrace.storage.episodes.windows import WindowOptions, Windows
 from headrace.storage.hdf5.episodes import (
     EPISODES,
+    Episode,
+    EpisodeLook,
     EpisodeOptions,
     check_mask,
     check_pad,
+    check_static,
     is_pattern,
+    joined_episodes,
     natural,
-    open_episodes,
     stacked,
     windows_of,
 )
@@ -124,21 +128,39 @@ def open_source(
         return _of_zarr(data_path, reach, options, windows)
     paths, opened = open_files(data_path, reach)
 
-    def is_one(path: str) -> bool:
-        with opened.hdf5.reading(path) as file:
-            return is_replay(HDF5Groups(file, path, opened))
-
-    def look(path: str) -> _Buffer:
-        with opened.hdf5.reading(path) as file:
-            return _look_into(HDF5Groups(file, path, opened, direct=options.direct, cache_dir=options.cache_dir), path, options)
-
+    look = _Look(opened, options)
     try:
-        if options.groups is not None or not opened.hdf5.read_each(paths[:1], is_one)[0]:
-            return open_episodes(paths, opened, options, windows), opened
-        return _joined(opened.hdf5.read_each(paths, look), opened, options, windows), opened
+        found = opened.hdf5.read_each(paths, look)
+        buffers = [one for one in found if isinstance(one, _Buffer)]
+        if buffers:
+            return _joined(buffers, opened, options, windows), opened
+        episodes = [episode for each in found if isinstance(each, list) for episode in each]
+        return joined_episodes(paths, episodes, look.groups, opened, options, windows), opened
     except BaseException:
         opened.close()
         raise
+
+
+class _Look:
+    """Looks into HDF5 files, one after the other: where the first is a replay buffer, all others must be.
+
+    Attributes:
+        groups: looks for episodes in groups.
+    """
+
+    def __init__(self, opened: OpenHDF5, options: EpisodeOptions) -> None:
+        self._opened, self._options, self._are_buffers = opened, options, False if options.groups is not None else None
+        self.groups = EpisodeLook(opened, options)
+
+    def __call__(self, path: str) -> _Buffer | list[Episode]:
+        """What a file holds."""
+        opened, options = self._opened, self._options
+        with opened.hdf5.reading(path) as file:
+            groups = HDF5Groups(file, path, opened, direct=options.direct, cache_dir=options.cache_dir)
+            is_buffer = is_replay(groups) if self._are_buffers is None else self._are_buffers
+            found = _look_into(groups, path, options) if is_buffer else self.groups(file, path)
+        self._are_buffers = is_buffer
+        return found
 
 
 def _of_zarr(
@@ -300,6 +322,8 @@ def _static(file: GroupFile, name: str, count: int) -> npt.NDArray[Any]:
         raise FormatError(
             f"{file.path}: {name!r} has shape {list(shape)}, and static= takes arrays with one value for each of {count:,} episodes"
         )
+    reader = file.rows(name)
+    check_static(name, math.prod(shape) * (1 if reader.dtype.hasobject else reader.dtype.itemsize))
     return file.column(name)
 
 

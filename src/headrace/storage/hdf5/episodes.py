@@ -70,7 +70,9 @@ class _Array(NamedTuple):
     reader: ArrayReader | LibraryRows | None
 
 
-class _Episode(NamedTuple):
+class Episode(NamedTuple):
+    """An episode of a file."""
+
     path: str
     name: str
     arrays: dict[str, _Array]
@@ -163,7 +165,7 @@ def arrays_of(group: h5py.Group) -> dict[str, h5py.Dataset]:
 # -- one file
 
 
-class _Looking:
+class EpisodeLook:
     """Looks into files, one after the other: what the first episode has, all others must have."""
 
     def __init__(self, opened: OpenHDF5, options: EpisodeOptions) -> None:
@@ -172,20 +174,18 @@ class _Looking:
         self._is_checked, self._file_number = False, -1
         self.missing: set[str] = set(options.episodes) if isinstance(options.episodes, tuple) else set()
 
-    def __call__(self, path: str) -> list[_Episode]:
-        """The episodes of a file."""
-        hdf5, options = self._opened.hdf5, self._options
-        self._is_checked = False
-        with hdf5.reading(path) as file:
-            self._file_number = h5py.h5o.get_info(file["/"].id).fileno
-            pattern = _found_groups(file, path) if options.groups is None else options.groups
-            names = groups_matching(file, pattern)
-            if not names:
-                raise MissingNameError(
-                    f"{redact(path)} has no groups {pattern!r}, of which each would be an episode; it has: "
-                    f"{listed_names(_groups_in(file), pattern)}"
-                )
-            return [self._episode(file, path, name) for name in self._chosen(file, path, names)]
+    def __call__(self, file: h5py.File, path: str) -> list[Episode]:
+        """The episodes of a file, which is open."""
+        options, self._is_checked = self._options, False
+        self._file_number = h5py.h5o.get_info(file["/"].id).fileno
+        pattern = _found_groups(file, path) if options.groups is None else options.groups
+        names = groups_matching(file, pattern)
+        if not names:
+            raise MissingNameError(
+                f"{redact(path)} has no groups {pattern!r}, of which each would be an episode; it has: "
+                f"{listed_names(_groups_in(file), pattern)}"
+            )
+        return [self._episode(file, path, name) for name in self._chosen(file, path, names)]
 
     def _chosen(self, file: h5py.File, path: str, names: list[str]) -> list[str]:
         wanted = self._options.episodes
@@ -203,12 +203,12 @@ class _Looking:
         self.missing -= by_name.keys()
         return sorted({by_name[name] for name in wanted if name in by_name}, key=natural)
 
-    def _episode(self, file: h5py.File, path: str, name: str) -> _Episode:
+    def _episode(self, file: h5py.File, path: str, name: str) -> Episode:
         group = file[name or "/"]
         if self.keys is None:
             self.keys = self._keys_of(group, path, name)
         arrays = {key: self._array(group, path, name, key) for key in self.keys}
-        episode = _Episode(path, name, arrays, {key: self._value(group, path, name, key) for key in self._options.static})
+        episode = Episode(path, name, arrays, {key: self._value(group, path, name, key) for key in self._options.static})
         if len({array.shape[0] for array in arrays.values()}) > 1:
             lengths = ", ".join(f"{key!r} {array.shape[0]:,}" for key, array in arrays.items())
             raise FormatError(
@@ -286,22 +286,35 @@ class _Looking:
             raise MissingNameError(
                 f"{redact(path)}: {name or '/'} has no array and no attribute {key!r}; it has: {listed_names(there, key)}"
             )
+        check_static(key, dataset.nbytes)
         return dataset[()]
 
 
 # -- all files
 
 
-def open_episodes(paths: Sequence[str], opened: OpenHDF5, options: EpisodeOptions, windows: WindowOptions) -> EpisodeSource:
+def joined_episodes(
+    paths: Sequence[str],
+    everything: Sequence[Episode],
+    look: EpisodeLook,
+    opened: OpenHDF5,
+    options: EpisodeOptions,
+    windows: WindowOptions,
+) -> EpisodeSource:
     """The episodes of some files, in order.
 
+    Args:
+        paths: of the files.
+        everything: what `look` has found in them.
+        look: has looked into all of them.
+        opened: what is open of them.
+        options, windows: what is read, and how samples are cut.
+
     Raises:
-        MissingNameError: no groups of that pattern, an episode without a key, or a name among `episodes` that no file has.
-        FormatError: keys of an episode differ in length; those of several in shape or dtype.
+        MissingNameError: a name among `episodes` that no file has.
+        FormatError: keys of several episodes differ in shape or dtype.
         ConfigError: options make no sense for these files.
     """
-    look = _Looking(opened, options)
-    everything = [episode for each in opened.hdf5.read_each(paths, look) for episode in each]
     if look.missing:
         known = [episode.name for episode in everything]
         raise MissingNameError(f"no file has an episode {min(look.missing)!r}, which episodes= names; there are: {listed_names(known)}")
@@ -359,7 +372,7 @@ def windows_of(keys: Sequence[str], windows: int | Mapping[str, int] | None) -> 
     return found
 
 
-def _joined(key: str, episodes: Sequence[_Episode], places: Mapping[str, int], window: int | None) -> EpisodeArrays:
+def _joined(key: str, episodes: Sequence[Episode], places: Mapping[str, int], window: int | None) -> EpisodeArrays:
     """The arrays of a key of all episodes."""
     first = episodes[0].arrays[key]
     for episode in episodes:
@@ -379,12 +392,17 @@ def _joined(key: str, episodes: Sequence[_Episode], places: Mapping[str, int], w
 def stacked(name: str, values: Sequence[Any]) -> Sequence[Any] | SharedArray:
     """Static values: numbers of one shape in one array, which workers share."""
     arrays = [np.asarray(value) for value in values]
-    if (nbytes := sum(array.nbytes for array in arrays)) > _STATIC_BYTES:
+    check_static(name, sum(array.nbytes for array in arrays))
+    alike = arrays and all((array.shape, array.dtype) == (arrays[0].shape, arrays[0].dtype) for array in arrays)
+    return SharedArray(np.stack(arrays)) if alike and arrays[0].dtype.kind in "biufc" else list(values)
+
+
+def check_static(name: str, nbytes: int) -> None:
+    """Raises a BudgetError where static values take too many bytes."""
+    if nbytes > _STATIC_BYTES:
         raise BudgetError(
             f"static={name!r} takes {nbytes:,} bytes, which would be held in memory: static values are small; name large arrays as keys="
         )
-    alike = arrays and all((array.shape, array.dtype) == (arrays[0].shape, arrays[0].dtype) for array in arrays)
-    return SharedArray(np.stack(arrays)) if alike and arrays[0].dtype.kind in "biufc" else list(values)
 
 
 EPISODES = "episodes"
