@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from headrace import (
     CollateError,
@@ -391,6 +391,19 @@ def test_a_transform_that_is_set_later_gets_normalised_images(folder: Path, load
     batch = next(batches)
     assert same(batch, next(plain)) and int(batch[1].min()) >= 100 and len(batch) == 3
     assert device.get_stats()["normalized_on_device"] == 2
+
+
+def set_transform(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.transform = shift
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_a_transform_that_a_worker_sets(folder: Path, loaders: Loaders, method: str) -> None:
+    options = {"num_workers": 1, "worker_init_fn": set_transform, "multiprocessing_context": method}
+    host, device = loaders(lambda: of_classes(folder), **options)
+    assert same(list(device), list(host)) and device.get_stats()["normalized_on_device"] == 0
 
 
 def test_a_closed_dataset_is_opened_again_once(folder: Path, loaders: Loaders) -> None:

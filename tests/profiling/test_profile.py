@@ -28,6 +28,7 @@ from headrace import (
     profile_dataloader,
 )
 from headrace.cli.main import main
+from headrace.loader import data
 from headrace.monitor.stats import STAGES
 from headrace.profiling.alone import Alone, reading_gain, repeated
 from headrace.profiling.frozen import Frozen
@@ -310,6 +311,14 @@ def test_images_may_be_smaller_and_uint8(large_photos: Path) -> None:
     assert view is not None and next(iter(loader_of(view)))[0].dtype == torch.uint8
     assert as_uint8(view) is None and as_uint8(ImageDataset(large_photos, transform=lambda image: image)) is None
     assert smaller_files(ImageDataset(large_photos, image_size=600), lambda epoch: loader._plan.requests(epoch, 0)) is None
+
+
+@pytest.mark.slow
+def test_uint8_until_the_device_is_no_advice(large_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "is_accelerator", lambda device: device is not None)
+    loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4, device="cpu")
+    profile = profile_dataloader(loader, rest, SECONDS)
+    assert "uint8" not in {one.name for one in profile.advice} and loader._images.pixels is not None
 
 
 @pytest.mark.slow

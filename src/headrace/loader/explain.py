@@ -223,9 +223,9 @@ def _kind(plan: OrderPlan) -> str:
 def _images(images: Images, config: DataLoaderConfig) -> Iterator[str]:
     if images.why_on_host is not None:
         yield f"images: finished on the host, and copied as they are: {images.why_on_host}"
-    if images.pixels is not None:
+    if images.pixels is not None and config.device is not None:
         dtype = str(images.pixels.normalization.dtype).removeprefix("torch.")
-        yield f"images: uint8 until {config.device}, and normalised there, to {dtype} (normalize='host': on the host)"
+        yield f"images: uint8 until {torch.device(config.device)}, and normalised there, to {dtype} (normalize='host': on the host)"
 
 
 def _memory(config: DataLoaderConfig, reserved: int | None) -> str:
