@@ -37,7 +37,6 @@ from torch.utils.data import DataLoader
 from headrace.errors import WorkerError, warn
 from headrace.loader import torch_private
 from headrace.loader.worker.fetch import WorkerInit
-from headrace.loader.worker.queues import DirectQueue, direct_queues
 from headrace.loader.worker.start import forkserver_context, listed, obstacle, other_threads
 from headrace.memory.anonymous import Flags
 from headrace.memory.ring import Delivered
@@ -54,10 +53,8 @@ _calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
 
 def flagged(context: Any, init: WorkerInit, workers: int) -> Any:
-    """A multiprocessing context whose event, of which torch makes one for each set of workers, is their `Flags`, and whose queues are
-    direct."""
+    """A multiprocessing context whose event, of which torch makes one for each set of workers, is their `Flags`."""
     own = copy.copy(context)
-    own.Queue = direct_queues(context)
     own.Event = functools.partial(_new_flags, init, workers)
     if context.get_start_method() == "fork":
         own.Process = _Forked
@@ -333,7 +330,7 @@ class _NoLock:
 
 def _queue() -> Any:
     """A queue from one process to one other, whichever way that was started."""
-    made: Any = DirectQueue(ctx=SimpleNamespace(Lock=_NoLock, BoundedSemaphore=_NoLock))
+    made: Any = Queue(ctx=SimpleNamespace(Lock=_NoLock, BoundedSemaphore=_NoLock))
     made.cancel_join_thread()
     return made
 
