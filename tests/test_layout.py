@@ -161,12 +161,12 @@ INSIDE: dict[str, list[str]] = {
         "volumes",
     ],
     "storage/sparse": ["rows", "groups", "matrix", "frames", "hdf5", "zarr", "join", "source", "opening"],
-    "storage/episodes": ["windows", "steps", "source"],
+    "storage/episodes": ["windows", "steps", "source", "look"],
     "storage/hdf5": [
         *("filters", "times", "probe", "files", "remote", "links", "conventions", "tables", "chunks", "packed", "rows", "episodes"),
     ],
     "storage/zarr": [
-        *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes"),
+        *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes", "episodes"),
     ],
     "storage/text": ["lines", "plain", "records", "chats", "line_index", "index_beside", "scan", "files", "source", "index"],
     "storage/table": ["library", "messages", "columns", "files", "parquet", "arrow", "copies", "source", "arrays"],

@@ -259,6 +259,70 @@ def test_units_of_nwb(tmp_path: Path, layout: dict[str, Any], dtype: str, made: 
             assert np.array_equal(plain[0]["data"], stored)
 
 
+def zarr_of(session: Path, zarr_format: int = 2) -> Path:
+    """The same series as hdmf-zarr writes them: the timestamps of the second are a link to those of the first."""
+    root = zarr.open_group(path := session.with_suffix(".zarr"), mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
+    with h5py.File(session) as file:
+        for number in range(2):
+            name = f"acquisition/probe_{number}"
+            group = root.create_group(name)
+            group.attrs.update({"neurodata_type": "ElectricalSeries", "description": f"probe {number}"})
+            for key, values in file[name].items():
+                if (number, key) != (1, "timestamps"):
+                    array = group.create_array(key, data=values[...], chunks=(16, 2)[: values.ndim])
+                    array.attrs.update({one: value.item() if hasattr(value, "item") else value for one, value in values.attrs.items()})
+            start = group.create_array("starting_time", data=np.array([number / 4]))
+            start.attrs.update({"rate": 30.0, "unit": "seconds", "zarr_dtype": "scalar"})
+    link = {"name": "timestamps", "path": "/acquisition/probe_0/timestamps", "source": "."}
+    root["acquisition/probe_1"].attrs["zarr_link"] = [link, {**link, "name": "away", "source": "../b.zarr"}]
+    if zarr_format == 2:
+        zarr.consolidate_metadata(root.store)
+    return path
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("direct", [True, False])
+def test_units_of_nwb_in_zarr(tmp_path: Path, make_loader: Any, zarr_format: int, direct: bool) -> None:
+    session = write_session(tmp_path / "a.h5")
+    path, how = zarr_of(session, zarr_format), {"groups": "acquisition/*", "decode_nwb": True}
+    static = ["starting_time", "description", "channel_conversion"]
+    with EpisodeDataset(path, ["data"], static=static, direct=direct, **how) as dataset, EpisodeDataset(session, "data", **how) as known:
+        assert dataset.episode_names == known.episode_names == ["acquisition/probe_0", "acquisition/probe_1"]
+        for number in range(2):
+            assert same(dataset[number]["data"], known[number]["data"]) and np.allclose(dataset[number]["data"], in_volts(session, number))
+        assert dataset[1]["starting_time"] == 0.25 and dataset[1]["description"] == "probe 1"
+        assert dataset[1]["channel_conversion"].tolist() == [1, 0.5, 3]
+        assert same(dataset.statistics()["data"].mean, known.statistics()["data"].mean)
+    for mode in ("lazy", "cached", "streaming"):
+        epochs = []
+        for one in (path, session):
+            with EpisodeDataset(one, ["data"], window=6, loading_mode=mode, direct=direct, progress=False, **how) as dataset:
+                epochs.append(list(make_loader(dataset, batch_size=8, shuffle=False, num_workers=0)))
+        assert same(*epochs)
+    with EpisodeDataset(path, ["data"], groups="acquisition/*", direct=direct) as plain:
+        assert plain[0]["data"].dtype == torch.int16
+
+
+def test_groups_of_zarr_that_are_wrong(tmp_path: Path) -> None:
+    path = zarr_of(write_session(tmp_path / "a.h5"))
+    with EpisodeDataset(path, "timestamps", groups="acquisition/probe_1") as dataset:
+        assert len(dataset[0]["timestamps"]) == 50, "the link is followed"
+    root = zarr.open_group(path, mode="r+", use_consolidated=False)
+    for options, said in (
+        ({}, r"is no replay buffer: .*of other stores pass groups=, such as 'acquisition/\*'"),
+        ({"groups": "acquisition"}, "its arrays have different lengths"),
+        ({"groups": "acquisition/*", "keys": "starting_times"}, r"probe_0 has no array 'starting_times'; it has: channel_conversion, data"),
+        ({"groups": "acquisition/probe_1", "keys": "away"}, r"'acquisition/probe_1/away' is a link into '\.\./b\.zarr': open that store"),
+        ({"groups": "acquisition/*", "keys": "data", "static": ["weight"]}, "has no array and no attribute 'weight'; it has: channel_conv"),
+    ):
+        with pytest.raises((FormatError, MissingNameError), match=said):
+            EpisodeDataset(path, **options)
+    root["acquisition/probe_1/data"].attrs["conversion"] = "volts"
+    zarr.consolidate_metadata(root.store)
+    with pytest.raises(FormatError, match=r"probe_1/data': its attribute 'conversion' is 'volts', and must be a finite number"):
+        EpisodeDataset(path, "data", groups="acquisition/*", decode_nwb=True)
+
+
 def test_units_of_nwb_in_batches(tmp_path: Path, make_loader: Any) -> None:
     path = write_session(tmp_path / "a.nwb.h5", chunks=(16, 3), compression="gzip")
     how: dict[str, Any] = {"groups": "acquisition/*", "window": 6, "decode_nwb": True}

@@ -121,7 +121,7 @@ def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_static_values_are_measured_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.storage.hdf5.episodes._STATIC_BYTES", 1000)
+    monkeypatch.setattr("headrace.storage.episodes.look._STATIC_BYTES", 1000)
     with h5py.File(write_buffer(tmp_path / "a.h5"), "r+") as file:
         file["meta/goal"] = np.zeros((len(LENGTHS), 30))
     with h5py.File(write_demos(tmp_path / "b.h5", (3, 4)), "r+") as file:
@@ -319,8 +319,10 @@ def test_names_that_a_buffer_lacks(tmp_path: Path, name: str) -> None:
 
 def test_stores_that_are_no_buffers(tmp_path: Path) -> None:
     path = write_buffer(tmp_path / "a.zarr", (5, 7))
-    with pytest.raises(ConfigError, match="groups= is for HDF5 files; of Zarr stores replay buffers are read"):
-        EpisodeDataset(path, groups="data/*")
+    with pytest.raises(
+        MissingNameError, match=r"has no groups 'data/x\*', of which each would be an episode; it has: data, data/obs, meta"
+    ):
+        EpisodeDataset(path, groups="data/x*")
     with pytest.raises(FormatError, match="is no replay buffer: it has no array 'meta/episode_ends' beside a group 'data'"):
         EpisodeDataset(spoil(path, "meta/episode_ends", None))
     with pytest.raises(FormatError, match=r"b\.h5 is no replay buffer"):

@@ -23,7 +23,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import kind_of
-from headrace.storage.hdf5.episodes import EPISODES
+from headrace.storage.episodes.look import EPISODES
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import IMAGES, TEXTS

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.io.nearest_names import listed_names
-from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
@@ -24,13 +23,9 @@ from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.episodes.source import EpisodeSource
-from headrace.storage.episodes.steps import EpisodeArrays
-from headrace.storage.episodes.windows import WindowOptions, Windows
-from headrace.storage.hdf5.episodes import (
+from headrace.storage.episodes.look import (
     EPISODES,
     Episode,
-    EpisodeLook,
     EpisodeOptions,
     check_mask,
     check_pad,
@@ -41,11 +36,16 @@ from headrace.storage.hdf5.episodes import (
     stacked,
     windows_of,
 )
+from headrace.storage.episodes.source import EpisodeSource
+from headrace.storage.episodes.steps import EpisodeArrays
+from headrace.storage.episodes.windows import WindowOptions, Windows
+from headrace.storage.hdf5.episodes import HDF5Look
 from headrace.storage.hdf5.episodes import kind_of_file as kind_of_groups
 from headrace.storage.hdf5.rows import OpenHDF5, open_files
 from headrace.storage.sparse.groups import GroupFile
 from headrace.storage.sparse.hdf5 import HDF5Groups
 from headrace.storage.sparse.zarr import ZarrGroups
+from headrace.storage.zarr.episodes import ZarrLook
 from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import ZARR
@@ -101,15 +101,6 @@ class ReplaySource(EpisodeSource):
         return sizes[sizes > 0]
 
     @property
-    def locating_needs_io(self) -> bool:
-        return any(reader.chunks.needs_io for key in self.keys for reader in key.array_readers)
-
-    @property
-    def is_remote(self) -> bool:
-        is_direct = not self.holds_objects and all(reader.chunks.is_direct for key in self.keys for reader in key.array_readers)
-        return is_direct and super().is_remote
-
-    @property
     def block_nbytes(self) -> int:
         window = self.windows.options.window
         return self._chunk_bytes(int(self.windows.lengths.max(initial=0)) if window is None else window)
@@ -118,7 +109,7 @@ class ReplaySource(EpisodeSource):
 def open_source(
     data_path: DataPath, kind_is_zarr: bool, reach: RemoteOptions, options: EpisodeOptions, windows: WindowOptions
 ) -> tuple[EpisodeSource, OpenArrays[Any]]:
-    """The episodes of HDF5 files, in groups or replay buffers, or of Zarr stores that are replay buffers; and what is open of them.
+    """The episodes of HDF5 files or Zarr stores, in groups or replay buffers; and what is open of them.
 
     Raises:
         MissingNameError, FormatError, ConfigError: see `EpisodeDataset`.
@@ -150,7 +141,7 @@ class _Look:
 
     def __init__(self, opened: OpenHDF5, options: EpisodeOptions) -> None:
         self._opened, self._options, self._are_buffers = opened, options, False if options.groups is not None else None
-        self.groups = EpisodeLook(opened, options)
+        self.groups = HDF5Look(opened, options)
 
     def __call__(self, path: str) -> _Buffer | list[Episode]:
         """What a file holds."""
@@ -169,12 +160,15 @@ def _of_zarr(
     files = resolve(data_path, ZARR, reach)
     opened, paths = OpenZarr(files.server, direct=options.direct), files.urls()
     try:
-        if options.groups is not None:
-            raise ConfigError(f"{redact(paths[0])}: groups= is for HDF5 files; of Zarr stores replay buffers are read: leave it out")
         named = [f"{STEPS}/{key.strip('/')}" for key in options.keys or () if not is_pattern(key)]
         nodes = [STEPS, ENDS, *named, *options.static]
-        found = [_look_into(ZarrGroups(opened.store(path, nodes), opened), path, options) for path in paths]
-        return _joined(found, opened, options, windows), opened
+        stores = [(path, opened.store(path, nodes)) for path in paths]
+        if options.groups is None and is_replay(ZarrGroups(stores[0][1], opened)):
+            found = [_look_into(ZarrGroups(store, opened), path, options) for path, store in stores]
+            return _joined(found, opened, options, windows), opened
+        look = ZarrLook(opened, options)
+        episodes = [episode for path, store in stores for episode in look(store, path)]
+        return joined_episodes(paths, episodes, look, opened, options, windows), opened
     except BaseException:
         opened.close()
         raise

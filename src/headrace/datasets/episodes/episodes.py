@@ -35,9 +35,9 @@ from headrace.modes.eager import Eager
 from headrace.modes.mode import Mode
 from headrace.modes.steps import CachedSteps, load_bands
 from headrace.storage.arrays.values import as_value, long_doubles_in
+from headrace.storage.episodes.look import EpisodeOptions
 from headrace.storage.episodes.source import MASK, EpisodeSource
 from headrace.storage.episodes.windows import window_options
-from headrace.storage.hdf5.episodes import EpisodeOptions
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.replay import open_source
 from headrace.storage.zarr.stores import ZARR
@@ -129,8 +129,8 @@ class EpisodeCollator:
 
 
 class EpisodeDataset(BaseDataset):
-    """Samples are episodes, or windows over their steps: each episode is a group of an HDF5 file, whose arrays have one row a step; or a
-    run of rows of a replay buffer.
+    """Samples are episodes, or windows over their steps: each episode is a group of an HDF5 file or a Zarr store, whose arrays have one row
+    a step; or a run of rows of a replay buffer.
 
     Robotics keeps demonstrations so (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``; ALOHA: a file each),
     neurophysiology its time series (NWB). Replay buffers as Diffusion Policy writes them, in HDF5 or Zarr, have the steps of all episodes
@@ -141,13 +141,13 @@ class EpisodeDataset(BaseDataset):
     to the longest, with "mask", bool [batch, steps], and "lengths".
 
     Args:
-        data_path: as `HDF5Dataset` takes it, or, for replay buffers, `ZarrDataset`.
+        data_path: as `HDF5Dataset` takes it, or `ZarrDataset`.
         keys: paths of arrays in the group (of a replay buffer: "data"), or patterns such as "obs/*"; None: all that have an axis. All have
             the same number of rows.
         groups: pattern of the groups' paths, such as "data/demo_*"; "": each file is an episode. None: the file is a replay buffer, if it
             has "meta/episode_ends"; else "data/*", if there is such a group of groups; or the groups of the file, if they are numbered; or
-            the file itself. Episodes follow one another by file, and inside of a file by name, in which numbers count: demo_2 comes before
-            demo_10.
+            the file itself. Zarr stores that are no replay buffers need it. Episodes follow one another by file, and inside of a file by
+            name, in which numbers count: demo_2 comes before demo_10.
         episodes: which ones: their names, or the path of an array of names in each file (robomimic: "mask/train"); None: all. Those of a
             replay buffer are called "episode_0", "episode_1" and so on in each file; an array has their numbers, or a bool for each.
         window: steps of a sample; or by key or pattern, since few frames may go with many actions: all begin at the same step. None:

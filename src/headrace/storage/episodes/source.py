@@ -248,6 +248,15 @@ class EpisodeSource(Locatable):
         return ByteRanges.joined(parts) if parts else ByteRanges.of([])
 
     @property
+    def locating_needs_io(self) -> bool:
+        return any(reader.chunks.needs_io for key in self.keys for reader in key.array_readers)
+
+    @property
+    def is_remote(self) -> bool:
+        is_direct = not self.holds_objects and all(reader.chunks.is_direct for key in self.keys for reader in key.array_readers)
+        return is_direct and super().is_remote
+
+    @property
     def stored_nbytes(self) -> int:
         by_readers = sum(reader.chunks.stored_nbytes for key in self.keys for reader in key.array_readers)
         return by_readers + sum(key.located_nbytes(self.windows.lengths) for key in self.keys)

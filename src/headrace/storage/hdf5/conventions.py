@@ -3,6 +3,7 @@ MATLAB 7.3."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import h5py
@@ -120,26 +121,48 @@ def conversion_of(dataset: h5py.Dataset, where: str) -> Packing | None:
     Raises:
         FormatError: an attribute is no finite number, or the factors of channels don't fit.
     """
-    dtype: np.dtype[Any] = dataset.dtype
-    if dtype.kind not in "iuf" or not any(name in dataset.attrs for name in ("conversion", "offset")):
+    channels = dataset.parent.get("channel_conversion") if dataset.name.rpartition("/")[2] == "data" else None
+    return conversion_by(
+        dataset.dtype, dataset.shape, dataset.attrs, (lambda: np.asarray(channels)) if isinstance(channels, h5py.Dataset) else None, where
+    )
+
+
+def conversion_by(
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    attributes: Mapping[str, Any],
+    channels: Callable[[], npt.NDArray[Any]] | None,
+    where: str,
+) -> Packing | None:
+    """`conversion_of` an array in any file.
+
+    Args:
+        dtype, shape, attributes: of the array.
+        channels: reads the array of the factors of its channels; None: there is none.
+        where: names the array in messages.
+
+    Raises:
+        FormatError: see `conversion_of`.
+    """
+    if dtype.kind not in "iuf" or not any(name in attributes for name in ("conversion", "offset")):
         return None
     factors = dict[str, Any]()
     for name, default in (("conversion", 1.0), ("offset", 0.0)):
-        value = _single(dataset.attrs.get(name, default))
+        value = _single(attributes.get(name, default))
         if not isinstance(value, (int, float, np.integer, np.floating)) or not np.isfinite(value):
             raise FormatError(
                 f"{where}: its attribute {name!r} is {value!r}, and must be a finite number: fix the file, or leave out decode_nwb"
             )
         factors[name] = np.float64(value)
-    scale, channels = factors["conversion"], dataset.parent.get("channel_conversion")
-    if isinstance(channels, h5py.Dataset) and dataset.name.rpartition("/")[2] == "data":
-        values = np.asarray(channels)
-        if dataset.ndim < 2 or values.shape != dataset.shape[1:2] or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+    scale: Any = factors["conversion"]
+    if channels is not None:
+        values = channels()
+        if len(shape) < 2 or values.shape != tuple(shape[1:2]) or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
             raise FormatError(
-                f"{where} has shape {list(dataset.shape)}, and 'channel_conversion' is {values.dtype} {list(values.shape)}: it must have a "
+                f"{where} has shape {list(shape)}, and 'channel_conversion' is {values.dtype} {list(values.shape)}: it must have a "
                 "finite number for each channel: fix the file, or leave out decode_nwb"
             )
-        scale = (values.astype(np.float64) * scale).reshape(-1, *[1] * (dataset.ndim - 2))
+        scale = (values.astype(np.float64) * scale).reshape(-1, *[1] * (len(shape) - 2))
     is_wide = dtype.itemsize > (4 if dtype.kind == "f" else 2)
     return Packing(dtype, np.dtype("f8" if is_wide else "f4"), scale=scale, offset=factors["offset"])
 
