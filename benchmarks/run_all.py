@@ -4,11 +4,16 @@
     python benchmarks/run_all.py --quick                # small data, two rounds: shows that everything runs; no figures to quote
     python benchmarks/run_all.py --only images order    # some of them
     python benchmarks/run_all.py --report               # runs nothing: the report of what lies in --out
+    python benchmarks/run_all.py --write                # keeps what the marked tables of docs/ are made of, and writes those tables
+    python benchmarks/run_all.py --write --report       # runs nothing: the marked tables of what is kept
 
 What each script prints with `--json` is kept as `OUT/NAME.json`, with its command, its time and the machine around it, and
 `OUT/report.md` has the tables, with plots beside them where matplotlib is installed (extra `plot`). OUT is benchmarks/results/latest,
 and out/benchmarks with `--quick`. Scripts whose packages are missing are skipped, and the report says so; peers that are missing are
 listed as such by the scripts.
+
+Tables in docs/ between `<!-- table: NAME -->` and `<!-- /table -->` are written by `--write`, of benchmarks/results/NAME.json
+(doc_tables.py); the other tables there were measured by hand.
 
 Photographs are made unless `--photos` names a folder of class folders. Exit status: 0; 1 where a script failed; 2 for an error; 130
 after Ctrl-C.
@@ -32,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from common import machine
+from doc_tables import RESULTS, TableError, marked, write_tables
 from report import write_report
 
 HERE = Path(__file__).resolve().parent
@@ -98,6 +104,7 @@ def run_script(name: str, script: Script, options: str, photos: Path, limit: flo
     missing = [module for module in script.needs if importlib.util.find_spec(module) is None]
     if missing:
         return {**kept, "skipped": f"not installed: {', '.join(missing)}"}
+    kept["load"] = round(os.getloadavg()[0], 2)
     start = time.monotonic()
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments, "--json"]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -135,16 +142,23 @@ def make_photos(folder: Path, count: int) -> Path:
 def run_all(given: argparse.Namespace, names: list[str]) -> bool:
     """Runs the scripts, and keeps what each gave as soon as it is there; True if none failed."""
     given.out.mkdir(parents=True, exist_ok=True)
+    tables = marked()
     fine = True
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as work:
-        photos = given.photos.resolve() if given.photos else make_photos(Path(work) / "photos", 150 if given.quick else 3000)
+        photos = given.photos.resolve() if given.photos else Path(work) / "photos"
         for name in names:
             script = SCRIPTS[name]
+            options = script.quick if given.quick else script.full
             print(f"{name}: ", end="", flush=True)
-            kept = run_script(name, script, script.quick if given.quick else script.full, photos, given.limit)
+            if "PHOTOS" in options and not photos.exists():
+                make_photos(photos, 150 if given.quick else 3000)
+            kept = run_script(name, script, options, photos, given.limit)
             kept |= {"quick": given.quick, "date": datetime.now(UTC).date().isoformat(), "machine": machine(PACKAGES)}
             kept["photos"] = "of the user" if given.photos else "made"
-            (given.out / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(kept, indent=1) + "\n"
+            (given.out / f"{name}.json").write_text(text, encoding="utf-8")
+            if given.write and name in tables and "result" in kept:
+                (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
             fine = fine and "failed" not in kept
             said = next((f"{how}, {kept[how]}" for how in ("skipped", "failed") if how in kept), "ok")
             print(said if "seconds" not in kept else f"{said} ({kept['seconds']:,.0f} s)", flush=True)
@@ -159,7 +173,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for JSON, plots and the report")
     parser.add_argument("--limit", type=float, default=4 * 3600.0, metavar="SECONDS", help="after which a script is given up (4 hours)")
     parser.add_argument("--report", action="store_true", help="run nothing, and write the report of what lies in --out")
+    parser.add_argument("--write", action="store_true", help="keep the results that have a table in docs/, and write those tables")
     given = parser.parse_args()
+    if given.write and given.quick:
+        parser.error("--write and --quick: a quick run has no figures to quote")
     given.out = given.out or (ROOT / "out" / "benchmarks" if given.quick else HERE / "results" / "latest")
     unknown = sorted(set(given.only or ()) - set(SCRIPTS))
     if unknown:
@@ -169,8 +186,14 @@ def main() -> int:
     names = [name for name in SCRIPTS if not given.only or name in given.only]
     try:
         fine = given.report or run_all(given, names)
+        for page in write_tables() if given.write else ():
+            print(f"{page}: its tables are new")
     except KeyboardInterrupt:
         return 130
+    except TableError as error:
+        parser.error(str(error))
+    if given.write and given.report:
+        return 0
     kept = [json.loads(path.read_text(encoding="utf-8")) for name in names if (path := given.out / f"{name}.json").is_file()]
     if not kept:
         parser.error(f"{given.out} holds no results")

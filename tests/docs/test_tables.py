@@ -1,0 +1,139 @@
+"""The marked tables of docs/ are those of benchmarks/results/, and `run_all.py --write` writes them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MARK = "<!-- table: {} -->\n{}<!-- /table -->\n"
+RACE = {
+    "machine": {"cores": 2, "torch": "2.13.0", "h5py": "3.16.0"},
+    "sections": {
+        "Rows": {
+            "unit": "rows/s",
+            "contestants": {"headrace": {"median": 4000.4, "min": 3e3, "max": 5e3}, "absent": {"failed": "not installed"}},
+            "ratios": [{"label": "headrace / h5py", "ratio": 2.0, "min": 1.5, "max": 2.5, "denominator": "h5py"}],
+        },
+        "Empty": {"unit": "batches/s", "contestants": {"headrace": {"median": 9.0, "min": 8.0, "max": 10.0}}, "ratios": []},
+    },
+}
+MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory": "25 GB", "python": "3.11.7", "zarr": "3.1.6"}
+KEPT = {"name": "race", "command": "benchmarks/race.py --rounds 2", "date": "2026-11-03", "load": 0.51, "quick": False, "result": RACE}
+KEPT |= {"machine": MACHINE}
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports a script of benchmarks/."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    yield importlib.import_module
+    for name in ("run_all", "doc_tables", "report", "common"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A folder with the result of a race."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "race.json").write_text(json.dumps(KEPT))
+    return folder
+
+
+def test_marked_tables_are_those_of_the_results(scripts: Any) -> None:
+    tables, run_all = scripts("doc_tables"), scripts("run_all")
+    pages = tables.marked()
+    assert {"cache_policy"} <= set(pages) <= set(run_all.SCRIPTS)
+    for name, page in pages.items():
+        text = page.read_text(encoding="utf-8")
+        assert tables.with_tables(text) == text, "run: python benchmarks/run_all.py --write --report"
+        kept = json.loads((tables.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        assert kept["quick"] is False and kept["command"].split()[0] == f"benchmarks/{name}.py"
+
+
+def test_the_page_names_its_marked_tables(scripts: Any) -> None:
+    """The head of docs/benchmarks.md says which tables are written."""
+    head = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").split("\n## ")[0]
+    for name, page in scripts("doc_tables").marked().items():
+        before = page.read_text(encoding="utf-8").split(f"<!-- table: {name} -->")[0]
+        heading = before.rpartition("\n#")[2].lstrip("#").partition("\n")[0].strip().lower()
+        anchor = "#" + heading.replace(" ", "-")
+        assert (f"({anchor})" if page.name == "benchmarks.md" else f"({page.name}{anchor})") in head
+
+
+def test_a_race_is_a_table(scripts: Any, results: Path) -> None:
+    text = "# Races\n\n" + MARK.format("race", "what stood here before\n") + "\nProse stays.\n"
+    written = scripts("doc_tables").with_tables(text, results)
+    assert written.splitlines() == [
+        *("# Races", "", "<!-- table: race -->"),
+        "`python benchmarks/race.py --rounds 2`, 3 November 2026, 2 cores (AMD EPYC, 25 GB), load 0.5 at the start; "
+        "python 3.11.7, torch 2.13.0, h5py 3.16.0.",
+        "",
+        "|  | Rows, rows/s | Empty, batches/s |",
+        "|---|--:|--:|",
+        "| headrace | 4,000 (3,000 to 5,000) | 9 (8 to 10) |",
+        "| absent | not installed |  |",
+        "",
+        "| ratio, median of those within each round |  | to |",
+        "|---|--:|--:|",
+        "| headrace / h5py | 2.00 (1.50 to 2.50) | h5py |",
+        *("<!-- /table -->", "", "Prose stays."),
+    ]
+    assert scripts("doc_tables").with_tables(written, results) == written
+
+
+def test_only_pages_that_change_are_written(scripts: Any, results: Path, tmp_path: Path) -> None:
+    tables, docs = scripts("doc_tables"), tmp_path / "docs"
+    docs.mkdir()
+    (docs / "race.md").write_text(MARK.format("race", ""))
+    (docs / "other.md").write_text("No table.\n")
+    assert tables.write_tables(docs, results) == [docs / "race.md"]
+    assert "| headrace | 4,000" in (docs / "race.md").read_text()
+    assert tables.write_tables(docs, results) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (MARK.format("absent", ""), "absent.json does not exist: run python benchmarks/run_all.py --only absent --write"),
+        (MARK.format("odd", ""), "results/odd.json has no table: give odd a function in FORMS"),
+        ("<!-- table: race -->\n", "the table race has no end"),
+        (MARK.format("race", "") * 2, "the table race is marked twice"),
+    ],
+)
+def test_a_wrong_mark_is_said(scripts: Any, results: Path, tmp_path: Path, text: str, said: str) -> None:
+    tables, docs = scripts("doc_tables"), tmp_path / "docs"
+    docs.mkdir()
+    (results / "odd.json").write_text(json.dumps(KEPT | {"name": "odd", "result": {"rate": 1}}))
+    (docs / "page.md").write_text(text)
+    with pytest.raises(tables.TableError, match=said):
+        tables.write_tables(docs, results)
+
+
+def test_a_run_is_kept_where_it_has_a_table(scripts: Any, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_all, tables, docs = scripts("run_all"), scripts("doc_tables"), tmp_path / "docs"
+    docs.mkdir()
+    (docs / "race.md").write_text(MARK.format("race", ""))
+    new = json.loads(json.dumps(RACE).replace("4000.4", "7000"))
+    for name in ("race", "walk"):
+        (tmp_path / f"{name}.py").write_text(f"print({json.dumps(new)!r})")
+    monkeypatch.setattr(run_all, "HERE", tmp_path)
+    monkeypatch.setattr(run_all, "RESULTS", results)
+    monkeypatch.setattr(run_all, "marked", lambda: tables.marked(docs))
+    monkeypatch.setattr(run_all, "write_tables", lambda: tables.write_tables(docs, results))
+    monkeypatch.setattr(run_all, "SCRIPTS", {name: run_all.Script(f"Of {name}") for name in ("race", "walk")})
+    for options in ([], ["--report"]):
+        monkeypatch.setattr(sys, "argv", ["run_all.py", "--write", "--out", str(tmp_path / "out"), *options])
+        assert run_all.main() == 0
+    assert "| headrace | 7,000" in (docs / "race.md").read_text()
+    assert [path.name for path in results.iterdir()] == ["race.json"]
+    monkeypatch.setattr(sys, "argv", ["run_all.py", "--write", "--quick"])
+    with pytest.raises(SystemExit):
+        run_all.main()
