@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -555,6 +556,19 @@ def test_samples_along_any_axis(layout: str, axis: int, tmp_path: Path) -> None:
             for indices in ([0], [len(whole) - 1, 3, 3, 0], list(range(len(whole)))):
                 found = dataset.__getitems__(indices)
                 assert all(np.array_equal(one, whole[i]) for i, one in zip(indices, found, strict=True)), indices
+
+
+def test_axes_by_numpy_or_without_a_name(tmp_path: Path) -> None:
+    """An empty name would be that of any axis without one."""
+    rows = np.arange(24).reshape(2, 3, 4)
+    zarr.open_group(tmp_path / "a.zarr", mode="w").create_array("data", data=rows)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = rows
+    for kind, path in ((ZarrDataset, tmp_path / "a.zarr"), (HDF5Dataset, tmp_path / "a.h5")):
+        with kind(path, "data", axis=np.int64(1)) as dataset:
+            assert np.array_equal(dataset[2], rows[:, 2])
+        with pytest.raises(ConfigError, match="axis must be the number of an axis, or its name, not ''"):
+            kind(path, "data", axis="")
 
 
 def test_batches_along_a_named_axis(tmp_path: Path) -> None:

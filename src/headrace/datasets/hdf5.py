@@ -20,6 +20,7 @@ from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.packed import DATA
 from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5.files import only_dataset
@@ -103,8 +104,7 @@ class HDF5Dataset(ArrayDataset):
         if isinstance(wanted, tuple) and not (wanted and all(isinstance(name, str) for name in wanted)):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
         codec = _encoding_named(encoding)
-        if isinstance(axis, bool) or not isinstance(axis, (int, str)):
-            raise ConfigError(f"axis must be the number of an axis, or its name, not {axis!r}")
+        axis = checked_axis(axis)
         check_flag("reverse_axes", reverse_axes)
         check_flag("decode_cf", decode_cf)
         how = Interpretation(axis, reverse_axes, decode_cf)

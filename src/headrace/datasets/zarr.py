@@ -17,6 +17,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.packed import DATA
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
@@ -128,8 +129,7 @@ class ZarrDataset(ArrayDataset):
         targets: Any = None
         source: Any
         is_one = dataset_name is None or isinstance(dataset_name, str)
-        if isinstance(axis, bool) or not isinstance(axis, (int, str)):
-            raise ConfigError(f"axis must be the number of an axis, or its name, not {axis!r}")
+        axis = checked_axis(axis)
         if axis != 0 and patch_shape is not None:
             raise ConfigError("axis is for rows, and patches are cut along all axes: leave it out, or leave out patch_shape")
         if patch_shape is None:

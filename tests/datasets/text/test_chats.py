@@ -28,6 +28,7 @@ from headrace import (
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.datasets.text.chat_tokenizer import CHATML, MARKED, ChatTokenizer
+from tests.servers.ranges import RangeServer
 
 SYSTEM, USER, ASSISTANT = ({"role": role, "content": f"{role} says"} for role in ("system", "user", "assistant"))
 CHAT = [SYSTEM, USER, {"role": "assistant", "content": "one"}, USER, {"role": "assistant", "content": "\n two "}]
@@ -342,6 +343,29 @@ class TestSamples:
     def test_a_transform_gets_both(self, tmp_path: Path) -> None:
         assert sorted(opened(write(tmp_path, CHAT), transform=dict.copy)[0]) == ["input_ids", "labels"]
         assert learned(pickle.loads(pickle.dumps(opened(write(tmp_path, CHAT))))[0]) == LEARNED
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_streams_resume_here_and_by_url(packing: bool, tmp_path: Path) -> None:
+    path = write(tmp_path / "chats", *([USER, {"role": "assistant", "content": f"{'so ' * (n % 5)}{n}"}] for n in range(40)))
+    options: Any = {"loading_mode": "streaming", "cache_dir": tmp_path / "cache", "progress": False}
+    options |= {"packing": True, "max_length": 32} if packing else {}
+
+    def loader_of(place: Any) -> Any:
+        return create_dataloader(opened(place, **options), batch_size=4, num_workers=0, seed=5)
+
+    with RangeServer(path.parent) as server, loader_of(path) as local, loader_of(f"{server.url}/{path.name}") as remote:
+        whole = list(local)
+        assert same(list(remote), whole) and all((batch["labels"] == -100).any() for batch in whole)
+    for first, second in ((path, "url"), ("url", path)):
+        with RangeServer(path.parent) as server:
+            places = [f"{server.url}/{path.name}" if place == "url" else place for place in (first, second)]
+            with loader_of(places[0]) as begun, loader_of(places[1]) as resumed:
+                batches = iter(begun)
+                received = [next(batches) for _ in range(3)]
+                resumed.load_state_dict(begun.state_dict())
+                del batches
+                assert same(received + list(resumed), whole)
 
 
 def test_labels_padded_otherwise_are_so_in_batches(tmp_path: Path) -> None:

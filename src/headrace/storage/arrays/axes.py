@@ -21,6 +21,19 @@ _WHOLE = 4 << 10  # bytes of a sample that lie in one piece, from which on they 
 _BAND = 1 << 20  # bytes of an array without chunks that are read together where they are fewer
 
 
+def checked_axis(axis: Any) -> int | str:
+    """An axis as an argument gives it: its number, or its name.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(axis, (int, np.integer)) and not isinstance(axis, bool):
+        return int(axis)
+    if not isinstance(axis, str) or not axis:
+        raise ConfigError(f"axis must be the number of an axis, or its name, not {axis!r}")
+    return axis
+
+
 def axis_number(axis: int | str, shape: Sequence[int], names: Sequence[str], where: str) -> int:
     """The number of an axis that is given by its number, from the end too, or by its name.
 
