@@ -132,6 +132,12 @@ def _cache_policy(result: Mapping[str, Any]) -> Iterator[str]:
         yield _row([cell.replace("%", " %") for cell in (row["order"], f"{row['held']:.0%}", *rates, f"{row['limit']:.0%}")])
 
 
+def _monitoring(result: Mapping[str, Any]) -> Iterator[str]:
+    yield from _head(["a batch of 32 samples", "counting it", "of that batch", "of a batch of 10 ms"])
+    shares = f"{100 * result['share']:.1f} %", f"{100 * result['of_10_ms']:.2f} %"
+    yield _row([f"{result['batch_us']:.0f} us", f"{result['counting_us']:.0f} us", *shares])
+
+
 ORDERS = ("shuffled", "sequential", "weighted", "with replacement")
-FORMS: dict[str, Callable[[Any], Iterator[str]]] = {"cache_policy": _cache_policy}
+FORMS: dict[str, Callable[[Any], Iterator[str]]] = {"cache_policy": _cache_policy, "monitoring": _monitoring}
 """Of the benchmarks whose table is not that of a race."""

@@ -50,7 +50,7 @@ def results(tmp_path: Path) -> Path:
 def test_marked_tables_are_those_of_the_results(scripts: Any) -> None:
     tables, run_all = scripts("doc_tables"), scripts("run_all")
     pages = tables.marked()
-    assert {"cache_policy"} <= set(pages) <= set(run_all.SCRIPTS)
+    assert {"cache_policy", "monitoring"} <= set(pages) <= set(run_all.SCRIPTS)
     for name, page in pages.items():
         text = page.read_text(encoding="utf-8")
         assert tables.with_tables(text) == text, "run: python benchmarks/run_all.py --write --report"
