@@ -106,5 +106,8 @@ def cast_into(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     numbers = np.require(values, np.float32, ("C", "W"))
     source, target = torch.from_numpy(numbers.reshape(-1)), as_tensor(out.reshape(-1))
     assert isinstance(target, torch.Tensor)
-    for start in range(0, len(source), _STRETCH):
-        target[start : start + _STRETCH].copy_(source[start : start + _STRETCH])
+    if len(source) <= _STRETCH or torch.get_num_threads() == 1:
+        target.copy_(source)
+        return
+    for to, values_ in zip(target.split(_STRETCH), source.split(_STRETCH), strict=True):
+        to.copy_(values_)

@@ -325,6 +325,9 @@ def _normalize_beside(pixels: Pixels, out: npt.NDArray[Any]) -> None:
         part = pixels[:, top : top + rows]
         beside = values[: part.size] if part.size <= _BESIDE else np.empty(part.size, np.float32)
         normalize_into(part, beside := beside.reshape(part.shape))
+        if rows >= height:
+            cast_into(beside, out)
+            return
         for channel in range(channels):
             cast_into(beside[channel], out[channel, top : top + rows])
 
