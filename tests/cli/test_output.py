@@ -59,6 +59,7 @@ def test_help_fits_forty_columns(verb: str, monkeypatch: pytest.MonkeyPatch, cap
     assert max(map(len, told.splitlines())) <= 40
 
 
+@pytest.mark.slow
 def test_colors_on_a_terminal_only(tmp_path: Path) -> None:
     command = ["info", str(tmp_path / "none.h5")]
     assert "\x1b[31;1merror\x1b[0m" in on_terminal(command)

@@ -35,6 +35,8 @@ from headrace.testing.contract import same
 from tests.data.labelled import make_masks
 from tests.datasets.demonstrations import write_demos
 
+pytestmark = pytest.mark.quick_every(3)
+
 HALVES = [torch.bfloat16, torch.float16]
 MODES = ["lazy", "eager", "cached"]
 N = 24

@@ -34,7 +34,7 @@ from headrace.memory.tree import map_tensors
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_masks
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(6)
 
 CROP = [RandomResizedCrop(16, scale=(0.3, 1)), RandomHorizontalFlip()]
 

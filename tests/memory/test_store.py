@@ -335,6 +335,7 @@ class TestManyAtOnce:
         assert same(store.get(1), content(1)) and same(store.get(2), content(2))
 
     @posix
+    @pytest.mark.slow
     def test_processes_that_wrap_all_the_time(self) -> None:
         """Three processes write and read a log that holds a few samples, so that most reads run into a writer."""
         store = SampleStore(60, 16_384, "lru")

@@ -159,6 +159,7 @@ def test_same_bytes_whoever_packs(records: Path, tmp_path: Path, how: str) -> No
 
 
 @pytest.mark.parametrize("unit", ["file", "line", "record"])
+@pytest.mark.slow
 def test_texts_of_a_server(texts: Path, records: Path, tmp_path: Path, unit: str) -> None:
     """Packed from URLs, and into a store."""
     (tmp_path / "lines.txt").write_text(records.read_text())
@@ -265,6 +266,7 @@ def test_each_part_has_the_smallest_dtype(tmp_path: Path) -> None:
 
 @given(st.data())
 @settings(max_examples=20, deadline=None)
+@pytest.mark.slow
 def test_any_range_of_joined_tokens(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     folder = tmp_path_factory.mktemp("joined")
     sizes = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=2, max_size=4))

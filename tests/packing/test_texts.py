@@ -289,6 +289,7 @@ def test_a_flipped_bit_names_the_document(texts: Path, tmp_path: Path) -> None:
     assert result.bad[0][1] == f"{path}, document 2 (prose/4.txt)" and "wrong checksum" in result.bad[0][2]
 
 
+@pytest.mark.slow
 def test_damage_in_any_piece_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that end within empty documents, and documents larger than a piece."""
     from headrace.io.local import checksums

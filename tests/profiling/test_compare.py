@@ -24,6 +24,7 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "a.zarr"
 
 
+@pytest.mark.slow
 def test_each_mode_is_timed(rows: Path) -> None:
     told: list[ModeRate] = []
     found = compare_modes(rows, seconds=0.4, batch_size=50, num_workers=0, on_mode=told.append)

@@ -120,6 +120,7 @@ def test_the_slow_stage_is_named(dataset: Any, options: dict[str, Any], limit: s
     assert all(one.predicted > 1 and one.measured is None for one in profile.advice)
 
 
+@pytest.mark.slow
 def test_a_slow_step_has_nothing_to_gain() -> None:
     profile = profile_dataloader(loader_of(Slow()), lambda batch: time.sleep(0.2), SECONDS)
     assert profile.limit == "step" and not profile.is_limited_by_data and profile.advice == []
@@ -150,6 +151,7 @@ def test_without_a_step_the_loader_is_measured_alone() -> None:
     assert profile.loading_per_second == profile.samples_per_second
 
 
+@pytest.mark.slow
 def test_the_loader_is_left_as_it_is() -> None:
     loader = loader_of(Slow())
     loader.set_epoch(3)
@@ -162,6 +164,7 @@ def test_the_loader_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize("kind", ["squares", "photos"])
 @pytest.mark.quick_every(2)
+@pytest.mark.slow
 def test_samples_that_are_skipped_are_skipped(kind: str, tmp_path: Path) -> None:
     if kind == "photos":
         loader = loader_of(ImageDataset(bad_photos(tmp_path / "bad"), image_size=16, on_error="skip"), batch_size=8)
