@@ -295,8 +295,8 @@ def test_samples_are_read_back_while_others_are_written(photos: Path, tmp_path: 
     assert verify(tmp_path / "out.h5").ok
 
 
-@pytest.mark.usefixtures("small_segments")
-def test_bit_flips_are_found_while_others_are_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def flipping_the_fourth(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A bit of the fourth segment that is read back is another one; where each begins is listed."""
     settle, flipped = PartFile._settle, list[int]()
 
     def flip(self: PartFile, start: int, stop: int) -> None:
@@ -306,6 +306,12 @@ def test_bit_flips_are_found_while_others_are_written(photos: Path, tmp_path: Pa
             os.pwrite(self.fd, bytes([os.pread(self.fd, 1, start)[0] ^ 4]), start)
 
     monkeypatch.setattr(PartFile, "_settle", flip)
+    return flipped
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_bit_flips_are_found_while_others_are_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flipped = flipping_the_fourth(monkeypatch)
     with pytest.raises(WriteError, match=r"out\.h5: 1 samples read back are not what was written, the first is number 3:"):
         pack(photos, tmp_path / "out.h5")
     assert os.listdir(tmp_path) == [] and len(flipped) > 4
@@ -313,15 +319,7 @@ def test_bit_flips_are_found_while_others_are_written(photos: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("small_segments")
 def test_flips_are_found_while_others_go_to_a_shard(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settle, flipped = PartFile._settle, list[int]()
-
-    def flip(self: PartFile, start: int, stop: int) -> None:
-        settle(self, start, stop)
-        flipped.append(start)
-        if len(flipped) == 4:
-            os.pwrite(self.fd, bytes([os.pread(self.fd, 1, start)[0] ^ 4]), start)
-
-    monkeypatch.setattr(PartFile, "_settle", flip)
+    flipped = flipping_the_fourth(monkeypatch)
     with pytest.raises(WriteError, match=r"1 samples read back are not what was written, the first is number 3:"):
         pack(photos, tmp_path / "out.zarr", format="zarr")
     assert len(flipped) > 4

@@ -59,9 +59,7 @@ class ZarrLook(EpisodeLook[Store, _Group]):
         return [name for name in _nodes(file) if name and _kind(file, name) == "group"]
 
     def listed(self, file: Store, path: str, name: str) -> list[str]:
-        reader = self._opened.rows(file, *file.array(name), is_column=True)
-        values = reader.whole() if isinstance(reader, StringRows) else reader.whole(one_after_the_other)
-        return [one.decode() if isinstance(one, bytes) else str(one) for one in values.reshape(-1).tolist()]
+        return [one.decode() if isinstance(one, bytes) else str(one) for one in self._whole(file, name).reshape(-1).tolist()]
 
     def group(self, file: Store, name: str) -> _Group:
         return _Group(file, name)
