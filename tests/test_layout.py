@@ -163,7 +163,8 @@ INSIDE: dict[str, list[str]] = {
     "storage/sparse": ["rows", "groups", "matrix", "frames", "hdf5", "zarr", "join", "source", "opening"],
     "storage/episodes": ["windows", "steps", "source", "look"],
     "storage/hdf5": [
-        *("filters", "times", "probe", "files", "remote", "links", "conventions", "tables", "chunks", "packed", "rows", "episodes"),
+        *("filters", "times", "probe", "files", "remote", "links", "conventions", "tables", "chunks", "layouts"),
+        *("packed", "rows", "episodes"),
     ],
     "storage/zarr": [
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes", "episodes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -24,6 +25,7 @@ from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.packed import DATA
 from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5.files import only_dataset
+from headrace.storage.hdf5.layouts import KeptLayouts
 from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
 from headrace.storage.hdf5.tables import Column, columns_of, tables_in
 
@@ -123,7 +125,7 @@ class HDF5Dataset(ArrayDataset):
             source = HDF5Source(path, names, direct=direct, cache_dir=reach.cache_dir, opened=opened, how=how)
             return source, None if target_name is None else _targets(source, table, target_name), table
 
-        sources, columns, tables = zip(*opened.hdf5.read_each(paths, one), strict=True)
+        sources, columns, tables = _by_layouts(opened, paths, one, [wanted, target_name, direct, *how], reach.cache_dir)
         source, rows = joined_rows(sources, dtype, codec)
         _check_alike(paths, tables)
         if tables[0] is not None:
@@ -144,6 +146,29 @@ class HDF5Dataset(ArrayDataset):
             is_of_samples = [len(one.get(axis, ())) for one in each] == along and axis == sources[0].sample_axis
             joined[axis] = np.concatenate([one[axis] for one in each]) if is_of_samples else values
         return joined
+
+
+_Opened = tuple[HDF5Source, Any, list[Column] | None]
+
+
+def _by_layouts(
+    opened: OpenHDF5, paths: list[str], one: Callable[[str], _Opened], asked: list[Any], cache_dir: str | os.PathLike[str] | None
+) -> Any:
+    """The sources of some files, their targets and tables: by their layouts where these are kept, else as `one` gives them of each."""
+    if not opened.files.is_remote:
+        return zip(*opened.hdf5.read_each(paths, one), strict=True)
+    kept = KeptLayouts(opened.files, paths, asked, cache_dir)
+    opened.hdf5.learn(paths, unless=kept.are_kept)
+    if (found := kept.load()) is not None:
+        layouts, columns = found
+        is_one = not isinstance(asked[0], tuple)
+        sources = [HDF5Source.of_layouts(path, each, is_one, opened) for path, each in zip(paths, layouts, strict=True)]
+        nothing = [None] * len(paths)
+        return sources, nothing if columns is None else columns, nothing
+    made = opened.hdf5.read_each(paths, one)
+    if all(table is None for *_, table in made):
+        kept.keep([source.layouts() for source, *_ in made], [column for _, column, _ in made])
+    return zip(*made, strict=True)
 
 
 def _only_name(file: Any, path: str, targets: str | None) -> str:

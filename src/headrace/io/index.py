@@ -11,6 +11,7 @@ NOTE [ life of an index ]
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import logging
@@ -88,16 +89,24 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
     return None
 
 
-def learn_indexed(files: RemoteFiles, urls: Sequence[str], kind: IndexKind) -> None:
+def learn_indexed(files: RemoteFiles, urls: Sequence[str], kind: IndexKind, unless: Callable[[], bool] = lambda: False) -> None:
     """Asks for the versions of files, and for what lies beside those whose index is not cached on this machine: at the same time where it
     has no index of that kind, since a cached one is known by the version.
+
+    Args:
+        files: of their server.
+        urls: of the files.
+        kind: of the index.
+        unless: True if none is needed; called when the versions are known.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
     """
 
+    is_needless = functools.cache(unless)
+
     def is_unknown(url: str) -> bool:
-        return files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path)
+        return not is_needless() and (files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path))
 
     files.learn(urls, beside=is_unknown if has_kept(cache_folder(files.options.cache_dir), _kept_kind(kind)) else True)
 

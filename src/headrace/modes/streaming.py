@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import parent_process
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,7 @@ class _Scan:
         self._next, self._reader = coming.steps.start, coming.steps.start  # steps
         self._edges = None if coming.segments is None else coming.segments()
         self._begun: set[int] = set()  # segments
+        self._yields = parent_process() is not None  # a worker is asked for its next batch as soon as it has made one
         self._batches: dict[int, IntArray] = {}  # those that come next, by step
 
     def continues_with(self, coming: Coming) -> bool:
@@ -111,7 +113,10 @@ class _Scan:
         return coming.key == self._key and self._reader <= coming.steps.start <= self._next
 
     def fetch(self, coming: Coming, window: int) -> None:
-        """Has fetched what comes, the next batch in any case, until so many bytes are on their way."""
+        """Has fetched what comes, the next batch in any case, until so many bytes are on their way.
+
+        A worker's first batch alone: the rest would not begin before it is there, and computing it delays the threads that fetch.
+        """
         self._reader = coming.steps.start
         while self._next < coming.steps.stop and (self._next <= self._reader or self._files.bytes_prefetched < window):
             indices = self._batch(coming)
@@ -119,6 +124,9 @@ class _Scan:
             is_urgent = self._next == self._reader  # nothing of it was fetched before
             self._files.prefetch([self._source.byte_ranges(self._whole(part)) for part in parts], is_urgent)
             self._next += coming.steps.step
+            if self._yields:
+                self._yields = False
+                break
 
     def _batch(self, coming: Coming) -> IntArray:
         """The next batch. Several are computed together, and located if that takes requests."""

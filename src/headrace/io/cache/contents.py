@@ -31,6 +31,7 @@ _WHAT = {
     "tar": "indices of tars",
     "listing": "listings of folders",
     "hdf5-index": "indices of remote HDF5 files",
+    "hdf5-layout": "layouts of remote HDF5 files",
     "tar-index": "indices of remote tars",
     "zarr-shards-index": "indices of remote Zarr shards",
     "lines-index": "indices of remote texts",

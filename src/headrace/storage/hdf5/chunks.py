@@ -103,7 +103,7 @@ class ObjectRows(LibraryRows):
         return [part[0] for part in self._array.read(parts)]
 
 
-class _Table(ChunkIndex):
+class ChunkTable(ChunkIndex):
     """Where the chunks of a dataset lie; a contiguous one is one chunk.
 
     Args:
@@ -142,6 +142,17 @@ class _Table(ChunkIndex):
 
     def check(self, number: int) -> None:
         self._files.check(self._path)
+
+    @property
+    def table(self) -> npt.NDArray[np.int64]:
+        """What it was made of."""
+        starts = self._starts.array
+        return np.array([starts, self._stops.array - starts, np.zeros_like(starts) if self._masks is None else self._masks.array], np.int64)
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64] | None:
+        """The same."""
+        return None if self._numbers is None else self._numbers.array
 
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""
@@ -220,7 +231,7 @@ def _direct_chunks(
             return "nothing has been written"
         if begin + nbytes > known.size:
             raise FormatError(f"{redact(path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
-        table = _Table(path, hdf5.files, np.array([[begin], [nbytes], [0]]))
+        table = ChunkTable(path, hdf5.files, np.array([[begin], [nbytes], [0]]))
         return DirectChunks(Grid(shape, shape), dtype, table, Pipeline(), hdf5.files, where=names)
     if math.prod(grid.counts) > COUNTABLE:
         raise FormatError(f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: the file is damaged")
@@ -280,7 +291,7 @@ def obstacle_of(dataset: h5py.Dataset) -> str | None:
 
 def _table(
     dataset: h5py.Dataset, versions: Versions, hdf5: HDF5Files, names: ChunkNames, cache_dir: str | os.PathLike[str] | None
-) -> _Table | None:
+) -> ChunkTable | None:
     """Where the chunks lie; None: HDF5 may find others than those that it lists."""
     _, name, grid = names
     number, version, shown = math.prod(grid.counts), versions.known, redact(versions.path)
@@ -312,7 +323,7 @@ def _table(
         at = np.flatnonzero(outside)[0]
         place = grid.place(int(at if numbers is None else numbers[at]))
         raise FormatError(f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {version.size:,} bytes")
-    return _Table(versions.path, hdf5.files, table, numbers)
+    return ChunkTable(versions.path, hdf5.files, table, numbers)
 
 
 def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:

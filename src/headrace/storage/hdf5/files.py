@@ -69,8 +69,9 @@ class HDF5Files:
     def __init__(self, files: Files | None = None) -> None:
         self.files: Files = files or LocalFiles()
 
-    def learn(self, paths: Sequence[str]) -> None:
-        """Asks at once for what opening these files takes; of files of this machine nothing is asked."""
+    def learn(self, paths: Sequence[str], unless: Callable[[], bool] = lambda: False) -> None:
+        """Asks at once for what opening these files takes, their versions alone where `unless` says so, when these are known; of files of
+        this machine nothing is asked."""
 
     def open(self, path: str) -> h5py.File:
         """The file, opened for reading.

@@ -214,8 +214,8 @@ class RemoteHDF5(HDF5Files):
         self._kind = kind
         self._known: dict[str, _Known] = {}  # of files that are being opened
 
-    def learn(self, paths: Sequence[str]) -> None:
-        learn_indexed(self.files, paths, self._kind)
+    def learn(self, paths: Sequence[str], unless: Callable[[], bool] = lambda: False) -> None:
+        learn_indexed(self.files, paths, self._kind, unless)
 
     def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
         self.learn(paths)

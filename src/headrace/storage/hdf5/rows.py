@@ -47,6 +47,7 @@ from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
 from headrace.storage.hdf5.conventions import axis_named, axis_names, check_matlab, coordinates_of, packing_of
 from headrace.storage.hdf5.files import HDF5, HDF5Files, dataset_names, is_hdf5
+from headrace.storage.hdf5.layouts import ArrayLayout, layout_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
@@ -241,6 +242,24 @@ class HDF5Source(PackedSource):
             if self.info is not None and name == DATA:
                 self.part = None if self.info.part is None else PackPart(*self.info.part)
                 self._read_index(file, self.info)
+
+    @classmethod
+    def of_layouts(cls, path: str, layouts: Sequence[ArrayLayout], is_one: bool, opened: OpenHDF5) -> HDF5Source:
+        """The source of a remote file, of which `layouts` gave these; h5py opens nothing."""
+        source = cls.__new__(cls)
+        source._how, source._file, source.info, source._offsets = Interpretation(), path, None, None
+        fields = {one.name: ArrayReader(one.opened(path, opened.files), opened.chunks, f"{path}\0{one.name}") for one in layouts}
+        name = layouts[0].name if is_one else tuple(fields)
+        super(HDF5Source, source).__init__(redact(path), opened, name, fields, [one.chunks for one in layouts])
+        return source
+
+    def layouts(self) -> list[ArrayLayout] | None:
+        """The layout of each array, where all are read directly, as they are; else None. See NOTE [ kept layouts ]."""
+        if self.info is not None or self._how != Interpretation() or not all(type(field) is ArrayReader for field in self._fields.values()):
+            return None
+        cuts: list[Any] = [grid[-1] for grid in self._grids]
+        found = [layout_of(reader.chunks, cut) for reader, cut in zip(self._readers, cuts, strict=True)]
+        return None if None in found else [one for one in found if one is not None]
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
