@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -206,37 +206,48 @@ def tensorstore_gather(job: Job) -> Runs:
 # -- the limit
 
 
-def stored(job: Job) -> tuple[list[str], list[tuple[int, int, int]]]:
-    """Where the bytes of each row, or of the chunk that it lies in, are: files; and file, offset and bytes of each."""
+class Place(NamedTuple):
+    """Where a row lies, or the chunk that holds it."""
+
+    file: int
+    offset: int
+    nbytes: int
+    is_encoded: bool
+
+
+def stored(job: Job) -> tuple[list[str], list[Place]]:
+    """The files, and the place of each row, or of each chunk where these are encoded."""
     nbytes, height = int(np.prod(job.row)), job.layout.rows or job.samples
     files, chunks = hdf5_chunks(job) if job.layout.zarr is None else zarr_chunks(job)
     if job.layout.codec is not None:
         return files, chunks
     places = [(*chunks[row // height][:2], row % height) for row in range(job.samples)]
-    return files, [(file, offset + within * nbytes, nbytes) for file, offset, within in places]
+    return files, [Place(file, offset + within * nbytes, nbytes, False) for file, offset, within in places]
 
 
-def hdf5_chunks(job: Job) -> tuple[list[str], list[tuple[int, int, int]]]:
+def hdf5_chunks(job: Job) -> tuple[list[str], list[Place]]:
+    """HDF5 stores a chunk as it is where its filter would make it no smaller, and says so in the chunk's filter mask."""
     with h5py.File(job.path) as file:
         rows = file["data"]
         if rows.chunks is None:
-            return [job.path], [(0, rows.id.get_offset(), rows.nbytes)]
+            return [job.path], [Place(0, rows.id.get_offset(), rows.nbytes, False)]
         found: list[Any] = []
         rows.id.chunk_iter(found.append)
-    return [job.path], [(0, info.byte_offset, info.size) for info in sorted(found, key=lambda info: info.chunk_offset)]
+    found.sort(key=lambda info: info.chunk_offset)
+    return [job.path], [Place(0, info.byte_offset, info.size, not info.filter_mask) for info in found]
 
 
-def zarr_chunks(job: Job) -> tuple[list[str], list[tuple[int, int, int]]]:
+def zarr_chunks(job: Job) -> tuple[list[str], list[Place]]:
     height, shard = job.layout.rows or 1, job.layout.shard
     count = -(-job.samples // (shard or height))
     files = [f"{job.path}/data/{f'{n}.0.0.0' if job.layout.zarr == 2 else f'c/{n}/0/0/0'}" for n in range(count)]
     if shard is None:
-        return files, [(number, 0, os.path.getsize(path)) for number, path in enumerate(files)]
+        return files, [Place(number, 0, os.path.getsize(path), True) for number, path in enumerate(files)]
     chunks = []
     for number, path in enumerate(files):
         data = Path(path).read_bytes()
         index = np.frombuffer(data[-4 - 16 * (shard // height) : -4], "<u8").reshape(-1, 2).tolist()
-        chunks += [(number, *place) for place in index]
+        chunks += [Place(number, *place, True) for place in index]
     return files, chunks[: -(-job.samples // height)]
 
 
@@ -261,19 +272,20 @@ def _bare_loop(job: Job, connection: Any, seed: int) -> None:
     files, places = stored(job)
     fds = [os.open(path, os.O_RDONLY) for path in files] if len(files) < 256 else None
     buffers = [np.empty((BATCH, nbytes), np.uint8) for _ in range(8)]
-    scratch = memoryview(bytearray(max(size for _, _, size in places)))
+    scratch = memoryview(bytearray(max(place.nbytes for place in places)))
     random, turn, decode = np.random.default_rng(seed), 0, decoder(codec, height * nbytes)
     while connection.recv():
         for index in random.permutation(job.samples)[: job.drawn // max(1, job.workers)].tolist():
             row = memoryview(buffers[turn // BATCH % 8][turn % BATCH])
             turn += 1
-            file, offset, size = places[index // height]
+            file, offset, size, is_encoded = places[index // height]
             fd = os.open(files[file], os.O_RDONLY) if fds is None else fds[file]
             if codec is None:
                 os.preadv(fd, [row], offset)
             else:
                 os.preadv(fd, [scratch[:size]], offset)
-                row[:] = memoryview(decode(scratch[:size]))[index % height * nbytes : (index % height + 1) * nbytes]
+                rows = memoryview(decode(scratch[:size])) if is_encoded else scratch
+                row[:] = rows[index % height * nbytes : (index % height + 1) * nbytes]
             if fds is None:
                 os.close(fd)
         connection.send(True)

@@ -21,7 +21,8 @@ import h5py
 import numpy as np
 import torch
 from array_peers import BATCH, Job, Layout, bare_loop, ours, plain, sorted_fancy, tensorstore_gather, xbatcher_rows, zarr_rows
-from common import Contestant, Ratio, Section, add_options, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import prepared, work_folder
 
 import headrace
 

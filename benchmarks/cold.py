@@ -24,7 +24,8 @@ import h5py
 import numpy as np
 import text
 import torch
-from common import Contestant, Ratio, Section, add_options, forget, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import forget, prepared, work_folder
 from torch.utils.data import DataLoader, Dataset
 
 import headrace

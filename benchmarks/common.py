@@ -1,4 +1,4 @@
-"""What is it that runs contestants in turn, round after round, and prints how they compare?
+"""Runs contestants in turn, round after round, and prints how they compare.
 
 Each contestant lives in a process of its own, so that the threads and settings of one don't reach another, and one that crashes or
 hangs takes nobody with it. They are started before the first round and run an epoch each in every round. After its epoch a contestant
@@ -14,7 +14,6 @@ import json
 import multiprocessing
 import os
 import platform
-import shutil
 import statistics
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from folders import temporary_folder
 
 LIMIT = 1200.0
 """Seconds after which a contestant that doesn't answer is given up."""
@@ -214,7 +214,7 @@ def _serve(contestant: Contestant, connection: Connection, folder: str) -> None:
         runs = contestant.runs(*contestant.arguments)
         run = next(runs)
         connection.send(("ready", True))
-        while connection.recv() == "epoch":
+        while _asked(connection) == "epoch":
             start = time.perf_counter()
             found = run()
             seconds = time.perf_counter() - start
@@ -224,11 +224,23 @@ def _serve(contestant: Contestant, connection: Connection, folder: str) -> None:
             run = next(runs)
             connection.send(("epoch", (count, seconds, more)))
         runs.close()  # type: ignore[attr-defined]
-    except EOFError:
-        pass  # the process that asked is gone
     except BaseException as error:
         traceback.print_exc()
-        connection.send(("error", " ".join(f"{type(error).__name__}: {error}".split())[:300]))
+        with contextlib.suppress(OSError):
+            connection.send(("error", shortened(" ".join(f"{type(error).__name__}: {error}".split()))))
+
+
+def shortened(text: str) -> str:
+    """At most 300 characters: an error of a worker has its traceback first, and what it says last."""
+    return text if len(text) <= 300 else f"{text[:80]} ... {text[-215:]}"
+
+
+def _asked(connection: Connection) -> str:
+    """What the contestant is to do; "close" where the process that asks is gone."""
+    try:
+        return str(connection.recv())
+    except EOFError:
+        return "close"
 
 
 @contextlib.contextmanager
@@ -250,7 +262,7 @@ def race(contestants: Sequence[Contestant], rounds: int) -> dict[str, Figures]:
     """All contestants in turn, `rounds` times after one that isn't counted."""
     figures: dict[str, Figures] = {}
     runners: dict[str, _Runner] = {}
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder() as folder:
         try:
             for contestant in contestants:
                 if contestant.packages and version_of(contestant.packages) is None:
@@ -274,40 +286,6 @@ def say(what: str) -> None:
     """Where things stand, on a terminal only."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
-
-
-def prepared(work: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """The folder `name` in `work`, which `write` fills where it isn't there yet: it is whole, or it isn't there."""
-    folder = work / name
-    if not folder.exists():
-        part = Path(tempfile.mkdtemp(prefix=f"{name}.", suffix=".part", dir=work))
-        try:
-            write(part)
-            part.rename(folder)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    return folder
-
-
-def forget(path: Path) -> None:
-    """What the system holds of a file in its memory: the file is as one that nobody has read."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def work_folder(given: str | None) -> Iterator[Path]:
-    """The folder that was given, which stays, or a temporary one."""
-    if given is not None:
-        Path(given).mkdir(parents=True, exist_ok=True)
-        yield Path(given).resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        yield Path(folder)
 
 
 def version_of(packages: Sequence[str]) -> str | None:

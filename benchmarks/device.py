@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Contestant, Ratio, Section, add_options, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import work_folder
 from images import some_of
 from peers import MEAN, STD, ImageFolder, Job, Runs
 from torch import nn

@@ -23,7 +23,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ import psutil
 from common import machine, say, version_of
 from elastic_peers import PEERS, Peer
 from elastic_run import CHANGES, SMALL, Change
+from folders import temporary_folder
 from pages import put
 
 from headrace.memory.budget import format_size, parse_size
@@ -47,25 +47,27 @@ Row = dict[str, Any]
 
 def job(peer: Peer, change: Change, timeout: float, memory: int) -> Row:
     """Runs a change of a peer in a process group of its own; its result, with `memory`, the most that its lives took."""
-    with tempfile.TemporaryDirectory(prefix="elastic-", ignore_cleanup_errors=True) as name:
+    with temporary_folder() as name:
         folder, before = Path(name), _shared_memory()
         environment = os.environ | {"HOME": name, "TMPDIR": name, "HF_HOME": name}
         command = [sys.executable, str(ROOT / "benchmarks" / "elastic_run.py"), peer.name, change.key, name]
         with open(folder / "log", "w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         most, stopped, end = 0, None, time.monotonic() + timeout
-        while stopped is None and process.poll() is None:
-            time.sleep(0.1)
-            if change.key in ("billion", "small") and "writing" not in _result(folder).get("at", "writing"):
-                most = max(most, _memory(process.pid))
-            if most > memory:
-                stopped = {"error": f"wants more than {format_size(memory)}", "large": True}
-            elif time.monotonic() > end:
-                stopped = {"hangs": True, "seconds": timeout}
-        result = {**_result(folder), **(stopped or {}), "memory": most}
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            while stopped is None and process.poll() is None:
+                time.sleep(0.1)
+                if change.key in ("billion", "small") and "writing" not in _result(folder).get("at", "writing"):
+                    most = max(most, _memory(process.pid))
+                if most > memory:
+                    stopped = {"error": f"wants more than {format_size(memory)}", "large": True}
+                elif time.monotonic() > end:
+                    stopped = {"hangs": True, "seconds": timeout}
+            result = {**_result(folder), **(stopped or {}), "memory": most}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if process.returncode and not stopped and "error" not in result:
             result["error"] = f"ended with status {process.returncode}"
         left = sorted(_shared_memory() - before)

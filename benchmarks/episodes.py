@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 import torch
-from common import Contestant, Ratio, Section, add_options, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import prepared, work_folder
 from torch.utils.data import DataLoader, Dataset
 
 import headrace

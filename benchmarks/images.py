@@ -23,7 +23,8 @@ import numpy as np
 import peers
 import simplejpeg
 import torch
-from common import Contestant, Ratio, Section, add_options, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import prepared, work_folder
 from peers import Job, Runs, touch
 from torch.utils.data import DataLoader
 

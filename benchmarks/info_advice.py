@@ -13,10 +13,8 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any
 import h5py
 import numpy as np
 import zarr
+from folders import temporary_folder
 from PIL import Image
 
 import headrace
@@ -141,11 +140,8 @@ def main() -> int:
     given = parser.parse_args()
     found: list[dict[str, Any]] = []
     for name in given.only:
-        folder = Path(tempfile.mkdtemp(prefix="advice-", dir=given.work))
-        try:
-            some = checked(name, folder, given.mb, given.seconds)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with temporary_folder(given.work) as folder:
+            some = checked(name, Path(folder), given.mb, given.seconds)
         found += some
         for one in some if not given.json else []:
             if one["gain"] is None:

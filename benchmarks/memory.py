@@ -21,13 +21,13 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from folders import temporary_folder
 from torch.utils.data import DataLoader, Dataset
 
 import headrace
@@ -106,7 +106,7 @@ def copied(path: str, folder: str, images: int | None, fraction: float) -> str:
 
 def measure(path: str, mode: str, workers: int, budget: str, ranks: int = 1, shared: str = "rank", broken: float = 0) -> dict[str, Any]:
     """The most that all processes of a job took beyond what they took before there was a dataset."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with temporary_folder() as folder, contextlib.ExitStack() as stack:
         jobs = []
         for rank in range(ranks):
             command = [sys.executable, __file__, path, "--job", mode, "--workers", str(workers), "--budget", budget]
@@ -206,7 +206,7 @@ def main() -> None:
     if given.mode:
         job(given)
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         if given.broken or given.images:
             given.path = copied(given.path, folder, given.images, given.broken)
         found, images = rows(given), len(list(Path(given.path).rglob("*.*")))

@@ -29,7 +29,8 @@ import numpy as np
 import peers
 import simplejpeg
 import torch
-from common import Contestant, Ratio, Section, add_options, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import prepared, work_folder
 from images import _decode_all
 from peers import touch
 from PIL import Image

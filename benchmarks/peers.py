@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import prepared
+from folders import prepared
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 

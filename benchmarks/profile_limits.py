@@ -17,7 +17,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ import h5py
 import numpy as np
 import psutil
 import torch
+from folders import temporary_folder
 from stream_server import StreamServer, tell
 
 from headrace import BaseDataset, HDF5Dataset, Source, create_dataloader, profile_dataloader
@@ -133,7 +133,7 @@ IDLE = ("idle-one", "idle-reading", "idle-memory")
 def served() -> Iterator[tuple[Any, Any]]:
     """Random rows of an HDF5 file on a server that waits 25 ms before each answer, and gives 20 MB a second."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         bucket = Path(folder) / "data"
         bucket.mkdir()
         with h5py.File(bucket / "rows.h5", "w") as file:

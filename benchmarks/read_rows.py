@@ -20,7 +20,8 @@ import h5py
 import numpy as np
 from array_peers import Job, Layout, Runs
 from arrays import write_file
-from common import Contestant, Ratio, Section, add_common_options, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_common_options, run_sections
+from folders import prepared, work_folder
 
 import headrace
 

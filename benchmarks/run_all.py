@@ -22,11 +22,11 @@ after Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,8 +36,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 from common import machine
 from doc_tables import RESULTS, TableError, marked, write_tables
+from folders import temporary_folder
 from report import write_report
 
 HERE = Path(__file__).resolve().parent
@@ -68,22 +70,33 @@ SCRIPTS: dict[str, Script] = {
     "modes": Script("Loading modes", "PHOTOS", "PHOTOS --rounds 2"),
     "training": Script("Training in each mode", "PHOTOS --epochs 2", "--images 48 --image-size 64 --epochs 2 --workers 1"),
     "from_memory": Script("Batches of what is in memory", "--step", "--images 256 --size 64 --rounds 2"),
-    "device": Script("Training on a GPU", "PHOTOS", "PHOTOS --limit 16 --size 32 --batch 4 --images 8 --workers 1 --rounds 2"),
-    "arrays": Script("Random rows of HDF5 and Zarr", "PHOTOS", "PHOTOS --side 32 --samples 512 --layouts gzip --rounds 2"),
+    "device": Script(
+        "Training on a GPU",
+        "PHOTOS",
+        "PHOTOS --limit 16 --size 32 --batch 4 --images 8 --workers 1 --rounds 2 --only step eager lazy plain",
+    ),
+    "arrays": Script("Random rows of HDF5 and Zarr", "PHOTOS", 'PHOTOS --side 32 --samples 512 --layouts blosc "of 256, 16" --rounds 2'),
     "read_rows": Script("Random rows as one array", "", "--side 32 --samples 512 --rows 128 --layouts gzip --rounds 2"),
     "sparse_rows": Script("Sparse rows", "", "--quick --cells 2000 --genes 500 --rounds 2"),
-    "tables": Script("Arrow and Parquet", "", "--rows 5000 --width 32 --rounds 2", needs=("pyarrow", "datasets")),
+    "tables": Script(
+        "Arrow and Parquet",
+        "",
+        '--rows 40000 --width 32 --rounds 2 --only headrace "HF datasets, 0" "its threads"',
+        needs=("pyarrow", "datasets"),
+    ),
     "episodes": Script("Windows over demonstrations", "", "--demos 4 --rounds 2"),
-    "text": Script("Texts and tokens", "", "--gb 0.01 --tokens 1 --rounds 2"),
-    "stream": Script("Shards from a server", "", "--quick --samples 512 --side 32 --rounds 2", needs=("aiohttp",)),
+    "text": Script("Texts and tokens", "", '--gb 0.01 --tokens 1 --rounds 2 --only headrace cat memmap "0 workers"'),
+    "stream": Script("Shards from a server", "", "--quick --side 32 --shard 1 --order shuffled", needs=("aiohttp",)),
     "stream_zarr": Script(
         "Chunks of Zarr from a server", "", "--rows 8 --samples 512 --side 32 --rounds 2 --only headrace", needs=("aiohttp",)
     ),
     "cold": Script("Files that are not in memory", "", "--gb 0.05 --batches 10 --rounds 2"),
-    "pack": Script("Packing", "PHOTOS", "PHOTOS --rounds 2"),
-    "order": Script("The order of an epoch", "", "--sizes 2e5 --seconds 20 --rounds 2"),
+    "pack": Script("Packing", "PHOTOS", "PHOTOS --task encoded decoded read --rounds 2 --only headrace cp MDS"),
+    "order": Script(
+        "The order of an epoch", "", "--sizes 2e5 --seconds 20 --rounds 2 --only EpochOrder OrderSampler RandomSampler permutation"
+    ),
     "shuffling": Script("How well a block shuffle mixes", "", "--seeds 1"),
-    "elastic": Script("Epochs that go on elsewhere", "", "--only headrace --timeout 60"),
+    "elastic": Script("Epochs that go on elsewhere", "", "--only headrace --timeout 60 --changes fewer workers killed skipped"),
     "memory": Script("Memory", "PHOTOS", "PHOTOS --budgets 500MB --modes cached --images 200 --ranks 1"),
     "cache_policy": Script("What a cache should hold", "", "--samples 500 --held 0.5 --epochs 2 --workers 2"),
     "monitoring": Script("The cost of counting", "", "--batches 200"),
@@ -94,7 +107,11 @@ SCRIPTS: dict[str, Script] = {
 
 
 def run_script(name: str, script: Script, options: str, photos: Path, limit: float) -> dict[str, Any]:
-    """Runs a script; what is kept of it: its command, seconds, and "result", or why there is none as "skipped" or "failed"."""
+    """Runs a script, whose temporary files go when it has ended.
+
+    Returns:
+        Its command, seconds, and "result", or why there is none as "skipped" or "failed".
+    """
     arguments = [str(photos) if one == "PHOTOS" else one for one in shlex.split(options)]
     kept: dict[str, Any] = {
         "name": name,
@@ -107,16 +124,16 @@ def run_script(name: str, script: Script, options: str, photos: Path, limit: flo
     kept["load"] = round(os.getloadavg()[0], 2)
     start = time.monotonic()
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments, "--json"]
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=errors, start_new_session=True)
+    with temporary_folder() as folder, tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        environment = os.environ | {"TMPDIR": folder}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True)
         try:
             code: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            if process.poll() is None:  # with all that it has started
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            if process.poll() is None:
+                kill(process)
         kept["seconds"] = round(time.monotonic() - start, 1)
         output.seek(0)
         errors.seek(0)
@@ -132,6 +149,18 @@ def run_script(name: str, script: Script, options: str, photos: Path, limit: flo
     return kept
 
 
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process with all that it has started, in whatever session."""
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for one in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not any("resource_tracker" in part for part in one.cmdline()):  # it ends last: it removes the semaphores of the others
+                one.kill()
+    process.wait()
+    psutil.wait_procs(started, timeout=10)
+
+
 def make_photos(folder: Path, count: int) -> Path:
     """Photographs in class folders, by examples/make_photos.py."""
     command = [sys.executable, str(ROOT / "examples" / "make_photos.py"), str(folder), "--images", str(count)]
@@ -144,7 +173,7 @@ def run_all(given: argparse.Namespace, names: list[str]) -> bool:
     given.out.mkdir(parents=True, exist_ok=True)
     tables = marked()
     fine = True
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as work:
+    with temporary_folder() as work:
         photos = given.photos.resolve() if given.photos else Path(work) / "photos"
         for name in names:
             script = SCRIPTS[name]

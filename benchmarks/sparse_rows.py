@@ -22,7 +22,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-from common import Contestant, Ratio, Section, add_options, prepared, run_sections, version_of, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections, version_of
+from folders import prepared, work_folder
 from sparse_peers import Cells, ann_loader, annbatch_loader, inflating, ours, sc_dataset
 
 PLATES, STEP = 14, 5000

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from arrays import images
-from common import Contestant, Ratio, Section, add_options, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import work_folder
 from stream_peers import BATCH, Job, connections, litdata, mosaicml_streaming, ours, webdataset
 from stream_server import StreamServer
 

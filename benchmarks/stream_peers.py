@@ -27,7 +27,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from common import prepared
+from folders import prepared
 from stream_server import counts, tell
 from torch.utils.data import DataLoader
 
@@ -305,7 +305,8 @@ def connections(job: Job) -> Runs:
         def run() -> tuple[int, dict[str, float]]:
             start, used, lock, ends = time.perf_counter(), cpu_seconds(), threading.Lock(), [0.0]
             first = BATCH * job.row  # the first request is as long as a batch
-            pieces = iter([(0, first), *((at, min(at + PIECE, size)) for at in range(first, size, PIECE))])
+            ranges = [(0, first), *((at, min(at + PIECE, size)) for at in range(first, size, PIECE))]
+            pieces = iter(ranges)
 
             def work(number: int) -> None:
                 connection, buffer = http.client.HTTPConnection(job.server.removeprefix("http://")), memoryview(bytearray(PIECE))
@@ -330,11 +331,11 @@ def connections(job: Job) -> Runs:
                 thread.start()
             for thread in threads:
                 thread.join()
-            served = counts(job.server)
-            if served["bytes"] != size:
-                raise RuntimeError(f"{served['bytes']:,} bytes, not {size:,}")
+            served = counts(job.server)["bytes"]
+            if served < size:  # more, where a contestant before failed and left its requests uncounted
+                raise RuntimeError(f"{served:,} bytes, not {size:,}")
             figures = {"first batch, ms": 1000 * ends[0], "CPU, s": cpu_seconds() - used}
-            return job.samples, {**figures, "requests": served["requests"], "MB": size / 1e6}
+            return job.samples, {**figures, "requests": len(ranges), "MB": size / 1e6}
 
         yield run
 

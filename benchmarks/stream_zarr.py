@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Contestant, Ratio, Section, add_options, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import work_folder
 from stream import write_samples
 from stream_peers import BATCH, BUCKET, KEY, MIXED, Job, Runs, epochs
 from stream_server import StreamServer

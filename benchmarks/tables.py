@@ -29,7 +29,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Contestant, Ratio, Section, add_options, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import prepared, work_folder
 from torch.utils.data import DataLoader
 
 import headrace

@@ -38,7 +38,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
-from common import Contestant, Ratio, Section, add_options, forget, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, run_sections
+from folders import forget, prepared, work_folder
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
@@ -344,7 +345,7 @@ def sections(job: Job, workers: int) -> dict[str, list[Section]]:
     return {
         "index": [
             Section(
-                f"index of a text of {job.nbytes / 1e9:.1f} GB, {place}", "MB/s", "cat FILE > /dev/null",
+                f"index of a text of {job.nbytes / 1e9:g} GB, {place}", "MB/s", "cat FILE > /dev/null",
                 [Contestant("headrace, index", index, (job, cold)), Contestant("cat FILE > /dev/null", cat, (job, cold))],
                 [Ratio(f"index, {place}: headrace to cat", "headrace, index", ("cat FILE > /dev/null",))],
             )
@@ -382,7 +383,7 @@ def main() -> int:
             prepared(work, job.packed.parent.name, lambda folder: write_tokens(folder, job.tokens))
         chosen = [s for name, some in sections(job, given.workers).items() if name in given.section for s in some]
         (work / "index.json").unlink(missing_ok=True)
-        task = f"{job.nbytes / 1e9:.1f} GB of lines of {LINE} bytes, {job.tokens / 1e6:.0f} million tokens"
+        task = f"{job.nbytes / 1e9:g} GB of lines of {LINE} bytes, {job.tokens / 1e6:.0f} million tokens"
         run_sections(chosen, given, task)
         if (work / "index.json").exists():
             said = json.loads((work / "index.json").read_text())

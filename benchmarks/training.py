@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
 
 import torch
 from common import machine
+from folders import temporary_folder
 from make_photos import make_photos
 from torch import nn
 from train_images import Network
@@ -206,7 +206,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     try:
-        with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        with temporary_folder() as folder:
             given.path = given.path or make_photos(Path(folder) / "photos", given.images)
             runs = [run_mode(given, mode) for mode in given.modes]
     except HeadraceError as error:

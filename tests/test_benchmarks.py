@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
+import psutil
 import pytest
 import torch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+HANGS = """
+import subprocess, sys, tempfile, time
+own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+with open(__file__ + ".left", "w") as file:
+    print(own.pid, tempfile.mkdtemp(), file=file)
+time.sleep(600)
+"""
+"""A script that starts a process in a session of its own, and makes a temporary folder."""
+TERMINATED = """
+import os, sys, time
+from folders import temporary_folder
+with temporary_folder() as folder:
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    print(folder, child, flush=True)
+    os.waitpid(child, 0)
+    print("alone", flush=True)
+    time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -21,7 +46,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module `run_all`."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module("run_all")
-    for name in ("run_all", "report", "common"):
+    for name in ("run_all", "report", "folders", "common"):
         sys.modules.pop(name, None)
 
 
@@ -35,7 +60,7 @@ def scripts(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         "race": f"import sys; assert sys.argv[1:] == ['--rounds', '2', '--json']; print({json.dumps(race)!r})",
         "lines": """print('{"limit": "decode", "found": true}\\n{"limit": "disk", "found": false}')""",
         "broken": "import sys; sys.exit('error: no such disk')",
-        "hangs": "import time; time.sleep(600)",
+        "hangs": HANGS,
         "garbage": "print('no json')",
         "lacks": "raise AssertionError('it must not be run')",
     }
@@ -73,7 +98,7 @@ def test_device_shares_and_network(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(weight.numel() for weight in network.parameters()) == 25_557_032
         assert network.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
     finally:
-        for name in ("device", "images", "peers", "common"):
+        for name in ("device", "images", "peers", "folders", "common"):
             sys.modules.pop(name, None)
 
 
@@ -96,9 +121,63 @@ def test_what_fails_is_said(scripts: Any) -> None:
     assert "failed: what it printed is no JSON: 'no json" in report
 
 
-def test_what_hangs_is_given_up(scripts: Any) -> None:
-    status, report = scripts("--only", "hangs", "--limit", "0.5")
-    assert status == 1 and "failed: not done after 0.5 s" in report
+def test_what_hangs_is_given_up_and_leaves_nothing(scripts: Any, tmp_path: Path) -> None:
+    status, report = scripts("--only", "hangs", "--limit", "2")
+    assert status == 1 and "failed: not done after 2 s" in report
+    pid, folder = (tmp_path / "hangs.py.left").read_text().split()
+    assert not psutil.pid_exists(int(pid)) and not Path(folder).exists()
+
+
+def test_a_terminated_script_removes_its_folder() -> None:
+    command = [sys.executable, "-c", TERMINATED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS) as process:
+        assert process.stdout is not None
+        folder, child = process.stdout.readline().split()
+        os.kill(int(child), signal.SIGTERM)
+        assert process.stdout.readline() == "alone\n" and Path(folder).is_dir()
+        process.terminate()
+        assert process.wait(10) == 128 + signal.SIGTERM
+    assert not Path(folder).exists()
+
+
+def ends_early() -> Iterator[Any]:
+    """A contestant whose own process has closed a pipe."""
+    raise EOFError("the pipe is closed")
+    yield
+
+
+@pytest.mark.slow
+def test_an_error_of_a_contestant_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    common = importlib.import_module("common")
+    try:
+        figures = common.race([common.Contestant("early", ends_early)], rounds=1)
+        assert figures["early"].failed == "EOFError: the pipe is closed"
+        said = common.shortened("Caught an error. Original Traceback " + "x" * 400 + " No samples")
+        assert len(said) == 300 and said.startswith("Caught") and said.endswith("No samples")
+    finally:
+        for name in ("common", "folders"):
+            sys.modules.pop(name, None)
+
+
+def test_a_bare_loop_reads_unencoded_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blosc leaves a chunk as it is that it can't make smaller."""
+    hdf5plugin = pytest.importorskip("hdf5plugin")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    peers = importlib.import_module("array_peers")
+    try:
+        noise = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), np.uint8)
+        noise[32:] = 7
+        with h5py.File(tmp_path / "data.h5", "w") as file:
+            file.create_dataset("data", data=noise, chunks=(1, 8, 8, 3), **hdf5plugin.Blosc("zstd", 3, hdf5plugin.Blosc.SHUFFLE))
+        job = peers.Job(str(tmp_path / "data.h5"), 64, 8, peers.Layout("1 a chunk, blosc", 1, "blosc"), 1)
+        places = peers.stored(job)[1]
+        assert [place.is_encoded for place in places] == [False] * 32 + [True] * 32
+        loop = peers.bare_loop(job)
+        assert next(loop)() >= 64
+        loop.close()
+    finally:
+        sys.modules.pop("array_peers", None)
 
 
 def test_a_report_of_what_is_there(scripts: Any, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield importlib.import_module("training")
     torch.use_deterministic_algorithms(strict)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
-    for name in ("training", "common", "train_images", "make_photos", "report_modes"):
+    for name in ("training", "common", "folders", "train_images", "make_photos", "report_modes"):
         sys.modules.pop(name, None)
 
 

@@ -34,7 +34,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Imports a script of benchmarks/."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     yield importlib.import_module
-    for name in ("run_all", "doc_tables", "report", "common"):
+    for name in ("run_all", "doc_tables", "report", "folders", "common"):
         sys.modules.pop(name, None)
 
 
