@@ -84,6 +84,7 @@ SCRIPTS: dict[str, Script] = {
         '--rows 40000 --width 32 --rounds 2 --only headrace "HF datasets, 0" "its threads"',
         needs=("pyarrow", "datasets"),
     ),
+    "eager": Script("Small blocks in mode eager", "", "--blocks 2000 --rounds 2", needs=("zarr",)),
     "episodes": Script("Windows over demonstrations", "", "--demos 4 --rounds 2"),
     "text": Script("Texts and tokens", "", '--gb 0.01 --tokens 1 --rounds 2 --only headrace cat memmap "0 workers"'),
     "stream": Script("Shards from a server", "", "--quick --side 32 --shard 1 --order shuffled", needs=("aiohttp",)),
