@@ -117,17 +117,16 @@ class LRUCache(Generic[K, V]):
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """The values of some keys, None for those that are not held; the last one is now the most recently used."""
         with self._lock:
-            look_up, use, found, missing = self._items.get, self._items.move_to_end, list[V | None](), 0
-            for key in keys:
-                entry = look_up(key)
+            wanted, use = list(keys), self._items.move_to_end
+            entries = list(map(self._items.get, wanted))
+            missing = 0
+            for key, entry in zip(wanted, entries, strict=True):
                 if entry is None:
                     missing += 1
-                    found.append(None)
                 else:
                     use(key)
-                    found.append(entry[0])
-            self.hits, self.misses = self.hits + len(found) - missing, self.misses + missing
-            return found
+            self.hits, self.misses = self.hits + len(entries) - missing, self.misses + missing
+            return [None if entry is None else entry[0] for entry in entries]
 
     def put(self, key: K, value: V) -> bool:
         """Hold `value` as the most recently used one and evict what no longer fits beside it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -78,6 +79,7 @@ def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
     return rebuild_sparse(torch.sparse_csr, (torch.tensor([0, len(values)]), *lies), (1, columns), None, False)
 
 
+@functools.cache
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """Torch's dtype of that name; a TypeError where it has none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype

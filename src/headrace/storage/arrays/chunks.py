@@ -245,10 +245,14 @@ class DirectChunks(Chunks):
         if self.reads_files:
             return [None if data is None else (data, 0, 0) for data in self.index.read_files(numbers)]
         wanted = np.asarray(numbers, np.int64)
-        ranges, unused = self.byte_ranges(wanted), self.index.unused_codecs(wanted)
+        ranges = self.byte_ranges(wanted)
+        return self._as_read(wanted, ranges, self.files.read(ranges))
+
+    def _as_read(self, numbers: IntArray, ranges: ByteRanges, stored: Sequence[Any]) -> list[Any]:
+        unused = self.index.unused_codecs(numbers)
         masks = itertools.repeat(0) if unused is None else unused.tolist()
-        stored = zip(self.files.read(ranges), ranges.start.tolist(), masks, strict=False)
-        return [None if data is None else (data, start, mask) for data, start, mask in stored]
+        each = zip(stored, ranges.start.tolist(), masks, strict=False)
+        return [None if data is None else (data, start, mask) for data, start, mask in each]
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
         if data is None and self._required:
@@ -302,6 +306,17 @@ class DirectChunks(Chunks):
 
     def _wrong_length(self, number: int, nbytes: int) -> FormatError:
         return FormatError(f"{self.where(number)}: it has {nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
+
+
+def read_aligned(arrays: Sequence[Chunks], numbers: Sequence[int]) -> list[list[Any]]:
+    """What `decode` needs of the same chunks of several arrays, of each array a list; by one read where the same files hold them."""
+    direct = [one for one in arrays if isinstance(one, DirectChunks) and not one.reads_files]
+    if len(direct) < max(2, len(arrays)) or any(one.files is not direct[0].files for one in direct):
+        return [one.read(numbers) for one in arrays]
+    wanted, count = np.asarray(numbers, np.int64), len(numbers)
+    ranges = [one.byte_ranges(wanted) for one in direct]
+    stored = direct[0].files.read(ByteRanges.joined(ranges))
+    return [one._as_read(wanted, ranges[at], stored[at * count : (at + 1) * count]) for at, one in enumerate(direct)]
 
 
 class _RawRows(DirectChunks):

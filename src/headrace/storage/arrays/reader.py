@@ -39,7 +39,10 @@ T = TypeVar("T")
 Map = Callable[[Callable[[int], Any], int], list[Any]]
 """Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
 
-_GROUP = 64 << 20  # decoded bytes of the chunks whose stored bytes are held at once
+GROUP = 64 << 20
+"""Decoded bytes of the chunks whose stored bytes are held at once."""
+CutSpans = tuple[IntArray, IntArray, IntArray, IntArray]
+"""What `cut_spans` gives."""
 
 
 class Chunk(Protocol):
@@ -83,7 +86,7 @@ class ChunkCache:
     def get_many(self, key: str, numbers: Iterable[int]) -> list[Decoded | None]:
         """Chunks of one array by their numbers, as far as they are cached. Who copies rows of one takes them off `left`, and drops it where
         none are left."""
-        return self._cached.get_many((key, number) for number in numbers)
+        return self._cached.get_many(zip(itertools.repeat(key), numbers))
 
     def drop(self, key: tuple[str, int]) -> None:
         """Forgets a chunk."""
@@ -230,9 +233,13 @@ class ArrayReader:
 
     def _cut(self, raw: DirectChunks, firsts: IntArray, ends: IntArray) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
         """Where spans of rows lie, cut at the borders of chunks; and of each part its span, and where in it the part begins and ends."""
+        return self._ranges_of(raw, firsts, cut_spans(firsts, ends, raw.grid.chunks[0]))
+
+    def _ranges_of(self, raw: DirectChunks, firsts: IntArray, cut: CutSpans) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
+        """As `_cut`, of spans that are cut already."""
         height = raw.grid.chunks[0]
         row_bytes = raw.nbytes // height
-        spans, chunks, starts, stops = cut_spans(firsts, ends, height)
+        spans, chunks, starts, stops = cut
         whole = raw.raw_ranges(chunks)
         begins = np.where(whole.is_written, whole.start + (starts - chunks * height) * row_bytes, -1)
         ranges = ByteRanges(whole.paths, whole.file, begins, np.where(whole.is_written, begins + (stops - starts) * row_bytes, -1))
@@ -375,8 +382,8 @@ class ArrayReader:
             self.counts["chunk_hits"] += len(pieces) - len(missing)
 
     def _decode(self, chunks: Chunks, numbers: Sequence[int], hand_out: Callable[[int, npt.NDArray[Any] | None], None], run: Map) -> None:
-        """Reads and decodes chunks, as many at once as take `_GROUP` bytes."""
-        step = max(1, _GROUP // max(1, chunks.nbytes))
+        """Reads and decodes chunks, as many at once as take `GROUP` bytes."""
+        step = max(1, GROUP // max(1, chunks.nbytes))
         for start in range(0, len(numbers), step):
             data = chunks.read(numbers[start : start + step])
 
@@ -404,7 +411,7 @@ class ArrayReader:
             self._cache.used((self._key, number), chunk, 0)
 
 
-def cut_spans(firsts: IntArray, ends: IntArray, height: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def cut_spans(firsts: IntArray, ends: IntArray, height: int) -> CutSpans:
     """Cuts spans of rows at the borders of chunks of so many rows: of each part the number of its span and of its chunk, its first row and
     its end. Parts stand in the order of their spans; an empty span has none."""
     first_chunks = firsts // height

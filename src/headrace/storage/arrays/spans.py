@@ -1,4 +1,8 @@
-"""Reads many spans of a 1-D array into one, one behind the other."""
+"""Reads many spans of 1-D arrays, those of an array one behind the other.
+
+Arrays whose chunks have the same rows, as `indices` and `data` of a sparse matrix, are read together: their chunks are looked up, cached
+and dropped as one.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.io.local.files import bytes_of
-from headrace.storage.arrays.chunks import DirectChunks
-from headrace.storage.arrays.reader import ArrayReader, Map, cut_spans
+from headrace.memory.lru import held_bytes
+from headrace.storage.arrays.chunks import DirectChunks, read_aligned
+from headrace.storage.arrays.reader import GROUP, ArrayReader, CutSpans, Map, cut_spans
 
 
 class Cuts(NamedTuple):
@@ -20,38 +25,55 @@ class Cuts(NamedTuple):
 
     Attributes:
         numbers: of the chunks.
-        edges: [chunks + 1] where the parts of each chunk begin in `parts`, and the end.
-        parts: numbers of parts, chunk by chunk.
-        starts, stops: of each part, the first row in its chunk, and the end.
         totals: [chunks] rows that are taken of each.
+        of: of each part, the place of its chunk in `numbers`.
+        starts, stops: of each part, the first row in its chunk, and the end.
     """
 
     numbers: list[int]
-    edges: list[int]
-    parts: list[int]
+    totals: list[int]
+    of: list[int]
     starts: list[int]
     stops: list[int]
-    totals: list[int]
 
     @classmethod
-    def of(cls, firsts: IntArray, ends: IntArray, height: int) -> Cuts:
+    def of_spans(cls, cut: CutSpans, height: int) -> Cuts:
         """Of spans, of which one at least has rows."""
-        _, of, starts, stops = cut_spans(firsts, ends, height)
-        order = np.argsort(of, kind="stable")
-        by_chunk = of[order]
-        is_first = np.ones(len(of), bool)
+        _, chunks, starts, stops = cut
+        order = np.argsort(chunks, kind="stable")
+        by_chunk = chunks[order]
+        is_first = np.ones(len(chunks), bool)
         np.not_equal(by_chunk[1:], by_chunk[:-1], out=is_first[1:])
-        at, begins = np.flatnonzero(is_first), of * height
-        totals = np.add.reduceat((stops - starts)[order], at).tolist()
-        edges = [*at.tolist(), len(of)]
-        return cls(by_chunk[at].tolist(), edges, order.tolist(), (starts - begins).tolist(), (stops - begins).tolist(), totals)
+        of, at, begins = np.empty(len(chunks), np.int64), np.flatnonzero(is_first), chunks * height
+        of[order] = np.cumsum(is_first) - 1
+        totals = np.add.reduceat((stops - starts)[order], at)
+        return cls(by_chunk[at].tolist(), totals.tolist(), of.tolist(), (starts - begins).tolist(), (stops - begins).tolist())
+
+
+class AlignedChunks:
+    """Decoded chunks of several arrays that have the same rows; a `Chunk`.
+
+    Attributes:
+        arrays: a chunk of each.
+        nbytes: of all.
+    """
+
+    __slots__ = ("arrays", "nbytes")
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        # one that lies among what was read with it would keep all of that
+        self.arrays: list[npt.NDArray[Any]] = [array.copy() if held_bytes(array) > array.nbytes else array for array in arrays]
+        self.nbytes: int = sum(array.nbytes for array in self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
 
 
 class SpanReader(ArrayReader):
     """Spans of a 1-D array, whatever its chunks."""
 
-    def _as_they_are(self, raw: DirectChunks, firsts: IntArray, ends: IntArray) -> npt.NDArray[Any]:
-        ranges, _, starts, stops = self._cut(raw, firsts, ends)
+    def _as_they_are(self, raw: DirectChunks, firsts: IntArray, ends: IntArray, cut: CutSpans) -> npt.NDArray[Any]:
+        ranges, _, starts, stops = self._ranges_of(raw, firsts, cut)
         if len(ranges.paths) == 1 and ranges.is_written.all():
             return np.frombuffer(raw.files.read_joined(ranges), self.dtype)
         out = np.empty(int((ends - firsts).sum()), self.dtype)
@@ -60,42 +82,83 @@ class SpanReader(ArrayReader):
         self._read_raw(raw, ranges, parts, list(map(bytes_of, parts)))
         return out
 
-    def _decoded(self, cuts: Cuts, run: Map) -> npt.NDArray[Any]:
-        """Of chunks that are decoded as a whole."""
-        chunks, (numbers, edges, parts, starts, stops, totals) = self.chunks, cuts
-        pieces: list[Any] = [None] * len(parts)
-        missing = self._from_cache(cuts, pieces) if chunks.decodes else list(range(len(numbers)))
 
-        def hand_out(number: int, chunk: npt.NDArray[Any] | None) -> None:
-            which = missing[number]
-            for part in parts[edges[which] : edges[which + 1]]:  # copies: the chunk need not be held for them
-                start, stop = starts[part], stops[part]
-                pieces[part] = np.full(stop - start, chunks.fill, self.dtype) if chunk is None else chunk[start:stop].copy()
-            if chunk is not None and chunks.decodes:
-                self._cache.used((self._key, numbers[which]), chunk, totals[which])
+class _Aligned:
+    """Arrays whose chunks are decoded as a whole, and have the same rows."""
 
-        self._decode(chunks, [numbers[which] for which in missing], hand_out, run)
-        return np.concatenate(pieces, out=np.empty(sum(totals), self.dtype))
+    def __init__(self, readers: Sequence[SpanReader]) -> None:
+        self._readers, self._arrays = readers, [reader.chunks for reader in readers]
+        self._cache, self._key = readers[0]._cache, "\0".join(reader._key for reader in readers)
+        self._caches = self._arrays[0].decodes
 
-    def _from_cache(self, cuts: Cuts, pieces: list[Any]) -> list[int]:
-        """Writes parts of chunks that are cached to `pieces`; which chunks are not."""
-        numbers, edges, parts, starts, stops, totals = cuts
-        missing, is_checked = [], False
-        for which, decoded in enumerate(self._cache.get_many(self._key, numbers)):
+    def read(self, cuts: Cuts, run: Map) -> list[npt.NDArray[Any]]:
+        """The rows of spans, of each array."""
+        numbers, totals, of, starts, stops = cuts
+        cached = self._cached(numbers, totals) if self._caches else [None] * len(numbers)
+        missing = [which for which, chunk in enumerate(cached) if chunk is None]
+        pieces: list[list[npt.NDArray[Any]]] = []
+        for place, reader in enumerate(self._readers):
+            nothing = np.empty(0, reader.dtype)
+            chunks = [nothing if chunk is None else chunk.arrays[place] for chunk in cached]
+            pieces.append([chunks[which][start:stop] for which, start, stop in zip(of, starts, stops, strict=True)])
+        if missing:
+            self._decode(cuts, missing, pieces, run)
+        total = sum(totals)
+        return [np.concatenate(each, out=np.empty(total, reader.dtype)) for each, reader in zip(pieces, self._readers, strict=True)]
+
+    def _cached(self, numbers: list[int], totals: list[int]) -> list[AlignedChunks | None]:
+        """The chunks that are cached, and None for the others. Their rows are taken off, and those that have given all are dropped."""
+        found, hits, last = list[AlignedChunks | None](), 0, -1
+        for number, total, decoded in zip(numbers, totals, self._cache.get_many(self._key, numbers), strict=True):
             if decoded is None:
-                missing.append(which)
+                found.append(None)
                 continue
-            if not is_checked:  # one of them a batch
-                self.chunks.check_cached(numbers[which])
-                is_checked = True
-            chunk = decoded.chunk
-            for part in parts[edges[which] : edges[which + 1]]:
-                pieces[part] = chunk[starts[part] : stops[part]]
-            decoded.left -= totals[which]
+            hits, last = hits + 1, number
+            found.append(decoded.chunk)
+            decoded.left -= total
             if decoded.left <= 0:
-                self._cache.drop((self._key, numbers[which]))
-        self.counts["chunk_hits"] += len(numbers) - len(missing)
-        return missing
+                self._cache.drop((self._key, number))
+        for reader in self._readers:
+            if hits:  # one of them a batch
+                reader.chunks.check_cached(last)
+            reader.counts["chunk_hits"] += hits
+        return found
+
+    def _decode(self, cuts: Cuts, missing: list[int], pieces: list[list[npt.NDArray[Any]]], run: Map) -> None:
+        """Reads and decodes chunks, as many at once as take `GROUP` bytes, and writes their parts to `pieces`."""
+        numbers, totals, of, starts, stops = cuts
+        parts: dict[int, list[int]] = {which: [] for which in missing}
+        for part, which in enumerate(of):
+            if which in parts:
+                parts[which].append(part)
+        step = max(1, GROUP // max(1, sum(chunks.nbytes for chunks in self._arrays)))
+        for begin in range(0, len(missing), step):
+            some = missing[begin : begin + step]
+            decoded = self._decoded([numbers[which] for which in some], run)
+            for which, *arrays in zip(some, *decoded, strict=True):
+                for each, array in zip(pieces, arrays, strict=True):
+                    for part in parts[which]:  # copies: the chunk need not be held for them
+                        each[part] = array[starts[part] : stops[part]].copy()
+                if self._caches and len(arrays[0]) > totals[which]:
+                    self._cache.used((self._key, numbers[which]), AlignedChunks(arrays), totals[which])
+        if self._caches:
+            for reader in self._readers:
+                reader.counts["chunks_decoded"] += len(missing)
+
+    def _decoded(self, numbers: list[int], run: Map) -> list[list[npt.NDArray[Any]]]:
+        """Chunks of each array."""
+        count, stored = len(numbers), read_aligned(self._arrays, numbers)
+        found: list[list[Any]] = [[None] * count for _ in self._arrays]
+
+        def work(at: int) -> None:
+            place, which = divmod(at, count)
+            chunks, data = self._arrays[place], stored[place][which]
+            stored[place][which] = None
+            chunk = chunks.decode(numbers[which], data)
+            found[place][which] = np.broadcast_to(np.asarray(chunks.fill, chunks.dtype), chunks.grid.chunks) if chunk is None else chunk
+
+        run(work, count * len(self._arrays))
+        return found
 
 
 def read_joined(readers: Sequence[SpanReader], firsts: IntArray, ends: IntArray, run: Map) -> list[npt.NDArray[Any]]:
@@ -104,18 +167,29 @@ def read_joined(readers: Sequence[SpanReader], firsts: IntArray, ends: IntArray,
 
     Spans that follow one another are read as one, and each chunk is decoded once.
 
+    Args:
+        readers: of the arrays, which share a cache.
+        firsts, ends: [spans].
+        run: calls a function in threads.
+
     Raises:
         FormatError, OSError: a chunk is damaged; a file can't be read.
     """
     firsts, ends = _joined(firsts, ends)
     if not len(firsts):
         return [np.empty(0, reader.dtype) for reader in readers]
-    cuts, found = dict[int, Cuts](), list[npt.NDArray[Any]]()
-    for reader in readers:
-        raw, height = reader._raw, reader.height
-        if raw is None and height not in cuts:
-            cuts[height] = Cuts.of(firsts, ends, height)
-        found.append(reader._decoded(cuts[height], run) if raw is None else reader._as_they_are(raw, firsts, ends))
+    cuts = {height: cut_spans(firsts, ends, height) for height in {reader.height for reader in readers}}
+    found: list[Any] = [None] * len(readers)
+    aligned: dict[tuple[int, bool], list[int]] = {}
+    for place, reader in enumerate(readers):
+        if reader._raw is None:
+            aligned.setdefault((reader.height, reader.chunks.decodes), []).append(place)
+        else:
+            found[place] = reader._as_they_are(reader._raw, firsts, ends, cuts[reader.height])
+    for (height, _), places in aligned.items():
+        together = _Aligned([readers[place] for place in places])
+        for place, rows in zip(places, together.read(Cuts.of_spans(cuts[height], height), run), strict=True):
+            found[place] = rows
     return found
 
 
