@@ -5,10 +5,10 @@
 
 Made cells of 14 plates, which follow one another in the file, in batches of 64: from an .h5ad file as anndata writes it (contiguous), one
 that is compressed by gzip, and a Zarr store as annbatch lays it out (shards, chunks of 32,768 values, Blosc with LZ4). Beside headrace
-stand scDataset and AnnLoader over the .h5ad file, and annbatch over its store, which it has converted and shuffled itself where it is
-installed; and a bare loop that inflates each chunk of the gzip file once, in as many processes, and makes nothing of it. All files are in
-the page cache. The table shows beside the speed how well a batch is mixed: the mean entropy of the plates of a batch in bits; a full
-shuffle of 14 plates has about 3.65.
+stand scDataset over both .h5ad files, AnnLoader over the first, and annbatch over its store, which it has converted and shuffled itself
+where it is installed; and a bare loop that inflates each chunk of the gzip file once, in as many processes, and makes nothing of it. All
+files are in the page cache. The table shows beside the speed how well a batch is mixed: the mean entropy of the plates of a batch in
+bits; a full shuffle of 14 plates has about 3.65.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import itertools
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ PLATES, STEP = 14, 5000
 CHUNK, SHARD = 32_768, 134_217_728  # values, of annbatch's stores
 OWN, GZIP, STORE = "headrace, .h5ad", "headrace, .h5ad by gzip", "headrace, annbatch's store"
 FULL = "headrace, .h5ad, full shuffle"
+OWN_ALONE, STORE_ALONE = "headrace, .h5ad, no workers", "headrace, annbatch's store, no workers"
 LIMIT = "limit: inflating alone, .h5ad by gzip"
-SCDATASET, ANNBATCH, ANNLOADER = "scDataset, .h5ad", "annbatch, its store", "AnnLoader, .h5ad"
+SCDATASET, SCDATASET_GZIP = "scDataset, .h5ad", "scDataset, .h5ad by gzip"
+ANNBATCH, ANNLOADER = "annbatch, its store", "AnnLoader, .h5ad"
 
 
 def made_rows(cells: int, genes: int, density: float) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
@@ -121,17 +124,24 @@ def write_store(path: Path, h5ad: Path) -> None:
 
 def section(job: Cells, by_gzip: str, title: str) -> Section:
     stores = sorted(str(path) for path in Path(job.store).iterdir() if path.is_dir() and path.name.startswith("dataset_"))
+    alone = replace(job, workers=0)
     contestants = [
         Contestant(OWN, ours, (job, job.h5ad, "block")),
+        Contestant(OWN_ALONE, ours, (alone, job.h5ad, "block")),
         Contestant(GZIP, ours, (job, by_gzip, "block")),
         Contestant(STORE, ours, (job, stores, "block")),
+        Contestant(STORE_ALONE, ours, (alone, stores, "block")),
         Contestant(LIMIT, inflating, (job, by_gzip)),
         Contestant(FULL, ours, (job, job.h5ad, True)),
         Contestant(SCDATASET, sc_dataset, (job, 16, 256), ("scDataset", "scdataset")),
+        Contestant(SCDATASET_GZIP, sc_dataset, (replace(job, h5ad=by_gzip), 16, 256), ("scDataset", "scdataset")),
         Contestant(ANNBATCH, annbatch_loader, (job, 32, 256), ("annbatch",)),
         Contestant(ANNLOADER, ann_loader, (job,), ("anndata",)),
     ]
-    pairs = [(OWN, SCDATASET), (GZIP, SCDATASET), (GZIP, LIMIT), (LIMIT, SCDATASET), (STORE, ANNBATCH), (OWN, ANNBATCH), (FULL, ANNLOADER)]
+    pairs = [
+        (OWN, SCDATASET), (OWN_ALONE, SCDATASET), (GZIP, SCDATASET), (GZIP, SCDATASET_GZIP), (GZIP, LIMIT), (LIMIT, SCDATASET),
+        (STORE, ANNBATCH), (STORE_ALONE, ANNBATCH), (OWN, ANNBATCH), (OWN_ALONE, ANNBATCH), (FULL, ANNLOADER),
+    ]  # fmt: skip
     return Section(title, "cells/s", OWN, contestants, [Ratio(f"{title}: {one} / {other}", one, (other,)) for one, other in pairs])
 
 
