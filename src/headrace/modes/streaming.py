@@ -105,28 +105,30 @@ class _Scan:
         self._next, self._reader = coming.steps.start, coming.steps.start  # steps
         self._edges = None if coming.segments is None else coming.segments()
         self._begun: set[int] = set()  # segments
-        self._yields = parent_process() is not None  # a worker is asked for its next batch as soon as it has made one
+        # A worker is asked for its next batch as soon as it has made one.
+        self._alone = coming.steps.start if parent_process() is not None else -1
         self._batches: dict[int, IntArray] = {}  # those that come next, by step
 
     def continues_with(self, coming: Coming) -> bool:
         """True if these are the rest of the batches that it has gone through."""
-        return coming.key == self._key and self._reader <= coming.steps.start <= self._next
+        is_aligned = (self._next - coming.steps.start) % coming.steps.step == 0
+        return coming.key == self._key and self._reader <= coming.steps.start <= self._next and is_aligned
 
     def fetch(self, coming: Coming, window: int) -> None:
         """Has fetched what comes, the next batch in any case, until so many bytes are on their way.
 
-        A worker's first batch alone: the rest would not begin before it is there, and computing it delays the threads that fetch.
+        Until a worker has made its first batch that one alone: the rest would wait for it, and computing it delays the threads that fetch.
         """
         self._reader = coming.steps.start
-        while self._next < coming.steps.stop and (self._next <= self._reader or self._files.bytes_prefetched < window):
+        while self._next < coming.steps.stop and (self._next <= self._reader or self._has_room(window)):
             indices = self._batch(coming)
             parts = [indices] if self._edges is None else self._new_segments(indices, self._edges)
             is_urgent = self._next == self._reader  # nothing of it was fetched before
             self._files.prefetch([self._source.byte_ranges(self._whole(part)) for part in parts], is_urgent)
             self._next += coming.steps.step
-            if self._yields:
-                self._yields = False
-                break
+
+    def _has_room(self, window: int) -> bool:
+        return self._reader != self._alone and self._files.bytes_prefetched < window
 
     def _batch(self, coming: Coming) -> IntArray:
         """The next batch. Several are computed together, and located if that takes requests."""

@@ -108,9 +108,7 @@ class Fetch(Dataset[Any]):
                 if request.is_idle:
                     report["idle"] = True
                     return MadeBatch(None, 0)
-                if (plan := self._plan) is not None:
-                    steps = range(request.step, plan.steps(), self._stride)
-                    self.dataset.prefetch(request.epoch, steps, plan.batches_of(request.epoch))
+                self.look_ahead(request.epoch, request.step)
                 make = functools.partial(self._make, report=report) if self.way is None else self.way.make
                 if self._pixels is None:
                     return make(request)
@@ -126,6 +124,17 @@ class Fetch(Dataset[Any]):
                 f"{self._origin} gave index {outside[0]}, and {type(self.dataset).__name__} has {n} samples: indices must lie in "
                 f"[0, {n}), or in [{-(n or 0)}, 0) from the end"
             ) from error
+
+    def look_ahead(self, epoch: int, step: int) -> None:
+        """Has a streaming dataset prefetch the batch of a step, and what comes after it."""
+        if (plan := self._plan) is not None:
+            self.dataset.prefetch(epoch, range(step, plan.steps(), self._stride), plan.batches_of(epoch))
+
+    def begin(self, epoch: int, step: int, worker: int) -> None:
+        """The same for the first batch of a worker, when the workers begin at a step."""
+        if not self._is_stateful:  # else its first request may bring no batch, but a state
+            with contextlib.suppress(Exception):  # raised again where the batch is made
+                self.look_ahead(epoch, step + worker)
 
     def _slowest(self, request: BatchRequest) -> dict[str, tuple[float, int | None]]:
         """By stage, the sample that took longest: its seconds and its index, where that is known."""
@@ -311,11 +320,18 @@ ForkingPickler.register(torch.Generator, _reduce_generator)
 
 
 class WorkerInit:
-    """What a worker does first: see to it that it ends with its parent, say that its loop begins, and call the user's `worker_init_fn`."""
+    """What a worker does first: see to it that it ends with its parent, say that its loop begins, and call the user's `worker_init_fn`.
+
+    Then it has its first batch prefetched, which the parent asks for when all workers have been started.
+
+    Attributes:
+        begins: epoch and step with which the workers begin.
+    """
 
     def __init__(self, function: Callable[[int], Any] | None) -> None:
         self.function = function
         self.flags: Flags | None = None  # of the workers that are started next
+        self.begins: tuple[int, int] = 0, 0
         self._collects = True
 
     @contextlib.contextmanager
@@ -350,3 +366,5 @@ class WorkerInit:
             except Exception as error:
                 error.add_note("headrace: raised by worker_init_fn")
                 fetch.init_error = error  # each batch raises it
+                return
+        fetch.begin(*self.begins, worker)

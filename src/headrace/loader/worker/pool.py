@@ -103,6 +103,7 @@ class WorkerPool:
         self.dispatch.begin(epoch, step, states)
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._pins)
+        self._init.begins = epoch, step
         with self._init.forking():
             deliveries: Deliveries = iter(self._loader)
         return deliveries

@@ -1,0 +1,106 @@
+"""A worker has its first batch prefetched before it is asked for it, and before it looks ahead."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.io.ranges import ByteRanges
+from headrace.modes import streaming
+from headrace.modes.mode import Coming
+from tests.testing.test_contract import SquareDataset
+
+
+class Noted(SquareDataset):
+    """Notes in a file which steps each process has prefetched, and which batches were made."""
+
+    def __init__(self, path: Path, fails: bool = False) -> None:
+        super().__init__(loading_mode="streaming")
+        self.path, self.fails = path, fails
+
+    def _note(self, *words: Any) -> None:
+        with open(self.path, "a") as file:
+            file.write(" ".join(map(str, [os.getpid(), *words])) + "\n")
+
+    def prefetch(self, key: Any, steps: range, batches: Any) -> None:
+        self._note("prefetch", key, steps.start, steps.step)
+        if self.fails:
+            raise HeadraceError("no prefetching")
+
+    def __getitems__(self, indices: Any) -> Any:
+        self._note("made")
+        return super().__getitems__(indices)
+
+
+def by_worker(path: Path) -> list[list[str]]:
+    said: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        pid, _, rest = line.partition(" ")
+        said.setdefault(pid, []).append(rest)
+    return sorted(said.values())
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_begin_before_they_are_asked(make_loader: Any, tmp_path: Path, context: str) -> None:
+    dataset = Noted(tmp_path / "notes")
+    loader = make_loader(dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context)
+    expected = [batch.tolist() for batch in loader]
+    for worker, said in enumerate(by_worker(dataset.path)):
+        assert said[:2] == [f"prefetch 0 {worker} 2"] * 2 and said[2] == f"prefetch 0 {worker + 2} 2"
+    assert sum(map(len, expected)) == len(dataset)
+    loader.set_epoch(3)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    dataset = Noted(tmp_path / "resumed")
+    loader = make_loader(dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context)
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert [said[:2] for said in by_worker(dataset.path)] == [[f"prefetch 3 {step} 2"] * 2 for step in (3, 4)]
+
+
+def test_an_error_of_prefetching_comes_with_the_batch(make_loader: Any, tmp_path: Path) -> None:
+    loader = make_loader(Noted(tmp_path / "notes", fails=True), batch_size=4, num_workers=2, shuffle="block")
+    with pytest.raises(HeadraceError, match="no prefetching"):
+        list(loader)
+
+
+class Asked:
+    """A source, and its files, that note which rows are prefetched."""
+
+    locating_needs_io = False
+
+    def __init__(self) -> None:
+        self.files, self.asked, self.bytes_prefetched = self, list[tuple[int, bool]](), 0
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        return ByteRanges.in_file("rows", indices * 8, indices * 8 + 8)
+
+    def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
+        self.asked.append((int(pieces[0].start[0]) // 8, urgent))
+        self.bytes_prefetched += 8
+
+
+@pytest.mark.parametrize("is_worker", [True, False])
+def test_the_first_batch_is_fetched_alone(monkeypatch: pytest.MonkeyPatch, is_worker: bool) -> None:
+    monkeypatch.setattr(streaming, "parent_process", lambda: object() if is_worker else None)
+    source: Any = Asked()
+
+    def coming(start: int) -> Coming:
+        return Coming(0, range(start, 20, 2), lambda steps: [np.array([step]) for step in steps], None)
+
+    scan = streaming._Scan(coming(1), source, lambda indices: indices)
+    ahead = [(3, False), (5, False)]
+    for _ in range(2):  # by itself, and when it is asked for
+        scan.fetch(coming(1), 24)
+        assert source.asked == ([(1, True)] if is_worker else [(1, True), *ahead])
+    source.bytes_prefetched = 0
+    scan.fetch(coming(3), 24)
+    assert source.asked[1:] == ([(3, True), (5, False), (7, False)] if is_worker else [*ahead, (7, False), (9, False), (11, False)])
+    assert scan.continues_with(coming(5)) and not scan.continues_with(coming(4))
