@@ -210,6 +210,8 @@ def main() -> None:
             print(f"{told} predicted x{result['predicted']:.2f} measured {gained}  {beside}", flush=True)
             if given.text:
                 print(result["text"], "\n", flush=True)
+    if given.json:
+        return
     limits = [result for result in results if result["case"] in LIMITS]
     idle = [result for result in results if result["case"] in IDLE]
     for what, some in (("planted limits", limits), ("loaders that are fast enough", idle)):

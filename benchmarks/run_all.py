@@ -3,6 +3,7 @@
     python benchmarks/run_all.py                        # hours: the figures of docs/benchmarks.md
     python benchmarks/run_all.py --quick                # small data, two rounds: shows that everything runs; no figures to quote
     python benchmarks/run_all.py --only images order    # some of them
+    python benchmarks/run_all.py --only text --options "--gb 0.5"   # one of them, with options of your own
     python benchmarks/run_all.py --report               # runs nothing: the report of what lies in --out
     python benchmarks/run_all.py --write                # keeps what the marked tables of docs/ are made of, and writes those tables
     python benchmarks/run_all.py --write --report       # runs nothing: the marked tables of what is kept
@@ -40,6 +41,7 @@ import psutil
 from common import machine
 from doc_tables import RESULTS, TableError, marked, write_tables
 from folders import temporary_folder
+from PIL import Image
 from report import write_report
 
 HERE = Path(__file__).resolve().parent
@@ -66,7 +68,7 @@ class Script:
 
 
 SCRIPTS: dict[str, Script] = {
-    "images": Script("Photographs to batches", "PHOTOS", "PHOTOS --limit 128 --rounds 2"),
+    "images": Script("Photographs to batches", "PHOTOS", "PHOTOS --limit 128 --rounds 2 --only headrace limit torchvision"),
     "modes": Script("Loading modes", "PHOTOS", "PHOTOS --rounds 2"),
     "training": Script("Training in each mode", "PHOTOS --epochs 2", "--images 48 --image-size 64 --epochs 2 --workers 1"),
     "from_memory": Script("Batches of what is in memory", "--step", "--images 256 --size 64 --rounds 2"),
@@ -99,9 +101,11 @@ SCRIPTS: dict[str, Script] = {
     "shuffling": Script("How well a block shuffle mixes", "", "--seeds 1"),
     "elastic": Script("Epochs that go on elsewhere", "", "--only headrace --timeout 60 --changes fewer workers killed skipped"),
     "memory": Script("Memory", "PHOTOS", "PHOTOS --budgets 500MB --modes cached --images 200 --ranks 1"),
-    "cache_policy": Script("What a cache should hold", "", "--samples 500 --held 0.5 --epochs 2 --workers 2"),
+    "cache_policy": Script("What a cache should hold", "", "--samples 500 --held 0.5 --epochs 2 --workers 2", needs=("cachetools",)),
     "monitoring": Script("The cost of counting", "", "--batches 200"),
-    "profile_limits": Script("Limits that a profile finds", "--idle", "--runs 1 --seconds 6", lines=True),
+    "profile_limits": Script(
+        "Limits that a profile finds", "--idle", "--runs 1 --seconds 6 --only read server decode step idle-one", lines=True
+    ),
     "info_advice": Script("The advice of headrace info", "", "--seconds 0.3 --mb 4"),
 }
 """All of them, in the order of the report."""
@@ -163,9 +167,13 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def make_photos(folder: Path, count: int) -> Path:
-    """Photographs in class folders, by examples/make_photos.py."""
+    """Photographs in class folders, by examples/make_photos.py; its PNGs become JPEGs, which is all that some peers and limits read."""
     command = [sys.executable, str(ROOT / "examples" / "make_photos.py"), str(folder), "--images", str(count)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    for path in folder.rglob("*.png"):
+        with Image.open(path) as image:
+            image.convert("RGB").save(path.with_suffix(".jpg"), quality=90)
+        path.unlink()
     return folder
 
 
@@ -178,7 +186,7 @@ def run_all(given: argparse.Namespace, names: list[str]) -> bool:
         photos = given.photos.resolve() if given.photos else Path(work) / "photos"
         for name in names:
             script = SCRIPTS[name]
-            options = script.quick if given.quick else script.full
+            options = given.options if given.options is not None else script.quick if given.quick else script.full
             print(f"{name}: ", end="", flush=True)
             if "PHOTOS" in options and not photos.exists():
                 make_photos(photos, 150 if given.quick else 3000)
@@ -199,6 +207,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small data and two rounds")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {', '.join(SCRIPTS)}")
+    parser.add_argument(
+        "--options", metavar="TEXT", help="of the one script of --only, instead of its own; PHOTOS is the folder of photographs"
+    )
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="class folders of JPEG files (default: 3,000 are made)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for JSON, plots and the report")
     parser.add_argument("--limit", type=float, default=4 * 3600.0, metavar="SECONDS", help="after which a script is given up (4 hours)")
@@ -207,6 +218,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.write and given.quick:
         parser.error("--write and --quick: a quick run has no figures to quote")
+    if given.options is not None and (given.quick or len(given.only or ()) != 1):
+        parser.error("--options needs one script, --only NAME, and no --quick")
     given.out = given.out or (ROOT / "out" / "benchmarks" if given.quick else HERE / "results" / "latest")
     unknown = sorted(set(given.only or ()) - set(SCRIPTS))
     if unknown:

@@ -46,7 +46,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module `run_all`."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module("run_all")
-    for name in ("run_all", "report", "folders", "common"):
+    for name in ("run_all", "doc_tables", "doc_forms", "report", "folders", "common"):
         sys.modules.pop(name, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,32 @@ RACE = {
 MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory": "25 GB", "python": "3.11.7", "zarr": "3.1.6"}
 KEPT = {"name": "race", "command": "benchmarks/race.py --rounds 2", "date": "2026-11-03", "load": 0.51, "quick": False, "result": RACE}
 KEPT |= {"machine": MACHINE}
+QUICK = json.loads((Path(__file__).parent / "quick_runs.json").read_text(encoding="utf-8"))
+"""What `run_all.py --quick` gave, cut to a few sections and contestants."""
+HEADS = {
+    "arrays": "| samples/s | headrace | headrace, block shuffle |",
+    "cache_policy": "| order | fits | keep, shared | keep, a worker | LRU, shared | LRU, a worker | no cache can pass |",
+    "cold": "| lines/s | headrace | headrace, without hints |",
+    "device": "| ResNet-50 in bfloat16 on cpu | img/s | blocked |",
+    "episodes": "| windows/s | headrace | headrace, block shuffle | h5py, DataLoader |",
+    "from_memory": "|  | uint8, img/s | float32 normalised, img/s |",
+    "images": "|  | float32 normalised, img/s | uint8, img/s |",
+    "info_advice": "| file | samples/s before | after | times | said, at least | command |",
+    "memory": "| mode, 150 images | workers | ranks | shared | budget | of it | taken | samples held | img/s |",
+    "modes": "| 2 workers | img/s | to the plain `DataLoader` with the same decode |",
+    "monitoring": "| a batch of 32 samples | counting it | of that batch | of a batch of 10 ms |",
+    "order": "| N = 200,000, time | first index | us, blocks | us, lists | with start | memory | resume |",
+    "pack": "| encoded | img/s | MB written |",
+    "profile_limits": "| planted | named | predictions kept | predicted | measured | seconds |",
+    "read_rows": "| rows/s | headrace | headrace, open dataset |",
+    "sparse_rows": "| 200 x 500, dense | cells/s | entropy |",
+    "stream": "| shuffled, 20 ms | samples/s | first batch, ms | CPU, s | requests | MB |",
+    "stream_zarr": "| 8 a chunk, 20 ms | samples/s | first batch, ms | CPU, s | requests | MB |",
+    "tables": "| random rows of an Arrow file that HF datasets saved, batches of 64 | rows/s |",
+    "training": "| mode | start | epoch 1, img/s | epoch 2, img/s | wait | hits | memory | loss |",
+    "text": "| index of a text of 0.01 GB, from the disk | MB/s |",
+}
+"""How the first table of each begins."""
 
 
 @pytest.fixture
@@ -34,7 +61,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Imports a script of benchmarks/."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     yield importlib.import_module
-    for name in ("run_all", "doc_tables", "report", "folders", "common"):
+    for name in ("run_all", "doc_tables", "doc_forms", "report", "folders", "common"):
         sys.modules.pop(name, None)
 
 
@@ -89,6 +116,43 @@ def test_a_race_is_a_table(scripts: Any, results: Path) -> None:
     assert scripts("doc_tables").with_tables(written, results) == written
 
 
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_each_benchmark_has_its_table(scripts: Any, name: str) -> None:
+    result = QUICK[name]
+    lines = list(scripts("doc_forms").FORMS.get(name, scripts("doc_forms").column_a_section)(result))
+    assert lines[0].startswith(HEADS[name])
+    tables = [part.split("\n") for part in "\n".join(lines).split("\n\n") if part.startswith("|")]
+    assert tables
+    for head, line, *rows in tables:
+        columns = head.count("|")
+        assert rows and line == "|---|" + "--:|" * (columns - 2)
+        assert all(len(re.findall(r"(?<!\\)\|", row)) == columns for row in rows), rows
+    if "sections" in result:
+        names = {name for section in result["sections"].values() for name in section["contestants"]}
+        assert all(any(name in row for table in tables for row in table) for name in names)
+
+
+def test_the_quick_runs_are_of_all_benchmarks(scripts: Any) -> None:
+    pages_of_their_own = {"elastic", "shuffling"}
+    assert set(QUICK) == set(HEADS) == set(scripts("run_all").SCRIPTS) - pages_of_their_own
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, ""), (0, "0.000"), (0.00004, "0.000"), (0.0123, "0.0123"), (9.0, "9"), (99.96, "100"), (1234.5, "1,234"), (-2.5, "-2.5")],
+)
+def test_numbers_have_three_digits(scripts: Any, value: float | None, said: str) -> None:
+    assert scripts("doc_forms").number(value) == said
+
+
+def test_sizes_durations_and_ratios(scripts: Any) -> None:
+    forms = scripts("doc_forms")
+    assert [forms.size(n) for n in (None, 12, 1500, 269_000, 4.8e9)] == ["", "12 B", "1.5 kB", "269 kB", "4.8 GB"]
+    assert [forms.duration(n) for n in (None, 2e-7, 0.0043, 12.5)] == ["", "0.2 us", "4.3 ms", "12.5 s"]
+    assert forms.ratio_of({"at_least": 21355.4}) == "more than 21,355"
+    assert forms.ratio_of({"ratio": 12.3, "min": 9.9, "max": 15.0}) == "12 (10 to 15)"
+
+
 def test_only_pages_that_change_are_written(scripts: Any, results: Path, tmp_path: Path) -> None:
     tables, docs = scripts("doc_tables"), tmp_path / "docs"
     docs.mkdir()
@@ -103,7 +167,7 @@ def test_only_pages_that_change_are_written(scripts: Any, results: Path, tmp_pat
     ("text", "said"),
     [
         (MARK.format("absent", ""), "absent.json does not exist: run python benchmarks/run_all.py --only absent --write"),
-        (MARK.format("odd", ""), "results/odd.json has no table: give odd a function in FORMS"),
+        (MARK.format("odd", ""), "results/odd.json has no table: give odd a form in FORMS"),
         ("<!-- table: race -->\n", "the table race has no end"),
         (MARK.format("race", "") * 2, "the table race is marked twice"),
     ],
