@@ -35,6 +35,7 @@ HEADS = {
     "cache_policy": "| order | fits | keep, shared | keep, a worker | LRU, shared | LRU, a worker | no cache can pass |",
     "cold": "| lines/s | headrace | headrace, without hints |",
     "device": "| ResNet-50 in bfloat16 on cpu | img/s | blocked |",
+    "eager": "|  | HDF5, blocks/s | Zarr, a file a chunk, blocks/s |",
     "episodes": "| windows/s | headrace | headrace, block shuffle | h5py, DataLoader |",
     "from_memory": "|  | uint8, img/s | float32 normalised, img/s |",
     "images": "|  | float32 normalised, img/s | uint8, img/s |",
