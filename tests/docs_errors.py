@@ -399,6 +399,7 @@ def message_of(code: str, folder: Path) -> str:
             names.clear()
     shown = re.sub(r"\(pid \d+\)", "(pid 4711)", re.sub(r"0x[0-9a-f]+", "0x7f00", shown))
     shown = re.sub(r"[\d.,]+ k?M?G?B are left", "... are left", shown)
+    shown = re.sub(r"it's not found as __main__\.<lambda>", "attribute lookup <lambda> on __main__ failed", shown)  # Python 3.14
     for path in (os.path.realpath(folder), str(folder)):
         shown = shown.replace(f"{path}/", "").replace(path, "/home/me")
     return f"{text}: {shown}"

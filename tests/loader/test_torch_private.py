@@ -63,6 +63,23 @@ def test_a_death_by_public_apis_alone(lacking: None) -> None:
         assert len(list(loader)) == len(SquareDataset()), "the next iterator has new workers"
 
 
+@pytest.mark.filterwarnings("ignore:torch .* lacks")
+def test_a_death_that_torch_tells_elsewhere(lacking: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's handler of SIGCHLD raises between any two instructions, as here after a batch has come."""
+
+    def killed(pids: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed.")
+
+    with create_dataloader(SquareDataset(), batch_size=1, num_workers=1) as loader:
+        iterator = iter(loader)
+        next(iterator)  # after which memory is counted
+        with monkeypatch.context() as patch, pytest.raises(WorkerError, match=r"a worker died in epoch 0"):
+            patch.setattr(loader._stats, "look", killed)
+            next(iterator)
+        assert list(iterator) == [], "the epoch has ended"
+        assert len(list(loader)) == len(SquareDataset())
+
+
 @pytest.mark.parametrize(("loop", "given"), [(lambda kind, dataset: None, "data"), (lambda kind, dataset_holder: None, ["data"])])
 def test_a_worker_takes_its_dataset_as_this_torch_gives_it(monkeypatch: pytest.MonkeyPatch, loop: Any, given: Any) -> None:
     monkeypatch.setattr(torch_private, "worker_loop", loop)

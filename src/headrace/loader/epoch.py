@@ -76,6 +76,18 @@ class EpochIterator:
         return max(0, len(self._loader) - self._step)
 
     def __next__(self) -> Any:
+        try:
+            return self._next()
+        except HeadraceError:
+            raise
+        except RuntimeError as error:  # torch's handler of SIGCHLD raises anywhere, where it can't be kept from it
+            if self._deliveries is None or not is_of_workers(error):
+                raise  # of the dataset, in this process
+            deliveries, self._deliveries = self._deliveries, None
+            self._loader._broke(self.pool)
+            raise death_of(error, deliveries, self._epoch, self._start, self._step, self._loader.config.timeout) from error
+
+    def _next(self) -> Any:
         self._transfer.await_device()
         asked = time.perf_counter()
         delivered = self._receive()
@@ -106,14 +118,6 @@ class EpochIterator:
             except StopIteration:
                 self._end()
                 break
-            except HeadraceError:
-                raise
-            except RuntimeError as error:
-                if not is_of_workers(error):
-                    raise  # of the dataset, in this process
-                deliveries, self._deliveries = self._deliveries, None
-                self._loader._broke(self.pool)
-                raise death_of(error, deliveries, self._epoch, self._start, self._step, self._loader.config.timeout) from error
             failure = failure_of(delivered)
             if failure is not None:
                 self._exhausted = 0
