@@ -1,6 +1,7 @@
 """Layouts that are kept give the same datasets without h5py, and none of files that have changed."""
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import HDF5Dataset, StreamingDataset
-from headrace.errors import DataNotFoundError, FileChangedError, SampleError
+from headrace.errors import DataNotFoundError, FileChangedError, FormatError, SampleError
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
@@ -161,6 +162,15 @@ def test_an_index_beside_is_asked_for_without_layouts(far_of: Any, server: Range
     server.counts()
     far_of("raw", names=("d.h5",))
     assert server.counts()["requests"] == 1
+
+
+def test_a_bad_file_among_others_leaves_nothing_running(far_of: Any, shards: Path, tmp_path: Path) -> None:
+    """The indices of those before it are kept; what was on its way of those behind it is not waited for."""
+    (shards / "b.h5").write_bytes(b"no HDF5 file" * 100)
+    with pytest.raises(FormatError, match=r"http://.*/b\.h5 is no HDF5 file"):
+        far_of("raw")
+    assert len(list((tmp_path / "cache").glob("headrace-hdf5-index-*"))) == 1 and not kept(tmp_path)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("headrace-keep")]
 
 
 # -- files that change, or vanish, when they were opened by their layouts

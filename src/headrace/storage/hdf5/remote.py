@@ -22,6 +22,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import h5py
@@ -87,6 +88,8 @@ class _Known:
         self.is_new = False
         self.is_recording = False
         self.stays_open = False
+        self.ends: tuple[list[int], Future[list[memoryview | None]]] | None = None
+        """Where the pieces begin that are on their way since it was looked for, and these."""
         self.file: h5py.File | None = None
         """What is open for as long as it stays so."""
         self.patience = PATIENCE
@@ -103,6 +106,20 @@ class _Known:
         for number, place in zip(requests.order.tolist(), places.tolist(), strict=True):
             data[place : place + len(parts[number])] = parts[number]
         return [requests.ranges.start, sizes, np.frombuffer(data, np.uint8), np.frombuffer(json.dumps(self.doubts).encode(), np.uint8)]
+
+    def take_ends(self) -> None:
+        """Waits for what is on its way, outside of h5py."""
+        if self.ends is not None:
+            starts, pieces = self.ends
+            self.ends = None
+            for start, data in zip(starts, pieces.result(), strict=True):
+                self.hold(start, data or memoryview(b""))
+
+    def forget_ends(self) -> None:
+        """They are not needed any more."""
+        if self.ends is not None:
+            self.ends[1].cancel()
+            self.ends = None
 
     def hold(self, start: int, data: memoryview) -> None:
         """Holds a piece for a while."""
@@ -213,6 +230,7 @@ class RemoteHDF5(HDF5Files):
         super().__init__(files)
         self._kind = kind
         self._known: dict[str, _Known] = {}  # of files that are being opened
+        self._kept: list[Future[None]] = []  # indices that are on their way to the disk
 
     def learn(self, paths: Sequence[str], unless: Callable[[], bool] = lambda: False) -> None:
         learn_indexed(self.files, paths, self._kind, unless)
@@ -220,31 +238,36 @@ class RemoteHDF5(HDF5Files):
     def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
         self.learn(paths)
         results: list[T] = []
-        for start in range(0, len(paths), TOGETHER):
-            urls = paths[start : start + TOGETHER]
-            try:
-                self._look(urls)
-                results += [self._read(url, function) for url in urls]
-            finally:
-                self._known.clear()
+        with ThreadPoolExecutor(1, "headrace-keep-index") as keeper:  # the disk takes its time, and other files are read meanwhile
+            for start in range(0, len(paths), TOGETHER):
+                urls = paths[start : start + TOGETHER]
+                try:
+                    self._look(urls)
+                    results += [self._read(url, function, keeper) for url in urls]
+                finally:
+                    for known in self._known.values():
+                        known.forget_ends()
+                    self._known.clear()
+        kept, self._kept = self._kept, []
+        for one in kept:
+            one.result()
         return results
 
     def _look(self, urls: Sequence[str]) -> None:
-        """Finds their indices, or fetches their ends, all at once."""
-        ends: list[tuple[str, int, int]] = []
+        """Finds their indices, or begins to fetch their ends, all at once."""
         for url in dict.fromkeys(urls):
             arrays, size = found_index(self.files, url, self._kind), self.files.version(url).size
-            self._known[url] = _Known(arrays)
+            self._known[url] = known = _Known(arrays)
             if arrays is None:
                 first = min(ENDS, size)
-                ends += [(url, 0, first), (url, max(first, size - ENDS), size)]
-        for (url, start, _), data in zip(ends, self.files.read(ByteRanges.of(ends)), strict=True):
-            self._known[url].hold(start, data or memoryview(b""))
+                ends = [(url, 0, first), (url, max(first, size - ENDS), size)]
+                known.ends = [0, ends[1][1]], self.files.begin(ByteRanges.of(ends))
 
-    def _read(self, url: str, function: Callable[[str], T]) -> T:
+    def _read(self, url: str, function: Callable[[str], T], keeper: ThreadPoolExecutor) -> T:
         began = time.monotonic()
         if url not in self._known:  # it is named twice
             self._look([url])
+        self._known[url].take_ends()
         try:
             result = self._recorded(url, function)
         except (FormatError, MissingNameError, BudgetError):
@@ -253,7 +276,7 @@ class RemoteHDF5(HDF5Files):
                 result = self._recorded(url, function)
         known = self._known.pop(url)
         if known.is_new:
-            keep_index(self.files, url, self._kind, known.arrays(), time.monotonic() - began)
+            self._kept.append(keeper.submit(keep_index, self.files, url, self._kind, known.arrays(), time.monotonic() - began))
         return result
 
     def _recorded(self, url: str, function: Callable[[str], T]) -> T:
@@ -288,6 +311,7 @@ class RemoteHDF5(HDF5Files):
         if path not in self._known:
             self._look([path])
         known = self._known[path]
+        known.take_ends()
         with asking("h5py", redact(path)):
             try:
                 file = h5py.File(RemoteFile(self.files, path, known), "r")
@@ -333,7 +357,7 @@ class RemoteHDF5(HDF5Files):
         return known.doubts[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}}
+        return {**self.__dict__, "_known": {}, "_kept": []}
 
 
 def other_file(what: str) -> FormatError:
