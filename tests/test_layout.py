@@ -172,7 +172,7 @@ INSIDE: dict[str, list[str]] = {
     "storage/text": ["lines", "plain", "records", "chats", "line_index", "index_beside", "scan", "files", "source", "index"],
     "storage/table": ["library", "messages", "columns", "files", "parquet", "arrow", "copies", "source", "arrays"],
     "storage/tar": ["index", "source"],
-    "storage/tokens": ["source", "packed", "joined"],
+    "storage/tokens": ["source", "best_fit", "packed", "joined"],
     "storage": [
         *(
             "blocks",

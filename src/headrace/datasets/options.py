@@ -41,7 +41,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     text_field: str | Callable[[Any], str]
     target_field: str | None
     labels: Literal["folders"] | None
-    packing: bool
+    packing: bool | Literal["bfd"]
     end_token: int | None
     newline: Newline
     encoding: str | None  # of texts: a str

@@ -466,3 +466,8 @@ class TestBlocksOfChatsKeepTheLaws(TestChatsKeepTheLaws):
 
     def make_bad(self, **options: Any) -> None:
         return None
+
+
+@pytest.mark.slow
+class TestRowsOfChatsKeepTheLaws(TestBlocksOfChatsKeepTheLaws):
+    options = {"packing": "bfd", "max_length": 70}  # noqa: RUF012

@@ -291,7 +291,9 @@ class TestBadInput:
             ({"stride": 600, "max_length": 512}, "stride=600 is larger than max_length=512"),
             ({"stride": 5}, "stride=5 needs max_length="),
             ({"packing": True}, "packing=True needs max_length=, the tokens of a sample"),
-            ({"packing": 1}, "packing must be True or False"),
+            ({"packing": "wrapped"}, "packing must be True, False or 'bfd', not 'wrapped'"),
+            ({"packing": "bfd"}, "packing='bfd' needs max_length=, the tokens of a sample"),
+            ({"packing": "bfd", "max_length": 4, "stride": 2}, "can't be given together"),
             ({"packing": True, "stride": 5}, "can't be given together"),
             ({"end_token": 1}, "end_token has a meaning with stride or packing only"),
             ({"end_token": -1, "packing": True}, "end_token"),
@@ -639,3 +641,8 @@ class TestWindowsKeepTheLaws(_Contract):
 @pytest.mark.slow
 class TestBlocksKeepTheLaws(_Contract):
     options = {"max_length": 16, "packing": True, "end_token": 1}  # noqa: RUF012
+
+
+@pytest.mark.slow
+class TestRowsKeepTheLaws(_Contract):
+    options = {"unit": "line", "max_length": 40, "packing": "bfd", "end_token": 1}  # noqa: RUF012

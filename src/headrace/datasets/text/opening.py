@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.text.chat_template import has_template
 from headrace.datasets.text.chats import ChatTexts, hold_chats
-from headrace.datasets.text.options import CHAT, TextOptions
+from headrace.datasets.text.options import BEST_FIT, CHAT, TextOptions
 from headrace.datasets.text.passes import folder_of
 from headrace.datasets.text.tokenizing import way_fingerprint
-from headrace.datasets.text.units import FileTexts, LineTexts, RecordTexts, TextUnit, TokenBlocks, TokenizedTexts, TokenWindows
-from headrace.errors import ConfigError, FormatError
+from headrace.datasets.text.units import FileTexts, LineTexts, RecordTexts, TextUnit, TokenBlocks, TokenizedTexts, TokenRows, TokenWindows
+from headrace.errors import ConfigError, FormatError, SampleError, warn
 from headrace.io.paths import is_url, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
@@ -35,12 +36,15 @@ from headrace.storage.text.files import TextFilesSource, local_texts, remote_tex
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
+from headrace.storage.tokens.best_fit import BestFitSource
 from headrace.storage.tokens.joined import PackedTexts, packed_texts_of
 from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
 from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
 from headrace.tokenizer import CharTokenizer
 
 _CHARACTERS = "CharTokenizer("
+_PADDING = 0  # of rows, whatever the tokenizer: a packed file does not know its own
+_TOGETHER = 256  # chats that are read at a time
 
 
 def open_texts(
@@ -122,6 +126,8 @@ def unit_over(source: TokensSource, name: str, text_of: Callable[[int], str] | N
         text_of: says what the text of a document is; None: nobody can.
         is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
     """
+    if isinstance(source, BestFitSource):
+        return TokenRows(source, name, is_marked)
     return TokenBlocks(source, name, is_marked) if isinstance(source, BlocksSource) else TokenWindows(source, name, text_of, is_marked)
 
 
@@ -170,25 +176,67 @@ def tokenizer_of(tokens: PackedTexts) -> CharTokenizer | None:
     return CharTokenizer(ast.literal_eval(inside) if inside else None)
 
 
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How tokens become samples: see `TextDataset`. Without `stride` and `packing` each document is one.
+
+    Attributes:
+        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
+        leaves_out: True if a chat of which nothing that is supervised is left is in no row; else it is an error.
+    """
+
+    max_length: int | None
+    stride: int | None
+    packing: bool | str
+    is_marked: bool
+    leaves_out: bool
+
+
 def source_over(
-    tokens: Tokens,
-    fingerprint: str,
-    where: str | Callable[[int], str],
-    max_length: int | None,
-    stride: int | None,
-    packing: bool,
-) -> DocumentsSource | BlocksSource:
-    """Documents, windows or blocks of some tokens."""
-    if packing:
-        return BlocksSource(tokens, fingerprint, where, max_length or 1)
+    tokens: Tokens, fingerprint: str, where: str | Callable[[int], str], cutting: Cutting
+) -> DocumentsSource | BlocksSource | BestFitSource:
+    """Documents, windows, blocks or rows of some tokens.
+
+    Raises:
+        SampleError: of a chat that is cut nothing that is supervised is left.
+        ConfigError: no block or row comes of them.
+    """
+    length = cutting.max_length or 1
+    if cutting.packing == BEST_FIT:
+        unsupervised = _unsupervised(tokens, where, length, cutting)
+        return BestFitSource(tokens, fingerprint, where, length, ~_PADDING if cutting.is_marked else _PADDING, unsupervised)
+    if cutting.packing:
+        return BlocksSource(tokens, fingerprint, where, length)
     left_out = tokens.short[1] if len(tokens.short) > 1 else None  # of a packed file none is
-    return DocumentsSource(tokens, fingerprint, where, max_length, stride, left_out)
+    return DocumentsSource(tokens, fingerprint, where, cutting.max_length, cutting.stride, left_out)
 
 
-def packed_source(tokens: PackedTexts, max_length: int | None, stride: int | None, packing: bool) -> DocumentsSource | BlocksSource:
+def _unsupervised(tokens: Tokens, where: str | Callable[[int], str], length: int, cutting: Cutting) -> npt.NDArray[np.int64] | None:
+    """The numbers of the chats that are longer than a row, and of which no supervised token is left when they are cut."""
+    if not cutting.is_marked:
+        return None
+    edges = tokens.short[0]
+    long = np.flatnonzero(np.diff(edges) > length)
+    found = list[int]()
+    for start in range(0, len(long), _TOGETHER):
+        some = long[start : start + _TOGETHER]
+        parts = tokens.parts(edges[some], edges[some] + length)
+        found += [number for number, part in zip(some.tolist(), parts, strict=True) if not (part >= 0).any()]
+    if found:
+        first = where(found[0]) if callable(where) else f"{where}, document {found[0]:,}"
+        said = f"its first {length:,} tokens hold none of the assistant's: raise max_length"
+        if not cutting.leaves_out:
+            raise SampleError(
+                f'{first}: {said}, or pass on_error="skip", which leaves such chats out ({len(found):,} of {len(edges) - 1:,})'
+            )
+        warn(f"{len(found):,} of {len(edges) - 1:,} chats are left out; the first: {first}: {said}")
+    return np.array(found, np.int64)
+
+
+def packed_source(tokens: PackedTexts, cutting: Cutting) -> DocumentsSource | BlocksSource | BestFitSource:
     """The same of packed files, with the fingerprint that the texts themselves would have."""
     text = tokens.info.text
-    if not packing and stride is None:
-        return PackedDocuments(tokens, tokens.info.fingerprint, tokens.location, max_length)
+    if not cutting.packing and cutting.stride is None:
+        return PackedDocuments(tokens, tokens.info.fingerprint, tokens.location, cutting.max_length)
     way = way_fingerprint(text.get("tokenizer"), text.get("end_token"))
-    return source_over(tokens, f"{tokens.info.fingerprint}:{way}", tokens.location, max_length, stride, packing)
+    return source_over(tokens, f"{tokens.info.fingerprint}:{way}", tokens.location, cutting)

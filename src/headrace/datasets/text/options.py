@@ -28,7 +28,7 @@ class TextOptions:
     chat_template: str | None = None
 
 
-CHAT = "chat"
+CHAT, BEST_FIT = "chat", "bfd"
 UNITS = ("file", "line", "record", CHAT)
 _NEWLINES = (None, "\n", "\r", "\r\n")
 
@@ -40,7 +40,7 @@ def check_text_options(
     target_field: str | None,
     labels: str | None,
     stride: int | None,
-    packing: bool,
+    packing: bool | str,
     end_token: int | None,
     newline: Newline,
     chat_template: str | None = None,
@@ -56,8 +56,8 @@ def check_text_options(
     for name, chosen, allowed in (("unit", unit, (None, *UNITS)), ("labels", labels, (None, "folders")), ("newline", newline, _NEWLINES)):
         if chosen not in allowed:
             raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {chosen!r}")
-    if not isinstance(packing, bool):
-        raise ConfigError(f"packing must be True or False, not {packing!r}")
+    if not isinstance(packing, bool) and packing != BEST_FIT:
+        raise ConfigError(f"packing must be True, False or {BEST_FIT!r}, not {packing!r}")
     if not isinstance(text_field, str) and not callable(text_field):
         raise ConfigError(
             f"text_field must be the name of one field, or a callable from a record to its text, not {text_field!r}: of several fields "
@@ -65,11 +65,11 @@ def check_text_options(
         )
     if not isinstance(target_field, (str, type(None))):
         raise ConfigError(f"target_field must be the name of one field, or None, not {target_field!r}")
-    in_parts = packing or stride is not None
+    in_parts = bool(packing) or stride is not None
     if packing and stride is not None:
-        raise ConfigError("packing and stride can't be given together: blocks follow one another, windows overlap")
+        raise ConfigError("packing and stride can't be given together: a token is in one block or row, windows overlap")
     if in_parts and max_length is None:
-        given = "packing=True" if packing else f"stride={stride}"
+        given = f"packing={packing!r}" if packing else f"stride={stride}"
         raise ConfigError(f"{given} needs max_length=, the tokens of a sample: pass for example max_length=1024")
     if stride is not None and max_length is not None and stride > max_length:
         raise ConfigError(f"stride={stride} is larger than max_length={max_length}: the tokens between two windows would be in none")

@@ -13,10 +13,19 @@ from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.core.reader import Access
-from headrace.datasets.text.opening import folder_labels, open_texts, packed_source, packed_tokens, source_over, tokenizer_of, unit_over
+from headrace.datasets.text.opening import (
+    Cutting,
+    folder_labels,
+    open_texts,
+    packed_source,
+    packed_tokens,
+    source_over,
+    tokenizer_of,
+    unit_over,
+)
 from headrace.datasets.text.options import CHAT, TextOptions, check_chat_options, check_text_options
 from headrace.datasets.text.passes import tokens_of
-from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts
+from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts, TokenRows
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
@@ -47,6 +56,11 @@ class TextDataset(BaseDataset):
     Where that can't be told with certainty it is an error of the sample. So it is where a chat has no assistant's turn, or none of it is
     left when it is cut at `max_length`. With `packing` blocks have "labels" too.
 
+    With ``packing="bfd"`` samples are rows of whole documents, which are packed by best fit decreasing, as TRL's strategy of that name does
+    it: ``{"input_ids": int64, "labels": int64, "document_ids": int32, "position_ids": int64}``, all [max_length]. Rows are the same in each
+    epoch. A document that is longer than a row is cut at its end. Behind the last one is padding: id 0, document -1. Labels are -100 there,
+    and at the first token of each document; position ids begin anew with each.
+
     Files that `headrace.pack` made of texts hold their tokens, which are mapped; or read by ranges, where they lie behind a URL (.h5,
     .hdf5, .he5). Several are read as one. All that is said of texts and tokenizer was said then.
 
@@ -70,7 +84,8 @@ class TextDataset(BaseDataset):
             both, stays as it is, and `targets` is None. All records are read once to find out.
         labels: "folders": "labels" are class numbers by first-level folder, and `classes` their names.
         stride: tokens from the beginning of a window to that of the next, at most `max_length`.
-        packing: samples are blocks; what is left at the end of all tokens, less than a block, is not a sample.
+        packing: True: samples are blocks; what is left at the end of all tokens, less than a block, is not a sample. "bfd": samples are
+            rows of whole documents.
         end_token: an id that is put behind each document, for `stride` and `packing`; None: none.
         newline: what ends a line: None: LF, CR or CRLF; or one of these. As Python's ``open`` has it.
         encoding, errors: of the texts, as Python has them. A byte order mark of UTF-8 is no part of a text.
@@ -113,7 +128,7 @@ class TextDataset(BaseDataset):
         target_field: str | None = None,
         labels: Literal["folders"] | None = None,
         stride: int | None = None,
-        packing: bool = False,
+        packing: bool | Literal["bfd"] = False,
         end_token: int | None = None,
         newline: Newline = None,
         encoding: str = "utf-8",
@@ -146,19 +161,22 @@ class TextDataset(BaseDataset):
             raise ConfigError(f"text_field={text_field!r} is a field of records: pass unit='record' or unit='chat'")
         sample_format: TextUnit
         targets: npt.NDArray[Any] | None = None
+        leaves_out = options.get("on_error", "raise") != "raise"
         if packed is not None:
             self.tokenizer, self.classes, targets = tokenizer_of(packed), list(packed.info.classes or []), packed.targets
             unit_packed = packed.info.text.get("unit", "file")
-            check_chat_options(unit_packed == CHAT, stride, None)
-            source = packed_source(packed, max_length, stride, packing)
-            sample_format = unit_over(source, unit_packed, None, unit_packed == CHAT)
+            is_marked = unit_packed == CHAT
+            check_chat_options(is_marked, stride, None)
+            source = packed_source(packed, Cutting(max_length, stride, packing, is_marked, leaves_out))
+            sample_format = unit_over(source, unit_packed, None, is_marked)
         elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
             of_reading.update(reach.keywords())
             documents = TextDataset(data_path, tokenizer=self.tokenizer, max_length=None, unit=unit, **described, **of_reading)
             check_chat_options(documents.is_of_chats, stride, labels)
             self._documents, (tokens, fingerprint) = documents, documents.tokens(end_token)
-            source = source_over(tokens, fingerprint, documents.sample_source.location, max_length, stride, packing)
+            cutting = Cutting(max_length, stride, packing, documents.is_of_chats, leaves_out)
+            source = source_over(tokens, fingerprint, documents.sample_source.location, cutting)
             sample_format = unit_over(source, documents._format.name, documents.text_of, documents.is_of_chats)
             self.classes, targets = documents.classes, None if documents.targets is None else np.asarray(documents.targets)
         else:
@@ -168,7 +186,7 @@ class TextDataset(BaseDataset):
                 targets, self.classes = folder_labels(sample_format.source)
             if isinstance(sample_format, RecordTexts) and sample_format.targets is not None:
                 _, targets, self.classes = sample_format.targets
-        if isinstance(sample_format, TokenBlocks):
+        if isinstance(sample_format, (TokenBlocks, TokenRows)):
             targets, self.collate = None, None
         elif targets is not None and stride is not None:
             targets = targets[sample_format.source.document_of(np.arange(len(sample_format.source)))]

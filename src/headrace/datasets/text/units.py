@@ -16,7 +16,7 @@ import torch
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.format import Failed, HasTargets, SampleFormat
 from headrace.datasets.core.reader import SampleReader
-from headrace.datasets.text.marked import ids_of, labels_of
+from headrace.datasets.text.marked import ids_of, label_rows, labels_of
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.passes import RecordTargets, record_columns, target_as, targets_in
 from headrace.datasets.text.ways import way_of_blocks, way_of_ids
@@ -27,6 +27,7 @@ from headrace.storage.text.chats import chat_field
 from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.line_index import Arrays
 from headrace.storage.text.source import LinesSource
+from headrace.storage.tokens.best_fit import BestFitSource
 from headrace.storage.tokens.source import BlocksSource, TokensSource
 from headrace.tokenizer import identity_of, token_arrays
 
@@ -325,6 +326,40 @@ class TokenBlocks(TextUnit):
     def sample_nbytes(self) -> int | None:
         length: int = self.source.length
         return length * (8 + 8 * self.is_marked + 4)
+
+    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
+        return way_of_blocks(dataset, collating, self.is_marked)
+
+
+class TokenRows(TextUnit):
+    """Rows of whole documents with padding, the number of each token's document, and its place there.
+
+    Args:
+        source: the rows.
+        name: what a document is.
+        is_marked: see `TextUnit`.
+    """
+
+    def __init__(self, source: BestFitSource, name: str, is_marked: bool = False) -> None:
+        self.source, self.name, self.is_marked = source, name, is_marked
+
+    def to_input(self, value: Any) -> Any:
+        ids, documents, positions = value["input_ids"].copy(), value["document_ids"].copy(), value["position_ids"].copy()
+        labels = np.empty_like(ids)
+        label_rows(ids, positions, documents, labels, self.is_marked)
+        named = {"input_ids": ids, "labels": labels, "document_ids": documents, "position_ids": positions}
+        return {name: torch.from_numpy(column) for name, column in named.items()}
+
+    def text_of(self, index: int, reader: SampleReader) -> str:
+        raise ConfigError("text_of: with packing='bfd' a sample is a row of several texts")
+
+    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
+        found: npt.NDArray[np.int64] = self.source.lengths()
+        return found
+
+    def sample_nbytes(self) -> int | None:
+        length: int = self.source.length
+        return length * (8 + 8 + 4 + 8)
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         return way_of_blocks(dataset, collating, self.is_marked)

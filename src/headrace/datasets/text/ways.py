@@ -17,10 +17,11 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import FastWay, SampleBySample
-from headrace.datasets.text.marked import ids_of, labels_of, unmark
+from headrace.datasets.text.marked import ids_of, label_rows, labels_of, unmark
 from headrace.memory.ring import empty
 from headrace.order.request import BatchRequest
 from headrace.storage.text.source import LinesSource
+from headrace.storage.tokens.best_fit import BestFitSource
 from headrace.storage.tokens.source import BlocksSource
 from headrace.tokenizer import CharTokenizer
 
@@ -54,12 +55,14 @@ def way_of_ids(
 
 
 def way_of_blocks(dataset: BaseDataset, collating: Collating, is_marked: bool = False) -> BatchWay | None:
-    """The way to batches of blocks, where they are stacked and not held; None: they are made one by one."""
+    """The way to batches of blocks, or of rows of documents, where they are stacked and not held; None: they are made one by one."""
     source = dataset.sample_source
-    fits = isinstance(source, BlocksSource) and collating.stacks and _are_bare(dataset) and not dataset.mode.caches_samples
-    if not fits or not isinstance(source, BlocksSource):
+    if not collating.stacks or not _are_bare(dataset) or dataset.mode.caches_samples:
         return None
-    return BlocksFromStorage(dataset, SampleBySample(dataset, collating), source, is_marked)
+    slow = SampleBySample(dataset, collating)
+    if isinstance(source, BestFitSource):
+        return RowsFromStorage(dataset, slow, source, is_marked)
+    return BlocksFromStorage(dataset, slow, source, is_marked) if isinstance(source, BlocksSource) else None
 
 
 def _are_bare(dataset: BaseDataset) -> bool:
@@ -173,3 +176,32 @@ class BlocksFromStorage(FastWay):
     def _read(self, indices: Sequence[int], ids: torch.Tensor, documents: torch.Tensor) -> None:
         self._source.read_into(indices, ids.numpy())
         self._source.documents_into(indices, documents.numpy())
+
+
+class RowsFromStorage(FastWay):
+    """Reads whole documents into the rows of the batch."""
+
+    name = "rows of documents straight from storage"
+
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: BestFitSource, is_marked: bool) -> None:
+        super().__init__(dataset, slow)
+        self._source, self._is_marked, self.writes_in_place = source, is_marked, True
+
+    def _fits(self) -> bool:
+        return _are_bare(self._dataset)
+
+    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
+        source, reader, shape = self._source, self._dataset.sample_reader, (len(request), self._source.length)
+        start, indices = time.perf_counter(), self._dataset.whole_indices(request).tolist()
+        batch = {name: empty(shape, torch.int64) for name in ("input_ids", "labels")}
+        batch |= {"document_ids": empty(shape, torch.int32), "position_ids": empty(shape, torch.int64)}
+        columns = {name: column.numpy() for name, column in batch.items()}
+        try:
+            source.read_columns(indices, columns)
+        except Exception as caught:
+            return self.fall_back(request, caught)
+        label_rows(columns["input_ids"], columns["position_ids"], columns["document_ids"], columns["labels"], self._is_marked)
+        reader.count_seconds("read_seconds", start)
+        reader.counts["cache_misses"] += len(request)
+        reader.counts["bytes_read"] += batch["input_ids"].numel() * source.dtype.itemsize
+        return MadeBatch(batch, len(request))
