@@ -61,6 +61,34 @@ def test_spans_one_behind_the_other(readers: Any, spans: list[tuple[int, int]]) 
     for reader, values in readers:
         expected = np.concatenate([np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))])
         assert np.array_equal(read_joined([reader], firsts, ends, one_after_the_other)[0], expected), reader.how
+    for together in (readers[:-2], readers[-2:]):  # those of each file share a cache
+        found = read_joined([reader for reader, _ in together], firsts, ends, one_after_the_other)
+        for rows, (reader, values) in zip(found, together, strict=True):
+            expected = np.concatenate([np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))])
+            assert np.array_equal(rows, expected), reader.how
+
+
+def test_arrays_chunked_alike_are_cached_and_dropped_together(tmp_path: Path) -> None:
+    hdf5 = OpenHDF5()
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, dtype in (("indices", "i4"), ("data", "f8")):
+            file.create_dataset(name, data=VALUES.astype(dtype), chunks=(16,), compression="gzip")
+    with hdf5.hdf5.reading(str(tmp_path / "a.h5")) as file:
+        groups = HDF5Groups(file, str(tmp_path / "a.h5"), hdf5)
+        readers = [groups.spans(name)[0] for name in ("indices", "data")]
+    hdf5.chunks.resize(2 * 16 * (4 + 8))  # two chunks of both
+    for firsts, ends, cached, decoded in [
+        ([0, 20], [10, 30], 2, 2),
+        ([10, 30], [16, 32], 1, 2),  # all rows of the first chunk have been given, and 4 of the second are left
+        ([16], [20], 0, 2),
+        ([0, 32, 64, 96], [1, 33, 65, 97], 2, 6),  # no more than there is room for
+    ]:
+        rows = read_joined(readers, np.array(firsts), np.array(ends), one_after_the_other)
+        expected = np.concatenate([VALUES[a:b] for a, b in zip(firsts, ends, strict=True)])
+        assert [one.dtype for one in rows] == ["i4", "f8"] and all(np.array_equal(one, expected) for one in rows)
+        assert hdf5.chunks.nbytes == cached * 16 * (4 + 8)
+        assert [reader.counts["chunks_decoded"] for reader in readers] == [decoded] * 2
+    hdf5.close()
 
 
 @given(st.data())

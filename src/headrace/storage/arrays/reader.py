@@ -74,6 +74,11 @@ class ChunkCache:
     def __init__(self, max_bytes: int) -> None:
         self._cached: LRUCache[tuple[str, int], Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunks that are cached."""
+        return self._cached.nbytes
+
     def resize(self, max_bytes: int) -> None:
         """Caches at most so many bytes from now on."""
         self._cached.resize(max_bytes)
