@@ -16,7 +16,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-from common import Contestant, Ratio, Section, add_common_options, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_common_options, run_sections
+from folders import prepared, work_folder
 
 from headrace import HDF5Dataset, ZarrDataset, create_dataloader
 

@@ -297,7 +297,8 @@ class _Job:
         alone = "one process" if visits.processes == 1 else f"{visits.processes:.2f} processes on average"
         yield f"  each is {self._done} by {alone}: {how}"
         if visits.cut:
-            yield f"  {visits.cut:,} of them are cut by the end of a lane, and {self._done} for each part"
+            cut = f"{visits.cut:,} of them are cut by the end of a lane"
+            yield f"  {cut}, and {self._done} for each part, unless the process still has it in memory"
         if self._dataset.block_memory.stays_decoded:
             yield "  all stay decoded in each process that has read them: later epochs decode fewer, and in the end none"
         if visits.processes > 1:
