@@ -26,6 +26,7 @@ from headrace import (
     open_dataset,
     pack,
 )
+from headrace.inspecting.inspect import inspect
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.datasets.demonstrations import LENGTHS, arrays_of, compare_batches, write_buffer, write_demos
@@ -281,6 +282,33 @@ def zarr_of(session: Path, zarr_format: int = 2) -> Path:
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize(("place", "moved"), [("data/*", ""), ("*", "data/"), ("", "data/demo_4/")])
+def test_episodes_of_zarr_are_found(tmp_path: Path, zarr_format: int, place: str, moved: str) -> None:
+    """The groups of a file of demonstrations, as they are, in the root, and one whose arrays lie in the root."""
+    demos = write_demos(tmp_path / "a.hdf5", LENGTHS[:5])
+    root = zarr.open_group(path := tmp_path / "a.zarr", mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
+    with h5py.File(demos) as file:
+        for name in (name for name in names_in(file) if name.startswith(moved or "data/")):
+            root.create_array(name.removeprefix(moved), data=file[name][...], chunks=(1, *file[name].shape[1:]))
+    groups = "data/demo_4" if place == "" else "data/*"
+    with EpisodeDataset(path, window=4) as found, EpisodeDataset(demos, window=4, groups=groups) as known:
+        assert found.episode_names == [name.removeprefix(moved.rstrip("/")).strip("/") for name in known.episode_names]
+        assert len(found) == len(known) and all(same(found[index], known[index]) for index in range(len(known)))
+    with open_dataset(path) as opened:
+        assert isinstance(opened, EpisodeDataset) == (place == "data/*"), "elsewhere it may be anything"
+    report = inspect(path)
+    if place == "data/*":
+        assert report.samples == 5 and "episodes 'data/*' of 1 to 12 steps (34 in all): actions float64 [7]," in str(report.samples_are)
+
+
+def names_in(file: h5py.File) -> list[str]:
+    """The paths of all datasets."""
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return names
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("direct", [True, False])
 def test_units_of_nwb_in_zarr(tmp_path: Path, make_loader: Any, zarr_format: int, direct: bool) -> None:
     session = write_session(tmp_path / "a.h5")
@@ -309,7 +337,7 @@ def test_groups_of_zarr_that_are_wrong(tmp_path: Path) -> None:
         assert len(dataset[0]["timestamps"]) == 50, "the link is followed"
     root = zarr.open_group(path, mode="r+", use_consolidated=False)
     for options, said in (
-        ({}, r"is no replay buffer: .*of other stores pass groups=, such as 'acquisition/\*'"),
+        ({}, r"nobody knows which groups are episodes; pass groups=, .* it has: acquisition, acquisition/probe_0, acquisition/probe_1"),
         ({"groups": "acquisition"}, "its arrays have different lengths"),
         ({"groups": "acquisition/*", "keys": "starting_times"}, r"probe_0 has no array 'starting_times'; it has: channel_conversion, data"),
         ({"groups": "acquisition/probe_1", "keys": "away"}, r"'acquisition/probe_1/away' is a link into '\.\./b\.zarr': open that store"),

@@ -57,9 +57,9 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
     tables: .parquet, .pq, .arrow, .feather, .npy, .npz; those of images and texts), of a local file by its content too. Folders are
     searched, of a URL the first ones in it; what nothing is known of counts as images. Shards are a `StreamingDataset`.
 
-    HDF5 files in which "data" is a group of numbered groups with several arrays each (robomimic, LIBERO) are episodes, and so are HDF5
-    files and Zarr stores with "meta/episode_ends" beside a group "data" (Diffusion Policy), and others where an option says so that
-    episodes alone have, such as `window`.
+    HDF5 files and Zarr stores in which "data" is a group of numbered groups with several arrays each (robomimic, LIBERO) are episodes, and
+    so are those with "meta/episode_ends" beside a group "data" (Diffusion Policy), and others where an option says so that episodes alone
+    have, such as `window`.
 
     An HDF5 file or a Zarr store with a sparse matrix as AnnData writes it ("X", or nothing else) is a `SparseDataset`, unless a
     `dataset_name` is given.

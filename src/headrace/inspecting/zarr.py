@@ -13,7 +13,7 @@ import numpy as np
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.episodes import replay_in, tell_episodes
-from headrace.inspecting.nodes.zarr import node_of, zarr_nodes
+from headrace.inspecting.nodes.zarr import episodes_in, node_of, zarr_nodes
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, OBJECTS_ARE, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sparse import find_matrix, tell
 from headrace.io.paths import redact
@@ -99,7 +99,8 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: 
     info = _packed(store)
     arrays = [node for node in nodes if node.kind == "array" and node.shape]
     groups = ZarrGroups(store, opened)
-    episodes = replay_in(groups, notes) if name is None and info is None and not images else None
+    of_interest = name is None and info is None and not images
+    episodes = (replay_in(groups, notes) or episodes_in(store, opened, nodes)) if of_interest else None
     matrix = find_matrix(groups, name) if info is None and not images and episodes is None else None
     wanted = name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
     if episodes is not None:  # a step costs as much in all of them

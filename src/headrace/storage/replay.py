@@ -191,8 +191,9 @@ def kind_of_hdf5(path: str, opened: OpenHDF5) -> str:
 
 
 def kind_of_store(store: Store, opened: OpenZarr) -> str:
-    """`EPISODES` if a Zarr store is a replay buffer; else ""."""
-    return EPISODES if is_replay(ZarrGroups(store, opened)) else ""
+    """`EPISODES` if a Zarr store unmistakably holds such; else ""."""
+    is_episodes = is_replay(ZarrGroups(store, opened)) or ZarrLook(opened, EpisodeOptions()).unmistakable_groups(store) is not None
+    return EPISODES if is_episodes else ""
 
 
 def read_ends(file: GroupFile) -> IntArray:

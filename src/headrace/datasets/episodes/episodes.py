@@ -146,8 +146,8 @@ class EpisodeDataset(BaseDataset):
             the same number of rows.
         groups: pattern of the groups' paths, such as "data/demo_*"; "": each file is an episode. None: the file is a replay buffer, if it
             has "meta/episode_ends"; else "data/*", if there is such a group of groups; or the groups of the file, if they are numbered; or
-            the file itself. Zarr stores that are no replay buffers need it. Episodes follow one another by file, and inside of a file by
-            name, in which numbers count: demo_2 comes before demo_10.
+            the file itself. Episodes follow one another by file, and inside of a file by name, in which numbers count: demo_2 comes before
+            demo_10.
         episodes: which ones: their names, or the path of an array of names in each file (robomimic: "mask/train"); None: all. Those of a
             replay buffer are called "episode_0", "episode_1" and so on in each file; an array has their numbers, or a bool for each.
         window: steps of a sample; or by key or pattern, since few frames may go with many actions: all begin at the same step. None:

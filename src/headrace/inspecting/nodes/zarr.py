@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import AccessError, FormatError, MissingNameError
+from headrace.inspecting.episodes import Episodes
 from headrace.inspecting.report import Node
 from headrace.inspecting.sizes import evenly
 from headrace.io.paths import redact
+from headrace.storage.episodes.look import EpisodeOptions
+from headrace.storage.zarr.episodes import ZarrLook
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
 from headrace.storage.zarr.ome import image_at
+from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.shards import ArrayFiles
 from headrace.storage.zarr.store import Store, key_of
 from headrace.storage.zarr.stores import ZarrFolder
@@ -82,6 +86,21 @@ def node_of(store: Store, path: str, metadata: dict[str, Any]) -> Node:
     except (UnknownLayout, FormatError) as error:
         node.details["unusual"] = str(error)
     return node
+
+
+def episodes_in(store: Store, opened: OpenZarr, nodes: Sequence[Node]) -> Episodes | None:
+    """The episodes of a store, of which these nodes were looked at; None: it holds something else."""
+    look = ZarrLook(opened, EpisodeOptions())
+    if (pattern := look.unmistakable_groups(store)) is None:
+        return None
+    names = look.groups_matching(store, pattern)
+    shapes = {node.path: (node.shape, node.dtype) for node in nodes if node.kind == "array" and node.shape}
+    first = [path.removeprefix(names[0]) for path in shapes if path.startswith(f"{names[0]}/")]
+    if not first:  # more nodes than were looked at
+        return None
+    lengths = [shapes[name + first[0]][0][0] for name in names if name + first[0] in shapes]
+    told = [f"{key[1:]} {shapes[names[0] + key][1]} {list(shapes[names[0] + key][0][1:])}" for key in first]
+    return Episodes(pattern, len(names), names[0], told, min(lengths), max(lengths), sum(lengths), len(lengths) < len(names))
 
 
 def _dtype(told: Any) -> tuple[str, int]:

@@ -26,8 +26,10 @@ from headrace.storage.episodes.steps import EpisodeArrays
 from headrace.storage.episodes.windows import WindowOptions, Windows
 
 _STATIC_BYTES = 256 << 20
+_NUMBERED = re.compile(r"^\D*\d+$")
 EPISODES = "episodes"
 """What files of episodes are called where a format is found out."""
+GROUP, ARRAY = "group", "array"
 F = TypeVar("F")
 G = TypeVar("G")
 
@@ -114,6 +116,23 @@ def matching(pattern: str, children: Callable[[str], Iterable[str]], is_group: C
     return sorted(found, key=natural)
 
 
+def unmistakable_groups(
+    children: Callable[[str], Sequence[str]], is_group: Callable[[str], bool], arrays: Callable[[str], Collection[str]]
+) -> str | None:
+    """The pattern of the episodes of a file that holds nothing else but them, as robomimic and LIBERO lay them out: ``data`` is a group of
+    groups that are numbered, and have several arrays; None: it holds something else.
+
+    Args:
+        children: gives the names of what lies in a group.
+        is_group: True if a path is that of a group.
+        arrays: gives the arrays below a group.
+    """
+    names = children("data") if is_group("data") else ()
+    if not names or not all(map(_NUMBERED.match, names)) or not all(is_group(f"data/{name}") for name in names[:64]):
+        return None
+    return "data/*" if len(arrays(f"data/{names[0]}")) > 1 else None
+
+
 # -- one file
 
 
@@ -149,15 +168,41 @@ class EpisodeLook(ABC, Generic[F, G]):
             )
         return [self._episode(file, path, name) for name in self._chosen(file, path, names)]
 
+    def groups_matching(self, file: F, pattern: str) -> list[str]:
+        """The paths of the groups that a pattern means, see `matching`."""
+        return matching(pattern, lambda parent: self.children(file, parent), lambda name: self.kind(file, name) == GROUP)
+
+    def unmistakable_groups(self, file: F) -> str | None:
+        """See `unmistakable_groups`."""
+        return unmistakable_groups(
+            lambda parent: self.children(file, parent),
+            lambda name: self.kind(file, name) == GROUP,
+            lambda name: self.arrays(self.group(file, name)),
+        )
+
+    def found_groups(self, file: F, path: str) -> str:
+        """The pattern of the episodes where nobody has said it."""
+        if (found := self.unmistakable_groups(file)) is not None:
+            return found
+        kinds = {name: self.kind(file, name) for name in self.children(file, "")}
+        if kinds and all(_NUMBERED.match(name) and kind == GROUP for name, kind in kinds.items()):
+            return "*"
+        if ARRAY in kinds.values():
+            return ""
+        raise MissingNameError(
+            f"{redact(path)}: nobody knows which groups are episodes; pass groups=, such as 'data/*' (a replay buffer has an array "
+            f"'meta/episode_ends' beside a group 'data'); it has: {listed_names(self.group_names(file))}"
+        )
+
     # -- what each format does in a way of its own
 
     @abstractmethod
-    def found_groups(self, file: F, path: str) -> str:
-        """The pattern of the episodes where nobody has said it."""
+    def children(self, file: F, parent: str) -> Sequence[str]:
+        """The names of what lies in a group, or in the file itself (""); () of what is no group."""
 
     @abstractmethod
-    def groups_matching(self, file: F, pattern: str) -> list[str]:
-        """The paths of the groups that a pattern means, see `matching`."""
+    def kind(self, file: F, name: str) -> str | None:
+        """`GROUP`, `ARRAY`, or None of anything else."""
 
     @abstractmethod
     def group_names(self, file: F) -> list[str]:

@@ -4,65 +4,55 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import h5py
 import numpy as np
 
-from headrace.errors import MissingNameError
-from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.decoded import DecodedReader
 from headrace.storage.arrays.reader import ArrayReader
-from headrace.storage.episodes.look import EPISODES, Episode, EpisodeArray, EpisodeLook, EpisodeOptions, check_static, matching
+from headrace.storage.episodes import look
+from headrace.storage.episodes.look import (
+    ARRAY,
+    EPISODES,
+    GROUP,
+    Episode,
+    EpisodeArray,
+    EpisodeLook,
+    EpisodeOptions,
+    check_static,
+    matching,
+)
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
 from headrace.storage.hdf5.conventions import conversion_of
 from headrace.storage.hdf5.probe import is_as_stored
 from headrace.storage.hdf5.rows import OpenHDF5
-
-_NUMBERED = re.compile(r"^\D*\d+$")
-
 
 # -- groups
 
 
 def groups_matching(file: h5py.File, pattern: str) -> list[str]:
     """The paths of the groups that a pattern means, see `matching`."""
-    return matching(pattern, lambda parent: _children(file[parent or "/"]), lambda name: bool(file.get(name, getclass=True) is h5py.Group))
-
-
-def _children(group: Any) -> list[str]:
-    return list(group) if isinstance(group, h5py.Group) else []
+    return matching(pattern, lambda parent: _children(file, parent), lambda name: _kind(file, name) == GROUP)
 
 
 def unmistakable_groups(file: h5py.File) -> str | None:
-    """The pattern of the episodes of a file that holds nothing else but them, as robomimic and LIBERO lay them out: ``data`` is a group of
-    groups that are numbered, and have several arrays; None: it holds something else."""
-    if file.get("data", getclass=True) is not h5py.Group:
-        return None
-    data = file["data"]
-    names = list(data)
-    if not names or not all(map(_NUMBERED.match, names)) or any(data.get(name, getclass=True) is not h5py.Group for name in names[:64]):
-        return None
-    return "data/*" if len(arrays_of(data[names[0]])) > 1 else None
-
-
-def _found_groups(file: h5py.File, path: str) -> str:
-    """The pattern of the episodes where nobody has said it."""
-    if (found := unmistakable_groups(file)) is not None:
-        return found
-    children = list(file)
-    kinds = {name: file.get(name, getclass=True) for name in children}
-    if children and all(_NUMBERED.match(name) and kind is h5py.Group for name, kind in kinds.items()):
-        return "*"
-    if any(kind is h5py.Dataset for kind in kinds.values()):
-        return ""
-    raise MissingNameError(
-        f"{redact(path)}: nobody knows which groups are episodes; pass groups=, such as 'data/*'; it has: {listed_names(_groups_in(file))}"
+    """See `headrace.storage.episodes.look.unmistakable_groups`."""
+    return look.unmistakable_groups(
+        lambda parent: _children(file, parent), lambda name: _kind(file, name) == GROUP, lambda name: arrays_of(file[name])
     )
+
+
+def _children(file: h5py.File, parent: str) -> list[str]:
+    group = file[parent or "/"]
+    return list(group) if isinstance(group, h5py.Group) else []
+
+
+def _kind(file: h5py.File, name: str) -> str | None:
+    return {h5py.Group: GROUP, h5py.Dataset: ARRAY}.get(file.get(name, getclass=True))
 
 
 def _groups_in(file: h5py.File) -> list[str]:
@@ -104,11 +94,11 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
         self._file_number = h5py.h5o.get_info(file["/"].id).fileno
         return super().__call__(file, path)
 
-    def found_groups(self, file: h5py.File, path: str) -> str:
-        return _found_groups(file, path)
+    def children(self, file: h5py.File, parent: str) -> list[str]:
+        return _children(file, parent)
 
-    def groups_matching(self, file: h5py.File, pattern: str) -> list[str]:
-        return groups_matching(file, pattern)
+    def kind(self, file: h5py.File, name: str) -> str | None:
+        return _kind(file, name)
 
     def group_names(self, file: h5py.File) -> list[str]:
         return _groups_in(file)

@@ -6,14 +6,14 @@ Links are attributes of groups there (``zarr_link``), and single values are arra
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from headrace.errors import FormatError, MissingNameError
 from headrace.io.paths import redact
 from headrace.storage.arrays.decoded import DecodedReader
 from headrace.storage.arrays.reader import ArrayReader
-from headrace.storage.episodes.look import EpisodeArray, EpisodeLook, EpisodeOptions, check_static, matching
+from headrace.storage.episodes.look import GROUP, EpisodeArray, EpisodeLook, EpisodeOptions, check_static
 from headrace.storage.hdf5.conventions import conversion_by
 from headrace.storage.source import one_after_the_other
 from headrace.storage.zarr.library import StringRows
@@ -46,17 +46,14 @@ class ZarrLook(EpisodeLook[Store, _Group]):
         super().__init__(options)
         self._opened = opened
 
-    def found_groups(self, file: Store, path: str) -> str:
-        raise FormatError(
-            f"{redact(path)} is no replay buffer: it has no array 'meta/episode_ends' beside a group 'data'; of other stores pass "
-            "groups=, such as 'acquisition/*', of which each is an episode"
-        )
+    def children(self, file: Store, parent: str) -> list[str]:
+        return _children(file, parent)
 
-    def groups_matching(self, file: Store, pattern: str) -> list[str]:
-        return matching(pattern, lambda parent: _children(file, parent), lambda name: _kind(file, name) == "group")
+    def kind(self, file: Store, name: str) -> str | None:
+        return _kind(file, name)
 
     def group_names(self, file: Store) -> list[str]:
-        return [name for name in _nodes(file) if name and _kind(file, name) == "group"]
+        return [name for name in _nodes(file) if name and _kind(file, name) == GROUP]
 
     def listed(self, file: Store, path: str, name: str) -> list[str]:
         return [one.decode() if isinstance(one, bytes) else str(one) for one in self._whole(file, name).reshape(-1).tolist()]
@@ -116,10 +113,10 @@ def _kind(store: Store, name: str) -> str | None:
     return (store.metadata(name) or {}).get("node_type")
 
 
-def _children(store: Store, parent: str) -> Iterator[str]:
+def _children(store: Store, parent: str) -> list[str]:
     below = f"{parent}/".lstrip("/")
     found = (name.removeprefix(below).partition("/")[0] for name in _nodes(store) if name and name.startswith(below))
-    return iter(dict.fromkeys(found))
+    return list(dict.fromkeys(found))
 
 
 def _is_single(store: Store, name: str) -> bool:
