@@ -76,3 +76,13 @@ def test_a_command_of_a_page_has_right_options(parses: Any, command: tuple[str, 
 def test_commands_are_found() -> None:
     found = commands()
     assert len(found) >= 50 and {folder for _, folder, *_ in found} == {"benchmarks", "examples", "headrace"}
+
+
+def test_every_example_is_run() -> None:
+    """By a test, or by an example that imports it."""
+    examples = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+    run = {name for name in examples if f'"{name}"' in tests or f"{name}.py" in tests}
+    for _ in examples:
+        run |= {name for name in examples if any(f"from {name} import" in examples[one] for one in run)}
+    assert run == set(examples)
