@@ -32,9 +32,9 @@ import os, sys, time
 from folders import temporary_folder
 with temporary_folder() as folder:
     child = os.fork()
-    if child == 0:
+    if child == 0:  # a signal that comes before Python's own work after a fork is lost
+        print(folder, os.getpid(), flush=True)
         time.sleep(600)
-    print(folder, child, flush=True)
     os.waitpid(child, 0)
     print("alone", flush=True)
     time.sleep(600)
