@@ -76,21 +76,17 @@ class EpochIterator:
         return max(0, len(self._loader) - self._step)
 
     def __next__(self) -> Any:
-        try:
-            return self._next()
-        except HeadraceError:
-            raise
-        except RuntimeError as error:  # torch's handler of SIGCHLD raises anywhere, where it can't be kept from it
-            if self._deliveries is None or not is_of_workers(error):
-                raise  # of the dataset, in this process
-            deliveries, self._deliveries = self._deliveries, None
-            self._loader._broke(self.pool)
-            raise death_of(error, deliveries, self._epoch, self._start, self._step, self._loader.config.timeout) from error
-
-    def _next(self) -> Any:
         self._transfer.await_device()
         asked = time.perf_counter()
         delivered = self._receive()
+        try:
+            return self._handed_over(delivered, asked)
+        except RuntimeError as error:  # torch's handler of SIGCHLD raises anywhere, where it can't be kept from it
+            self._raise_death(error)
+            raise
+
+    def _handed_over(self, delivered: Delivered, asked: float) -> Any:
+        """The batch for the user, counted; it was asked for at that time."""
         self.pool.dispatch.plan.note(delivered.batch)
         batch = self._transfer.move(delivered)
         if self._deliveries is not None:
@@ -110,6 +106,14 @@ class EpochIterator:
             self._loader._hooks.tell(report, wait=now - asked, step=asked - last, received=now, recent=stats.recent_batch_time)
         return batch
 
+    def _raise_death(self, error: RuntimeError) -> None:
+        """Ends the epoch and raises a WorkerError, if torch says by that error that a worker is gone."""
+        if self._deliveries is None or isinstance(error, HeadraceError) or not is_of_workers(error):
+            return
+        deliveries, self._deliveries = self._deliveries, None
+        self._loader._broke(self.pool)
+        raise death_of(error, deliveries, self._epoch, self._start, self._step, self._loader.config.timeout) from error
+
     def _receive(self) -> Delivered:
         """The next batch; raises what a worker raised, where it raised it."""
         while self._deliveries is not None:
@@ -118,6 +122,9 @@ class EpochIterator:
             except StopIteration:
                 self._end()
                 break
+            except RuntimeError as error:
+                self._raise_death(error)
+                raise  # of the dataset, in this process
             failure = failure_of(delivered)
             if failure is not None:
                 self._exhausted = 0
