@@ -128,7 +128,7 @@ def tables(data: Row) -> str:
     names = [peer for peer in data["peers"] if "missing_because" not in data["peers"][peer] and peer != "headrace"]
     half = (len(names) + 1) // 2
     lines: list[str] = []
-    for part in (names[:half], names[half:]):  # a table of all is wider than a page
+    for part in [some for some in (names[:half], names[half:]) if some] or [[]]:  # a table of all is wider than a page
         lines += [*_table(data, [name for name in ("headrace", *part) if name in data["peers"]], notes), ""]
     lines += [f"{number}. ``{note}``" for number, note in enumerate(notes, start=1)]
     lines += [f"* {name}: not run, {peer['missing_because']}" for name, peer in data["peers"].items() if "missing_because" in peer]

@@ -47,6 +47,15 @@ def test_a_page_has_the_figures_of_its_script(scripts: Any, name: str) -> None:
     assert scripts(name).page(page, data) == page, f"run: python benchmarks/{name}.py --page"
 
 
+@pytest.mark.parametrize(("peers", "tables"), [(0, 1), (1, 1), (2, 2), (6, 2)])
+def test_headrace_stands_beside_the_peers_that_ran(scripts: Any, peers: int, tables: int) -> None:
+    data = json.loads((RESULTS / "elastic.json").read_text(encoding="utf-8"))
+    others = [name for name in data["peers"] if name != "headrace"][peers:]
+    data["peers"] |= {name: {"missing_because": "it is not installed"} for name in others}
+    found = scripts("elastic").tables(data)
+    assert found.count("| | headrace |") == tables and found.count(": not run, it is not installed") == len(others)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_chart_of_shuffling_is_drawn_of_them(scripts: Any, theme: str) -> None:
     data = json.loads((RESULTS / "shuffling.json").read_text(encoding="utf-8"))
