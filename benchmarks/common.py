@@ -247,11 +247,12 @@ def _asked(connection: Connection) -> str:
 def code_of(checkout: str | None) -> Iterator[None]:
     """Inside, a spawned process imports headrace and the scripts of this folder from another checkout; None: from this one."""
     main = sys.modules["__main__"]
-    path, file = list(sys.path), str(main.__file__)
-    if checkout is not None:
-        scripts = Path(checkout).resolve() / "benchmarks"
-        sys.path[:] = [str(scripts), str(scripts.parent / "src"), *(entry for entry in path if Path(entry) != Path(__file__).parent)]
-        main.__file__ = str(scripts / Path(file).name)
+    if checkout is None:
+        yield
+        return
+    path, file, scripts = list(sys.path), str(main.__file__), Path(checkout).resolve() / "benchmarks"
+    sys.path[:] = [str(scripts), str(scripts.parent / "src"), *(entry for entry in path if Path(entry) != Path(__file__).parent)]
+    main.__file__ = str(scripts / Path(file).name)
     try:
         yield
     finally:

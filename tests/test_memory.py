@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ BUDGET = 300_000_000  # batches of 64 float32 images of 224 x 224 take 38.5 MB e
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Any:
+def benchmark() -> Iterator[Any]:
     path = Path(__file__).parent.parent / "benchmarks" / "memory.py"
     spec = importlib.util.spec_from_file_location("memory_benchmark", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(path.parent))  # what it imports lies beside it
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(path.parent))
+        sys.modules.pop("folders", None)
 
 
 @pytest.fixture(scope="module")

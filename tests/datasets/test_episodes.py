@@ -294,10 +294,10 @@ def test_episodes_of_zarr_are_found(tmp_path: Path, zarr_format: int, place: str
     with EpisodeDataset(path, window=4) as found, EpisodeDataset(demos, window=4, groups=groups) as known:
         assert found.episode_names == [name.removeprefix(moved.rstrip("/")).strip("/") for name in known.episode_names]
         assert len(found) == len(known) and all(same(found[index], known[index]) for index in range(len(known)))
-    with open_dataset(path) as opened:
-        assert isinstance(opened, EpisodeDataset) == (place == "data/*"), "elsewhere it may be anything"
-    report = inspect(path)
-    if place == "data/*":
+    if place == "data/*":  # elsewhere it may be anything
+        with open_dataset(path) as opened:
+            assert isinstance(opened, EpisodeDataset)
+        report = inspect(path)
         assert report.samples == 5 and "episodes 'data/*' of 1 to 12 steps (34 in all): actions float64 [7]," in str(report.samples_are)
 
 
