@@ -61,7 +61,9 @@ def test_workers_begin_before_they_are_asked(make_loader: Any, tmp_path: Path, c
     dataset = Noted(tmp_path / "resumed")
     loader = make_loader(dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context)
     loader.load_state_dict(state)
-    next(iter(loader))
+    iterator = iter(loader)
+    for _ in range(2):  # a batch of each worker
+        next(iterator)
     assert [said[:2] for said in by_worker(dataset.path)] == [[f"prefetch 3 {step} 2"] * 2 for step in (3, 4)]
 
 
