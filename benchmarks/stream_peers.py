@@ -300,13 +300,12 @@ def connections(job: Job) -> Runs:
     size = job.samples * job.row
     while True:
         tell(job.server, latency=job.latency, bandwidth=job.bandwidth)
-        counts(job.server)
 
         def run() -> tuple[int, dict[str, float]]:
+            counts(job.server)  # what a contestant that failed has left
             start, used, lock, ends = time.perf_counter(), cpu_seconds(), threading.Lock(), [0.0]
             first = BATCH * job.row  # the first request is as long as a batch
-            ranges = [(0, first), *((at, min(at + PIECE, size)) for at in range(first, size, PIECE))]
-            pieces = iter(ranges)
+            pieces = iter([(0, first), *((at, min(at + PIECE, size)) for at in range(first, size, PIECE))])
 
             def work(number: int) -> None:
                 connection, buffer = http.client.HTTPConnection(job.server.removeprefix("http://")), memoryview(bytearray(PIECE))
@@ -331,11 +330,11 @@ def connections(job: Job) -> Runs:
                 thread.start()
             for thread in threads:
                 thread.join()
-            served = counts(job.server)["bytes"]
-            if served < size:  # more, where a contestant before failed and left its requests uncounted
-                raise RuntimeError(f"{served:,} bytes, not {size:,}")
+            served = counts(job.server)
+            if served["bytes"] != size:
+                raise RuntimeError(f"{served['bytes']:,} bytes, not {size:,}")
             figures = {"first batch, ms": 1000 * ends[0], "CPU, s": cpu_seconds() - used}
-            return job.samples, {**figures, "requests": len(ranges), "MB": size / 1e6}
+            return job.samples, {**figures, "requests": served["requests"], "MB": size / 1e6}
 
         yield run
 
