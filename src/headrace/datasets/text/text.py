@@ -25,7 +25,7 @@ from headrace.datasets.text.opening import (
 )
 from headrace.datasets.text.options import CHAT, TextOptions, check_chat_options, check_text_options
 from headrace.datasets.text.passes import tokens_of
-from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts, TokenRows
+from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
@@ -186,7 +186,7 @@ class TextDataset(BaseDataset):
                 targets, self.classes = folder_labels(sample_format.source)
             if isinstance(sample_format, RecordTexts) and sample_format.targets is not None:
                 _, targets, self.classes = sample_format.targets
-        if isinstance(sample_format, (TokenBlocks, TokenRows)):
+        if isinstance(sample_format, TokenBlocks):
             targets, self.collate = None, None
         elif targets is not None and stride is not None:
             targets = targets[sample_format.source.document_of(np.arange(len(sample_format.source)))]

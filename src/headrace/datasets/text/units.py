@@ -310,7 +310,7 @@ class TokenBlocks(TextUnit):
         is_marked: see `TextUnit`.
     """
 
-    def __init__(self, source: BlocksSource, name: str, is_marked: bool = False) -> None:
+    def __init__(self, source: BlocksSource | BestFitSource, name: str, is_marked: bool = False) -> None:
         self.source, self.name, self.is_marked = source, name, is_marked
 
     def to_input(self, value: Any) -> Any:
@@ -331,17 +331,8 @@ class TokenBlocks(TextUnit):
         return way_of_blocks(dataset, collating, self.is_marked)
 
 
-class TokenRows(TextUnit):
-    """Rows of whole documents with padding, the number of each token's document, and its place there.
-
-    Args:
-        source: the rows.
-        name: what a document is.
-        is_marked: see `TextUnit`.
-    """
-
-    def __init__(self, source: BestFitSource, name: str, is_marked: bool = False) -> None:
-        self.source, self.name, self.is_marked = source, name, is_marked
+class TokenRows(TokenBlocks):
+    """Rows of whole documents with padding, the number of each token's document, and its place there."""
 
     def to_input(self, value: Any) -> Any:
         ids, documents, positions = value["input_ids"].copy(), value["document_ids"].copy(), value["position_ids"].copy()
@@ -353,16 +344,9 @@ class TokenRows(TextUnit):
     def text_of(self, index: int, reader: SampleReader) -> str:
         raise ConfigError("text_of: with packing='bfd' a sample is a row of several texts")
 
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        found: npt.NDArray[np.int64] = self.source.lengths()
-        return found
-
     def sample_nbytes(self) -> int | None:
         length: int = self.source.length
         return length * (8 + 8 + 4 + 8)
-
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_blocks(dataset, collating, self.is_marked)
 
 
 def _tensor(ids: npt.NDArray[Any], dtype: type) -> torch.Tensor:

@@ -7,10 +7,11 @@ once.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from headrace.datasets.core.base import BaseDataset
@@ -147,43 +148,7 @@ class BlocksFromStorage(FastWay):
 
     name = "blocks straight from storage"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: BlocksSource, is_marked: bool) -> None:
-        super().__init__(dataset, slow)
-        self._source, self._is_marked, self.writes_in_place = source, is_marked, True
-
-    def _fits(self) -> bool:
-        return _are_bare(self._dataset)
-
-    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        source, reader = self._source, self._dataset.sample_reader
-        start, indices = time.perf_counter(), self._dataset.whole_indices(request).tolist()
-        ids = empty((len(request), source.length), torch.int64)
-        batch = {"input_ids": ids}
-        if self._is_marked:
-            batch["labels"] = empty((len(request), source.length), torch.int64)
-        documents = batch["document_ids"] = empty((len(request), source.length), torch.int32)
-        try:
-            self._read(indices, ids, documents)
-            if self._is_marked:
-                unmark(ids.numpy(), batch["labels"].numpy())
-        except Exception as caught:
-            return self.fall_back(request, caught)
-        reader.count_seconds("read_seconds", start)
-        reader.counts["cache_misses"] += len(request)
-        reader.counts["bytes_read"] += ids.numel() * source.dtype.itemsize
-        return MadeBatch(batch, len(request))
-
-    def _read(self, indices: Sequence[int], ids: torch.Tensor, documents: torch.Tensor) -> None:
-        self._source.read_into(indices, ids.numpy())
-        self._source.documents_into(indices, documents.numpy())
-
-
-class RowsFromStorage(FastWay):
-    """Reads whole documents into the rows of the batch."""
-
-    name = "rows of documents straight from storage"
-
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: BestFitSource, is_marked: bool) -> None:
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: Any, is_marked: bool) -> None:
         super().__init__(dataset, slow)
         self._source, self._is_marked, self.writes_in_place = source, is_marked, True
 
@@ -193,15 +158,35 @@ class RowsFromStorage(FastWay):
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         source, reader, shape = self._source, self._dataset.sample_reader, (len(request), self._source.length)
         start, indices = time.perf_counter(), self._dataset.whole_indices(request).tolist()
-        batch = {name: empty(shape, torch.int64) for name in ("input_ids", "labels")}
-        batch |= {"document_ids": empty(shape, torch.int32), "position_ids": empty(shape, torch.int64)}
-        columns = {name: column.numpy() for name, column in batch.items()}
+        batch = {name: empty(shape, dtype) for name, dtype in self._columns().items()}
         try:
-            source.read_columns(indices, columns)
+            self._read(indices, {name: column.numpy() for name, column in batch.items()})
         except Exception as caught:
             return self.fall_back(request, caught)
-        label_rows(columns["input_ids"], columns["position_ids"], columns["document_ids"], columns["labels"], self._is_marked)
         reader.count_seconds("read_seconds", start)
         reader.counts["cache_misses"] += len(request)
         reader.counts["bytes_read"] += batch["input_ids"].numel() * source.dtype.itemsize
         return MadeBatch(batch, len(request))
+
+    def _columns(self) -> dict[str, torch.dtype]:
+        """What a batch has, and the dtype of each."""
+        return {"input_ids": torch.int64, **({"labels": torch.int64} if self._is_marked else {}), "document_ids": torch.int32}
+
+    def _read(self, indices: Sequence[int], columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._source.read_into(indices, columns["input_ids"])
+        self._source.documents_into(indices, columns["document_ids"])
+        if self._is_marked:
+            unmark(columns["input_ids"], columns["labels"])
+
+
+class RowsFromStorage(BlocksFromStorage):
+    """Reads whole documents into the rows of the batch."""
+
+    name = "rows of documents straight from storage"
+
+    def _columns(self) -> dict[str, torch.dtype]:
+        return {"input_ids": torch.int64, "labels": torch.int64, "document_ids": torch.int32, "position_ids": torch.int64}
+
+    def _read(self, indices: Sequence[int], columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._source.read_columns(indices, columns)
+        label_rows(columns["input_ids"], columns["position_ids"], columns["document_ids"], columns["labels"], self._is_marked)
