@@ -179,7 +179,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         nodes = [node_of(item, where, is_remote) for where, item in walked(file, notes)]
         arrays = [node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None]
         of_interest = name is None and info is None
-        episodes = (replay_in(HDF5Groups(file, path, opened), notes) or episodes_in(file)) if of_interest else None
+        episodes = (replay_in(HDF5Groups(file, path, opened), notes) or episodes_in(file, opened)) if of_interest else None
         matrix = find_matrix(HDF5Groups(file, path, opened), name) if info is None and episodes is None else None
         table = table_in(file, path, name, notes) if info is None and episodes is None and matrix is None else None
         if table is not None:

@@ -14,8 +14,10 @@ from headrace.errors import FormatError
 from headrace.inspecting.episodes import Episodes
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, Node
 from headrace.storage.arrays.packed import DATA
-from headrace.storage.hdf5.episodes import arrays_of, groups_matching, unmistakable_groups
+from headrace.storage.episodes.look import EpisodeOptions
+from headrace.storage.hdf5.episodes import HDF5Look, arrays_of
 from headrace.storage.hdf5.filters import name_of
+from headrace.storage.hdf5.rows import OpenHDF5
 from headrace.storage.hdf5.tables import columns_of, tables_in
 from headrace.storage.hdf5.times import readable, value_dtype
 
@@ -136,11 +138,12 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 # -- episodes
 
 
-def episodes_in(file: h5py.File) -> Episodes | None:
+def episodes_in(file: h5py.File, opened: OpenHDF5) -> Episodes | None:
     """The episodes of a file; None: it holds something else."""
-    if (pattern := unmistakable_groups(file)) is None:
+    look = HDF5Look(opened, EpisodeOptions())
+    if (pattern := look.unmistakable_groups(file)) is None:
         return None
-    names = groups_matching(file, pattern)
+    names = look.groups_matching(file, pattern)
     arrays = arrays_of(file[names[0]])
     key = next(iter(arrays))
     shapes = [one.shape for name in names[:MOST_NODES] if isinstance(one := file[name].get(key), h5py.Dataset) and one.shape]

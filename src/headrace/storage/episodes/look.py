@@ -116,23 +116,6 @@ def matching(pattern: str, children: Callable[[str], Iterable[str]], is_group: C
     return sorted(found, key=natural)
 
 
-def unmistakable_groups(
-    children: Callable[[str], Sequence[str]], is_group: Callable[[str], bool], arrays: Callable[[str], Collection[str]]
-) -> str | None:
-    """The pattern of the episodes of a file that holds nothing else but them, as robomimic and LIBERO lay them out: ``data`` is a group of
-    groups that are numbered, and have several arrays; None: it holds something else.
-
-    Args:
-        children: gives the names of what lies in a group.
-        is_group: True if a path is that of a group.
-        arrays: gives the arrays below a group.
-    """
-    names = children("data") if is_group("data") else ()
-    if not names or not all(map(_NUMBERED.match, names)) or not all(is_group(f"data/{name}") for name in names[:64]):
-        return None
-    return "data/*" if len(arrays(f"data/{names[0]}")) > 1 else None
-
-
 # -- one file
 
 
@@ -173,12 +156,12 @@ class EpisodeLook(ABC, Generic[F, G]):
         return matching(pattern, lambda parent: self.children(file, parent), lambda name: self.kind(file, name) == GROUP)
 
     def unmistakable_groups(self, file: F) -> str | None:
-        """See `unmistakable_groups`."""
-        return unmistakable_groups(
-            lambda parent: self.children(file, parent),
-            lambda name: self.kind(file, name) == GROUP,
-            lambda name: self.arrays(self.group(file, name)),
-        )
+        """The pattern of the episodes of a file that holds nothing else but them, as robomimic and LIBERO lay them out: ``data`` is a group
+        of groups that are numbered, and have several arrays; None: it holds something else."""
+        names = self.children(file, "data") if self.kind(file, "data") == GROUP else ()
+        if not names or not all(map(_NUMBERED.match, names)) or any(self.kind(file, f"data/{name}") != GROUP for name in names[:64]):
+            return None
+        return "data/*" if len(self.arrays(self.group(file, f"data/{names[0]}"))) > 1 else None
 
     def found_groups(self, file: F, path: str) -> str:
         """The pattern of the episodes where nobody has said it."""

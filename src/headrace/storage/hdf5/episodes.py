@@ -14,7 +14,6 @@ from headrace.io.paths import redact
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.decoded import DecodedReader
 from headrace.storage.arrays.reader import ArrayReader
-from headrace.storage.episodes import look
 from headrace.storage.episodes.look import (
     ARRAY,
     EPISODES,
@@ -24,7 +23,6 @@ from headrace.storage.episodes.look import (
     EpisodeLook,
     EpisodeOptions,
     check_static,
-    matching,
 )
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
 from headrace.storage.hdf5.conventions import conversion_of
@@ -32,27 +30,6 @@ from headrace.storage.hdf5.probe import is_as_stored
 from headrace.storage.hdf5.rows import OpenHDF5
 
 # -- groups
-
-
-def groups_matching(file: h5py.File, pattern: str) -> list[str]:
-    """The paths of the groups that a pattern means, see `matching`."""
-    return matching(pattern, lambda parent: _children(file, parent), lambda name: _kind(file, name) == GROUP)
-
-
-def unmistakable_groups(file: h5py.File) -> str | None:
-    """See `headrace.storage.episodes.look.unmistakable_groups`."""
-    return look.unmistakable_groups(
-        lambda parent: _children(file, parent), lambda name: _kind(file, name) == GROUP, lambda name: arrays_of(file[name])
-    )
-
-
-def _children(file: h5py.File, parent: str) -> list[str]:
-    group = file[parent or "/"]
-    return list(group) if isinstance(group, h5py.Group) else []
-
-
-def _kind(file: h5py.File, name: str) -> str | None:
-    return {h5py.Group: GROUP, h5py.Dataset: ARRAY}.get(file.get(name, getclass=True))
 
 
 def _groups_in(file: h5py.File) -> list[str]:
@@ -95,10 +72,11 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
         return super().__call__(file, path)
 
     def children(self, file: h5py.File, parent: str) -> list[str]:
-        return _children(file, parent)
+        group = file[parent or "/"]
+        return list(group) if isinstance(group, h5py.Group) else []
 
     def kind(self, file: h5py.File, name: str) -> str | None:
-        return _kind(file, name)
+        return {h5py.Group: GROUP, h5py.Dataset: ARRAY}.get(file.get(name, getclass=True))
 
     def group_names(self, file: h5py.File) -> list[str]:
         return _groups_in(file)
@@ -168,4 +146,4 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
 def kind_of_file(path: str, opened: OpenHDF5) -> str:
     """`EPISODES` if a file unmistakably holds such; else ""."""
     with opened.hdf5.reading(path) as file:
-        return "" if unmistakable_groups(file) is None else EPISODES
+        return "" if HDF5Look(opened, EpisodeOptions()).unmistakable_groups(file) is None else EPISODES
