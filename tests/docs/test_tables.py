@@ -117,6 +117,15 @@ def test_a_race_is_a_table(scripts: Any, results: Path) -> None:
     assert scripts("doc_tables").with_tables(written, results) == written
 
 
+def test_figures_by_hand_stand_until_the_next_run(scripts: Any, results: Path) -> None:
+    lines = ["| | rows/s |", "|---|--:|", "| headrace | 5 |"]
+    kept = {key: value for key, value in KEPT.items() if key != "result"} | {"by_hand": "2 cores, nothing else ran.", "lines": lines}
+    (results / "race.json").write_text(json.dumps(kept))
+    written = scripts("doc_tables").with_tables(MARK.format("race", ""), results)
+    said = "`python benchmarks/race.py --rounds 2`, measured by hand on 3 November 2026: 2 cores, nothing else ran."
+    assert written.splitlines()[1:-1] == [said, "", *lines]
+
+
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_each_benchmark_has_its_table(scripts: Any, name: str) -> None:
     result = QUICK[name]
