@@ -1,19 +1,38 @@
-"""Removes the socket of the fork server that imports this, when it ends.
+"""What the fork server does that imports this: it imports headrace and the main script, and removes its socket when it ends.
 
-`multiprocessing` has the process that started the server remove it, which does not where it was killed. The server itself ends with that
-process in any case.
+`multiprocessing` has the process that started the server remove the socket, which does not where it was killed. The server itself ends
+with that process in any case.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import socket
+import sys
+from multiprocessing import process, spawn
+from typing import Any
 
 import headrace.collate
 import headrace.datasets
 import headrace.loader  # noqa: F401  # once, for all workers that are forked from here
+from headrace.loader.worker.start import MAIN_SCRIPT
+
+
+def _import_main(path: str, search: list[str]) -> None:
+    """Imports the main script as a worker does, which then need not. Where that fails, the worker tries again, and its error is told."""
+    before = sys.path[:]
+    sys.path[:] = search
+    this: Any = process.current_process()
+    this._inheriting = True  # as in a worker: a script that starts processes as it is imported gets an error
+    try:
+        spawn.import_main_path(path)
+    except BaseException:  # also what ends a script: the server must live on
+        sys.path[:] = before
+    finally:
+        del this._inheriting
 
 
 def _listened_to() -> str | None:
@@ -34,3 +53,6 @@ def _remove(path: str) -> None:
 
 if (_path := _listened_to()) is not None:
     atexit.register(_remove, _path)
+
+if (_told := os.environ.pop(MAIN_SCRIPT, None)) is not None:
+    _import_main(*json.loads(_told))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import math
 import multiprocessing
 import os
@@ -24,7 +25,7 @@ import pickle
 import sys
 import threading
 import time
-from multiprocessing import forkserver
+from multiprocessing import forkserver, spawn
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -37,6 +38,9 @@ _OURS = ("headrace-", "fsspecIO", "zarr_", "asyncio_", "QueueFeederThread", "cud
 _OF_TORCH = "_pin_memory_loop"
 _MOST_SECONDS, _MOST_BYTES = 0.1, 16 << 20  # of a pickle that each worker is sent
 _SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
+MAIN_SCRIPT = "HEADRACE_MAIN_SCRIPT"
+"""The environment variable that tells a fork server, as it starts, the path of the main script and `sys.path`, as JSON."""
+_PYTHON_SERVES_MAIN = sys.version_info >= (3, 13, 1) or (3, 13) > sys.version_info >= (3, 12, 8)
 _NAMED = 3  # threads that are named in a sentence
 
 
@@ -63,11 +67,26 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
 
 
 def forkserver_context() -> Any:
-    """The context of a fork server, which imports headrace once for all workers, beside what the user has it import."""
+    """The context of a fork server, which imports headrace and the main script once for all workers, beside what the user has it import."""
     context, server = multiprocessing.get_context("forkserver"), _server()
     if _SERVED not in server._preload_modules:
         context.set_forkserver_preload([*server._preload_modules, _SERVED])
+    if not _PYTHON_SERVES_MAIN and server._forkserver_pid is None and "__main__" in server._preload_modules:
+        _start_server_with_main(server)
     return context
+
+
+def _start_server_with_main(server: Any) -> None:
+    """Starts the fork server, and tells it the main script, if that may be imported, which each worker imports else (CPython gh-126631)."""
+    told = spawn.get_preparation_data("")
+    path = told.get("init_main_from_path")
+    if path is None or MAIN_SCRIPT in os.environ or _names_in(path) is None:
+        return
+    os.environ[MAIN_SCRIPT] = json.dumps([path, told["sys_path"]])
+    try:
+        server.ensure_running()
+    finally:
+        del os.environ[MAIN_SCRIPT]
 
 
 def _server() -> Any:
