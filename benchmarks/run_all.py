@@ -14,7 +14,7 @@ and out/benchmarks with `--quick`. Scripts whose packages are missing are skippe
 listed as such by the scripts.
 
 Tables in docs/ between `<!-- table: NAME -->` and `<!-- /table -->` are written by `--write`, of benchmarks/results/NAME.json
-(doc_tables.py); the other tables there were measured by hand.
+(doc_tables.py).
 
 Photographs are made unless `--photos` names a folder of class folders. Exit status: 0; 1 where a script failed; 2 for an error; 130
 after Ctrl-C.

@@ -92,7 +92,7 @@ def test_the_page_names_its_marked_tables(scripts: Any) -> None:
     for name, page in scripts("doc_tables").marked().items():
         before = page.read_text(encoding="utf-8").split(f"<!-- table: {name} -->")[0]
         heading = before.rpartition("\n#")[2].lstrip("#").partition("\n")[0].strip().lower()
-        anchor = "#" + heading.replace(" ", "-")
+        anchor = "#" + re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
         assert (f"({anchor})" if page.name == "benchmarks.md" else f"({page.name}{anchor})") in head
 
 
