@@ -23,8 +23,10 @@ from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
 from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts, columns_along
-from headrace.datasets.text.options import CHAT, TextOptions, check_text_options
-from headrace.datasets.text.passes import folder_of
+from headrace.datasets.text.opening import Cutting, parts_of
+from headrace.datasets.text.options import CHAT, OF_READING, TextOptions, check_chat_options, check_text_options
+from headrace.datasets.text.passes import folder_of, tokens_of
+from headrace.datasets.text.units import TextUnit
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
@@ -42,7 +44,9 @@ from headrace.tokenizer import CharTokenizer, identity_of, vocabulary_of
 _IMAGE_OPTIONS: dict[str, Any] = {
     "image_size": UNSET, "color": "RGB", "normalize": True, "transform_input": "pil", "decode": "fast",
 }  # fmt: skip
-_TEXT_OPTIONS: dict[str, Any] = {"tokenizer": None, "max_length": None, "chat_template": None}
+_TEXT_OPTIONS: dict[str, Any] = {
+    "tokenizer": None, "max_length": None, "chat_template": None, "stride": None, "packing": False, "end_token": None,
+}  # fmt: skip
 
 
 class TableDataset(BaseDataset):
@@ -76,6 +80,8 @@ class TableDataset(BaseDataset):
         image_size, color, normalize, transform_input, decode: of `image_column`: see `ImageDataset`. Where other columns are read
             beside the image, `transform` gets the dict, with the image as a tensor.
         tokenizer, max_length, chat_template: of `text_column`: see `TextDataset`.
+        stride, packing, end_token: of `text_column`, where no other column is read: samples are windows over the texts, blocks of tokens,
+            or rows of whole texts or chats, as those of `TextDataset`. With `stride` a window has the target of its row.
         plain_copy: True: what has to be decoded (Parquet, compressed Arrow files, those of servers) is decoded once, to a copy in
             `cache_dir` that is mapped, so that random rows are as cheap as those of an uncompressed Arrow file. It takes the decoded
             size of the columns on the disk, and is found again at the next start.
@@ -89,13 +95,15 @@ class TableDataset(BaseDataset):
         ConfigError: an argument makes no sense, or pyarrow is missing.
         DataNotFoundError, FormatError: no such file; a file is damaged, or holds what no sample can.
         MissingNameError: there is no such column; the message lists those there are.
+        SampleError: with `stride` or `packing`: a text can't be read, or tokenised.
         AccessError, RemoteError: a file may not be read; a server does not give it.
         FileChangedError: a file has been changed since it was opened.
-        BudgetError: a row group does not fit the memory budget when it is decoded.
+        BudgetError: a row group does not fit the memory budget when it is decoded; tokens that can't be kept in `cache_dir` do not.
     """
 
     reads_urls = True
     collate: Callable[[list[Any]], Any] | str | None = None
+    _texts: ColumnTexts | ColumnChats | None = None
 
     def __init__(
         self,
@@ -116,6 +124,9 @@ class TableDataset(BaseDataset):
         tokenizer: Any = None,
         max_length: int | None = None,
         chat_template: str | None = None,
+        stride: int | None = None,
+        packing: bool | Literal["bfd"] = False,
+        end_token: int | None = None,
         plain_copy: bool = False,
         **options: Unpack[PathOptions],
     ) -> None:
@@ -124,7 +135,10 @@ class TableDataset(BaseDataset):
         images: dict[str, Any] = {
             "image_size": image_size, "color": color, "normalize": normalize, "transform_input": transform_input, "decode": decode,
         }  # fmt: skip
-        texts: dict[str, Any] = {"tokenizer": tokenizer, "max_length": max_length, "chat_template": chat_template}
+        texts: dict[str, Any] = {
+            "tokenizer": tokenizer, "max_length": max_length, "chat_template": chat_template, "stride": stride, "packing": packing,
+            "end_token": end_token,
+        }  # fmt: skip
         _check_options("image_column", image_column, images, _IMAGE_OPTIONS)
         _check_options("text_column", text_column, texts, _TEXT_OPTIONS)
         columns = _checked_columns(columns)
@@ -133,7 +147,10 @@ class TableDataset(BaseDataset):
         check_image_options(color, transform_input, decode, normalize)
         check_flag("plain_copy", plain_copy)
         unit = None if chat_template is None else CHAT
-        check_text_options(max_length, unit, TEXT_FIELD, None, None, None, False, None, None, chat_template)
+        check_text_options(max_length, unit, TEXT_FIELD, None, None, stride, packing, end_token, None, chat_template)
+        is_in_parts = bool(packing) or stride is not None
+        if is_in_parts:
+            _check_parts(packing, columns, text_column, target_name, image_column)
         vocabulary_of(tokenizer)  # raises where it is none
         cast_to = dtype_named(dtype)
         self.classes: list[str] = []
@@ -145,7 +162,23 @@ class TableDataset(BaseDataset):
         rows: SampleFormat
         targets: Any = None
         of_texts: ColumnTexts | ColumnChats | None = None
-        if hold_arrays(files, shown):
+        if is_in_parts:
+            of_reading: Any = {name: options[name] for name in OF_READING if name in options}  # type: ignore[literal-required]
+            resolved: Any = files
+            documents = TableDataset(
+                resolved, text_column=text_column, target_name=target_name, tokenizer=self.tokenizer, chat_template=chat_template,
+                plain_copy=plain_copy, **of_reading, **reach.keywords(),
+            )  # fmt: skip
+            of_texts, self.classes = documents._texts, documents.classes
+            assert of_texts is not None
+            check_chat_options(of_texts.is_marked, stride, None)
+            cutting = Cutting(max_length, stride, packing, of_texts.is_marked, documents.on_error != "raise")
+            tokens = tokens_of(of_texts, of_texts.uncut(), documents.sample_reader.another(), end_token, documents.budget)
+            rows = parts_of(tokens, of_texts, documents.text_of, cutting)
+            source, self.collate = rows.source, None if packing else "text"
+            if documents.targets is not None:
+                targets = documents.targets[source.document_of(np.arange(len(source)))]
+        elif hold_arrays(files, shown):
             if image_column is not None or text_column is not None:
                 raise ConfigError(f"{shown} holds NumPy arrays, which have no columns of images or texts")
             if plain_copy:
@@ -203,12 +236,25 @@ class TableDataset(BaseDataset):
     @property
     def has_texts(self) -> bool:
         """True if a column is tokenised."""
-        return self.collate == "text"
+        return self._texts is not None
+
+    def text_of(self, index: int) -> str:
+        """The text of a sample, before it is tokenised; a chat as its template renders it; of a window the text of its row.
+
+        Raises:
+            SampleError: it can't be read.
+            ConfigError: there is no `text_column`; with `packing`: a block or row is of no one text.
+        """
+        texts = self._format if isinstance(self._format, TextUnit) else self._texts
+        if texts is None:
+            raise ConfigError("text_of: no column of texts is named: pass text_column=")
+        return texts.text_of(int(self.whole_indices(range(len(self))[index])), self.sample_reader)
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
-        """Of texts that nothing is read beside the characters of each, which are all read for it; else None."""
+        """Of texts that nothing is read beside the characters of each, which are all read for it, of windows, blocks and rows their tokens;
+        else None."""
         texts = self._format
-        if not isinstance(texts, (ColumnTexts, ColumnChats)):
+        if not isinstance(texts, TextUnit):
             return None
         found = texts.lengths(self.sample_reader)
         return found if self._chosen is None else found[self._chosen]
@@ -244,6 +290,14 @@ def _check_options(argument: str, column: Any, given: dict[str, Any], usual: dic
     for name, value in given.items():
         if column is None and value is not usual[name] and value != usual[name]:
             raise ConfigError(f"{name} is for {argument}: name the column")
+
+
+def _check_parts(packing: bool | str, columns: Any, text_column: str | None, target_name: str | None, image_column: str | None) -> None:
+    """Raises a ConfigError where more is read than the texts that windows, blocks and rows are made of."""
+    if image_column is not None or not (columns is None or columns in (text_column, (text_column,))):
+        raise ConfigError("with stride or packing samples are tokens of one column alone: leave out columns and image_column")
+    if packing and target_name is not None:
+        raise ConfigError("target_name can't be given with packing: a block or row is of several rows of the table")
 
 
 def _checked_columns(columns: Any) -> str | tuple[str, ...] | None:

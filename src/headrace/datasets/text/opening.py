@@ -131,6 +131,22 @@ def unit_over(source: TokensSource, name: str, text_of: Callable[[int], str] | N
     return TokenBlocks(source, name, is_marked) if isinstance(source, BlocksSource) else TokenWindows(source, name, text_of, is_marked)
 
 
+def parts_of(tokens: tuple[Tokens, str], documents: TextUnit, text_of: Callable[[int], str] | None, cutting: Cutting) -> TextUnit:
+    """Windows, blocks or rows of documents.
+
+    Args:
+        tokens: of the documents, and their fingerprint.
+        documents: what they are, and where they lie.
+        text_of: says what the text of a document is; None: nobody can.
+        cutting: how samples are made of them.
+
+    Raises:
+        SampleError, ConfigError: see `source_over`.
+    """
+    source = source_over(*tokens, documents.source.location, cutting)
+    return unit_over(source, documents.name, text_of, cutting.is_marked)
+
+
 # -- packed tokens
 
 

@@ -29,6 +29,8 @@ class TextOptions:
 
 
 CHAT, BEST_FIT = "chat", "bfd"
+OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
+"""Options of a dataset of windows, blocks or rows that its documents are read with."""
 UNITS = ("file", "line", "record", CHAT)
 _NEWLINES = (None, "\n", "\r", "\r\n")
 

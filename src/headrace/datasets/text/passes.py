@@ -17,7 +17,7 @@ from headrace.datasets.core.reader import Access, SampleReader, raise_if_of_the_
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.tokenizing import Tokenising
 from headrace.display import progress_bar
-from headrace.errors import SampleError, warn
+from headrace.errors import ConfigError, SampleError, warn
 from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.paths import cache_folder
 from headrace.io.single_flight import found_or_built
@@ -55,6 +55,7 @@ class Texts(Protocol):
 
     source: Any
     options: TextOptions
+    is_marked: bool
 
     @property
     def identity(self) -> str | None: ...
@@ -74,8 +75,11 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
 
     Raises:
         SampleError: a document can't be read, or tokenised.
+        ConfigError: `end_token` is given, and the documents are chats.
         BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
     """
+    if end_token is not None and texts.is_marked:
+        raise ConfigError(f"end_token={end_token} can't be given for chats, whose template ends each turn: leave it out")
     source, options, access = texts.source, texts.options, Access(whole, Lazy(), False)
     with contextlib.ExitStack() as still:
         of = still.enter_context(source.of_one_version())

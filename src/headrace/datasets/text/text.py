@@ -19,11 +19,11 @@ from headrace.datasets.text.opening import (
     open_texts,
     packed_source,
     packed_tokens,
-    source_over,
+    parts_of,
     tokenizer_of,
     unit_over,
 )
-from headrace.datasets.text.options import CHAT, TextOptions, check_chat_options, check_text_options
+from headrace.datasets.text.options import CHAT, OF_READING, TextOptions, check_chat_options, check_text_options
 from headrace.datasets.text.passes import tokens_of
 from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts
 from headrace.errors import ConfigError
@@ -37,7 +37,6 @@ from headrace.storage.tokens.source import Tokens
 from headrace.tokenizer import CharTokenizer, identity_of, vocabulary_of
 
 _TOGETHER = 1024  # records that are read at a time
-_OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
 
 
 class TextDataset(BaseDataset):
@@ -170,14 +169,13 @@ class TextDataset(BaseDataset):
             source = packed_source(packed, Cutting(max_length, stride, packing, is_marked, leaves_out))
             sample_format = unit_over(source, unit_packed, None, is_marked)
         elif packing or stride is not None:
-            of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
+            of_reading: Any = {name: options[name] for name in OF_READING if name in options}  # type: ignore[literal-required]
             of_reading.update(reach.keywords())
             documents = TextDataset(data_path, tokenizer=self.tokenizer, max_length=None, unit=unit, **described, **of_reading)
             check_chat_options(documents.is_of_chats, stride, labels)
-            self._documents, (tokens, fingerprint) = documents, documents.tokens(end_token)
+            self._documents = documents
             cutting = Cutting(max_length, stride, packing, documents.is_of_chats, leaves_out)
-            source = source_over(tokens, fingerprint, documents.sample_source.location, cutting)
-            sample_format = unit_over(source, documents._format.name, documents.text_of, documents.is_of_chats)
+            sample_format = parts_of(documents.tokens(end_token), documents._format, documents.text_of, cutting)
             self.classes, targets = documents.classes, None if documents.targets is None else np.asarray(documents.targets)
         else:
             sample_format = open_texts(data_path, unit, newline, reach, of_texts, options)
@@ -239,8 +237,6 @@ class TextDataset(BaseDataset):
         """
         texts = self._format
         assert isinstance(texts, TokenizedTexts)
-        if end_token is not None and texts.is_marked:
-            raise ConfigError(f"end_token={end_token} can't be given for chats, whose template ends each turn: leave it out")
         return tokens_of(texts, texts.uncut(), self.sample_reader.another(), end_token, self.budget)
 
     @property

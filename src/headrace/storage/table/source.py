@@ -12,12 +12,13 @@ NOTE [ from a batch's indices to the rows of tables ]
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import mmap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -180,6 +181,12 @@ class TableSource(RowSource, Locatable):
         """A hash of names and types of the columns, and of the rows of each block."""
         said = [list(self.first.kinds.items()), self.is_one, [table.rows.tolist() for table in self.tables]]
         return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+
+    @contextlib.contextmanager
+    def of_one_version(self) -> Iterator[list[list[Any]] | None]:
+        """As `TextFilesSource.of_one_version`: each read is of the version that was found at the start."""
+        of = [self.files.identity(table.path) for table in self.tables]
+        yield None if any(tag is None for *_, tag in of) else of
 
     def location(self, index: int) -> str:
         number = int(np.searchsorted(self._firsts, index, side="right")) - 1
