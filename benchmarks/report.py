@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from doc_forms import FORMS, table_a_section
+
 NAME_LENGTH = 40  # of a bar in a plot
 
 
@@ -24,8 +26,10 @@ def write_report(kept: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     lines = ["# Benchmarks", ""]
     if quick:
         lines += ["**A quick run: small data, two rounds. It shows that everything runs; its figures say nothing.**", ""]
-    lines += [*_machines(kept), "", "| benchmark | command | |", "|---|---|---|"]
-    lines += [f"| [{one['question']}](#{_anchor(one['question'])}) | `{one['command']}` | {_outcome(one)} |" for one in kept]
+    lines += [*_machines(kept), "", "| benchmark | command | | load at the start |", "|---|---|---|--:|"]
+    for one in kept:
+        load = f"{one['load']:.1f}" if "load" in one else ""
+        lines.append(f"| [{one['question']}](#{_anchor(one['question'])}) | `{one['command']}` | {_outcome(one)} | {load} |")
     plot = _plotter()
     if plot is None:
         lines += ["", 'No plots: matplotlib is missing (`pip install "headrace[plot]"`).']
@@ -64,36 +68,24 @@ def _section(one: Mapping[str, Any], folder: Path, plot: Any) -> Iterator[str]:
     result = one["result"]
     if isinstance(result, dict) and isinstance(result.get("sections"), dict):  # of `common.run_sections`
         for number, (title, section) in enumerate(result["sections"].items()):
-            yield from ("", f"### {title}", "")
-            yield from _race(section)
+            yield from ("", f"### {title}", "", *table_a_section({"sections": {title: section}}))
             if plot is not None:
                 picture = folder / f"{one['name']}-{number}.svg"
                 speeds = {name: row["median"] for name, row in section["contestants"].items() if "median" in row}
                 if speeds:
                     plot(picture, speeds, section["unit"])
                     yield from ("", f"![{title}: {section['unit']}]({picture.name})")
+    elif one["name"] in FORMS:
+        yield from ("", *FORMS[one["name"]](result))
     else:
         yield from _any(result)
 
 
-def _race(section: Mapping[str, Any]) -> Iterator[str]:
-    """A table of contestants, and the ratios."""
-    yield f"| | median, {section['unit']} | lowest | highest |"
-    yield "|---|--:|--:|--:|"
-    for name, row in section["contestants"].items():
-        if "median" in row:
-            yield f"| {name} | {row['median']:,.0f} | {row['min']:,.0f} | {row['max']:,.0f} |"
-        else:
-            yield f"| {name} | {row['failed']} | | |"
-    ratios = [row for row in section["ratios"] if row["ratio"] is not None]
-    if ratios:
-        yield from ("", "| ratio | | to | lowest | highest |", "|---|--:|---|--:|--:|")
-        for row in ratios:
-            yield f"| {row['label']} | {row['ratio']:.2f} | {row['denominator']} | {row['min']:.2f} | {row['max']:.2f} |"
-
-
 def _any(value: Any, title: str = "") -> Iterator[str]:
-    """Tables of whatever a script of its own form gives: a list of objects is a table, an object of numbers a table of two columns."""
+    """Tables, but of the machine, of whatever a script of its own form gives.
+
+    A list of objects is a table, an object of numbers a table of two columns.
+    """
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         rows = [{key: _cell(cell) for key, cell in row.items()} for row in value]
         columns = [key for key in dict.fromkeys(key for row in rows for key in row) if any(row.get(key) for row in rows)]
@@ -106,7 +98,7 @@ def _any(value: Any, title: str = "") -> Iterator[str]:
             yield from _heading(title)
             yield from ("| | |", "|---|---|", *(f"| {key} | {cell} |" for key, cell in plain.items()))
         for key, inner in value.items():
-            if not _cell(inner):
+            if not _cell(inner) and key != "machine":
                 yield from _any(inner, f"{title}, {key}" if title else str(key))
 
 
@@ -148,6 +140,8 @@ def _plotter() -> Any:
         axes.set_yticks(range(len(speeds)), names, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel(unit, fontsize=8)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        axes.tick_params(axis="x", labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.12)
         figure.savefig(path, metadata={"Date": None})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,7 +54,10 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def scripts(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`run_all` with scripts of the test's own in place of the benchmarks; returns what runs them: (exit status, report, said)."""
-    rows = {"headrace": {"median": 4000.4, "min": 3e3, "max": 5e3}, "absent": {"failed": "not installed"}}
+    rows = {
+        "headrace": {"median": 4000.4, "min": 3e3, "max": 5e3, "more": {"first batch, ms": [110, 120, 140]}},
+        "absent": {"failed": "not installed"},
+    }
     ratio = {"label": "headrace / h5py", "ratio": 2.0, "min": 1.5, "max": 2.5, "denominator": "h5py"}
     race = {"sections": {"Rows": {"unit": "rows/s", "ratios": [ratio, {"label": "none", "ratio": None}], "contestants": rows}}}
     made = {
@@ -62,6 +66,7 @@ def scripts(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         "broken": "import sys; sys.exit('error: no such disk')",
         "hangs": HANGS,
         "garbage": "print('no json')",
+        "monitoring": """print('{"batch_us": 500, "counting_us": 10, "share": 0.02, "of_10_ms": 0.001}')""",
         "lacks": "raise AssertionError('it must not be run')",
     }
     for name, program in made.items():
@@ -104,10 +109,17 @@ def test_device_shares_and_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_results_are_tables_and_plots(scripts: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    status, report = scripts("--only", "race", "lines", "lacks")
+    status, report = scripts("--only", "race", "lines", "lacks", "monitoring")
     assert status == 0
-    assert "| headrace | 4,000 | 3,000 | 5,000 |" in report and "| absent | not installed | | |" in report
-    assert "| headrace / h5py | 2.00 | h5py | 1.50 | 2.50 |" in report and "| limit | found |" in report and "| disk | no |" in report
+    assert "| headrace | 4,000 (3,000 to 5,000) | 120 |" in report and "| absent | not installed |  |" in report
+    assert "| Rows | rows/s | first batch, ms |" in report and "| headrace / h5py | 2.00 (1.50 to 2.50) | h5py |" in report
+    assert re.search(r"^\| \[Of race\]\(#of-race\) \| `benchmarks/race.py --rounds 2` \| \d+ s \| \d+\.\d \|$", report, re.MULTILINE)
+    assert (
+        "| a batch of 32 samples | counting it |" in report
+        and "| 500 us | 10 us | 2.0 % | 0.10 % |" in report
+        and "| limit | found |" in report
+        and "| disk | no |" in report
+    )
     assert "skipped: not installed: headrace_has_no_such_package" in report and "its figures say nothing" in report
     assert "![Rows: rows/s](race-0.svg)" in report and (tmp_path / "results/race-0.svg").read_text().startswith("<?xml")
     kept = json.loads((tmp_path / "results/race.json").read_text())
@@ -117,7 +129,7 @@ def test_results_are_tables_and_plots(scripts: Any, tmp_path: Path) -> None:
 def test_what_fails_is_said(scripts: Any) -> None:
     status, report = scripts("--only", "broken", "garbage", "race")
     assert status == 1
-    assert "failed: exit status 1: error: no such disk" in report and "| headrace | 4,000 |" in report
+    assert "failed: exit status 1: error: no such disk" in report and "| headrace | 4,000 (3,000" in report
     assert "failed: what it printed is no JSON: 'no json" in report
 
 
