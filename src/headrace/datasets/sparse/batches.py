@@ -48,8 +48,32 @@ class SparseRows(NamedTuple):
     offsets: torch.Tensor
 
 
-def to_batch(rows: CSRRows, columns: int, layout: SparseLayout) -> Any:
+class SlotArrays:
+    """Makes arrays in the ring slot that is open; a `Room`."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[npt.NDArray[Any], torch.Tensor]] = []
+
+    def __call__(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        tensor = empty((count,), torch_dtype(dtype))
+        self._made.append((array := tensor.numpy(), tensor))
+        return array
+
+    def tensor_of(self, array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None) -> torch.Tensor:
+        """The tensor over an array that was made here; of another one a copy in the slot, perhaps of another dtype."""
+        for made, tensor in self._made:
+            if made is array:
+                return tensor
+        out = empty(array.shape, torch_dtype(dtype or array.dtype))
+        np.copyto(out.numpy(), array)
+        return out
+
+
+def to_batch(rows: CSRRows, columns: int, layout: SparseLayout, arrays: SlotArrays | None = None) -> Any:
     """The batch of rows, in the ring slot that is open.
+
+    Args:
+        arrays: made those of the rows that lie there already; None: none do.
 
     Returns:
         For "dense" a tensor [batch, columns]; for "csr" a sparse CSR tensor of that shape; for "pairs" `SparseRows`.
@@ -59,10 +83,11 @@ def to_batch(rows: CSRRows, columns: int, layout: SparseLayout) -> Any:
         out = empty((count, columns), torch_dtype(rows.values.dtype))
         rows.scatter(out.numpy())
         return out
-    indices, values = _in_slot(rows.indices, np.dtype(np.int64)), _in_slot(rows.values)
+    in_slot = (arrays or SlotArrays()).tensor_of
+    indices, values = in_slot(rows.indices, np.dtype(np.int64)), in_slot(rows.values)
     if layout == "pairs":
-        return SparseRows(indices, values, _in_slot(rows.indptr[:-1]))
-    return rebuild_sparse(torch.sparse_csr, (_in_slot(rows.indptr), indices, values), (count, columns), None, False)
+        return SparseRows(indices, values, in_slot(rows.indptr[:-1]))
+    return rebuild_sparse(torch.sparse_csr, (in_slot(rows.indptr), indices, values), (count, columns), None, False)
 
 
 def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
@@ -83,13 +108,6 @@ def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """Torch's dtype of that name; a TypeError where it has none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
-def _in_slot(array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None) -> torch.Tensor:
-    """A copy of an array in the batch's buffer, perhaps as another dtype."""
-    out = empty(array.shape, torch_dtype(dtype or array.dtype))
-    np.copyto(out.numpy(), array)
-    return out
 
 
 def sparse_collate(samples: Sequence[Any]) -> Any:

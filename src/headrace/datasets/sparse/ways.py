@@ -9,7 +9,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import FastWay, SampleBySample
-from headrace.datasets.sparse.batches import SparseLayout, sparse_collate, to_batch
+from headrace.datasets.sparse.batches import SlotArrays, SparseLayout, sparse_collate, to_batch
 from headrace.errors import SampleError
 from headrace.order.request import BatchRequest
 from headrace.storage.sparse.rows import CSRRows
@@ -43,10 +43,11 @@ class RowsTogether(FastWay):
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, reader, whole = self._dataset, self._dataset.sample_reader, self._dataset.whole_indices(request)
+        arrays = None if self._source is None or self._layout == "dense" else SlotArrays()
         if self._source is not None:
             start = time.perf_counter()
             try:
-                rows = self._source.read_rows(whole)
+                rows = self._source.read_rows(whole, arrays)
             except Exception as caught:
                 return self.fall_back(request, caught)
             reader.count_seconds("read_seconds", start)
@@ -58,6 +59,6 @@ class RowsTogether(FastWay):
                 return self._slow.collated(*dataset.sample_finisher.finish(dataset, request, values), request)
             rows = CSRRows.joined(values)
         start = time.perf_counter()
-        batch = to_batch(rows, self._columns, self._layout)
+        batch = to_batch(rows, self._columns, self._layout, arrays)
         reader.count_seconds("collate_seconds", start)
         return self.with_targets(batch, request)

@@ -7,7 +7,7 @@ and dropped as one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,9 @@ from headrace.io.local.files import bytes_of
 from headrace.memory.lru import held_bytes
 from headrace.storage.arrays.chunks import DirectChunks, read_aligned
 from headrace.storage.arrays.reader import GROUP, ArrayReader, CutSpans, Map, cut_spans
+
+Room = Callable[[int, np.dtype[Any]], npt.NDArray[Any]]
+"""Makes an array [n] of a dtype, of any content."""
 
 
 class Cuts(NamedTuple):
@@ -91,7 +94,7 @@ class _Aligned:
         self._cache, self._key = readers[0]._cache, "\0".join(reader._key for reader in readers)
         self._caches = self._arrays[0].decodes
 
-    def read(self, cuts: Cuts, run: Map) -> list[npt.NDArray[Any]]:
+    def read(self, cuts: Cuts, run: Map, rooms: Sequence[Room | None]) -> list[npt.NDArray[Any]]:
         """The rows of spans, of each array."""
         numbers, totals, of, starts, stops = cuts
         cached = self._cached(numbers, totals) if self._caches else [None] * len(numbers)
@@ -104,7 +107,10 @@ class _Aligned:
         if missing:
             self._decode(cuts, missing, pieces, run)
         total = sum(totals)
-        return [np.concatenate(each, out=np.empty(total, reader.dtype)) for each, reader in zip(pieces, self._readers, strict=True)]
+        return [
+            np.concatenate(each, out=(room or np.empty)(total, reader.dtype))
+            for each, reader, room in zip(pieces, self._readers, rooms, strict=True)
+        ]
 
     def _cached(self, numbers: list[int], totals: list[int]) -> list[AlignedChunks | None]:
         """The chunks that are cached, and None for the others. Their rows are taken off, and those that have given all are dropped."""
@@ -137,8 +143,9 @@ class _Aligned:
             decoded = self._decoded([numbers[which] for which in some], run)
             for which, *arrays in zip(some, *decoded, strict=True):
                 for each, array in zip(pieces, arrays, strict=True):
-                    for part in parts[which]:  # copies: the chunk need not be held for them
-                        each[part] = array[starts[part] : stops[part]].copy()
+                    for part in parts[which]:
+                        piece = array[starts[part] : stops[part]]
+                        each[part] = piece if len(missing) <= step else piece.copy()  # of many, the chunks are not held for them
                 if self._caches and len(arrays[0]) > totals[which]:
                     self._cache.used((self._key, numbers[which]), AlignedChunks(arrays), totals[which])
         if self._caches:
@@ -161,7 +168,9 @@ class _Aligned:
         return found
 
 
-def read_joined(readers: Sequence[SpanReader], firsts: IntArray, ends: IntArray, run: Map) -> list[npt.NDArray[Any]]:
+def read_joined(
+    readers: Sequence[SpanReader], firsts: IntArray, ends: IntArray, run: Map, rooms: Sequence[Room | None] = ()
+) -> list[npt.NDArray[Any]]:
     """The same spans of several arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1`` of all spans, one span behind the other,
     perhaps read-only.
 
@@ -171,6 +180,7 @@ def read_joined(readers: Sequence[SpanReader], firsts: IntArray, ends: IntArray,
         readers: of the arrays, which share a cache.
         firsts, ends: [spans].
         run: calls a function in threads.
+        rooms: of each array what makes the one that its rows are copied to, if they are; None, or no rooms: NumPy.
 
     Raises:
         FormatError, OSError: a chunk is damaged; a file can't be read.
@@ -187,8 +197,8 @@ def read_joined(readers: Sequence[SpanReader], firsts: IntArray, ends: IntArray,
         else:
             found[place] = reader._as_they_are(reader._raw, firsts, ends, cuts[reader.height])
     for (height, _), places in aligned.items():
-        together = _Aligned([readers[place] for place in places])
-        for place, rows in zip(places, together.read(Cuts.of_spans(cuts[height], height), run), strict=True):
+        together, of_places = _Aligned([readers[place] for place in places]), [rooms[place] if rooms else None for place in places]
+        for place, rows in zip(places, together.read(Cuts.of_spans(cuts[height], height), run, of_places), strict=True):
             found[place] = rows
     return found
 

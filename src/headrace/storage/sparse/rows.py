@@ -60,6 +60,21 @@ class CSRRows(NamedTuple):
         places = np.repeat(self.indptr[order] - indptr[:-1], sizes) + np.arange(indptr[-1])
         return CSRRows(indptr, self.indices[places], self.values[places])
 
+    def is_canonical(self, columns: int) -> bool:
+        """True if columns rise within each row, and a matrix of so many has them: of each row only the first and the last are compared with
+        that."""
+        indices, indptr = self.indices, self.indptr
+        if not len(indices):
+            return True
+        is_wrong = indices[1:] <= indices[:-1]
+        begins = indptr[1:-1]
+        is_wrong[begins[(begins > 0) & (begins < len(indices))] - 1] = False
+        if is_wrong.any():
+            return False
+        has_values = indptr[1:] > indptr[:-1]
+        lasts = indices[indptr[1:][has_values] - 1]
+        return bool(lasts.max() < columns and (indices.dtype.kind == "u" or indices[indptr[:-1][has_values]].min() >= 0))
+
     def outside(self, columns: int) -> tuple[int, int] | None:
         """The first row with a column that a matrix of so many does not have, and that column; None: there is none."""
         indices = self.indices

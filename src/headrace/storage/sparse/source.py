@@ -17,7 +17,7 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage import blocks
 from headrace.storage.arrays.reader import OpenArrays
 from headrace.storage.arrays.rows import layout_fingerprint
-from headrace.storage.arrays.spans import read_joined
+from headrace.storage.arrays.spans import Room, read_joined
 from headrace.storage.concat import ConcatSource
 from headrace.storage.source import ArraySource
 from headrace.storage.sparse.matrix import Matrix
@@ -75,8 +75,12 @@ class SparseSource(ArraySource):
     def read(self, indices: Sequence[int]) -> list[Record]:
         return self.read_rows(np.asarray(indices, np.int64)).records()
 
-    def read_rows(self, indices: IntArray) -> CSRRows:
+    def read_rows(self, indices: IntArray, room: Room | None = None) -> CSRRows:
         """The rows of `indices` ([n] int64), in canonical form.
+
+        Args:
+            room: makes the arrays of columns, which are int64 then, and of values, where these can be read straight into one; None:
+                columns are those of records.
 
         Raises:
             FormatError: a row has a column that the matrix does not have; a chunk is damaged.
@@ -85,19 +89,29 @@ class SparseSource(ArraySource):
         firsts, ends = self._spans(indices)
         if self.files.is_remote and not (self._indices.chunks.decodes or self._data.chunks.decodes):  # both at once
             self.files.prefetch([reader.span_ranges(firsts, ends) for reader in (self._indices, self._data)], True)
-        columns, values = read_joined([self._indices, self._data], firsts, ends, self.run)
+        of_values = room if self._numbers is None and self._data.dtype == self.dtype else None
+        columns, values = read_joined([self._indices, self._data], firsts, ends, self.run, [None, of_values])
         rows = CSRRows.of(ends - firsts, columns, values if values.dtype.isnative else values.astype(self.stored_dtype))
+        if not rows.is_canonical(self._width):
+            rows = self._in_canonical_form(rows, indices)
+        if self._numbers is not None:
+            rows = rows.select(self._numbers.array)
+            rows = rows if self._keeps_order else rows.canonical(self.shape[1])
+        columns, values = rows.indices, rows.values.astype(self.dtype, copy=False)
+        if room is None:
+            return CSRRows(rows.indptr, columns.astype(self._index_dtype, copy=False), values)
+        np.copyto(wide := room(len(columns), np.dtype(np.int64)), columns)
+        return CSRRows(rows.indptr, wide, values)
+
+    def _in_canonical_form(self, rows: CSRRows, indices: IntArray) -> CSRRows:
+        """Rows that are not; a FormatError where a column is none of the matrix."""
         if (wrong := rows.outside(self._width)) is not None:
             row, column = wrong
             raise FormatError(
                 f"{self.location(int(indices[row]))}: column {column:,} is outside of the {self._width:,} columns that the matrix has: the "
                 "file is damaged"
             )
-        rows = rows._replace(indices=rows.indices.astype(self._index_dtype, copy=False)).canonical(self._width)
-        if self._numbers is not None:
-            rows = rows.select(self._numbers.array)
-            rows = rows if self._keeps_order else rows.canonical(self.shape[1])
-        return rows._replace(values=rows.values.astype(self.dtype, copy=False))
+        return rows._replace(indices=rows.indices.astype(self._index_dtype, copy=False)).canonical(self._width)
 
     def _spans(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         indptr = self._indptr.array
@@ -198,12 +212,13 @@ class SparseSource(ArraySource):
 class JoinedRows(ConcatSource[SparseSource]):
     """The rows of several matrices, one matrix after the other."""
 
-    def read_rows(self, indices: IntArray) -> CSRRows:
-        """As `SparseSource.read_rows`."""
+    def read_rows(self, indices: IntArray, room: Room | None = None) -> CSRRows:
+        """As `SparseSource.read_rows`; `room` is used where all rows are of one matrix."""
         parts = self._parts(indices)
         self._prefetch(parts)
         with self._counting(parts):
-            found = [part.source.read_rows(np.asarray(part.indices, np.int64)) for part in parts]
+            room = room if len(parts) == 1 else None
+            found = [part.source.read_rows(np.asarray(part.indices, np.int64), room) for part in parts]
         if len(found) == 1:
             return found[0]
         rows = CSRRows.joined([(one.indices, one.values) for one in found])
