@@ -117,16 +117,16 @@ class LRUCache(Generic[K, V]):
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """The values of some keys, None for those that are not held; the last one is now the most recently used."""
         with self._lock:
-            wanted, use = list(keys), self._items.move_to_end
-            entries = list(map(self._items.get, wanted))
-            missing = 0
-            for key, entry in zip(wanted, entries, strict=True):
-                if entry is None:
-                    missing += 1
+            find, use, found, misses = self._items.get, self._items.move_to_end, list[V | None](), self.misses
+            for key in keys:
+                if (entry := find(key)) is None:
+                    misses += 1
+                    found.append(None)
                 else:
                     use(key)
-            self.hits, self.misses = self.hits + len(entries) - missing, self.misses + missing
-            return [None if entry is None else entry[0] for entry in entries]
+                    found.append(entry[0])
+            self.hits, self.misses = self.hits + len(found) - (misses - self.misses), misses
+            return found
 
     def put(self, key: K, value: V) -> bool:
         """Hold `value` as the most recently used one and evict what no longer fits beside it.

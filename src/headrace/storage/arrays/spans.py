@@ -100,10 +100,11 @@ class _Aligned:
         cached = self._cached(numbers, totals) if self._caches else [None] * len(numbers)
         missing = [which for which, chunk in enumerate(cached) if chunk is None]
         pieces: list[list[npt.NDArray[Any]]] = []
+        parts = list(map(slice, starts, stops))
         for place, reader in enumerate(self._readers):
             nothing = np.empty(0, reader.dtype)
             chunks = [nothing if chunk is None else chunk.arrays[place] for chunk in cached]
-            pieces.append([chunks[which][start:stop] for which, start, stop in zip(of, starts, stops, strict=True)])
+            pieces.append([chunks[which][part] for which, part in zip(of, parts, strict=True)])
         if missing:
             self._decode(cuts, missing, pieces, run)
         total = sum(totals)
@@ -114,16 +115,15 @@ class _Aligned:
 
     def _cached(self, numbers: list[int], totals: list[int]) -> list[AlignedChunks | None]:
         """The chunks that are cached, and None for the others. Their rows are taken off, and those that have given all are dropped."""
-        found, hits, last = list[AlignedChunks | None](), 0, -1
-        for number, total, decoded in zip(numbers, totals, self._cache.get_many(self._key, numbers), strict=True):
-            if decoded is None:
-                found.append(None)
-                continue
-            hits, last = hits + 1, number
-            found.append(decoded.chunk)
-            decoded.left -= total
-            if decoded.left <= 0:
-                self._cache.drop((self._key, number))
+        cached = self._cache.get_many(self._key, numbers)
+        found: list[AlignedChunks | None] = [None if decoded is None else decoded.chunk for decoded in cached]
+        hits = last = 0
+        for number, total, decoded in zip(numbers, totals, cached, strict=True):
+            if decoded is not None:
+                hits, last = hits + 1, number
+                decoded.left = left = decoded.left - total
+                if left <= 0:
+                    self._cache.drop((self._key, number))
         for reader in self._readers:
             if hits:  # one of them a batch
                 reader.chunks.check_cached(last)

@@ -127,6 +127,7 @@ class Shards(ChunkIndex):
         self._shards, self._chunks = Grid(layout.shape, layout.files), Grid(layout.shape, layout.chunks)
         self._inside = tuple(f // c for f, c in zip(layout.files, layout.chunks, strict=True))
         self.chunks_each: int = math.prod(self._inside)
+        self._is_flat = self._chunks.inner == 1
         self._index_bytes = 16 * self.chunks_each + 4
         self._known: dict[int, _Index | None] = {}
         self._most = max(16, _INDEX_BYTES // (16 * self.chunks_each))
@@ -137,7 +138,7 @@ class Shards(ChunkIndex):
         return self._files.is_remote and self._cached is None
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
-        if self._chunks.inner == 1:
+        if self._is_flat:
             shards, within = np.divmod(numbers, self._inside[0])
             within *= self.chunks_each // self._inside[0]
         else:
@@ -159,9 +160,13 @@ class Shards(ChunkIndex):
         return ByteRanges(paths, np.array(which, np.int64), start, np.where(start < 0, -1, start + nbytes))
 
     def check(self, number: int) -> None:
-        if not self._files.is_remote:
-            places = zip(self._chunks.place(number), self._inside, strict=True)
-            self.indices([self._shards.number(tuple(place // inside for place, inside in places))])
+        if self._files.is_remote:
+            return
+        if self._is_flat:
+            shard = number // self._inside[0]
+        else:
+            shard = self._shards.number(tuple(place // inside for place, inside in zip(self._chunks.place(number), self._inside, strict=True)))
+        self.indices([shard])
 
     def indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard; None: there is no such shard.

@@ -127,6 +127,10 @@ class ZarrFolder(Store):
         return FolderReader(self.files.descriptors, self.path_of(folder), self._opened, replaced)
 
     def check_open(self, paths: Sequence[str]) -> None:
+        if len(paths) == 1:
+            with self.files.descriptors.reading(paths[0]) as fd:
+                self._check(os.fstat(fd), paths[0])
+            return
         with contextlib.closing(self.files.descriptors.reading_each(paths)) as opened:
             for start, fds in opened:
                 for path, fd in zip(paths[start:], fds, strict=False):
