@@ -2,6 +2,12 @@
 
 Arrays whose chunks have the same rows, as `indices` and `data` of a sparse matrix, are read together: their chunks are looked up, cached
 and dropped as one.
+
+NOTE [ rows by memoryviews ]
+
+A batch of sparse rows is made of a hundred parts of some kB, out of as many decoded chunks. Parts are memoryviews, and are joined by
+`bytes.join`: for 64 parts of 4 kB that takes 22 us, where `np.concatenate` takes 40, and 11 instead of 30 for 2 kB. A copy to the batch's
+buffer, out of the processor's cache, adds 3.
 """
 
 from __future__ import annotations
@@ -57,19 +63,23 @@ class AlignedChunks:
     """Decoded chunks of several arrays that have the same rows; a `Chunk`.
 
     Attributes:
-        arrays: a chunk of each.
+        views: of a chunk of each, contiguous; see NOTE [ rows by memoryviews ].
         nbytes: of all.
     """
 
-    __slots__ = ("arrays", "nbytes")
+    __slots__ = ("nbytes", "views")
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         # one that lies among what was read with it would keep all of that
-        self.arrays: list[npt.NDArray[Any]] = [array.copy() if held_bytes(array) > array.nbytes else array for array in arrays]
-        self.nbytes: int = sum(array.nbytes for array in self.arrays)
+        alone = [array.copy() if held_bytes(array) > array.nbytes else array for array in arrays]
+        self.views: list[memoryview] = list(map(memoryview, alone))  # type: ignore[arg-type]
+        self.nbytes: int = sum(array.nbytes for array in alone)
 
     def __len__(self) -> int:
-        return len(self.arrays[0])
+        return len(self.views[0])
+
+
+_NOTHING = memoryview(b"")
 
 
 class SpanReader(ArrayReader):
@@ -99,19 +109,19 @@ class _Aligned:
         numbers, totals, of, starts, stops = cuts
         cached = self._cached(numbers, totals) if self._caches else [None] * len(numbers)
         missing = [which for which, chunk in enumerate(cached) if chunk is None]
-        pieces: list[list[npt.NDArray[Any]]] = []
-        parts = list(map(slice, starts, stops))
-        for place, reader in enumerate(self._readers):
-            nothing = np.empty(0, reader.dtype)
-            chunks = [nothing if chunk is None else chunk.arrays[place] for chunk in cached]
-            pieces.append([chunks[which][part] for which, part in zip(of, parts, strict=True)])
+        pieces: list[list[memoryview | bytes]] = []
+        for place in range(len(self._readers)):
+            chunks = [_NOTHING if chunk is None else chunk.views[place] for chunk in cached]
+            pieces.append([chunks[which][start:stop] for which, start, stop in zip(of, starts, stops, strict=True)])
         if missing:
             self._decode(cuts, missing, pieces, run)
-        total = sum(totals)
-        return [
-            np.concatenate(each, out=(room or np.empty)(total, reader.dtype))
-            for each, reader, room in zip(pieces, self._readers, rooms, strict=True)
-        ]
+        found: list[npt.NDArray[Any]] = []
+        for each, reader, room in zip(pieces, self._readers, rooms, strict=True):
+            rows = np.frombuffer(b"".join(each), reader.dtype)
+            found.append(rows if room is None else room(len(rows), rows.dtype))
+            if room is not None:
+                np.copyto(found[-1], rows)
+        return found
 
     def _cached(self, numbers: list[int], totals: list[int]) -> list[AlignedChunks | None]:
         """The chunks that are cached, and None for the others. Their rows are taken off, and those that have given all are dropped."""
@@ -130,7 +140,7 @@ class _Aligned:
             reader.counts["chunk_hits"] += hits
         return found
 
-    def _decode(self, cuts: Cuts, missing: list[int], pieces: list[list[npt.NDArray[Any]]], run: Map) -> None:
+    def _decode(self, cuts: Cuts, missing: list[int], pieces: list[list[memoryview | bytes]], run: Map) -> None:
         """Reads and decodes chunks, as many at once as take `GROUP` bytes, and writes their parts to `pieces`."""
         numbers, totals, of, starts, stops = cuts
         parts: dict[int, list[int]] = {which: [] for which in missing}
@@ -143,9 +153,10 @@ class _Aligned:
             decoded = self._decoded([numbers[which] for which in some], run)
             for which, *arrays in zip(some, *decoded, strict=True):
                 for each, array in zip(pieces, arrays, strict=True):
+                    view = memoryview(array)
                     for part in parts[which]:
-                        piece = array[starts[part] : stops[part]]
-                        each[part] = piece if len(missing) <= step else piece.copy()  # of many, the chunks are not held for them
+                        piece = view[starts[part] : stops[part]]
+                        each[part] = piece if len(missing) <= step else bytes(piece)  # of many, the chunks are not held for them
                 if self._caches and len(arrays[0]) > totals[which]:
                     self._cache.used((self._key, numbers[which]), AlignedChunks(arrays), totals[which])
         if self._caches:
@@ -162,7 +173,7 @@ class _Aligned:
             chunks, data = self._arrays[place], stored[place][which]
             stored[place][which] = None
             chunk = chunks.decode(numbers[which], data)
-            found[place][which] = np.broadcast_to(np.asarray(chunks.fill, chunks.dtype), chunks.grid.chunks) if chunk is None else chunk
+            found[place][which] = np.full(chunks.grid.chunks, chunks.fill, chunks.dtype) if chunk is None else np.ascontiguousarray(chunk)
 
         run(work, count * len(self._arrays))
         return found

@@ -66,14 +66,14 @@ class CSRRows(NamedTuple):
         indices, indptr = self.indices, self.indptr
         if not len(indices):
             return True
+        firsts, lasts = indptr[:-1], indptr[1:] - 1
+        if (has_none := firsts > lasts).any():
+            firsts, lasts = firsts[~has_none], lasts[~has_none]
         is_wrong = indices[1:] <= indices[:-1]
-        begins = indptr[1:-1]
-        is_wrong[begins[(begins > 0) & (begins < len(indices))] - 1] = False
+        is_wrong[lasts[:-1]] = False
         if is_wrong.any():
             return False
-        has_values = indptr[1:] > indptr[:-1]
-        lasts = indices[indptr[1:][has_values] - 1]
-        return bool(lasts.max() < columns and (indices.dtype.kind == "u" or indices[indptr[:-1][has_values]].min() >= 0))
+        return bool(indices[lasts].max() < columns and (indices.dtype.kind == "u" or indices[firsts].min() >= 0))
 
     def outside(self, columns: int) -> tuple[int, int] | None:
         """The first row with a column that a matrix of so many does not have, and that column; None: there is none."""

@@ -166,7 +166,11 @@ class Shards(ChunkIndex):
             shard = number // self._inside[0]
         else:
             shard = self._shards.number(tuple(place // inside for place, inside in zip(self._chunks.place(number), self._inside, strict=True)))
-        self.indices([shard])
+        if (index := self._known.get(shard)) is None:
+            self.indices([shard])
+            return
+        self.whole.store.check_version(self.whole.name)
+        self.whole.store.check_open([index.path])
 
     def indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard; None: there is no such shard.
