@@ -87,6 +87,28 @@ def test_rows_of_all_layouts(files: dict[str, Path], name: str, direct: bool) ->
         assert all(("h5py" in how or "zarr-python" in how) == is_library for how in dataset.sample_source.how().values())
 
 
+@pytest.mark.parametrize("layout", ["csr", "pairs"])
+@pytest.mark.parametrize(("index_dtype", "dtype"), [("u2", "f4"), ("i4", "f8"), ("i8", "u1")])
+def test_batches_are_those_of_the_library(tmp_path: Path, layout: Any, index_dtype: str, dtype: str) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    parts = csr_of(DENSE.astype(dtype))
+    parts["indices"] = parts["indices"].astype(index_dtype)
+    made = group.create_group("X")
+    made.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(DENSE.shape)})
+    for name, values in parts.items():  # as annbatch lays them out
+        made.create_array(name, data=values, chunks=(16,), shards=(160,), compressors=zarr.codecs.BloscCodec(cname="lz4", clevel=3))
+    with (
+        SparseDataset(tmp_path / "a.zarr", layout=layout) as dataset,
+        SparseDataset(tmp_path / "a.zarr", layout=layout, direct=False) as plain,
+    ):
+        assert all("blosc out of shards" in how for how in dataset.sample_source.how().values())
+        for shuffle in (False, True, "block"):
+            order = dataset.epoch_order(shuffle, 5, 0, 7)[np.arange(ROWS)].tolist()
+            found, expected = (batches(one, shuffle=shuffle, seed=5) for one in (dataset, plain))
+            for batch, same_batch, start in zip(found, expected, range(0, ROWS, 7), strict=True):
+                assert same(batch, same_batch) and same(batch, sparse_collate([plain[i] for i in order[start : start + 7]])), shuffle
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", ["dense", "csr", "pairs"])
 def test_batches_are_those_of_single_rows(files: dict[str, Path], mode: str, layout: Any) -> None:
