@@ -165,7 +165,8 @@ class Shards(ChunkIndex):
         if self._is_flat:
             shard = number // self._inside[0]
         else:
-            shard = self._shards.number(tuple(place // inside for place, inside in zip(self._chunks.place(number), self._inside, strict=True)))
+            places = zip(self._chunks.place(number), self._inside, strict=True)
+            shard = self._shards.number(tuple(place // inside for place, inside in places))
         if (index := self._known.get(shard)) is None:
             self.indices([shard])
             return
