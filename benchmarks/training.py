@@ -27,40 +27,22 @@ import torch
 from common import machine
 from folders import temporary_folder
 from make_photos import make_photos
+from report_modes import MODES
+from report_modes import Epoch as Sums
 from torch import nn
 from train_images import Network
 
 from headrace import ConfigError, HeadraceError, ImageDataset, Loader, LoadingMode, create_dataloader, seed_everything
 
-MODES = [mode.value for mode in (LoadingMode.LAZY, LoadingMode.EAGER, LoadingMode.CACHED, LoadingMode.STREAMING)]
-
 
 @dataclass
-class Epoch:
-    """Sums over one epoch."""
+class Epoch(Sums):
+    """Sums over one epoch, and what the loader counted in it."""
 
-    images: int = 0
-    seconds: float = 0.0
-    loss: float = 0.0
-    right: int = 0
     waited: float = 0.0
     hits: int = 0
     misses: int = 0
     checksums: list[int] = field(default_factory=list)
-
-    @property
-    def speed(self) -> float:
-        """Images a second."""
-        return self.images / max(self.seconds, 1e-9)
-
-    @property
-    def mean_loss(self) -> float:
-        return self.loss / max(1, self.images)
-
-    @property
-    def accuracy(self) -> float:
-        """Of the images as they were seen, before the step that learnt from them."""
-        return self.right / max(1, self.images)
 
 
 @dataclass
@@ -88,8 +70,7 @@ class Learner:
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
-        sums.loss += loss.item() * len(images)
-        sums.right += int((scores.argmax(1) == targets).sum())
+        sums.add(loss, scores, targets)
 
 
 def run_mode(given: argparse.Namespace, mode: str) -> Run:
@@ -118,11 +99,12 @@ def _classes(dataset: ImageDataset) -> int:
 def _run_epoch(loader: Loader, learner: Learner | None) -> Epoch:
     sums, before, start = Epoch(), loader.get_stats(), time.perf_counter()
     for images, targets in loader:
-        if learner is not None:
+        if learner is None:
+            sums.images += len(images)
+        else:
             learner.step(images, targets, sums)
             sums.checksums.append(checksum(images, targets))  # after the step, to see what was written into the batch meanwhile
-        sums.images += len(images)
-    sums.seconds = time.perf_counter() - start
+    sums.seconds = time.perf_counter() - start  # until the loader has ended its epoch
     after = loader.get_stats()
     sums.waited, sums.hits, sums.misses = (after.get(name, 0) - before.get(name, 0) for name in ("wait_time", "cache_hits", "cache_misses"))
     return sums

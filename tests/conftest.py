@@ -115,6 +115,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture
+def deterministic_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a script in this process that calls `seed_everything(deterministic=True)`: torch is as before afterwards."""
+    import torch  # here, since most runs never ask
+
+    for name, value in (("OMP_WAIT_POLICY", "passive"), ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")):  # what it would set itself
+        monkeypatch.setenv(name, value)
+    strict, cudnn = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(strict)
+    cudnn.deterministic, cudnn.benchmark = before
+
+
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[RangeServer]:
     """A server of the module's fixture `folder`; for `server`."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 import headrace
@@ -27,24 +26,19 @@ TINY = ["--image-size", "32", "--batch-size", "8", "--workers", "0"]
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def example(deterministic_torch: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module `train_images`; torch and Ctrl-C are as before afterwards."""
-    for name, value in (("OMP_WAIT_POLICY", "passive"), ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")):  # what it would set itself
-        monkeypatch.setenv(name, value)
     monkeypatch.syspath_prepend(EXAMPLES)
-    strict, handler = torch.are_deterministic_algorithms_enabled(), signal.getsignal(signal.SIGINT)
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    handler = signal.getsignal(signal.SIGINT)
     yield importlib.import_module("train_images")
     signal.signal(signal.SIGINT, handler)
-    torch.use_deterministic_algorithms(strict)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
     for name in ("train_images", "make_photos", "report_modes"):
         sys.modules.pop(name, None)
 
 
-def _rows(output: str) -> dict[str, list[str]]:
-    """The lines of the table: mode -> cells."""
-    table = output.partition("\nmode ")[2].partition("\n\n")[0]
+def rows_of(output: str) -> dict[str, list[str]]:
+    """The lines of the table of modes: mode -> cells."""
+    table = f"\n{output}".partition("\nmode ")[2].partition("\n\n")[0]
     return {cells[0]: cells for cells in (re.split(r"  +", line.strip()) for line in table.splitlines()[1:])}
 
 
@@ -62,7 +56,7 @@ def test_all_modes_train_to_the_same_loss(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "losses equal in all modes: yes" in done.stdout
-    rows = _rows(done.stdout)
+    rows = rows_of(done.stdout)
     assert tuple(rows) == MODES
     assert {len(cells) for cells in rows.values()} == {4}
     assert len({cells[2] for cells in rows.values()}) == 1  # the loss, as repr has it

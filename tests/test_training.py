@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,38 +12,26 @@ from typing import Any
 import pytest
 import torch
 
+from tests.test_examples import MODES, TINY, rows_of
+
 pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-MODES = ("lazy", "eager", "cached", "streaming")
-TINY = ["--image-size", "32", "--batch-size", "8", "--workers", "0"]
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module `training`, and torch as it was afterwards."""
-    for name, value in (("OMP_WAIT_POLICY", "passive"), ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")):  # what it would set itself
-        monkeypatch.setenv(name, value)
+def script(deterministic_torch: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module `training`."""
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    strict = torch.are_deterministic_algorithms_enabled()
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     yield importlib.import_module("training")
-    torch.use_deterministic_algorithms(strict)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
     for name in ("training", "common", "folders", "train_images", "make_photos", "report_modes"):
         sys.modules.pop(name, None)
-
-
-def _rows(output: str) -> dict[str, list[str]]:
-    """The lines of the table: mode -> cells."""
-    table = output.partition("mode ")[2].partition("\n\n")[0]
-    return {cells[0]: cells for cells in (re.split(r"  +", line.strip()) for line in table.splitlines()[1:])}
 
 
 def test_training_in_all_modes(script: Any, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main([str(photos), "--epochs", "1", *TINY]) == 0
     output = capsys.readouterr().out
-    rows = _rows(output)
+    rows = rows_of(output)
     assert tuple(rows) == MODES and {len(cells) for cells in rows.values()} == {8}
     assert len({cells[6] for cells in rows.values()}) == 1 and repr(float(rows["lazy"][6])) == rows["lazy"][6]
     assert rows["eager"][4] == "100%" and rows["lazy"][4] == "0%"  # hits

@@ -15,6 +15,7 @@ from headrace.cli.main import main as headrace_main
 from headrace.loader import data as loader_data
 from tests.data.make import make_photos
 from tests.loader.distributed.test_agreement import loader, ranks
+from tests.test_examples import TINY
 from tests.test_multinode import NEEDS_NETWORKS
 
 ROOT = Path(__file__).parents[2]
@@ -175,8 +176,7 @@ def test_the_demonstration_of_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_table_of_a_training(tmp_path: Path) -> None:
     """With fewer and smaller photographs than the page's."""
-    small = ["--images", "24", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
-    command = [sys.executable, str(ROOT / "examples" / "train_images.py"), "--all-modes", *small]
+    command = [sys.executable, str(ROOT / "examples" / "train_images.py"), "--all-modes", "--images", "24", *TINY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check(shown("start", "mode       epoch 1"), done.stdout, f"{MACHINE}|^mode")
