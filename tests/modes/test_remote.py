@@ -121,6 +121,45 @@ def test_each_block_is_fetched_once(server: RangeServer, dataset_of: Any, make_l
     loader.close()
 
 
+class LargeRows(Rows):
+    """Rows in blocks of 4 MiB, each of them filled with a byte of its own."""
+
+    row = 16 << 10
+
+    def __len__(self) -> int:
+        return 16 * 256
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        return ByteRanges.in_file(self.url, indices * self.row, (indices + 1) * self.row)
+
+    @property
+    def stored_nbytes(self) -> int:
+        return self.row * len(self)
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        return np.full(16, 256, np.int64)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_batch_takes_parts_of_blocks(tmp_path: Path, make_loader: Any, workers: int) -> None:
+    """They come in short requests, the rest of their blocks later, and few bytes twice."""
+    values = np.random.default_rng(1).integers(0, 256, 16 * 256, np.uint8)
+    (tmp_path / "rows.bin").write_bytes(np.repeat(values, LargeRows.row).tobytes())
+    with RangeServer(tmp_path) as server:
+        source = LargeRows(f"{server.url}/rows.bin", RemoteFiles(server.url, RemoteOptions()))
+        with Far(source, loading_mode="streaming", return_index=True) as dataset:
+            loader = make_loader(dataset, batch_size=32, num_workers=workers, interleave=4, turns=4)
+            server.counts()
+            given = [(batch[:, 0].numpy().copy(), index.numpy().copy()) for batch, index in loader]
+            order = np.concatenate([index for _, index in given])
+            assert np.array_equal(np.concatenate([batch for batch, _ in given]), values[order])
+            loader.close()
+        fetched = [(start, stop) for _, start, stop in server.counts()["ranges"]]
+    assert sum(stop - start for start, stop in fetched) <= 1.05 * source.stored_nbytes
+    for first in (order[: 32 * max(1, workers)] * source.row).tolist():
+        assert min(stop - start for start, stop in fetched if start <= first < stop) < 2 << 20
+
+
 def test_four_ranks_of_two_workers(server: RangeServer, dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8]) -> None:
     """None waits for another: one after the other will do."""
     seen, lanes = list[int](), 4 * 2

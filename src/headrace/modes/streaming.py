@@ -5,6 +5,8 @@ The order of an epoch is known, so each worker knows which batches it will be as
 * Local records are read by threads while the batches before them are decoded, a few batches ahead.
 * Remote bytes are fetched until `window` of them are on their way, however many batches that is: of a block shuffle whole segments,
   each once, else what each batch takes. See NOTE [ life of prefetched bytes ] in `headrace.io.remote.prefetch`.
+* A block shuffle's first batch has few samples of each of its segments. Those are fetched alone, and the rest of these segments when a
+  batch takes samples of them again: a training waits for the first batch, and has time for what comes after it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from headrace.dtypes import IntArray
+from headrace.io.ranges import ByteRanges, with_between
+from headrace.io.remote.concurrency import FIRST
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
 from headrace.modes.mode import Coming, Mode, Read
@@ -28,6 +32,8 @@ WINDOW = 64 << 20
 """Bytes that a process prefetches at most, where the budget allows."""
 LOCATED = 16
 """Batches that are computed together, and located together where that takes requests."""
+LITTLE = 128 << 10
+"""Bytes of a segment, at most, for which no further request is made."""
 AHEAD = 2
 """Batches, beside the next one, whose records are prefetched."""
 
@@ -105,6 +111,7 @@ class _Scan:
         self._next, self._reader = coming.steps.start, coming.steps.start  # steps
         self._edges = None if coming.segments is None else coming.segments()
         self._begun: set[int] = set()  # segments
+        self._rest: dict[int, ByteRanges] = {}  # of the first batch's segments, what was not fetched with it
         # A worker is asked for its next batch as soon as it has made one.
         self._alone = coming.steps.start if parent_process() is not None else -1
         self._batches: dict[int, IntArray] = {}  # those that come next, by step
@@ -122,9 +129,8 @@ class _Scan:
         self._reader = coming.steps.start
         while self._next < coming.steps.stop and (self._next <= self._reader or self._has_room(window)):
             indices = self._batch(coming)
-            parts = [indices] if self._edges is None else self._new_segments(indices, self._edges)
             is_urgent = self._next == self._reader  # nothing of it was fetched before
-            self._files.prefetch([self._source.byte_ranges(self._whole(part)) for part in parts], is_urgent)
+            self._files.prefetch(self._pieces(indices), is_urgent)
             self._next += coming.steps.step
 
     def _has_room(self, window: int) -> bool:
@@ -140,9 +146,41 @@ class _Scan:
                 self._source.byte_ranges(self._whole(np.concatenate(list(self._batches.values()))))
         return self._batches[self._next]
 
-    def _new_segments(self, indices: IntArray, edges: IntArray) -> list[IntArray]:
-        """The indices of the segments that a batch is the first to take samples of."""
-        segments = dict.fromkeys((np.searchsorted(edges, indices, side="right") - 1).tolist())
-        new = [segment for segment in segments if segment not in self._begun]
-        self._begun.update(new)
-        return [np.arange(edges[segment], edges[segment + 1], dtype=np.int64) for segment in new]
+    def _pieces(self, indices: IntArray) -> list[ByteRanges]:
+        """What is fetched for a batch, in pieces."""
+        if self._edges is None:
+            return [self._located(indices)]
+        is_first = not self._begun and not self._rest
+        segments = [each for each in self._segments(indices, self._edges) if each not in self._begun]
+        if is_first:
+            return self._begin(segments, indices, self._edges)
+        self._begun.update(segments)
+        return [self._rest.pop(each) if each in self._rest else self._located(_of_segment(each, self._edges)) for each in segments]
+
+    def _begin(self, segments: list[int], indices: IntArray, edges: IntArray) -> list[ByteRanges]:
+        """What is fetched of each segment for the first batch: its samples, and what lies between them where that saves requests."""
+        parts = [self._located(indices), *(self._located(_of_segment(each, edges)) for each in segments)]
+        ranges, stops = ByteRanges.joined(parts), np.cumsum([part.size for part in parts])
+        is_fetched, pieces = with_between(ranges, np.arange(ranges.size) < parts[0].size, FIRST), list[ByteRanges]()
+        for segment, first, stop in zip(segments, stops[:-1].tolist(), stops[1:].tolist(), strict=True):
+            rest = ranges.take(first + np.flatnonzero(~is_fetched[first:stop]))
+            if rest.nbytes.sum() <= LITTLE:
+                is_fetched[first:stop] = True
+                self._begun.add(segment)
+            else:
+                self._rest[segment] = rest
+            pieces.append(ranges.take(first + np.flatnonzero(is_fetched[first:stop])))
+        return pieces
+
+    def _located(self, indices: IntArray) -> ByteRanges:
+        return self._source.byte_ranges(self._whole(indices))
+
+    @staticmethod
+    def _segments(indices: IntArray, edges: IntArray) -> list[int]:
+        """The segments that a batch takes samples of."""
+        return list(dict.fromkeys((np.searchsorted(edges, indices, side="right") - 1).tolist()))
+
+
+def _of_segment(segment: int, edges: IntArray) -> IntArray:
+    """The indices of a segment."""
+    return np.arange(edges[segment], edges[segment + 1], dtype=np.int64)
