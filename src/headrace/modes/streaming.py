@@ -160,6 +160,9 @@ class _Scan:
     def _begin(self, segments: list[int], indices: IntArray, edges: IntArray) -> list[ByteRanges]:
         """What is fetched of each segment for the first batch: its samples, and what lies between them where that saves requests."""
         parts = [self._located(indices), *(self._located(_of_segment(each, edges)) for each in segments)]
+        if not parts[0].nbytes.any():  # whole files, of which no part is left for later
+            self._begun.update(segments)
+            return parts[1:]
         ranges, stops = ByteRanges.joined(parts), np.cumsum([part.size for part in parts])
         is_fetched, pieces = with_between(ranges, np.arange(ranges.size) < parts[0].size, FIRST), list[ByteRanges]()
         for segment, first, stop in zip(segments, stops[:-1].tolist(), stops[1:].tolist(), strict=True):
