@@ -595,8 +595,16 @@ def test_nothing_is_found(demos: Path, tmp_path: Path) -> None:
         EpisodeDataset(demos, groups="data/traj_*")
     with pytest.raises(MissingNameError, match=r"has no arrays 'observations/\*'; it has: actions, dones"):
         EpisodeDataset(demos, ["observations/*"])
-    with pytest.raises(MissingNameError, match="no file has an episode 'demo_99', which episodes= names"):
+    with pytest.raises(
+        MissingNameError, match=r"no file has an episode 'demo_99', which episodes= names; there are: .*data/demo_0, data/demo_1"
+    ):
         EpisodeDataset(demos, episodes=["demo_1", "demo_99"])
+    with pytest.raises(MissingNameError, match=r"there are: .*data/demo_0, data/demo_1"):
+        EpisodeDataset(demos, episodes=["demo_99"])
+    with pytest.raises(ConfigError, match="episodes= names none"):
+        EpisodeDataset(demos, episodes=[])
+    with pytest.raises(ConfigError, match=r"no window of 500 steps in any of \d+ episodes, of which the longest has \d+: use a smaller"):
+        EpisodeDataset(demos, window=500, pad_after=0)
     with pytest.raises(MissingNameError, match="has no dataset 'mask/test'"):
         EpisodeDataset(demos, episodes="mask/test")
     with h5py.File(demos, "r+") as file:

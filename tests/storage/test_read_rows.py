@@ -222,6 +222,10 @@ def test_arguments_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch:
         read_rows(folder / "a.h5", ["raw", "gzip"], 0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="threads"):
         read_rows(folder / "a.h5", "raw", 0, threads=0)
+    with pytest.raises(ConfigError, match="read_rows has no 'thread': did you mean threads"):
+        read_rows(folder / "a.h5", "raw", 0, thread=2)  # type: ignore[call-arg]
+    with pytest.raises(DataNotFoundError, match=r"one of 2 paths, has no file that ends in any of .*\.h5"):
+        read_rows([folder / "a.h5", tmp_path], "raw", 0)
     with pytest.raises(DataNotFoundError, match="does not exist"):
         read_rows(tmp_path / "none.h5", "raw", 0)
     (tmp_path / "a.txt").write_text("a text")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import HeadraceError
+from headrace.errors import FormatError, HeadraceError
 from headrace.inspecting.report import Access, Advice, Node, Report
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
@@ -135,7 +135,11 @@ def _tell_costs(report: Report, source: TableSource, tables: list[TableFile]) ->
 def _arrays(files: FileSet, shown: str) -> Report:
     reader, path = files.server or LocalFiles(), files.url(0)
     try:
-        arrays = arrays_of(path, reader)
+        found = arrays_of(path, reader)
+        unreadable = [array for array in found.values() if isinstance(array, FormatError)]
+        arrays = {name: array for name, array in found.items() if not isinstance(array, FormatError)}
+        if unreadable and not arrays:
+            raise unreadable[0]
         report = Report(shown, "NumPy arrays", files=len(files), nodes=[Node("", "group")])
         report.stored = sum(reader.version(files.url(number)).size for number in range(len(files)))
         for name, array in arrays.items():
@@ -143,15 +147,17 @@ def _arrays(files: FileSet, shown: str) -> Report:
             report.nodes.append(
                 Node(node_name, "array", array.shape, str(array.dtype), "contiguous", nbytes=array.nbytes, stored=array.nbytes)
             )
+        report.notes += map(str, unreadable)
         if len({array.shape[0] for array in arrays.values()}) > 1:
             report.notes.append("the arrays have different numbers of rows: name those that belong together with columns=[...]")
             return report
-        sources = open_arrays(files, None, None)
+        columns = list(arrays) if unreadable else None
+        sources = open_arrays(files, columns, None)
     finally:
         reader.close()
     source = sources[0]
     report.samples, report.samples_are = sum(map(len, sources)), f"rows of {source.rows_are}"
-    report.opens_as = f"headrace.TableDataset({shown!r})"
+    report.opens_as = f"headrace.TableDataset({shown!r}{f', columns={columns!r}' if columns else ''})"
     report.fingerprint = source.fingerprint() if len(sources) == 1 else None
     row = source.total_bytes // max(1, len(source))
     way = "; ".join(dict.fromkeys(source.how().values()))

@@ -22,7 +22,7 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from headrace.arguments import check_integer, described
+from headrace.arguments import check_integer, check_names, described
 from headrace.dtypes import IntArray
 from headrace.errors import BudgetError, ConfigError, FormatError
 from headrace.io.paths import redact
@@ -97,6 +97,7 @@ def read_rows(
     number = check_integer("threads", threads, 1, optional=True) or min(_MOST_THREADS, len(usable_cpus()))
     if isinstance(path, HasRows):
         return _gathered(_of_dataset(path, name), indices, number, path)
+    check_names("read_rows", options, {"threads", "direct", "cache_dir", *RemoteKeywords.__optional_keys__})
     remote = RemoteOptions.taken_from({**options, "cache_dir": cache_dir})
     with _opened(path, name, direct, remote) as source:
         return _gathered(source, indices, number, None)

@@ -361,6 +361,19 @@ class TestTables:
         labels = given_targets(as_csv(turned, tmp_path), files)
         assert labels.targets[1] == {"patient": 0, "age": 1} and list(labels.columns) == ["patient", "age"]
 
+    @pytest.mark.parametrize("form", [as_csv, as_json, as_parquet])
+    def test_no_column_names_files(self, files: FileSet, tmp_path: Path, form: Any) -> None:
+        table = {name: TABLE[name] for name in ("species", "weight")}
+        with pytest.raises(ConfigError, match=r"no column of .* \(species, weight\) holds names of the files, such as '.*': add one"):
+            given_targets(form(table, tmp_path), files)
+
+    def test_the_index_that_pandas_writes_is_no_label(self, files: FileSet, tmp_path: Path) -> None:
+        with_index = {"": list(range(5)), **TABLE}
+        labels = given_targets(as_csv(with_index, tmp_path), files)
+        assert list(labels.columns) == ["species", "age", "weight", "patient"]
+        with pytest.raises(ConfigError, match=r"column 1 of .* has no name in the header: name it, or leave it out"):
+            given_targets(as_csv({**with_index, "": [3, 1, 4, 1, 5]}, tmp_path), files)
+
     @pytest.mark.parametrize("form", [as_json, as_object, as_parquet])
     def test_lists_of_texts_are_several_classes(self, files: FileSet, tmp_path: Path, form: Any) -> None:
         tags = [["red"], ["red", "big"], [], ["big", "big"], ["old"]]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from headrace import ConfigError, FileChangedError, FormatError, MissingNameError, TableDataset, create_dataloader, open_dataset, pack
+from headrace.inspecting import inspect
 from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
 
@@ -110,6 +111,17 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
         TableDataset(tmp_path / "a.npz")
 
 
+@pytest.mark.parametrize("other", [np.float32(1), np.array(["a", None], object), np.asfortranarray(np.ones((3, 4)))])
+def test_arrays_that_nobody_chose_do_not_matter(other: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=ROWS, meta=other)
+    with TableDataset(tmp_path / "a.npz", "x") as dataset:
+        assert np.array_equal(np.stack([dataset[row].numpy() for row in range(N)]), ROWS)
+    with pytest.raises(FormatError, match=r"a\.npz, 'meta\.npy'"):
+        TableDataset(tmp_path / "a.npz")
+    report = inspect(tmp_path / "a.npz")
+    assert report.opens_as.endswith("columns=['x'])") and any("'meta.npy'" in note for note in report.notes)
+
+
 def test_names_that_have_no_meaning(tmp_path: Path) -> None:
     path = npy(tmp_path / "a.npy", ROWS)
     for options in ({"columns": "x"}, {"target_name": "x"}):
@@ -191,3 +203,9 @@ class TestRemote(RemoteDatasetContract):
 
     def make(self, paths: list[str], **options: Any) -> TableDataset:
         return TableDataset(paths, "x", target_name="y", **{"progress": False, **options})
+
+
+def test_long_doubles_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((3, 2), np.longdouble))
+    with pytest.raises(FormatError, match=r"a\.npy: it holds long doubles"):
+        TableDataset(tmp_path / "a.npy")

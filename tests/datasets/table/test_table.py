@@ -546,6 +546,30 @@ def test_a_missing_column_lists_those_there_are(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("axes", [None, (1, 2, 0)])
+def test_tensors_of_arrow_keep_their_shape(kind: str, axes: tuple[int, ...] | None, tmp_path: Path) -> None:
+    values = np.arange(N * 24, dtype=np.float32).reshape(N, 2, 3, 4)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    if axes is not None:
+        of_axes = pa.fixed_shape_tensor(pa.float32(), (2, 3, 4), permutation=axes)
+        tensors = pa.ExtensionArray.from_storage(of_axes, tensors.storage)
+        values = values.transpose(0, *(axis + 1 for axis in axes))
+    path = write(tmp_path / name_of(kind), pa.table({"m": tensors, "number": pa.array(range(N))}), kind)
+    with TableDataset(path) as dataset:
+        assert dataset[1]["m"].shape == values.shape[1:]
+        for batch in create_dataloader(dataset, batch_size=10, num_workers=0):
+            assert np.array_equal(batch["m"].numpy(), values[batch["number"].numpy()])
+    with TableDataset(path, "m") as dataset:
+        assert np.array_equal(np.stack([dataset[row].numpy() for row in range(N)]), values)
+
+
+def test_a_text_is_no_arrow_file(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_text("name,number\nx,1\n")
+    with pytest.raises(FormatError, match=r"it is no Arrow file, but text that begins with 'name,number"):
+        TableDataset(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
 def test_a_type_that_is_refused_is_named(kind: str, tmp_path: Path) -> None:
     table = some_table().append_column("when", pa.array([0] * N, pa.timestamp("us")))
     table = table.append_column("deep", pa.array([[{"a": 1}]] * N, pa.list_(pa.struct({"a": pa.decimal128(5, 2)}))))

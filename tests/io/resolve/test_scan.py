@@ -202,6 +202,13 @@ class TestErrors:
         with pytest.raises(DataNotFoundError, match="gone does not exist"):
             scan([tmp_path / "there", tmp_path / "gone"], ENDINGS)
 
+    @pytest.mark.parametrize("first", [False, True])
+    def test_one_path_of_a_list_without_files(self, tmp_path: Path, first: bool) -> None:
+        touch(tmp_path, "there/x.jpg", "other/x.txt")
+        paths = [tmp_path / "other", tmp_path / "there"]
+        with pytest.raises(DataNotFoundError, match=r"other, one of 2 paths, has no file that ends in any of .*leave it out"):
+            scan(paths if first else paths[::-1], ENDINGS)
+
     @pytest.mark.parametrize("empty", ["", [], ["a", ""], b""])
     def test_nothing_given(self, empty: Any) -> None:
         with pytest.raises(DataNotFoundError, match="empty"):

@@ -171,3 +171,6 @@ def test_a_disk_that_fails_is_no_damage_of_a_file(tmp_path: Path, number: int, m
     (tmp_path / "words.h5").write_text("words")
     with pytest.raises(FormatError, match=r"words\.h5 is no HDF5 file, whatever its name says"):
         HDF5Dataset(tmp_path / "words.h5")
+    (tmp_path / "classic.nc").write_bytes(b"CDF\x01" + bytes(28))
+    with pytest.raises(FormatError, match=r"classic\.nc is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4"):
+        HDF5Dataset(tmp_path / "classic.nc")

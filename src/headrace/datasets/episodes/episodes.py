@@ -213,6 +213,8 @@ class EpisodeDataset(BaseDataset):
         )  # fmt: skip
         chosen = None if keys is None else _names("keys", [keys] if isinstance(keys, str) else keys)
         wanted = episodes if episodes is None or isinstance(episodes, str) else _names("episodes", episodes)
+        if wanted == ():
+            raise ConfigError("episodes= names none: leave it out for all, or name some")
         reach, common = split_options(options)
         how = EpisodeOptions(groups, chosen, _names("static", static), wanted, window, direct, reach.cache_dir, decode_nwb)
         is_zarr = kind_of(data_path, (HDF5, ZARR), reach, searches=True) is ZARR
@@ -220,6 +222,11 @@ class EpisodeDataset(BaseDataset):
         try:
             dtypes = _dtypes_of(source, dtype)
             size = None if longest is None else _sample_nbytes(source, longest, dtypes)
+            if longest is not None and not len(source) and len(source.windows.lengths):
+                raise ConfigError(
+                    f"there is no window of {longest:,} steps in any of {len(source.windows.lengths):,} episodes, of which the longest has "
+                    f"{int(source.windows.lengths.max()):,}: use a smaller window=, or a larger pad_after="
+                )
         except BaseException:
             opened.close()
             raise

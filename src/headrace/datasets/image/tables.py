@@ -86,7 +86,7 @@ def _bytes_of(path: str, reach: RemoteOptions) -> bytes:
 
 
 def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
-    """A first row that names no file of the data is a header."""
+    """A first row that names no file of the data is a header. A first column without a name that counts the rows is left out."""
     try:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), delimiter=delimiter) if row]
     except (UnicodeDecodeError, csv.Error) as error:
@@ -111,6 +111,11 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
                 f"targets: row {number} of {where} has {len(row)} cells, and there are {width} columns: quote cells with commas"
             )
     columns: dict[str, Sequence[Any]] = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    if width > 2 and names[0] == "" and list(columns[""]) == [str(number) for number in range(len(rows))]:
+        del columns[""]  # the index that pandas writes by default
+    if "" in columns:
+        place = names.index("") + 1
+        raise ConfigError(f"targets: column {place} of {where} has no name in the header: name it, or leave it out (pandas: index=False)")
     return Table(where, columns, first, None if has_header else names[0], is_text=True)
 
 
@@ -206,15 +211,29 @@ def from_frame(frame: Any) -> Table:
 
 
 def key_of(table: Table, files: FileSet) -> str:
-    """The column of file names: the first one that names files of the data; else one that is called so, or the first."""
+    """The column of file names: the first one that names files of the data in its first rows; else one that is called so, or that names
+    files further down.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if table.key is not None:
         return table.key
     some = {name: [str(value) for value in values[:_LOOKED_AT] if isinstance(value, (str, int))] for name, values in table.columns.items()}
     met = _names_among([value for values in some.values() for value in values], files)
     met = {name for name in met if os.path.splitext(name)[1]} or met  # a class may be called as a file is without its ending
     found = next((name for name, values in some.items() if not met.isdisjoint(values)), None)
-    by_name = next((name for name in table.columns if name.lower() in _NAMED), next(iter(table.columns), ""))
-    return by_name if found is None else found
+    if found is None:
+        found = next((name for name in table.columns if name.lower() in _NAMED), None)
+    if found is None:
+        found = next((name for name, values in table.columns.items() if _names_among([*map(str, values)], files)), None)
+    if found is None and len(files.names) and any(map(len, table.columns.values())):
+        example = names_of(os.fsdecode(files.names[0]))[0]
+        raise ConfigError(
+            f"targets: no column of {table.where} ({', '.join(table.columns)}) holds names of the files, such as {example!r}: add one, and "
+            "call it file"
+        )
+    return next(iter(table.columns), "") if found is None else found
 
 
 def is_missing(value: Any) -> bool:

@@ -33,7 +33,6 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.modes import LoadingMode, ModeName
-from headrace.order.lanes import former_lanes_for, lanes_for
 from headrace.storage.table.arrays import open_arrays
 from headrace.storage.table.columns import holds_chats, holds_images, is_bytes, is_text
 from headrace.storage.table.files import TABLES, TableFile, classes_in, hold_arrays
@@ -227,11 +226,9 @@ class TableDataset(BaseDataset):
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
 
-    def lanes(self, blocks: int, former: bool = False) -> tuple[int, int]:
-        source = self.sample_source  # mapped or not, here or on a server: by the layout alone
-        return (former_lanes_for if former else lanes_for)(
-            blocks, source.layout_nbytes if isinstance(source, TableSource) else source.block_nbytes
-        )
+    def _layout_nbytes(self) -> int:
+        source = self.sample_source  # mapped or not, here or on a server
+        return source.layout_nbytes if isinstance(source, TableSource) else source.block_nbytes
 
     @property
     def has_texts(self) -> bool:

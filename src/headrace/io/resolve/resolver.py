@@ -55,7 +55,8 @@ def resolve(
 
     Raises:
         ConfigError: it is no path; it mixes URLs and local paths, or servers.
-        DataNotFoundError: a path is missing, a glob matches nothing, or nothing is of the kind; the message says what is there.
+        DataNotFoundError: a path is missing, a glob matches nothing, or nothing under one of the paths is of the kind; the message says
+            what is there.
         FormatError: all that is there is what HuggingFace writes beside the tables of a data set.
         AccessError, RemoteError: a server does not say: see `headrace.io.remote.client.Remote.ask`.
     """
@@ -86,6 +87,11 @@ def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) ->
         if not len(found.names) and not found.searched and len(walk.others) == others:
             place = f" (working folder: {os.getcwd()})" if isinstance(walk, LocalWalk) else ""
             raise DataNotFoundError(f"nothing matches {redact(entry)}{place}: is the path right?")
+        if not len(found.names) and len(entries) > 1:
+            raise DataNotFoundError(
+                f"{redact(entry)}, one of {len(entries):,} paths, has no file that ends in any of {', '.join(kind.all_endings)}: leave it "
+                "out, or make a dataset of its own for it (ConcatDataset joins datasets)"
+            )
         return found
 
     files = as_set(each(entries[0])) if len(entries) == 1 else merged(map(each, entries), kind.keeps_order)

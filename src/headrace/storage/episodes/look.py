@@ -128,12 +128,14 @@ class EpisodeLook(ABC, Generic[F, G]):
     Attributes:
         keys: of all episodes; None: none was found so far.
         missing: names of episodes that are wanted, and were in no file so far.
+        known: names of episodes that there are, for a message about those.
     """
 
     def __init__(self, options: EpisodeOptions) -> None:
         self.options = options
         self.keys: tuple[str, ...] | None = None
         self.missing: set[str] = set(options.episodes) if isinstance(options.episodes, tuple) else set()
+        self.known: list[str] = []
 
     def __call__(self, file: F, path: str) -> list[Episode]:
         """The episodes of a file, which is open.
@@ -230,6 +232,7 @@ class EpisodeLook(ABC, Generic[F, G]):
                     f"{listed_names(names, absent[0])}"
                 )
         self.missing -= by_name.keys()
+        self.known += names if self.missing else []
         return sorted({by_name[name] for name in wanted if name in by_name}, key=natural)
 
     def _episode(self, file: F, path: str, name: str) -> Episode:
@@ -302,8 +305,10 @@ def joined_episodes(
         ConfigError: options make no sense for these files.
     """
     if look.missing:
-        known = [episode.name for episode in everything]
-        raise MissingNameError(f"no file has an episode {min(look.missing)!r}, which episodes= names; there are: {listed_names(known)}")
+        absent = min(look.missing)
+        raise MissingNameError(
+            f"no file has an episode {absent!r}, which episodes= names; there are: {listed_names(set(look.known), absent)}"
+        )
     keys = look.keys or ()
     if not keys:
         raise FormatError(f"{redact(paths[0])}: {everything[0].name or '/'} has no array with an axis of time: name some as keys=")

@@ -103,6 +103,10 @@ INDEX = IndexKind("hdf5", 1, ("<i8", "<i8", "u1", "u1"), _make_index)
 here."""
 
 
+_CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+"""What netCDF files begin with that are no HDF5 files."""
+
+
 class OpenHDF5(OpenArrays[h5py.File]):
     """What each process has open of HDF5 files of a server, or of this machine, and the chunks that it has decoded."""
 
@@ -123,6 +127,11 @@ def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[l
     for path in [] if files.is_remote else paths:
         if not is_hdf5(path):
             if os.access(path, os.R_OK):
+                with open(path, "rb", buffering=0) as file:
+                    if file.read(4) in _CLASSIC:
+                        raise FormatError(
+                            f"{redact(path)} is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4, by nccopy -k nc4 or xarray"
+                        )
                 raise FormatError(
                     f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a server's page: fetch it again"
                 )

@@ -155,15 +155,21 @@ def open_arrays(files: FileSet, columns: str | Sequence[str] | None, target_name
             names = columns if isinstance(columns, str) else tuple(columns or (name for name in arrays if name != target_name))
             if not names:
                 raise FormatError(f"{shown} holds no array{' beside the targets' if target_name else ''}")
-        sources.append(NumpySource(path, shown, opened, arrays, names))
+        found: dict[str, StoredArray] = {}
+        for name in {*([names] if isinstance(names, str) else names), *([target_name] if target_name else [])}:
+            array = arrays[name]
+            if isinstance(array, FormatError):
+                raise array
+            found[name] = array
+        sources.append(NumpySource(path, shown, opened, found, names))
     return sources
 
 
-def arrays_of(path: str, files: Files) -> dict[str, StoredArray]:
-    """The arrays of a .npy file (its name is "") or of a .npz file.
+def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
+    """The arrays of a .npy file (its name is "") or of a .npz file; of one that can't be read in place the reason.
 
     Raises:
-        FormatError: it is neither, or damaged, or an array can't be read in place.
+        FormatError: it is neither, or damaged.
     """
     size, shown = files.version(path).size, redact(path)
 
@@ -175,19 +181,23 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray]:
         return {"": _array_at(0, size, lambda start, stop: head[start:stop] if stop <= len(head) else read(start, stop), shown)}
     if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         raise FormatError(f"{shown} is no .npy and no .npz file, whatever its name says: it is damaged, or a server's page: fetch it again")
-    arrays: dict[str, StoredArray] = {}
+    arrays: dict[str, StoredArray | FormatError] = {}
     for info, begin in _members(path, size, read, shown):
         name, where = info.filename.removesuffix(".npy"), f"{shown}, {info.filename!r}"
         if info.is_dir() or not info.filename.endswith(".npy"):
             raise FormatError(f"{where} is no array: the zip file was not written by numpy.savez")
         if info.compress_type != zipfile.ZIP_STORED:
-            raise FormatError(
+            arrays[name] = FormatError(
                 f"{where} is compressed, so its rows can't be read in place: write the file with numpy.savez instead of "
                 "numpy.savez_compressed, or the arrays to HDF5 in compressed chunks"
             )
+            continue
         if begin + info.file_size > size:
             raise FormatError(f"{where} would end at byte {begin + info.file_size:,}, and the file has {size:,}: it is cut short")
-        arrays[name] = _array_at(begin, begin + info.file_size, read, where)
+        try:
+            arrays[name] = _array_at(begin, begin + info.file_size, read, where)
+        except FormatError as error:  # of no matter where it is not chosen
+            arrays[name] = error
     return arrays
 
 

@@ -252,6 +252,7 @@ def holds_chats(kind: Any) -> bool:
 
 def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
     """Shape and dtype of the values of a column, if they are numbers or arrays of one shape; `shape` is that of rows that are lists."""
+    shape = _tensor_shape(kind) if shape is None else shape
     types, kind, sizes = pyarrow().types, _plain_type(kind), list[int]()
     while types.is_fixed_size_list(kind) or (shape is not None and (types.is_list(kind) or types.is_large_list(kind))):
         sizes.append(kind.list_size if types.is_fixed_size_list(kind) else -1)
@@ -259,6 +260,13 @@ def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
     if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
         return None
     return ArraySpec(tuple(sizes) if shape is None else shape, np.dtype(kind.to_pandas_dtype()))
+
+
+def _tensor_shape(kind: Any) -> tuple[int, ...] | None:
+    """The shape of a row of Arrow's type of tensors of one shape; None: another type."""
+    if not isinstance(kind, pyarrow().FixedShapeTensorType):
+        return None
+    return tuple(kind.shape[axis] for axis in kind.permutation or range(len(kind.shape)))
 
 
 def _plain_type(kind: Any) -> Any:
@@ -285,6 +293,8 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     """
     pa = pyarrow()
     types = pa.types
+    if shape is None and (of_tensor := _tensor_shape(array.type)) is not None:
+        return _tensors(name, array, of_tensor)
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if types.is_dictionary(array.type):
@@ -314,6 +324,18 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     _, places, data = array.buffers()
     offsets = _flat(places, np.int64 if wide else np.int32, array.offset, len(array) + 1)
     return Texts(name, offsets, _bytes(data), types.is_string(kind) or types.is_large_string(kind), valid)
+
+
+def _tensors(name: str, array: Any, shape: tuple[int, ...]) -> Column:
+    """Of Arrow's type of tensors, whose axes may be stored in another order."""
+    axes, column = array.type.permutation, column_of(name, array.storage)
+    if not isinstance(column, Numbers):  # values without numbers are refused where they are asked for
+        return column
+    rows = len(column.data)
+    if axes is None:
+        return Numbers(name, column.data.reshape(rows, *shape), column.valid)
+    stored = column.data.reshape(rows, *array.type.shape)
+    return Numbers(name, np.ascontiguousarray(stored.transpose(0, *(axis + 1 for axis in axes))), column.valid)
 
 
 def _numbers(name: str, array: Any, valid: Mask | None) -> Numbers:

@@ -166,6 +166,8 @@ def _messages(read: Read, start: int, size: int, window: int) -> Iterator[tuple[
         if not length:
             return
         if not 0 < length <= min(_LONGEST, size - start - at):
+            if not start and (text := head[:40].decode("ascii", "replace").partition("\n")[0].rstrip()).isprintable():
+                raise FormatError(f"it is no Arrow file, but text that begins with {text[:20]!r}: write the table as Parquet")
             raise FormatError(f"a message at byte {start:,} would have {length:,} bytes: it is cut short, or no Arrow file")
         if start + at + length > begin + len(head):
             head, begin = read([(start, min(size, start + max(window, at + length)))])[0], start
