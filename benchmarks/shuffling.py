@@ -46,9 +46,9 @@ def turns_of(blocks: int, interleave: int) -> int:
 
 
 def order_of(samples: int, chunk: int, interleave: int, batch: int, seed: int = 0, epoch: int = 0) -> EpochOrder:
-    """A block shuffle of equal chunks."""
+    """A block shuffle of equal chunks, as of HDF5 and Zarr."""
     blocks, turns = np.full(samples // chunk, chunk), turns_of(samples // chunk, interleave)
-    keys = {"seed": seed, "epoch": epoch}
+    keys = {"seed": seed, "epoch": epoch, "aligned": True}
     return EpochOrder(samples, shuffle="block", blocks=blocks, global_batch=batch, interleave=interleave, turns=turns, **keys)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -9,13 +10,16 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
+import h5py
 import numpy as np
 import pytest
 import torch
 
-from headrace import verify
+from headrace import HDF5Dataset, verify
+from headrace.order import EpochOrder
 from tests.data import make_compat as made
 from tests.servers.ranges import RangeServer
 
@@ -151,3 +155,37 @@ def test_compat_data_are_made_the_same(tmp_path: Path) -> None:
         if path.is_file() and path.suffix != ".h5":  # HDF5 notes times
             assert path.read_bytes() == (second / path.relative_to(first)).read_bytes()
     shutil.rmtree(first)
+
+
+def test_states_of_lanes_that_cut_chunks(tmp_path: Path) -> None:
+    """An epoch over compressed chunks that began when lanes ended within them goes on in the order of that time."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file.create_dataset("data", data=np.arange(200, dtype=np.int32).reshape(200, 1), chunks=(7, 1), compression="gzip")
+
+    def loader() -> Any:
+        dataset = HDF5Dataset(tmp_path / "rows.h5", "data")
+        return made.small_loader(dataset, shuffle="block", interleave=2, turns=3)
+
+    def rest(loader: Any) -> list[int]:
+        return [number for batch in loader for number in made.numbers_of(batch)]
+
+    with contextlib.closing(loader()) as now:
+        batches = iter(now)
+        for _ in range(5):
+            next(batches)
+        state = now.state_dict()
+        layout, _, digest = state["blocks"].partition("-")
+        assert layout == "3"
+    blocks = [7] * 28 + [4]
+    orders = [
+        EpochOrder(200, shuffle="block", seed=11, blocks=blocks, global_batch=4, interleave=2, turns=3, aligned=aligned)[20:].tolist()
+        for aligned in (True, False)
+    ]
+    assert orders[0] != orders[1]
+    for number, expected in zip("32", orders, strict=True):
+        with contextlib.closing(loader()) as later:
+            later.load_state_dict({**state, "blocks": f"{number}-{digest}"})
+            assert later.state_dict()["blocks"] == f"{number}-{digest}"
+            assert rest(later) == expected
+            whole = rest(later)  # the next epoch, in the same layout
+            assert sorted(whole) == list(range(200))

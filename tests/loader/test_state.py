@@ -239,7 +239,7 @@ def test_state_of_former_blocks_gives_their_order(loader_of: Any, tmp_path: Path
         layout = {} if kind == "raw" else {"chunks": (4, width), "compression": "gzip"}
         file.create_dataset("data", data=np.arange(rows)[:, None] + np.zeros((1, width), np.int64), **layout)
     dataset = HDF5Dataset(tmp_path / "rows.h5")
-    former, now = (dataset.epoch_order("block", 5, 0, 6, former=which) for which in (True, False))
+    former, now = (dataset.epoch_order("block", 5, 0, 6, former=which) for which in (2, 0))
     sizes = {"raw": (32, 16), "gzip": (4, 4)}[kind]
     assert (int(former.blocks[0]), int(now.blocks[0])) == sizes and (former.interleave, former.turns) != (now.interleave, now.turns)
     state = state_after(loader_of(dataset, shuffle="block"), 30)

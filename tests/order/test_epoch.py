@@ -18,10 +18,11 @@ from headrace.order import EpochOrder
 from headrace.order.epoch import DEFAULT_INTERLEAVE, DEFAULT_TURNS
 from headrace.order.lanes import Lanes
 
-SIZES = st.lists(st.integers(0, 40), max_size=40)
+EVEN = st.builds(lambda size, count, last: [size] * count + [last % size + 1], st.integers(1, 40), st.integers(0, 40), st.integers(0, 39))
+SIZES = st.lists(st.integers(0, 40), max_size=40) | EVEN
 OPTIONS = st.fixed_dictionaries(
     {"seed": st.integers(), "epoch": st.integers(0, 9)},
-    optional={"global_batch": st.integers(1, 40), "interleave": st.integers(1, 20), "turns": st.integers(1, 13)},
+    optional={"global_batch": st.integers(1, 40), "interleave": st.integers(1, 20), "turns": st.integers(1, 13), "aligned": st.booleans()},
 )
 SHUFFLES: list[Any] = [False, True, "block"]
 

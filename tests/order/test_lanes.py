@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.order import EpochOrder
-from headrace.order.lanes import FEWEST, Lanes, interleave_for, lanes_for
+from headrace.order.lanes import FEWEST, AlignedLanes, Lanes, interleave_for, lanes_for
 from headrace.storage.blocks import ENOUGH, block_length
 
 COUNTS = {"n": st.integers(0, 600), "batch": st.integers(1, 40), "interleave": st.integers(1, 50), "turns": st.integers(1, 14)}
@@ -68,3 +68,47 @@ def test_few_chunks_go_to_interleave() -> None:
     kib = 1 << 10
     assert [lanes_for(blocks, kib) for blocks in (1536, 512, 130, 64, 30)] == [(64, 24), (64, 8), (64, 2), (64, 1), (30, 1)]
     assert [lanes_for(10**6, nbytes) for nbytes in (1 << 20, 2 << 20, 8 << 20, 1 << 30)] == [(64, 24), (64, 12), (21, 12), (1, 2)]
+
+
+@given(**COUNTS, size=st.integers(1, 30))
+def test_aligned_lanes_are_a_bijection_of_whole_blocks(n: int, batch: int, interleave: int, turns: int, size: int) -> None:
+    lanes = AlignedLanes(n, batch, interleave, turns, size)
+    positions = np.arange(n)
+    places, numbers = lanes.place_of(positions), lanes.lane_of(positions)
+    assert np.array_equal(np.sort(places), positions)
+    assert np.array_equal(numbers, Lanes(n, batch, interleave, turns).lane_of(positions))  # who draws when is as it was
+    owned = places < int(lanes.own.sum()) * size
+    for lane in range(interleave * turns):
+        mine = places[(numbers == lane) & owned]
+        assert np.array_equal(mine, lanes.own_start[lane] + np.arange(lanes.own[lane] * size))  # whole blocks, one after the other
+        assert lanes.own_start[lane] % size == 0
+        assert np.count_nonzero((numbers == lane) & ~owned) == lanes.lead[lane] + lanes.tail[lane] < 2 * size
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(300, 8), (1000, 8), (1025, 32), (4096, 8), (4099, 50)])
+def test_aligned_lanes_read_each_block_once(blocks: int, size: int) -> None:
+    """Decoded blocks that a process drops after its lanes have gone on; up to 1.7 a block where lanes end anywhere."""
+    n, (interleave, turns) = blocks * size - 3, lanes_for(blocks, 1 << 10)
+    lanes = AlignedLanes(n, 64, interleave, turns, size)
+    positions = np.arange(n)
+    block, turn, when = lanes.place_of(positions) // size, positions // 64 % turns, positions // 64 // turns
+    order = np.lexsort((when, turn, block))
+    block, turn, when = block[order], turn[order], when[order]
+    again = (block[1:] != block[:-1]) | (turn[1:] != turn[:-1]) | (np.diff(when) > size)
+    assert 1 + np.count_nonzero(again) <= blocks + 2 * turns
+
+
+def test_aligned_lanes_come_to_new_blocks_evenly() -> None:
+    """And have no more blocks open than there are lanes."""
+    lanes = AlignedLanes(4096 * 8, 64, 64, 24, 8)
+    blocks = lanes.place_of(np.arange(4096 * 8)).reshape(-1, 64) // 8
+    seen: set[int] = set()
+    new = []
+    for batch in blocks.tolist():
+        new.append(len(set(batch) - seen))
+        seen.update(batch)
+    assert set(new[:24]) == {36} and set(new[24:240]) == {8}
+    of_turn = blocks[::24]
+    first = {block: step for step in reversed(range(len(of_turn))) for block in of_turn[step].tolist()}
+    last = {block: step for step in range(len(of_turn)) for block in of_turn[step].tolist()}
+    assert max(sum(first[b] <= step <= last[b] for b in first) for step in range(len(of_turn))) <= 64

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.order import EpochOrder
 from headrace.order.permutation import KEY_COUNT, derive_keys
-from headrace.order.sequence import BlockSequence, _EvenSlots, _HeldSlots
+from headrace.order.sequence import BlockSequence, _AlignedSlots, _EvenSlots, _HeldSlots
 
 
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30), seed=st.integers(), epoch=st.integers(0, 5))
@@ -59,6 +59,24 @@ def test_blocks_of_one_size_are_computed_as_they_are_held(count: int, size: int,
     for _ in range(4):  # computed at first, then looked up
         assert np.array_equal(even.block_of(slots), held.block_of(slots))
     assert even._blocks is not None
+
+
+@given(count=st.integers(1, 5_000), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers())
+@example(4_097, 3, 2, 0)
+@example(1, 5, 3, 0)
+def test_a_smaller_block_stands_at_the_end_where_aligned(count: int, size: int, missing: int, seed: int) -> None:
+    edges = np.arange(count + 1) * size
+    edges[-1] -= min(missing, size - 1)
+    keys = derive_keys("test", seed, count=KEY_COUNT)
+    whole = int(edges[-1]) // size or 1  # a single block is whole, whatever it holds
+    size = size if count > 1 else int(edges[-1])
+    aligned, held = _AlignedSlots(edges, size, keys), _HeldSlots(edges[: whole + 1], keys)
+    places, slots = np.arange(edges[-1]), np.arange(count)
+    assert np.array_equal(aligned.slot_of(places), places // size)
+    assert np.array_equal(aligned.start_of(np.append(slots, count)), edges)
+    for _ in range(4):  # computed at first, then looked up
+        assert np.array_equal(aligned.block_of(slots[:whole]), held.block_of(slots[:whole]))
+        assert np.array_equal(aligned.block_of(slots[whole:]), slots[whole:])
 
 
 @given(count=st.integers(1, 400), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers(), interleave=st.integers(1, 9))

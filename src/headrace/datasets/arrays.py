@@ -105,7 +105,7 @@ def joined_rows(sources: Sequence[ArraysSource], dtype: DTypeArgument | None, en
         field = long_doubles_in(kind)
         if field or (field == "" and cast_to is None):
             remedy = "convert that field" if field else 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
-            what = f"{name!r}, field {field!r}," if field else repr(name)
+            what = f"{name!r}, field {field!r}," if field else repr(name) if name else "it"
             raise FormatError(f"{first.path}: {what} holds long doubles ({kind}), which torch does not have: {remedy}")
     source: Any = first if len(sources) == 1 else ConcatSource(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects

@@ -217,7 +217,7 @@ class _Lanes:
         own = turns // processes if turns % processes == 0 else turns
         self.is_block: bool = order.get("shuffle") == "block"
         self.is_random: bool = order.get("shuffle") is True
-        self.former: bool = isinstance(plan, OrderPlan) and plan.former
+        self.former: int = plan.former if isinstance(plan, OrderPlan) else 0
         self.open: int = drawn * own  # blocks of these lanes
         self.blocks: int = drawn * (own + 1)  # the same with those that a batch may end and begin
         self.smaller: str = f"interleave (now {interleave}) or turns (now {turns})"  # options that make them fewer

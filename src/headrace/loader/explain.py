@@ -338,6 +338,8 @@ class _Job:
                 reasons.append(f"interleave={order.interleave} is no multiple of world_size={world}")
             if reasons:
                 yield f"since {' and '.join(reasons)}"
+            elif order.aligned:
+                yield "since some blocks are shared by lanes of several ranks or workers, at their beginnings and ends"
         for change, changed in self._remedies(visits):
             yield _would(change, changed)
 
@@ -387,6 +389,7 @@ class _Job:
             order = EpochOrder(
                 order.n, shuffle="block", seed=order.seed, epoch=order.epoch, blocks=self._sizes, global_batch=order.global_batch,
                 interleave=change.get("interleave", order.interleave), turns=change.get("turns", order.turns),
+                aligned=order.aligned,
             )  # fmt: skip
         return count_visits(self._with(order), change.get("num_workers", self._workers), self._sizes)
 

@@ -14,7 +14,7 @@ from headrace.arguments import check_integer
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, Shuffle, digest_of
-from headrace.order.lanes import LAYOUT, Lanes
+from headrace.order.lanes import ALIGNED_LAYOUT, LAYOUT, AlignedLanes, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
 from headrace.order.sequence import BlockSequence
 from headrace.sorting import distinct
@@ -46,6 +46,8 @@ class EpochOrder(Order):
         interleave: for "block", how many places of the sequence of blocks a global batch draws from; None:
             `DEFAULT_INTERLEAVE`.
         turns: for "block", after how many global batches the same places come again; best a multiple of the number of workers.
+        aligned: for "block": blocks are read and decoded as a whole, so lanes cut none where they can help it (`AlignedLanes`): if
+            all have one size, but for the last, which may be smaller.
 
     Raises:
         ConfigError: an argument that makes no sense, or block sizes that don't sum up to `n`.
@@ -62,6 +64,7 @@ class EpochOrder(Order):
         global_batch: int = DEFAULT_GLOBAL_BATCH,
         interleave: int | None = None,
         turns: int = DEFAULT_TURNS,
+        aligned: bool = False,
     ) -> None:
         super().__init__(n, seed, epoch, global_batch)
         self.shuffle = _check_shuffle(shuffle)
@@ -71,8 +74,11 @@ class EpochOrder(Order):
         self._block_size = 0  # of all blocks but the last; 0: they differ
         if blocks is not None:
             self._edges, self._block_size = _edges_of(blocks, self.n)
-        laned = self.shuffle == "block" and self._edges is not None
-        self._lanes = Lanes(self.n, self.global_batch, self.interleave, self.turns) if laned else None
+        self.aligned: bool = aligned and self._block_size > 0
+        self._lanes: Lanes | None = None
+        if self.shuffle == "block" and self._edges is not None:
+            shape = self.n, self.global_batch, self.interleave, self.turns
+            self._lanes = AlignedLanes(*shape, self._block_size) if self.aligned else Lanes(*shape)
         self._begin()
 
     @property
@@ -89,7 +95,12 @@ class EpochOrder(Order):
         return self._answer(self._blocks, positions)
 
     def segments(self) -> IntArray | None:
-        return self._blocks_in_order().segments() if self._lanes is not None else None
+        return self.sequence().segments() if self._lanes is not None else None
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The lanes of a block shuffle; None for other orders."""
+        return self._lanes
 
     def parameters(self) -> dict[str, int | str | bool | None]:
         """Gives what the order of all epochs follows from, as plain values that fit into a saved state.
@@ -100,32 +111,34 @@ class EpochOrder(Order):
         if self._lanes is None:
             return self._parameters(self.n)
         assert self._edges is not None
-        return self._parameters(self.n, interleave=self.interleave, turns=self.turns, blocks=f"{LAYOUT}-{digest_of(self._edges)}")
+        blocks = f"{ALIGNED_LAYOUT if self.aligned else LAYOUT}-{digest_of(self._edges)}"
+        return self._parameters(self.n, interleave=self.interleave, turns=self.turns, blocks=blocks)
 
     def __repr__(self) -> str:
         blocks = "None" if self._edges is None else f"<{self._edges.size - 1} sizes>"
         return (
             f"EpochOrder({self.n}, shuffle={self.shuffle!r}, seed={self.seed}, epoch={self.epoch}, blocks={blocks}, "
-            f"global_batch={self.global_batch}, interleave={self.interleave}, turns={self.turns})"
+            f"global_batch={self.global_batch}, interleave={self.interleave}, turns={self.turns}, aligned={self.aligned})"
         )
 
     def _indices(self, positions: IntArray) -> IntArray:
         if self._lanes is not None:
-            return self._blocks_in_order().index_at(self._lanes.place_of(positions))
+            return self.sequence().index_at(self._lanes.place_of(positions))
         return permute(positions, self.n, self._keys) if self.shuffle else positions
 
     def _blocks(self, positions: IntArray) -> IntArray:
         if self._lanes is not None:
-            return self._blocks_in_order().block_at(self._lanes.place_of(positions))
+            return self.sequence().block_at(self._lanes.place_of(positions))
         indices = self._indices(positions)
         return indices if self._edges is None else np.searchsorted(self._edges, indices, side="right") - 1
 
-    def _blocks_in_order(self) -> BlockSequence:
-        """The table of this epoch, made at its first use: most epochs that `with_epoch` names are never asked."""
+    def sequence(self) -> BlockSequence:
+        """The blocks of this epoch of a block shuffle, made at their first use: most epochs that `with_epoch` names are never asked."""
         if self._sequence is None:
             assert self._edges is not None and self._lanes is not None
-            cuts = self._lanes.first if self._lanes.first.size < self._edges.size else ()  # or nothing would be permuted in the parts
-            self._sequence = BlockSequence(self._edges, self.seed, self.epoch, cuts, self._block_size)
+            # Parts that lanes cut are permuted by themselves: not where nothing would be left to permute, nor where lanes cut none.
+            cuts = () if self.aligned or self._lanes.first.size >= self._edges.size else self._lanes.first
+            self._sequence = BlockSequence(self._edges, self.seed, self.epoch, cuts, self._block_size, self.aligned)
         return self._sequence
 
 

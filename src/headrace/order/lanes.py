@@ -13,8 +13,11 @@ Global batch s draws from the lanes of turn s mod ``turns`` only, and each of it
 
 torch deals batches to its workers in turn, so with two workers one reads lanes 0 to 3 alone and the other lanes 4 to 7;
 and of two ranks, which take the even and the odd positions, one reads lanes 0, 2, 4, 6. Wherever lanes are not shared,
-a block is read and decoded once, bar the few that a lane's end cuts: those come in parts, at different times, each of which
-is a segment of the storage by itself.
+a block is read and decoded once.
+
+`Lanes` end where batches ask, mostly within a block. Such a block comes in parts, at different times, each of which is a segment of
+the storage by itself: no matter where any part can be read, and twice the work where blocks are decoded as a whole. For those, if
+they are of one size, there are `AlignedLanes`.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ import numpy as np
 
 from headrace.dtypes import IntArray
 
-LAYOUT = 2
-"""Another number whenever the samples of an epoch stand elsewhere than before: saved states of another layout can't be gone on from."""
+LAYOUT, ALIGNED_LAYOUT = 2, 3
+"""Another number whenever the samples of an epoch stand elsewhere than before, for `Lanes` and for `AlignedLanes`."""
 OPEN_BYTES = 2 << 30
 """Most decoded bytes of the blocks that all lanes have open."""
 
@@ -125,14 +128,65 @@ class Lanes:
 
     def lane_of(self, positions: IntArray) -> IntArray:
         """Gives the number of the lane that each position draws from, in [0, turns x interleave)."""
-        batches, offsets = np.divmod(positions, self.global_batch)
-        lanes: IntArray = batches % self.turns * self.interleave + offsets % self.interleave
-        return lanes
+        return self._split(positions)[0]
 
     def place_of(self, positions: IntArray) -> IntArray:
         """Gives each position's place in the sequence of blocks, in [0, n)."""
+        lanes, within = self._split(positions)
+        places: IntArray = self.first[lanes] + within
+        return places
+
+    def _split(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """The lane of each position, and how many of the lane's samples come before it."""
         batches, offsets = np.divmod(positions, self.global_batch)
         rounds, turns = np.divmod(batches, self.turns)
-        depths, lanes = np.divmod(offsets, self.interleave)
-        places: IntArray = self.first[turns * self.interleave + lanes] + rounds * self.share[lanes] + depths
+        depths, columns = np.divmod(offsets, self.interleave)
+        return turns * self.interleave + columns, rounds * self.share[columns] + depths
+
+
+class AlignedLanes(Lanes):
+    """Lanes of whole blocks, for blocks of one size.
+
+    A lane has a lead, whole blocks of its own, and a tail. Leads and tails stand together at the end of the sequence, turn by turn,
+    first the leads of all lanes of the turn and then their tails. So the blocks there too are read at one time by one turn, and all
+    but two a turn are read once where `Lanes` read one a lane twice. Leads have from none to nearly all of a block's length, evenly
+    spread over the lanes, so that a turn comes to new blocks in every batch, and never to as many as it has lanes.
+
+    Args:
+        n, global_batch, interleave, turns: as for `Lanes`.
+        size: samples in each block of the sequence, bar the last, which may have fewer.
+
+    Attributes:
+        lead: int64 array [lanes]: samples of each lane before its own blocks.
+        own: int64 array [lanes]: blocks of its own.
+        tail: int64 array [lanes]: samples after them.
+        own_start, lead_start, tail_start: int64 arrays [lanes]: the places that these begin at.
+    """
+
+    def __init__(self, n: int, global_batch: int, interleave: int, turns: int, size: int) -> None:
+        super().__init__(n, global_batch, interleave, turns)
+        self.size: int = size
+        columns = np.arange(interleave, dtype=np.int64)
+        lengths = np.diff(self.first, append=n)
+        self.lead: IntArray = np.minimum(np.tile(columns * size // interleave, turns), lengths)
+        self.own: IntArray = (lengths - self.lead) // size
+        whole = self.own * size
+        self.tail: IntArray = lengths - self.lead - whole
+        self.own_start: IntArray = np.cumsum(whole) - whole
+        # Lanes of one rank stand side by side: those with equal remainders by 2, by 4, and by 8.
+        reversed_bits = (columns & 1) << 2 | columns & 2 | (columns & 4) >> 2
+        side = np.lexsort((columns, reversed_bits))
+        parts = np.stack([self.lead.reshape(turns, interleave), self.tail.reshape(turns, interleave)], axis=1)[:, :, side]
+        starts = np.empty_like(parts)
+        starts[:, :, side] = (int(whole.sum()) + np.cumsum(parts) - parts.ravel()).reshape(parts.shape)
+        self.lead_start, self.tail_start = starts[:, 0].ravel(), starts[:, 1].ravel()
+        self._own_ends = self.lead + whole
+
+    def place_of(self, positions: IntArray) -> IntArray:
+        lanes, within = self._split(positions)
+        lead, end = self.lead[lanes], self._own_ends[lanes]
+        places: IntArray = np.where(within < lead, self.lead_start[lanes], self.own_start[lanes] - lead) + within
+        tails = np.flatnonzero(within >= end)
+        if tails.size:
+            places[tails] = self.tail_start[lanes[tails]] + within[tails] - end[tails]
         return places

@@ -28,13 +28,18 @@ class BlockSequence:
         epoch: epoch number.
         cuts: int64 array: places of the sequence that end a segment.
         size: of all blocks but the last, which may be smaller; 0: they differ.
+        is_aligned: with a `size`, a last block that is smaller stands at the end of the sequence too, so that all others begin at
+            multiples of the size.
     """
 
-    def __init__(self, edges: IntArray, seed: int, epoch: int, cuts: IntArray | Sequence[int] = (), size: int = 0) -> None:
+    def __init__(
+        self, edges: IntArray, seed: int, epoch: int, cuts: IntArray | Sequence[int] = (), size: int = 0, is_aligned: bool = False
+    ) -> None:
         block_keys = derive_keys("blocks", seed, epoch, count=KEY_COUNT)
         self._keys = derive_keys("samples", seed, epoch, count=1 + KEY_COUNT).astype(np.uint32)
         self._stored, self._n = edges, int(edges[-1])
-        self._slots: _Slots = _EvenSlots(edges, size, block_keys) if size else _HeldSlots(edges, block_keys)
+        even = _AlignedSlots if is_aligned else _EvenSlots
+        self._slots: _Slots = even(edges, size, block_keys) if size else _HeldSlots(edges, block_keys)
         cuts = distinct(np.asarray(cuts, np.int64))
         cuts = cuts[(cuts > 0) & (cuts < self._n)]
         if len(cuts):
@@ -122,7 +127,7 @@ class _EvenSlots:
     def __init__(self, edges: IntArray, size: int, keys: NDArray[np.uint64]) -> None:
         self.count, self._size, self._keys = len(edges) - 1, size, keys
         self._missing = self.count * size - int(edges[-1])  # from the last block
-        self._smaller = int(unpermute(np.array([self.count - 1]), self.count, keys)[0])
+        self._smaller = self._slot(self.count - 1)
         self._after = (self._smaller + 1) * size - self._missing  # the place where it ends
         self._asked = 0
         self._blocks: NDArray[np.integer] | None = None
@@ -138,5 +143,26 @@ class _EvenSlots:
     def block_of(self, slots: IntArray) -> IntArray:
         self._asked += 1
         if self._blocks is None and self._asked > self.count >> 12 and self.count <= _HELD:
-            self._blocks = permute(np.arange(self.count), self.count, self._keys).astype(np.int32)
-        return permute(slots, self.count, self._keys) if self._blocks is None else self._blocks[slots].astype(np.int64)
+            self._blocks = self._permuted(np.arange(self.count)).astype(np.int32)
+        return self._permuted(slots) if self._blocks is None else self._blocks[slots].astype(np.int64)
+
+    def _slot(self, block: int) -> int:
+        return int(unpermute(np.array([block]), self.count, self._keys)[0])
+
+    def _permuted(self, slots: IntArray) -> IntArray:
+        return permute(slots, self.count, self._keys)
+
+
+class _AlignedSlots(_EvenSlots):
+    """The same, where a smaller block is the last of the sequence in any case."""
+
+    def __init__(self, edges: IntArray, size: int, keys: NDArray[np.uint64]) -> None:
+        self._whole = int(edges[-1]) // size  # blocks that change places
+        super().__init__(edges, size, keys)
+
+    def _slot(self, block: int) -> int:
+        return block
+
+    def _permuted(self, slots: IntArray) -> IntArray:
+        blocks: IntArray = np.where(slots < self._whole, permute(np.minimum(slots, self._whole - 1), self._whole, self._keys), slots)
+        return blocks

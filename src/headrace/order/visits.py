@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike
 
 from headrace.dtypes import IntArray
 from headrace.order.epoch import EpochOrder
-from headrace.order.lanes import Lanes
+from headrace.order.lanes import AlignedLanes, Lanes
 from headrace.order.ranks import RankBatches
 from headrace.order.sequence import BlockSequence
+from headrace.sorting import distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visit
     if not isinstance(order, EpochOrder) or order.shuffle is True:
         raise ValueError(f"an order of the kind shuffle={order.shuffle!r} has no segments of blocks to count")
     if order.shuffle == "block":
+        if isinstance(order.lanes, AlignedLanes):
+            return _AlignedEpoch(batches, order.lanes, order.sequence().edges(), max(1, workers)).count()
         lanes = Lanes(order.n, order.global_batch, order.interleave, order.turns)
         edges = BlockSequence(edges, order.seed, order.epoch).edges()
     else:
@@ -72,20 +75,58 @@ def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visit
     return _Epoch(batches, lanes, edges, max(1, workers)).count()
 
 
-class _Epoch:
+class _Ranks:
     """The processes of one epoch, of which number r x workers + w is worker w of rank r.
 
-    All steps but the last two are whole: there arithmetic counts. The last two, which may be cut, padded and dropped, are counted position
-    by position. `edges` ([blocks + 1]) says where blocks begin in the sequence that the lanes are cut from.
+    `edges` ([blocks + 1]) says where blocks begin in the sequence that the lanes are cut from.
     """
 
     def __init__(self, batches: RankBatches, lanes: Lanes, edges: IntArray, workers: int) -> None:
-        self._batches, self._lanes, self._edges = batches, lanes, edges
+        self._batches, self._edges = batches, edges
         self._world, self._workers = batches.world_size, workers
-        self._last_start = batches.samples_before(max(0, batches.steps - 1))
-        self._whole = self._last_start // lanes.global_batch  # steps that arithmetic counts
         self._rank_period = self._world // np.gcd(lanes.interleave, self._world)  # depths of a lane until the same rank comes again
         self._worker_period = workers // np.gcd(lanes.turns, workers)  # rounds until the same worker does
+        self._place_of = lanes.place_of
+
+    def _slots(self, places: IntArray) -> IntArray:
+        return np.searchsorted(self._edges, places, side="right") - 1
+
+    def _processes_of(self, start: IntArray, end: IntArray, depth: IntArray) -> IntArray:
+        """The number of processes that have samples of each segment: its places within the lane, and those in each global batch."""
+        ranks, workers = self._rank_period, self._worker_period
+        (first, above), (last, below) = np.divmod(start, depth), np.divmod(end - 1, depth)
+        between = last - first - 1  # whole global batches
+        alone = np.minimum(end - start, ranks)  # all within one global batch
+        upper, lower = np.minimum(depth - above, ranks), np.minimum(below + 1, ranks)
+        at = above % ranks  # the upper part's ranks begin here, in a circle of so many; the lower part's at 0
+        shared = np.maximum(0, np.minimum(at + upper, lower) - at) + np.maximum(0, np.minimum(at + upper - ranks, lower))
+        ends = upper + lower - np.where(last - first == workers, shared, 0)  # both by the same worker
+        of_steps = between * np.minimum(depth, ranks) + ends
+        processes: IntArray = np.where(between < 0, alone, np.where(between >= workers, workers * np.minimum(depth, ranks), of_steps))
+        return processes
+
+    def _repeated(self) -> int:
+        """Readings for padding."""
+        n, total = self._batches.order.n, self._batches.total_size
+        if not n or total <= n:
+            return 0
+        positions = np.arange(n, total)
+        blocks = self._slots(self._place_of(positions % n))
+        return len(np.unique(np.stack([blocks, positions % self._world], axis=1), axis=0))
+
+
+class _Epoch(_Ranks):
+    """An epoch over lanes that end within blocks.
+
+    All steps but the last two are whole: there arithmetic counts. The last two, which may be cut, padded and dropped, are counted position
+    by position.
+    """
+
+    def __init__(self, batches: RankBatches, lanes: Lanes, edges: IntArray, workers: int) -> None:
+        super().__init__(batches, lanes, edges, workers)
+        self._lanes = lanes
+        self._last_start = batches.samples_before(max(0, batches.steps - 1))
+        self._whole = self._last_start // lanes.global_batch  # steps that arithmetic counts
         rounds = np.maximum(0, -(-(self._whole - np.arange(lanes.turns)) // lanes.turns))
         self._counted = np.outer(rounds, lanes.share).ravel()  # places of each lane in whole steps
 
@@ -111,23 +152,6 @@ class _Epoch:
         points, ends, lane = points[inside], ends[inside], lane[inside]
         return points, ends, lane, self._slots(points)
 
-    def _slots(self, places: IntArray) -> IntArray:
-        return np.searchsorted(self._edges, places, side="right") - 1
-
-    def _processes_of(self, start: IntArray, end: IntArray, depth: IntArray) -> IntArray:
-        """The number of processes that have samples of each segment: its places within the lane, and those in each global batch."""
-        ranks, workers = self._rank_period, self._worker_period
-        (first, above), (last, below) = np.divmod(start, depth), np.divmod(end - 1, depth)
-        between = last - first - 1  # whole global batches
-        alone = np.minimum(end - start, ranks)  # all within one global batch
-        upper, lower = np.minimum(depth - above, ranks), np.minimum(below + 1, ranks)
-        at = above % ranks  # the upper part's ranks begin here, in a circle of so many; the lower part's at 0
-        shared = np.maximum(0, np.minimum(at + upper, lower) - at) + np.maximum(0, np.minimum(at + upper - ranks, lower))
-        ends = upper + lower - np.where(last - first == workers, shared, 0)  # both by the same worker
-        of_steps = between * np.minimum(depth, ranks) + ends
-        processes: IntArray = np.where(between < 0, alone, np.where(between >= workers, workers * np.minimum(depth, ranks), of_steps))
-        return processes
-
     def _tail(self) -> IntArray:
         """Lane, block and process of each position of the last steps, each once: [entries, 3]."""
         positions = np.arange(self._whole * self._lanes.global_batch, min(self._batches.total_size, self._edges[-1]))
@@ -152,11 +176,46 @@ class _Epoch:
         workers = (rounds * self._lanes.turns + turn) % self._workers
         return bool((ranks * self._workers + workers == process).any())
 
-    def _repeated(self) -> int:
-        """Readings for padding."""
-        n, total = self._batches.order.n, self._batches.total_size
-        if not n or total <= n:
-            return 0
-        positions = np.arange(n, total)
-        blocks = self._slots(self._lanes.place_of(positions % n))
-        return len(np.unique(np.stack([blocks, positions % self._world], axis=1), axis=0))
+
+class _AlignedEpoch(_Ranks):
+    """An epoch over lanes of whole blocks: all its samples, also those that ``drop_last=True`` leaves out.
+
+    Blocks of leads and tails are read by several lanes of a turn at one time. Where turns or ranks don't divide, their readings are
+    counted as if no two of these lanes were the same process's: at most so many.
+    """
+
+    def __init__(self, batches: RankBatches, lanes: AlignedLanes, edges: IntArray, workers: int) -> None:
+        super().__init__(batches, lanes, edges, workers)
+        self._lanes = lanes
+
+    def count(self) -> Visits:
+        lanes, size = self._lanes, self._lanes.size
+        lane = np.repeat(np.arange(len(lanes.own)), lanes.own)
+        start = lanes.lead[lane] + (np.arange(len(lane)) - np.repeat(np.cumsum(lanes.own) - lanes.own, lanes.own)) * size
+        readings = int(self._processes_of(start, start + size, lanes.share[lane % lanes.interleave]).sum())
+        stretches, shared = self._shared()
+        return Visits(len(self._edges) - 1, len(lane) + stretches, readings + shared, self._repeated())
+
+    def _shared(self) -> tuple[int, int]:
+        """How many stretches the blocks of leads and tails come in, and how often these are read."""
+        lanes, size = self._lanes, self._lanes.size
+        lane = np.tile(np.arange(len(lanes.own)), 2)
+        is_tail = np.repeat([0, 1], len(lanes.own))
+        place, length = np.concatenate([lanes.lead_start, lanes.tail_start]), np.concatenate([lanes.lead, lanes.tail])
+        within = np.where(is_tail, lanes.lead[lane] + lanes.own[lane] * size, 0)
+        head = np.minimum(length, -place % size)  # what lies before the next block's beginning
+        pieces = [np.concatenate(both) for both in ((lane, lane), (is_tail, is_tail), (place, place + head), (within, within + head))]
+        lane, is_tail, place, within = pieces
+        length = np.concatenate([head, length - head])
+        lane, is_tail, place, within, length = (values[length > 0] for values in (lane, is_tail, place, within, length))
+        turn, column = np.divmod(lane, lanes.interleave)
+        stretch = (place // size * lanes.turns + turn) * 2 + is_tail
+        if self._rank_period == self._worker_period == 1:
+            processes = column % self._world * self._workers + turn % self._workers
+            pairs = distinct(stretch * (self._world * self._workers) + processes)
+            return len(distinct(stretch)), len(pairs)
+        each = self._processes_of(within, within + length, lanes.share[column])
+        order = np.argsort(stretch, kind="stable")
+        first = np.flatnonzero(np.diff(stretch[order], prepend=-1))
+        sums = np.add.reduceat(each[order], first) if len(first) else np.zeros(0, np.int64)
+        return len(first), int(np.minimum(sums, self._world * self._workers).sum())

@@ -350,6 +350,7 @@ class BaseDataset(Splittable, Dataset[Any]):
     blocks = views.blocks
     blocks_of = views.blocks_of
     lanes = views.lanes
+    _layout_nbytes = views.layout_nbytes
     epoch_order = views.epoch_order
 
     def prefetch(self, key: Any, steps: range, batches: RankBatches) -> None:

@@ -92,13 +92,13 @@ class BlockMemory:
         if is_prefetched(self._source):
             self._source.files.hold_prefetched(nbytes)
 
-    def remote_nbytes(self, count: int, former: bool = False) -> int:
+    def remote_nbytes(self, count: int, former: int = 0) -> int:
         """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole; else 0. `former`: as in
         `BaseDataset.epoch_order`."""
         source = self._source
         if not self._streams or not is_prefetched(source):
             return 0
-        sizes = source.blocks_of(FORMER) if former else source.blocks()
+        sizes = source.blocks_of(FORMER) if former > 1 else source.blocks()
         if sizes is None or not len(sizes):
             return 0
         return int(-(-source.stored_nbytes // len(source))) * int(np.sort(sizes)[-count:].sum())

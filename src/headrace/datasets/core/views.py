@@ -118,9 +118,15 @@ def _of_view(dataset: Any, sizes: IntArray | None) -> IntArray | None:
     return sizes if sizes is None or dataset._chosen is None else blocks_of_view(sizes, dataset._chosen)
 
 
-def lanes(self: Any, blocks: int, former: bool = False) -> tuple[int, int]:
+def layout_nbytes(self: Any) -> int:
+    """Decoded bytes of a block that is decoded as a whole, by the layout alone; 0: blocks may be cut anywhere."""
+    nbytes: int = self.sample_source.block_nbytes
+    return nbytes
+
+
+def lanes(self: Any, blocks: int, former: int = 0) -> tuple[int, int]:
     """The default (interleave, turns) of an order over so many blocks, by the layout alone; `former`: as in `epoch_order`."""
-    return (former_lanes_for if former else lanes_for)(blocks, self.sample_source.block_nbytes)
+    return (former_lanes_for if former > 1 else lanes_for)(blocks, self._layout_nbytes())
 
 
 def epoch_order(
@@ -131,16 +137,17 @@ def epoch_order(
     global_batch: int,
     interleave: int | None = None,
     turns: int | None = None,
-    former: bool = False,
+    former: int = 0,
 ) -> EpochOrder:
-    """The order of one epoch of this dataset; `former`: as it was when all blocks had 2 MiB, for states that were saved then."""
+    """The order of one epoch of this dataset; `former`: as it was, for states that were saved then, when lanes ended within blocks that are
+    decoded as a whole (1), and when moreover all others had 2 MiB (2)."""
     sizes = None
     if shuffle == "block":
-        sizes = self.blocks_of(FORMER) if former and self.sample_source.cut_nbytes else self.blocks()
+        sizes = self.blocks_of(FORMER) if former > 1 and self.sample_source.cut_nbytes else self.blocks()
     if sizes is not None:
         of_layout = self.lanes(len(sizes), former)
         interleave, turns = interleave or of_layout[0], turns or of_layout[1]
     return EpochOrder(
         len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=sizes, global_batch=global_batch,
-        interleave=interleave, turns=turns or DEFAULT_TURNS,
+        interleave=interleave, turns=turns or DEFAULT_TURNS, aligned=not former and self._layout_nbytes() > 0,
     )  # fmt: skip

@@ -94,11 +94,11 @@ class StreamingDataset(DelegatingDataset):
         given = {name: getattr(inner, name) for name in transforms}  # without what the dataset inside does itself
         super().__init__(inner, inner.sample_source, loading_mode=self._in_mode, **given, **rest)
 
-    def lanes(self, blocks: int, former: bool = False) -> tuple[int, int]:
+    def lanes(self, blocks: int, former: int = 0) -> tuple[int, int]:
         """As many lanes as have about `buffer_size` samples, in two turns, in the blocks that they are in the midst of."""
-        mixed = self.buffer_size if former else self.buffer_size // 2
+        mixed = self.buffer_size if former > 1 else self.buffer_size // 2
         interleave = interleave_for(mixed, len(self), blocks, FEWEST)
-        return (former_lanes_for if former else lanes_for)(blocks, self.sample_source.block_nbytes, interleave)
+        return (former_lanes_for if former > 1 else lanes_for)(blocks, self._layout_nbytes(), interleave)
 
     def explain(self) -> str:
         first, *rest = super().explain().split("\n")
