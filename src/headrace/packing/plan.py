@@ -296,7 +296,7 @@ def as_column(targets: Sequence[Any] | Column) -> Column:
     if column.dtype.kind not in "biufc" or not alike or not rows:
         raise ConfigError(
             "these targets can't be packed: they must be numbers of one kind, or NumPy arrays of one shape; "
-            "choose one such column of a table of labels, or pack without any (images: targets=None; texts: no target_field=) and look them "
-            "up by the numbers of the samples, which return_index gives"
+            "choose one such column of a table of labels, or pack without any (images: targets=None; texts: no target_field=) and look "
+            "them up by the numbers of the samples, which return_index gives"
         )
     return np.ascontiguousarray(column)

@@ -213,15 +213,23 @@ def _open_beside_its_writer(path: str) -> h5py.File:
 
 
 def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
-    """The dataset that holds the samples where nobody has named it: the usual one, or the only one with an axis beside the targets."""
+    """The dataset that holds the samples where nobody has named it: the usual one, AnnData's matrix X, or the only one with an axis beside
+    the targets. Coordinates of netCDF (dimension scales) and what MATLAB keeps in ``#refs#`` count only where there is nothing else."""
     if isinstance(file.get(usual), h5py.Dataset):
         return usual
+    if file.attrs.get("encoding-type") == "anndata" and isinstance(file.get("X"), h5py.Dataset):
+        return "X"
     others = {name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")}
+    others = {name: one for name, one in others.items() if not (name.startswith("#refs#/") or _is_scale(one))} or others
     shown = {name: f"{name} {list(one.shape)} {described(one)}" for name, one in others.items() if one.shape}
     if len(shown) == 1:
         return next(iter(shown))
     what = f"{len(shown):,} datasets: name one of them as dataset_name" if shown else "no dataset of samples"
     raise MissingNameError(f"{redact(path)} has {what}: {listed_names(shown, show=lambda name: shown[name])}")
+
+
+def _is_scale(dataset: h5py.Dataset) -> bool:
+    return bool(h5py.h5ds.is_scale(dataset.id))
 
 
 def dataset_names(file: h5py.File) -> list[str]:
