@@ -437,6 +437,23 @@ def test_the_only_dataset_is_found_by_itself(tmp_path: Path) -> None:
         HDF5Dataset(tmp_path / "c.h5")
 
 
+def test_coordinates_and_references_are_no_candidates(tmp_path: Path) -> None:
+    """Of netCDF-4, MATLAB 7.3 and AnnData with a dense X, nobody has to name the array that samples are read from."""
+    netcdf = write(tmp_path / "a.nc", temperature=(rows(), {}), time=(np.arange(N), {}))
+    with h5py.File(netcdf, "r+") as file:
+        file["time"].make_scale("time")
+    matlab = write(tmp_path / "b.mat", **{"images": (rows(), {}), "#refs#/a": (np.arange(3), {})})
+    cells = write(tmp_path / "c.h5ad", X=(rows(), {}), **{"obs/age": (np.arange(N), {})})
+    with h5py.File(cells, "r+") as file:
+        file.attrs["encoding-type"] = "anndata"
+    for path in (netcdf, matlab, cells):
+        with HDF5Dataset(path) as dataset:
+            assert np.array_equal(dataset[7], rows()[7]), path
+    with h5py.File(netcdf, "r+") as file:
+        del file["temperature"]
+    assert HDF5Dataset(netcdf)[3] == 3
+
+
 def test_strings_may_have_another_encoding(tmp_path: Path) -> None:
     words = ["Größe", "naïve"]
     with h5py.File(tmp_path / "a.h5", "w") as file:

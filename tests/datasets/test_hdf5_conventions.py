@@ -252,6 +252,16 @@ def write_pandas(path: Path, labels: Any = ("a", "c")) -> None:
         file["df"].attrs["non_index_axes"] = np.bytes_(pickle.dumps([(1, ["a", "b", "c"])], 0))
 
 
+def test_several_tables_of_pandas_are_listed(tmp_path: Path) -> None:
+    write_pandas(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file.copy("df", "deep/other")
+    with pytest.raises(MissingNameError, match=r"a\.h5 has 2 tables of pandas: name one of them as dataset_name: deep/other, df$"):
+        HDF5Dataset(tmp_path / "a.h5")
+    with HDF5Dataset(tmp_path / "a.h5", "deep/other") as dataset:
+        assert dataset[3]["a"] == 6.0
+
+
 def test_a_table_of_pandas(tmp_path: Path) -> None:
     write_pandas(tmp_path / "a.h5")
     with HDF5Dataset(tmp_path / "a.h5") as dataset, HDF5Dataset(tmp_path / "a.h5", "df", target_name="b", dtype="f4") as pairs:

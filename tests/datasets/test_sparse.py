@@ -581,6 +581,13 @@ def test_open_dataset_finds_matrices(files: dict[str, Path], tmp_path: Path) -> 
         found = open_dataset(files[name], targets="kind", layout="csr")
         assert type(found) is SparseDataset and found[0][1] == 0
     assert type(open_dataset(files["HDF5, gzip"], group="layers/counts")) is SparseDataset
+    with h5py.File(write_anndata(tmp_path / "layer.h5ad", random_matrix(6, 5)), "r+") as file:
+        file.attrs["encoding-type"] = "anndata"
+        counts = torch.from_numpy(2 * random_matrix(6, 5).astype("i4"))
+        del file["X"]
+    with open_dataset(tmp_path / "layer.h5ad") as only_layer:
+        assert type(only_layer) is SparseDataset
+        assert torch.equal(only_layer[3].to_dense() if only_layer[3].layout is not torch.strided else only_layer[3], counts[3])
     assert type(open_dataset(files["HDF5, gzip"], dataset_name="X/data")) is HDF5Dataset
     assert type(open_dataset(files["Zarr, zstd"], dataset_name="X/data")) is ZarrDataset
     with h5py.File(tmp_path / "one.h5", "w") as file:

@@ -173,8 +173,13 @@ def _by_layouts(
 
 def _only_name(file: Any, path: str, targets: str | None) -> str:
     """The name of the samples where nobody has said it: that of the only table of pandas, if there are such."""
-    if DATA not in file and len(tables := tables_in(file)) == 1:
+    tables = [] if DATA in file else tables_in(file)
+    if len(tables) == 1:
         return tables[0]
+    if tables:
+        raise MissingNameError(
+            f"{redact(path)} has {len(tables)} tables of pandas: name one of them as dataset_name: {listed_names(tables)}"
+        )
     return only_dataset(file, path, DATA, targets)
 
 

@@ -20,7 +20,7 @@ from headrace.storage.sparse.frames import Column, joined_column, names_in, read
 from headrace.storage.sparse.groups import GroupFile
 from headrace.storage.sparse.hdf5 import HDF5Groups
 from headrace.storage.sparse.join import Columns, FileColumns, Join, join_columns
-from headrace.storage.sparse.matrix import Matrix, format_of, open_matrix
+from headrace.storage.sparse.matrix import Matrix, format_of, open_matrix, sparse_groups
 from headrace.storage.sparse.source import JoinedRows, SparseSource
 from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.rows import OpenZarr
@@ -92,8 +92,9 @@ def open_rows(
 
 
 def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | None:
-    """The group of the sparse matrix that the first of some HDF5 files or Zarr stores is about: "X"; the file itself ("/"); or the only
-    one, where nothing lies beside it. None: there is none, or the file can't be opened, which a dataset says."""
+    """The group of the sparse matrix that the first of some HDF5 files or Zarr stores is about: "X"; the file itself ("/"); the only
+    one, where nothing lies beside it; or of AnnData without X the only layer. None: there is none, or the file can't be opened, which a
+    dataset says."""
 
     def find(file: GroupFile) -> str | None:
         if format_of(file, "X") is not None:
@@ -101,7 +102,11 @@ def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | 
         if format_of(file, "") is not None:
             return "/"
         names = [] if file.opened.files.is_remote else file.top_names()
-        return names[0] if len(names) == 1 and format_of(file, names[0]) is not None else None
+        if len(names) == 1 and format_of(file, names[0]) is not None:
+            return names[0]
+        is_cells = "layers" in names and "X" not in names and file.attribute("", "encoding-type") == "anndata"
+        layers = [name for name in sparse_groups(file) if name.startswith("layers/")] if is_cells else []
+        return layers[0] if len(layers) == 1 else None
 
     if kind is ZARR:
         files = resolve(data_path, ZARR, reach)
