@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from headrace import (
     FormatError,
     HDF5Dataset,
     HeadraceWarning,
+    MemoryEfficientDataset,
     MissingNameError,
     SampleError,
     SparseDataset,
@@ -231,6 +233,32 @@ def test_targets_are_columns_of_obs(files: dict[str, Path]) -> None:
         SparseDataset(files["HDF5, contiguous"], targets=np.arange(3))
     with pytest.raises(ConfigError, match="names a column more than once"):
         SparseDataset(files["HDF5, contiguous"], targets=["kind", "kind"])
+
+
+def test_split_by_columns_of_obs(files: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("HDF5, contiguous", "Zarr, shards"):
+        dataset = SparseDataset(files[name], targets="age")
+        assert [*dataset.label_columns] == ["kind", "age", "batch"]
+        train, val = dataset.split(0.75, groups="batch")
+        batches_of = [set(dataset.label_columns["batch"][view.whole_indices(range(len(view)))]) for view in (train, val)]
+        assert not batches_of[0] & batches_of[1] and len(train) + len(val) == ROWS
+        kinds = [dataset.label_columns["kind"][view.whole_indices(range(len(view)))] for _, view in dataset.folds(2, stratify="kind")]
+        assert all(abs(np.bincount(one, minlength=3) * 2 - np.bincount(np.concatenate(kinds), minlength=3)).max() <= 2 for one in kinds)
+        assert [len(view) for view in val.split(0.5, stratify="kind")] == [len(val) // 2, len(val) - len(val) // 2]
+        held = MemoryEfficientDataset(dataset, loading_mode="eager")
+        assert [one.whole_indices(range(len(one))).tolist() for one in held.split(0.75, groups="batch")] == [
+            view.whole_indices(range(len(view))).tolist() for view in (train, val)
+        ]
+        with pytest.raises(MissingNameError, match=r"stratify: the table of labels has no column 'kinds'; it has 'age', 'batch', 'kind'"):
+            dataset.split(0.5, stratify="kinds")
+    write_anndata(tmp_path / "0.h5ad", DENSE)
+    both = SparseDataset([files["HDF5, contiguous"], tmp_path / "0.h5ad"])
+    assert len(both.label_columns["kind"]) == 2 * ROWS and len(both.split(0.5, stratify="kind")[0]) == ROWS
+    assert pickle.loads(pickle.dumps(both)).label_columns["age"].tolist() == both.label_columns["age"].tolist()
+    with h5py.File(tmp_path / "bare.h5", "w") as file:
+        write_matrix(file, "X", DENSE)
+    with pytest.raises(ConfigError, match="this SparseDataset has no table of labels: pass a label for each sample"):
+        SparseDataset(tmp_path / "bare.h5").split(0.5, groups="donor")
 
 
 def _changed(path: Path, change: Callable[[h5py.File], object]) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
@@ -29,8 +29,8 @@ class DelegatingDataset(BaseDataset):
         self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
         chosen = inner._chosen  # the samples inside are numbered as there
         columns = inner.label_columns
-        self.label_columns: dict[str, Any] = (
-            dict(columns) if chosen is None else {name: targets_of_view(column, chosen) for name, column in columns.items()}
+        self.label_columns: Mapping[str, Any] = (
+            columns if chosen is None else {name: targets_of_view(column, chosen) for name, column in columns.items()}
         )
         for name in ("classes", "class_to_idx", "column_classes"):
             if hasattr(inner, name):

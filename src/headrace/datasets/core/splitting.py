@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.datasets.core.views import TargetSequence, targets_of_view
 from headrace.errors import ConfigError, MissingNameError
+from headrace.io.nearest_names import listed_names
 from headrace.order.splits import fold_parts, split_parts
 
 Transform = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
@@ -108,5 +109,5 @@ def _column_of(dataset: Splittable, given: Any, name: str) -> Any:
     if not columns:
         raise ConfigError(f"{name}={given!r}: this {type(dataset).__name__} has no table of labels: pass a label for each sample")
     if given not in columns:
-        raise MissingNameError(f"{name}: the table of labels has no column {given!r}; it has {', '.join(map(repr, columns))}")
+        raise MissingNameError(f"{name}: the table of labels has no column {given!r}; it has {listed_names([*columns], given, repr)}")
     return targets_of_view(columns[given], dataset.whole_indices(np.arange(len(dataset))))

@@ -51,6 +51,8 @@ class SparseDataset(BaseDataset):
     Attributes:
         columns: names of the columns of a row; None: the files name none.
         classes: names of the classes of a categorical target; of several targets a dict of such; None: targets are no categories.
+        label_columns: the columns of `obs`, by name, also those that are no targets; of the whole dataset. Each is read when it is asked
+            for; categories are their codes.
 
     Raises:
         ConfigError: an argument makes no sense, or the group is no sparse matrix.
@@ -91,6 +93,7 @@ class SparseDataset(BaseDataset):
         source = opened.source
         rows = SparseFormat(opened.columns.width, _each(source)[0].dtype, layout)
         self.columns, self.classes = opened.columns.names, _classes(opened, targets)
+        self.label_columns = opened.table
         if layout != "dense":
             self.collate = sparse_collate
         given: Any = targets if names is None else _targets(opened, isinstance(targets, str))

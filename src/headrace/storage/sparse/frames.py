@@ -79,7 +79,7 @@ def read_column(file: GroupFile, table: str, name: str, rows: int | None = None)
         if file.is_array(categories := f"{table}/__categories/{name}"):  # AnnData 0.7
             column = Column(column.values, _as_names(file.column(categories)))
     else:
-        raise file.missing(f"column in {table}:", name, _columns(file, table))
+        raise file.missing(f"column in {table}:", name, column_names(file, table))
     if column.values.ndim != 1 or (rows is not None and len(column.values) != rows):
         raise FormatError(f"{where} has shape {list(column.values.shape)}, and not one value for each of {rows:,} rows")
     if column.categories is not None:
@@ -87,7 +87,10 @@ def read_column(file: GroupFile, table: str, name: str, rows: int | None = None)
     return column
 
 
-def _columns(file: GroupFile, table: str) -> list[str]:
+def column_names(file: GroupFile, table: str) -> list[str]:
+    """The names of a table's columns."""
+    if file.is_array(table):
+        return [*(file.column(table).dtype.names or ())]
     order = file.attribute(table, "column-order")
     if order is not None:
         return [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in np.asarray(order).reshape(-1).tolist()]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.io.remote.options import RemoteOptions
@@ -16,7 +17,7 @@ from headrace.io.resolve.resolver import kind_of, resolve
 from headrace.storage.arrays.reader import OpenArrays
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import open_files
-from headrace.storage.sparse.frames import Column, joined_column, names_in, read_column, tables_of
+from headrace.storage.sparse.frames import Column, column_names, joined_column, names_in, read_column, tables_of
 from headrace.storage.sparse.groups import GroupFile
 from headrace.storage.sparse.hdf5 import HDF5Groups
 from headrace.storage.sparse.join import Columns, FileColumns, Join, join_columns
@@ -27,6 +28,7 @@ from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.stores import ZARR
 
 _OF_MATRIX = ("", "/indptr", "/indices", "/data")
+_T = TypeVar("_T")
 
 
 class OpenedRows(NamedTuple):
@@ -36,6 +38,52 @@ class OpenedRows(NamedTuple):
     columns: Columns
     targets: dict[str, Column]
     """The columns that were asked for, by name, of all rows."""
+    table: RowTable
+
+
+class _Place(NamedTuple):
+    """Where matrices lie, and how they are reached."""
+
+    data_path: DataPath
+    reach: RemoteOptions
+    kind: Kind | None
+    group: str
+
+
+class RowTable(Mapping[str, npt.NDArray[Any]]):
+    """The columns of `obs`, by name: [rows] numbers or str objects, of categories their codes. Each is read when it is asked for.
+
+    Args:
+        place: of the matrices.
+        rows: of each file.
+    """
+
+    def __init__(self, place: _Place, rows: Sequence[int]) -> None:
+        self._place, self._rows = place, list(rows)
+        self._names: list[str] | None = None
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        each = _look_into_each(self._place, [name], lambda file: _row_columns(file, self._place.group, [name]))
+        columns = [column for _, (column,) in each]
+        for (path, _), column, rows in zip(each, columns, self._rows, strict=True):
+            if len(column.values) != rows:
+                raise FormatError(f"{path}: column {name!r} has {len(column.values):,} rows, and the matrix {rows:,}: open it again")
+        return joined_column(columns, name).values
+
+    def __iter__(self) -> Iterator[str]:
+        if self._names is None:
+            ((_, self._names), *_) = _look_into_each(self._place, [], self._names_in, 1)
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == one for one in self)
+
+    def _names_in(self, file: GroupFile) -> list[str]:
+        rows, _ = tables_of(file, self._place.group)
+        return [] if rows is None else column_names(file, rows)
 
 
 class _File(NamedTuple):
@@ -75,10 +123,9 @@ def open_rows(
         MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`, `join_columns`.
     """
     wanted = group.strip("/")
-    if kind_of(data_path, (HDF5, ZARR), reach, searches=True) is ZARR:
-        found = _open_zarr(data_path, reach, wanted, targets, direct)
-    else:
-        found = _open_hdf5(data_path, reach, wanted, targets, direct)
+    place = _Place(data_path, reach, kind_of(data_path, (HDF5, ZARR), reach, searches=True), wanted)
+    looked = _look_into_each(place, targets, lambda file: _look_into(file, wanted, targets), direct=direct, keeps=True)
+    found = [one for _, one in looked]
     joined = join_columns([FileColumns(one.path, one.matrix.shape[1], one.names) for one in found], join, columns)
     if dtype is None:
         _check_dtypes(found)
@@ -88,7 +135,8 @@ def open_rows(
         for one, numbers in zip(found, joined.numbers, strict=True)
     ]
     of_rows = {name: joined_column([one.targets[at] for one in found], name) for at, name in enumerate(targets)}
-    return OpenedRows(sources[0] if len(sources) == 1 else JoinedRows(sources), joined, of_rows)
+    table = RowTable(place, [one.matrix.shape[0] for one in found])
+    return OpenedRows(sources[0] if len(sources) == 1 else JoinedRows(sources), joined, of_rows, table)
 
 
 def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | None:
@@ -108,58 +156,71 @@ def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | 
         layers = [name for name in sparse_groups(file) if name.startswith("layers/")] if is_cells else []
         return layers[0] if len(layers) == 1 else None
 
+    try:
+        ((_, found),) = _look_into_each(_Place(data_path, reach, kind, "X"), [], find, 1)
+    except DataNotFoundError:
+        return None
+    return found
+
+
+def _look_into_each(
+    place: _Place,
+    columns: Sequence[str],
+    look: Callable[[GroupFile], _T],
+    first: int | None = None,
+    *,
+    direct: bool = True,
+    keeps: bool = False,
+) -> list[tuple[str, _T]]:
+    """What `look` finds in each file, or in the first ones, with its path.
+
+    Args:
+        columns: of `obs`, that it reads.
+        keeps: what is found reads the files later.
+    """
+    data_path, reach, kind, group = place
     if kind is ZARR:
         files = resolve(data_path, ZARR, reach)
-        stores = OpenZarr(files.server)
+        stores = OpenZarr(files.server, direct=direct)
+        nodes = [*(f"{group}{end}".strip("/") for end in _OF_MATRIX), "obs", "var", "var/_index", *(f"obs/{name}" for name in columns)]
         try:
-            return find(ZarrGroups(stores.store(files.urls()[0], ["X"]), stores))
-        except DataNotFoundError:
-            return None
+            return [(path, look(ZarrGroups(stores.store(path, nodes), stores))) for path in files.urls()[:first]]
         finally:
-            stores.close()
+            if not keeps:
+                stores.close()
     paths, opened = open_files(data_path, reach)
 
-    def one(path: str) -> str | None:
+    def one(path: str) -> tuple[str, _T]:
         with opened.hdf5.reading(path) as file:
-            return find(HDF5Groups(file, path, opened))
+            return path, look(HDF5Groups(file, path, opened, direct=direct, cache_dir=reach.cache_dir))
 
     try:
-        return opened.hdf5.read_each(paths[:1], one)[0]
+        return opened.hdf5.read_each(paths[:first], one)
     finally:
-        opened.close()
-
-
-def _open_hdf5(data_path: DataPath, reach: RemoteOptions, group: str, targets: Sequence[str], direct: bool) -> list[_File]:
-    paths, opened = open_files(data_path, reach)
-
-    def one(path: str) -> _File:
-        with opened.hdf5.reading(path) as file:
-            return _look_into(HDF5Groups(file, path, opened, direct=direct, cache_dir=reach.cache_dir), group, targets)
-
-    return opened.hdf5.read_each(paths, one)
-
-
-def _open_zarr(data_path: DataPath, reach: RemoteOptions, group: str, targets: Sequence[str], direct: bool) -> list[_File]:
-    files = resolve(data_path, ZARR, reach)
-    opened = OpenZarr(files.server, direct=direct)
-    nodes = [*(f"{group}{end}".strip("/") for end in _OF_MATRIX), "obs", "var", "var/_index", *(f"obs/{name}" for name in targets)]
-    return [_look_into(ZarrGroups(opened.store(path, nodes), opened), group, targets) for path in files.urls()]
+        if not keeps:
+            opened.close()
 
 
 def _look_into(file: GroupFile, group: str, targets: Sequence[str]) -> _File:
     matrix = open_matrix(file, group)
-    rows, columns = tables_of(file, group)
-    if targets and rows is None:
-        raise ConfigError(
-            f"{file.path} has no table obs beside {group or '/'!r}, so there is no column {targets[0]!r}: pass targets= an array with one "
-            "target a row"
-        )
+    _, columns = tables_of(file, group)
     names = None if columns is None else names_in(file, columns)
     if names is not None and len(names) != matrix.shape[1]:
         raise FormatError(
             f"{file.path}: {columns!r} names {len(names):,} columns, and {group!r} has {matrix.shape[1]:,}: the file is damaged"
         )
-    return _File(file.path, file.opened, matrix, names, [read_column(file, str(rows), name, matrix.shape[0]) for name in targets])
+    return _File(file.path, file.opened, matrix, names, _row_columns(file, group, targets, matrix.shape[0]))
+
+
+def _row_columns(file: GroupFile, group: str, names: Sequence[str], rows: int | None = None) -> list[Column]:
+    """Columns of the table of the rows."""
+    table, _ = tables_of(file, group)
+    if names and table is None:
+        raise ConfigError(
+            f"{file.path} has no table obs beside {group or '/'!r}, so there is no column {names[0]!r}: pass targets= an array with one "
+            "target a row"
+        )
+    return [read_column(file, str(table), name, rows) for name in names]
 
 
 def _check_dtypes(files: Sequence[_File]) -> None:
