@@ -89,7 +89,7 @@ INSIDE: dict[str, list[str]] = {
         *("opening", "image"),
     ],
     "datasets/text": [
-        *("options", "tokenizing", "passes", "marked", "ways", "units", "chat_template", "chats", "opening", "text"),
+        *("options", "tokenizing", "passes", "marked", "ways", "units", "chat_template", "chats", "opening", "documents", "text"),
     ],
     "datasets/sparse": ["batches", "ways", "format", "sparse"],
     "datasets/table": ["ways", "texts", "format", "table"],

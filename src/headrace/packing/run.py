@@ -27,8 +27,6 @@ from headrace.datasets.episodes.episodes import EpisodeDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.open import open_dataset
-from headrace.datasets.table.table import TableDataset
-from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, FormatError, SampleError, WriteError
 from headrace.io.local.checksums import replaced
 from headrace.io.paths import redact
@@ -42,7 +40,7 @@ from headrace.packing.pairs import boxes_of, check_size, checked, has_masks, row
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_stored, make_plan, not_encoded, packed_info_of
 from headrace.packing.samples import GROUP_SAMPLES, UNKNOWN_SAMPLES, each_sample, groups_of, threads_for, with_progress, without
-from headrace.packing.texts import packed_texts
+from headrace.packing.texts import is_of_texts, packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_stored
 from headrace.packing.verify import seal_of, verify_samples
 from headrace.storage.arrays.packed import MASK_STARTS, OFFSETS, TARGETS, crc_of
@@ -202,14 +200,9 @@ def plan_file(
     """
     if options.is_jpeg:
         return plan_of_files(dataset, read_sizes)
-    if isinstance(dataset, TextDataset):
+    if is_of_texts(dataset):
         refuse_for_texts(options)
         return packed_texts(dataset, options.end_token)
-    if isinstance(dataset, TableDataset) and dataset.has_texts:
-        raise ConfigError(
-            "the texts of a table can't be packed as tokens: write them as .jsonl, and pack TextDataset of that; or leave out text_column, "
-            "and pack the column as str"
-        )
     if options.end_token is not None:
         raise ConfigError("end_token is for texts: leave it out")
     packing = _planned(dataset, options, workers, progress, rows, read_sizes)

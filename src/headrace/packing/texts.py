@@ -8,13 +8,15 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.views import fingerprint_of_view
-from headrace.datasets.text.text import TextDataset
+from headrace.datasets.table.table import TableDataset
+from headrace.datasets.text.documents import TokenizedDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
@@ -45,7 +47,7 @@ class Documents(NamedTuple):
         fingerprint: of these documents.
     """
 
-    dataset: TextDataset
+    dataset: TokenizedDataset
     chosen: npt.NDArray[np.int64]
     tokens: Tokens | None
     end_token: int | None
@@ -98,9 +100,7 @@ class Documents(NamedTuple):
         if self.tokens is not None:
             edges: IntArray = self.tokens.short[0]
             return (edges[self.chosen + 1] - edges[self.chosen]) * self.tokens.dtype.itemsize
-        source: Any = self.dataset.sample_source
-        sizes: IntArray = source.sizes(self.chosen) if self.are_files else source.nbytes(self.chosen)
-        return sizes
+        return self.dataset.text_nbytes(self.chosen)
 
     @property
     def are_files(self) -> bool:
@@ -108,7 +108,21 @@ class Documents(NamedTuple):
         return self.tokens is None and isinstance(self.dataset.sample_source, FilesSource)
 
 
-def documents_of(dataset: TextDataset, end_token: int | None = None) -> Documents:
+def is_of_texts(dataset: BaseDataset) -> TypeGuard[TokenizedDataset]:
+    """True if a dataset is packed as tokens.
+
+    Raises:
+        ConfigError: its samples are tokens and more.
+    """
+    if isinstance(dataset, TableDataset) and dataset.has_texts and not dataset.is_of_texts:
+        raise ConfigError(
+            "texts beside other columns can't be packed as tokens: leave out columns, so that the texts are packed alone, or leave out "
+            "text_column, and pack the columns as they are"
+        )
+    return isinstance(dataset, TokenizedDataset) and dataset.is_of_texts
+
+
+def documents_of(dataset: TokenizedDataset, end_token: int | None = None) -> Documents:
     """The documents of a dataset, or of a view of one.
 
     Args:
@@ -129,7 +143,7 @@ def documents_of(dataset: TextDataset, end_token: int | None = None) -> Document
     return found
 
 
-def _documents_of(dataset: TextDataset, end_token: int | None) -> Documents:
+def _documents_of(dataset: TokenizedDataset, end_token: int | None) -> Documents:
     source: Any = dataset.sample_source
     if not isinstance(source, TokensSource):
         return Documents(dataset, dataset.whole_indices(np.arange(len(dataset))), None, end_token, dataset.fingerprint)
@@ -145,7 +159,7 @@ def _documents_of(dataset: TextDataset, end_token: int | None) -> Documents:
     return Documents(documents, np.arange(len(documents)), tokens, dataset._arguments.get("end_token"), documents.fingerprint)
 
 
-def packed_texts(dataset: TextDataset, end_token: int | None = None) -> Packing:
+def packed_texts(dataset: TokenizedDataset, end_token: int | None = None) -> Packing:
     """All documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those that can't be read are left out.
 
     Raises:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.text.text import TextDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.packing.destination import Destination
@@ -38,6 +37,7 @@ from headrace.packing.plan import Packing, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file
 from headrace.packing.samples import groups_of, with_progress, without
 from headrace.packing.status import Sidecar
+from headrace.packing.texts import is_of_texts
 from headrace.packing.zarr.layout import Stored, beside_options, check_dtype, flat_options, rows_options
 from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shards
 from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS
@@ -69,7 +69,7 @@ def plan_zarr(
         ConfigError: the dataset can't be packed, or not to Zarr.
         SampleError: see `pack`.
     """
-    if isinstance(dataset, TextDataset):
+    if is_of_texts(dataset):
         raise _not_held("texts")
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")

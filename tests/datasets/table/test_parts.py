@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import ConfigError, HeadraceWarning, SampleError, TableDataset, TextDataset, create_dataloader, document_mask
+from headrace import ConfigError, HeadraceWarning, SampleError, TableDataset, TextDataset, create_dataloader, document_mask, pack
 from headrace.testing.contract import DatasetContract, same
 from headrace.tokenizer import CharTokenizer
 from tests.datasets.table.test_table import CALLS, chats_table, name_of, write, write_chats
@@ -152,6 +152,84 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+# -- packing
+
+
+@pytest.mark.parametrize("cut", [{}, *CUTS])
+def test_packed_texts_are_those_of_the_table(cut: dict[str, Any], tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", texts_table(), rows=7)
+    end = {"end_token": cut["end_token"]} if "end_token" in cut else {}
+    with TableDataset(path, text_column="text", **cut) as dataset:
+        pack(dataset, tmp_path / "a.h5", progress=False)
+        cut_again = {name: value for name, value in cut.items() if name not in end}
+        with TextDataset(tmp_path / "a.h5", **cut_again) as packed:
+            assert len(packed) == len(dataset) and all(same(packed[at], dataset[at]) for at in range(len(dataset)))
+            assert packed.document_unit == "record" and isinstance(packed.tokenizer, CharTokenizer)
+    with TextDataset(write_texts(tmp_path), **cut) as texts:
+        pack(texts, tmp_path / "b.h5", progress=False)
+    with TextDataset(tmp_path / "a.h5", max_length=9) as one, TextDataset(tmp_path / "b.h5", max_length=9) as other:
+        assert all(same(one[at], other[at]) for at in range(N))
+
+
+def test_packed_texts_in_parts_with_targets(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", texts_table(), rows=7)
+    with TableDataset(path, text_column="text", target_name="label") as dataset:
+        view = dataset.subset([3, 30, 5, 8, 21, 11])
+        for one, name in ((dataset, "all"), (view, "some")):
+            pack(one, tmp_path / name, shard_size=300, progress=False)
+            assert len([*(tmp_path / name).glob("*.h5")]) > 1
+            with TextDataset(tmp_path / name) as packed:
+                assert len(packed) == len(one) and all(same(packed[at], one[at]) for at in range(len(one)))
+        pack(view, tmp_path / "view.h5", progress=False)
+        with TextDataset(tmp_path / "view.h5", stride=4, max_length=6) as windows:
+            assert int(windows[0]["labels"]) == 0 and len(windows) > 6
+        assert pack(dataset, tmp_path / "dry.h5", dry_run=True, progress=False).samples == N
+    refused = "texts beside other columns can't be packed as tokens: leave out columns"
+    with TableDataset(path, ["text", "label"], text_column="text") as several, pytest.raises(ConfigError, match=refused):
+        pack(several, tmp_path / "several.h5", progress=False)
+    refused = "a view of windows or blocks can't be packed"
+    with TableDataset(path, text_column="text", stride=4, max_length=6) as whole, pytest.raises(ConfigError, match=refused):
+        pack(whole.subset([1, 2]), tmp_path / "windows.h5", progress=False)
+
+
+def test_packed_chats_are_those_of_the_table(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", chats_table(), rows=2)
+    with TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(CALLS)) as dataset:
+        pack(dataset, tmp_path / "chats.h5", progress=False)
+        with TextDataset(tmp_path / "chats.h5") as packed:
+            assert packed.is_of_chats and len(packed) == len(dataset)
+            assert all(same(packed[at], dataset[at]) for at in range(len(dataset)))
+
+
+def test_packed_texts_without_those_that_are_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", texts_table([*TEXTS[:3], None, *TEXTS[4:]]), rows=7)
+    with TableDataset(path, text_column="text") as dataset, pytest.raises(SampleError, match=r"a\.parquet, row 3.*has no text \(null\)"):
+        pack(dataset, tmp_path / "a.h5", progress=False)
+    with TableDataset(path, text_column="text", on_error="skip") as dataset:
+        with pytest.warns(HeadraceWarning):
+            pack(dataset, tmp_path / "a.h5", progress=False)
+        with pytest.warns(HeadraceWarning):
+            pack(dataset, tmp_path / "parts", shard_size=300, progress=False)
+        with TextDataset(tmp_path / "a.h5") as one, TextDataset(tmp_path / "parts") as other:
+            assert len(one) == len(other) == N - 1 and all(same(one[at], other[at]) for at in range(N - 1))
+
+
+def test_a_pass_over_all_texts_decodes_each_block_once(tmp_path: Path) -> None:
+    texts = [f"{row} " * 40 for row in range(6000)]
+    path = write(tmp_path / "a.parquet", texts_table(texts), rows=3000)
+    with TableDataset(path, text_column="text", max_memory_usage=6 << 20) as dataset:
+        block = dataset.sample_source.block_nbytes
+        dataset.block_memory.hold_chunks(0)
+        dataset.sample_source.take_counts()
+        assert dataset.lengths() is not None
+        tokens, _ = dataset.tokens()
+        assert dataset.sample_source.take_counts()["chunks_decoded"] == 4 and block > 0
+        assert np.array_equal(np.diff(tokens.short[0]), [len(text) for text in texts])
+        dataset.ids_of([0])
+        dataset.ids_of([1])
+        assert dataset.sample_source.take_counts()["chunks_decoded"] == 2  # nothing is held any longer
+
+
 class TestBlocks(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path: Path) -> None:

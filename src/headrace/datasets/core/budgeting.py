@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,7 @@ class BlockMemory:
         self._source, self._streams, self._budget = source, streams, budget
         self._chunks: Reservation | None = None
         self._prefetched: Reservation | None = None
+        self._held = 0
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
         self.stays_decoded = False
@@ -83,7 +86,22 @@ class BlockMemory:
         """Each of so many processes may cache `nbytes` of decoded chunks; a BudgetError, if they don't fit."""
         self._chunks = self._reserve(self._chunks, nbytes * processes, "decoded chunks")
         self._source.hold_chunks(nbytes)
+        self._held = nbytes
         self.stays_decoded = 0 < self._source.decoded_nbytes <= nbytes
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Meanwhile all samples are read in order: a block stays decoded until they have passed it, if the budget has room for one."""
+        before, block = self._held, self._source.block_nbytes
+        if block <= before:
+            yield
+            return
+        with contextlib.suppress(BudgetError):  # then it is decoded as often as it is read
+            self.hold_chunks(block)
+        try:
+            yield
+        finally:
+            self.hold_chunks(before)
 
     def prefetch(self, nbytes: int, processes: int = 1) -> None:
         """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it fetches what each batch takes."""

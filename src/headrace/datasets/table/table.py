@@ -13,7 +13,6 @@ import numpy.typing as npt
 from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument, dtype_named
 from headrace.datasets.arrays import joined_rows, joined_targets
-from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.construction import describe_held
@@ -23,9 +22,10 @@ from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
 from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts, columns_along
+from headrace.datasets.text.documents import TokenizedDataset
 from headrace.datasets.text.opening import Cutting, parts_of
 from headrace.datasets.text.options import CHAT, OF_READING, TextOptions, check_chat_options, check_text_options
-from headrace.datasets.text.passes import folder_of, tokens_of
+from headrace.datasets.text.passes import folder_of
 from headrace.datasets.text.units import TextUnit
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
@@ -48,7 +48,7 @@ _TEXT_OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class TableDataset(BaseDataset):
+class TableDataset(TokenizedDataset):
     """Samples are the rows of a table, as dicts of the values of its columns; with `target_name` ``(row, target)``.
 
     Numbers are tensors of their dtype, lists of numbers 1-D tensors, texts str; bytes stay bytes, and lists and structs of all these are
@@ -172,8 +172,8 @@ class TableDataset(BaseDataset):
             assert of_texts is not None
             check_chat_options(of_texts.is_marked, stride, None)
             cutting = Cutting(max_length, stride, packing, of_texts.is_marked, documents.on_error != "raise")
-            tokens = tokens_of(of_texts, of_texts.uncut(), documents.sample_reader.another(), end_token, documents.budget)
-            rows = parts_of(tokens, of_texts, documents.text_of, cutting)
+            self._documents = documents
+            rows = parts_of(documents.tokens(end_token), of_texts, documents.text_of, cutting)
             source, self.collate = rows.source, None if packing else "text"
             if documents.targets is not None:
                 targets = documents.targets[source.document_of(np.arange(len(source)))]
@@ -232,7 +232,7 @@ class TableDataset(BaseDataset):
 
     @property
     def has_texts(self) -> bool:
-        """True if a column is tokenised."""
+        """True if a column is tokenised, alone or beside others."""
         return self._texts is not None
 
     def text_of(self, index: int) -> str:
@@ -253,7 +253,8 @@ class TableDataset(BaseDataset):
         texts = self._format
         if not isinstance(texts, TextUnit):
             return None
-        found = texts.lengths(self.sample_reader)
+        with self.block_memory.in_order():
+            found = texts.lengths(self.sample_reader)
         return found if self._chosen is None else found[self._chosen]
 
     @property

@@ -11,6 +11,7 @@ from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.text.chats import ChatTexts
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.units import TokenizedTexts
+from headrace.dtypes import IntArray
 from headrace.errors import FormatError, SampleError
 from headrace.storage.table.columns import is_text
 from headrace.storage.table.source import TableSource
@@ -48,7 +49,10 @@ class ColumnTexts(TokenizedTexts):
         return text, None
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        return _characters(self, reader)
+        return _characters(self, reader, np.arange(len(self.source)))
+
+    def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
+        return _characters(self, reader, numbers)
 
 
 class ColumnChats(ChatTexts):
@@ -77,21 +81,24 @@ class ColumnChats(ChatTexts):
         return chat_of({name: _plain(row[name]) for name in self.fields if name in row}, self.column)
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        return _characters(self, reader)
+        return _characters(self, reader, np.arange(len(self.source)))
+
+    def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
+        return _characters(self, reader, numbers)
 
 
-def _characters(texts: TokenizedTexts, reader: SampleReader) -> npt.NDArray[np.int64]:
-    """Characters of each text, or of each chat as it is rendered; 0 of those that can't be read, and are left out ([n] int64).
+def _characters(texts: TokenizedTexts, reader: SampleReader, numbers: IntArray) -> IntArray:
+    """Characters of each of some texts, or of chats as they are rendered; 0 of those that can't be read, and are left out ([n] int64).
 
     Raises:
         SampleError: one can't be read, and may not be left out.
     """
-    found = np.zeros(len(texts.source), np.int64)
+    found = np.zeros(len(numbers), np.int64)
     for start in range(0, len(found), _TOGETHER):
-        numbers = list(range(start, min(start + _TOGETHER, len(found))))
-        for number, record in zip(numbers, reader.records(numbers, texts.source.read), strict=True):
+        some = numbers[start : start + _TOGETHER].tolist()
+        for at, (number, record) in enumerate(zip(some, reader.records(some, texts.source.read), strict=True), start):
             try:
-                found[number] = 0 if isinstance(record, SampleError) else len(texts.text_and_target(number, record)[0])
+                found[at] = 0 if isinstance(record, SampleError) else len(texts.text_and_target(number, record)[0])
             except FormatError as error:
                 reader.failed(number, "can't be decoded", error)
     return found

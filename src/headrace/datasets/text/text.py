@@ -8,11 +8,10 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.datasets.core.reader import Access
+from headrace.datasets.text.documents import TokenizedDataset
 from headrace.datasets.text.opening import (
     Cutting,
     folder_labels,
@@ -24,22 +23,17 @@ from headrace.datasets.text.opening import (
     unit_over,
 )
 from headrace.datasets.text.options import CHAT, OF_READING, TextOptions, check_chat_options, check_text_options
-from headrace.datasets.text.passes import tokens_of
-from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts
+from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
-from headrace.modes.lazy import Lazy
 from headrace.storage.text import records
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import check_encoding
-from headrace.storage.tokens.source import Tokens
-from headrace.tokenizer import CharTokenizer, identity_of, vocabulary_of
-
-_TOGETHER = 1024  # records that are read at a time
+from headrace.tokenizer import CharTokenizer, vocabulary_of
 
 
-class TextDataset(BaseDataset):
+class TextDataset(TokenizedDataset):
     """Samples are texts as token ids: ``{"input_ids": int64 [tokens]}``, with ``"labels"`` where there are targets.
 
     They are not padded: batches are padded by `TextCollator`, which is what a loader takes where nothing else is said.
@@ -111,8 +105,6 @@ class TextDataset(BaseDataset):
     reads_urls = True
     collate: Callable[[list[Any]], Any] | str | None = "text"
     _format: TextUnit
-    _documents: TextDataset | None = None
-    """Of windows and blocks of texts: the whole documents."""
 
     def __init__(
         self,
@@ -197,18 +189,6 @@ class TextDataset(BaseDataset):
             return super().held_as()
         return describe_held(type(self), {**self._arguments, "tokenizer": self.tokenizer_identity or self.tokenizer})
 
-    @property
-    def is_of_chats(self) -> bool:
-        """True if the documents are chats, of which the assistant's tokens are labels."""
-        return self._format.is_marked
-
-    @property
-    def tokenizer_identity(self) -> str | None:
-        """What the tokenizer, and of chats its template, are known by at another start; None: they can't be known again."""
-        documents = self if self._documents is None else self._documents
-        texts = documents._format
-        return texts.identity if isinstance(texts, TokenizedTexts) else identity_of(self.tokenizer)
-
     def text_of(self, index: int) -> str:
         """The text of a sample, before it is tokenised; of a window its document.
 
@@ -225,40 +205,3 @@ class TextDataset(BaseDataset):
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
             found = np.minimum(found, self.max_length)
         return found if self._chosen is None else found[self._chosen]
-
-    def tokens(self, end_token: int | None = None) -> tuple[Tokens, str]:
-        """All tokens of all whole documents, and a fingerprint of them: what is packed. Not of windows, blocks and packed files, which have
-        them already.
-
-        Raises:
-            SampleError: a document can't be read, or tokenised.
-            ConfigError: `end_token` is given, and the documents are chats.
-            BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
-        """
-        texts = self._format
-        assert isinstance(texts, TokenizedTexts)
-        return tokens_of(texts, texts.uncut(), self.sample_reader.another(), end_token, self.budget)
-
-    @property
-    def document_unit(self) -> str:
-        """What a document is: "file", "line", "record" or "chat"."""
-        return self._format.name
-
-    def ids_of(self, numbers: list[int]) -> list[Any]:
-        """The ids of whole documents by their number in the source; a SampleError for each that can't be read."""
-        texts = self._format
-        assert isinstance(texts, TokenizedTexts)
-        return self.sample_reader.another().values(numbers, Access(texts.uncut(), Lazy(), False))
-
-    def record_targets(self) -> list[Any] | None:
-        """The target of each record, where they are of several kinds; None: there are none."""
-        texts = self._format
-        if not isinstance(texts, RecordTexts) or not texts.splits_targets:
-            return None
-        targets: list[Any] = []
-        whole = self.whole_indices(np.arange(len(self)))
-        for start in range(0, len(whole), _TOGETHER):
-            numbers = whole[start : start + _TOGETHER].tolist()
-            found = self.sample_reader.records(numbers, texts.source.read)
-            targets += [texts.text_and_target(number, record)[1] for number, record in zip(numbers, found, strict=True)]
-        return targets

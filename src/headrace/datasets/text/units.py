@@ -20,7 +20,7 @@ from headrace.datasets.text.marked import ids_of, label_rows, labels_of
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.passes import RecordTargets, record_columns, target_as, targets_in
 from headrace.datasets.text.ways import way_of_blocks, way_of_ids
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.storage.text import records
 from headrace.storage.text.chats import chat_field
@@ -162,6 +162,11 @@ class TokenizedTexts(TextUnit):
             failure = reader.failed(index, "can't be decoded", error)
             raise failure from error
 
+    def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
+        """About how many bytes each of some texts has ([n] int64), by its number in the source."""
+        found: IntArray = self.source.nbytes(numbers)
+        return found
+
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         return way_of_ids(dataset, collating, self.options.tokenizer, self.options.max_length, self.is_marked)
 
@@ -178,6 +183,9 @@ class FileTexts(TokenizedTexts):
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
         return self.source.sizes()
+
+    def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
+        return self.source.sizes(numbers)
 
 
 class LineTexts(TokenizedTexts):

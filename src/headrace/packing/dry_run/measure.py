@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.text.text import TextDataset
+from headrace.datasets.text.documents import TokenizedDataset
 from headrace.dtypes import IntArray
 from headrace.errors import SampleError
 from headrace.packing.formats.hdf5 import encoded_blocks
@@ -20,7 +20,7 @@ from headrace.packing.options import StoreOptions
 from headrace.packing.plan import Packing, Rows
 from headrace.packing.run import plan_file
 from headrace.packing.samples import UNKNOWN_SAMPLES, groups_of, in_order
-from headrace.packing.texts import documents_of
+from headrace.packing.texts import documents_of, is_of_texts
 
 _ENOUGH_S = 1.5
 _MOST_GROUPS = 4096
@@ -58,7 +58,7 @@ def measured(dataset: BaseDataset, options: StoreOptions, rows: Rows | None, wor
     Raises:
         SampleError: one of them can't be read, and is not left out.
     """
-    if isinstance(dataset, TextDataset):
+    if is_of_texts(dataset):
         return _tokenised(dataset, options, enough_s)
     step = options.chunks or UNKNOWN_SAMPLES
     starts = _spread(-(-len(dataset) // step)) * step
@@ -98,7 +98,7 @@ def _encoded(packing: Packing, group: range) -> int:
     return sum(len(block) for block in encoded_blocks(packing.plan, samples)) if samples else 0
 
 
-def _tokenised(dataset: TextDataset, options: StoreOptions, enough_s: float) -> Measured | None:
+def _tokenised(dataset: TokenizedDataset, options: StoreOptions, enough_s: float) -> Measured | None:
     """The same of texts whose tokens are not there yet: how long it takes to read and tokenise them."""
     documents = documents_of(dataset, options.end_token)
     if documents.tokens is not None or not len(documents.chosen):

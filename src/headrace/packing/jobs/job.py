@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.text.text import TextDataset
+from headrace.datasets.text.documents import TokenizedDataset
 from headrace.dtypes import IntArray
 from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
@@ -24,7 +24,7 @@ from headrace.packing.parts import PartsPlan, check_unchanged, checks_of
 from headrace.packing.plan import Plan, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file, read_back, write_file
 from headrace.packing.status import Sidecar, sidecar_text
-from headrace.packing.texts import documents_of, packed_part
+from headrace.packing.texts import documents_of, is_of_texts, packed_part
 from headrace.packing.zarr_parts import pack_zarr_part
 from headrace.storage.source import PackPart
 
@@ -81,7 +81,7 @@ class PackJob:
 
     def _hdf5(self, part: int, is_cancelled: Callable[[], bool]) -> Sidecar:
         plan = self.plan
-        write = self._texts(part, self.dataset) if isinstance(self.dataset, TextDataset) else self._samples(part)
+        write = self._texts(part, self.dataset) if is_of_texts(self.dataset) else self._samples(part)
         self.folder.remove(plan.sidecar_name(part))
         with self.folder.part(plan.name(part)) as file:
             file.is_cancelled = is_cancelled
@@ -103,7 +103,7 @@ class PackJob:
             write_file, dataset=view, options=options, workers=self.workers, progress=False, rows=plan.rows, planned=planned
         )
 
-    def _texts(self, part: int, dataset: TextDataset) -> _Write:
+    def _texts(self, part: int, dataset: TokenizedDataset) -> _Write:
         """What writes a part of texts."""
         plan, everything = self.plan, documents_of(dataset, self.plan.options["end_token"])
         start, stop = plan.edges[part : part + 2]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.text.text import TextDataset
+from headrace.datasets.text.documents import TokenizedDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.packing.destination import Destination
@@ -20,7 +20,7 @@ from headrace.packing.options import StoreOptions
 from headrace.packing.parts import NO_CHECKS, Checks, PartsPlan, checks_of, edges_of, options_of, read_plan, rows_as_json
 from headrace.packing.plan import Packing, are_files, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file, refuse_for_texts
-from headrace.packing.texts import check_targets, documents_of, estimate_tokens
+from headrace.packing.texts import check_targets, documents_of, estimate_tokens, is_of_texts
 from headrace.storage.hdf5.filters import filter_versions
 
 
@@ -56,7 +56,7 @@ def plan_parts(
     Raises:
         ConfigError: the dataset can't be packed, or not into parts.
     """
-    if isinstance(dataset, TextDataset):
+    if is_of_texts(dataset):
         return _plan_texts(dataset, shard_size, how)
     frozen = None if folder is None else read_plan(folder)
     if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, dataset, shard_size, how):
@@ -114,7 +114,7 @@ def _is_same(frozen: PartsPlan, dataset: BaseDataset, shard_size: int, how: Stor
     return all(frozen.options.get(name) == value for name, value in wanted.items())
 
 
-def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> Planned:
+def _plan_texts(dataset: TokenizedDataset, shard_size: int, how: StoreOptions) -> Planned:
     """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
     refuse_for_texts(how)
     documents = documents_of(dataset, how.end_token)
