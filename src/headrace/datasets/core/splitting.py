@@ -109,5 +109,5 @@ def _column_of(dataset: Splittable, given: Any, name: str) -> Any:
     if not columns:
         raise ConfigError(f"{name}={given!r}: this {type(dataset).__name__} has no table of labels: pass a label for each sample")
     if given not in columns:
-        raise MissingNameError(f"{name}: the table of labels has no column {given!r}; it has {listed_names([*columns], given, repr)}")
+        raise MissingNameError(f"{name}: the table of labels has no column {given!r}; it has {listed_names(columns, given, repr)}")
     return targets_of_view(columns[given], dataset.whole_indices(np.arange(len(dataset))))

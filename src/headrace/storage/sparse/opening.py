@@ -63,7 +63,7 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
         self._names: list[str] | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        each = _look_into_each(self._place, [name], lambda file: _row_columns(file, self._place.group, [name]))
+        each = _look_into_each(self._place, ["obs", f"obs/{name}"], lambda file: _row_columns(file, self._place.group, [name]))
         columns = [column for _, (column,) in each]
         for (path, _), column, rows in zip(each, columns, self._rows, strict=True):
             if len(column.values) != rows:
@@ -72,7 +72,7 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
 
     def __iter__(self) -> Iterator[str]:
         if self._names is None:
-            ((_, self._names), *_) = _look_into_each(self._place, [], self._names_in, 1)
+            ((_, self._names), *_) = _look_into_each(self._place, ["obs"], self._names_in, 1)
         return iter(self._names)
 
     def __len__(self) -> int:
@@ -124,7 +124,8 @@ def open_rows(
     """
     wanted = group.strip("/")
     place = _Place(data_path, reach, kind_of(data_path, (HDF5, ZARR), reach, searches=True), wanted)
-    looked = _look_into_each(place, targets, lambda file: _look_into(file, wanted, targets), direct=direct, keeps=True)
+    nodes = [*(f"{wanted}{end}".strip("/") for end in _OF_MATRIX), "obs", "var", "var/_index", *(f"obs/{name}" for name in targets)]
+    looked = _look_into_each(place, nodes, lambda file: _look_into(file, wanted, targets), direct=direct, keeps=True)
     found = [one for _, one in looked]
     joined = join_columns([FileColumns(one.path, one.matrix.shape[1], one.names) for one in found], join, columns)
     if dtype is None:
@@ -157,7 +158,7 @@ def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | 
         return layers[0] if len(layers) == 1 else None
 
     try:
-        ((_, found),) = _look_into_each(_Place(data_path, reach, kind, "X"), [], find, 1)
+        ((_, found),) = _look_into_each(_Place(data_path, reach, kind, "X"), ["X"], find, 1)
     except DataNotFoundError:
         return None
     return found
@@ -165,7 +166,7 @@ def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | 
 
 def _look_into_each(
     place: _Place,
-    columns: Sequence[str],
+    nodes: Sequence[str],
     look: Callable[[GroupFile], _T],
     first: int | None = None,
     *,
@@ -175,14 +176,13 @@ def _look_into_each(
     """What `look` finds in each file, or in the first ones, with its path.
 
     Args:
-        columns: of `obs`, that it reads.
+        nodes: groups and arrays that it looks at, whose metadata a server is asked for together.
         keeps: what is found reads the files later.
     """
-    data_path, reach, kind, group = place
+    data_path, reach, kind, _ = place
     if kind is ZARR:
         files = resolve(data_path, ZARR, reach)
         stores = OpenZarr(files.server, direct=direct)
-        nodes = [*(f"{group}{end}".strip("/") for end in _OF_MATRIX), "obs", "var", "var/_index", *(f"obs/{name}" for name in columns)]
         try:
             return [(path, look(ZarrGroups(stores.store(path, nodes), stores))) for path in files.urls()[:first]]
         finally:
