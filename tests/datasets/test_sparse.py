@@ -249,6 +249,9 @@ def test_split_by_columns_of_obs(files: dict[str, Path], tmp_path: Path) -> None
         assert [one.whole_indices(range(len(one))).tolist() for one in held.split(0.75, groups="batch")] == [
             view.whole_indices(range(len(view))).tolist() for view in (train, val)
         ]
+        half = pickle.loads(pickle.dumps(MemoryEfficientDataset(dataset[::2], loading_mode="lazy")))
+        assert [*half.label_columns] == ["kind", "age", "batch"]
+        assert half.label_columns["age"].tolist() == dataset.label_columns["age"][::2].tolist()
         with pytest.raises(MissingNameError, match=r"stratify: the table of labels has no column 'kinds'; it has 'age', 'batch', 'kind'"):
             dataset.split(0.5, stratify="kinds")
     write_anndata(tmp_path / "0.h5ad", DENSE)

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.finishing import public_attributes
 from headrace.datasets.core.format import SampleFormat, chained, wrapped_format
-from headrace.datasets.core.views import targets_of_view
+from headrace.datasets.core.views import ColumnsOfView
 from headrace.storage.source import Source
 
 
@@ -29,9 +29,8 @@ class DelegatingDataset(BaseDataset):
         self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
         chosen = inner._chosen  # the samples inside are numbered as there
         columns = inner.label_columns
-        self.label_columns: Mapping[str, Any] = (
-            columns if chosen is None else {name: targets_of_view(column, chosen) for name, column in columns.items()}
-        )
+        if columns is not BaseDataset.label_columns:
+            self.label_columns: Mapping[str, Any] = columns if chosen is None else ColumnsOfView(columns, chosen)
         for name in ("classes", "class_to_idx", "column_classes"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))

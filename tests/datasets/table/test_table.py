@@ -744,7 +744,10 @@ def test_tables_are_packed(tmp_path: Path) -> None:
         pack(dataset, tmp_path / "images.h5", workers=1, progress=False)
         with HDF5Dataset(tmp_path / "images.h5", target_name="targets") as packed:
             assert same(packed[4], dataset[4])
-    with TableDataset(images, text_column="caption") as dataset, pytest.raises(ConfigError, match=r"texts of a table .* TextDataset"):
+    with (
+        TableDataset(images, ["image", "caption"], text_column="caption") as dataset,
+        pytest.raises(ConfigError, match=r"texts beside other columns .* leave out columns"),
+    ):
         pack(dataset, tmp_path / "texts.h5", workers=1, progress=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -47,6 +47,30 @@ class ColumnTargets(TargetSequence):
 
     def take(self, indices: IntArray) -> Self:
         return type(self)({name: targets_of_view(column, indices) for name, column in self._columns.items()})
+
+
+class ColumnsOfView(Mapping[str, Any]):
+    """Columns of the whole dataset as those of a view, by name; each is taken when it is asked for.
+
+    Args:
+        columns: of the whole dataset: values by name, one a sample.
+        chosen: [samples] int64 indices of the view's samples.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], chosen: IntArray) -> None:
+        self._columns, self._chosen = columns, chosen
+
+    def __getitem__(self, name: str) -> Any:
+        return targets_of_view(self._columns[name], self._chosen)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
 
 
 def chosen_indices(indices: Sequence[int] | npt.NDArray[Any], length: int) -> IntArray:
