@@ -46,7 +46,7 @@ class _Place(NamedTuple):
 
     data_path: DataPath
     reach: RemoteOptions
-    kind: Kind | None
+    is_zarr: bool
     group: str
 
 
@@ -123,7 +123,7 @@ def open_rows(
         MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`, `join_columns`.
     """
     wanted = group.strip("/")
-    place = _Place(data_path, reach, kind_of(data_path, (HDF5, ZARR), reach, searches=True), wanted)
+    place = _Place(data_path, reach, kind_of(data_path, (HDF5, ZARR), reach, searches=True) is ZARR, wanted)
     nodes = [*(f"{wanted}{end}".strip("/") for end in _OF_MATRIX), "obs", "var", "var/_index", *(f"obs/{name}" for name in targets)]
     looked = _look_into_each(place, nodes, lambda file: _look_into(file, wanted, targets), direct=direct, keeps=True)
     found = [one for _, one in looked]
@@ -158,7 +158,7 @@ def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | 
         return layers[0] if len(layers) == 1 else None
 
     try:
-        ((_, found),) = _look_into_each(_Place(data_path, reach, kind, "X"), ["X"], find, 1)
+        ((_, found),) = _look_into_each(_Place(data_path, reach, kind is ZARR, "X"), ["X"], find, 1)
     except DataNotFoundError:
         return None
     return found
@@ -179,8 +179,8 @@ def _look_into_each(
         nodes: groups and arrays that it looks at, whose metadata a server is asked for together.
         keeps: what is found reads the files later.
     """
-    data_path, reach, kind, _ = place
-    if kind is ZARR:
+    data_path, reach, is_zarr, _ = place
+    if is_zarr:
         files = resolve(data_path, ZARR, reach)
         stores = OpenZarr(files.server, direct=direct)
         try:
