@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import zarr
 
 from headrace import (
     ConfigError,
+    FileChangedError,
     FormatError,
     HDF5Dataset,
     HeadraceWarning,
@@ -258,6 +260,16 @@ def test_split_by_columns_of_obs(files: dict[str, Path], tmp_path: Path) -> None
     both = SparseDataset([files["HDF5, contiguous"], tmp_path / "0.h5ad"])
     assert len(both.label_columns["kind"]) == 2 * ROWS and len(both.split(0.5, stratify="kind")[0]) == ROWS
     assert pickle.loads(pickle.dumps(both)).label_columns["age"].tolist() == both.label_columns["age"].tolist()
+    (tmp_path / "plates").mkdir()
+    shutil.copy(tmp_path / "0.h5ad", tmp_path / "plates" / "0.h5ad")
+    plates = SparseDataset(tmp_path / "plates")
+    shutil.copy(tmp_path / "0.h5ad", tmp_path / "plates" / "1.h5ad")
+    with pytest.raises(FileChangedError, match="there are 2 files now, and 1 when they were opened: open them again"):
+        plates.split(0.5, stratify="kind")
+    (tmp_path / "plates" / "1.h5ad").unlink()
+    write_anndata(tmp_path / "plates" / "0.h5ad", DENSE[:7])
+    with pytest.raises(FileChangedError, match=r"0\.h5ad: column 'kind' has 7 rows, and the matrix had 40: open it again"):
+        plates.split(0.5, stratify="kind")
     with h5py.File(tmp_path / "bare.h5", "w") as file:
         write_matrix(file, "X", DENSE)
     with pytest.raises(ConfigError, match="this SparseDataset has no table of labels: pass a label for each sample"):

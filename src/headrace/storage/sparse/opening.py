@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, DataNotFoundError, FormatError
+from headrace.errors import ConfigError, DataNotFoundError, FileChangedError, FormatError
+from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import Kind
@@ -64,10 +65,14 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         each = _look_into_each(self._place, ["obs", f"obs/{name}"], lambda file: _row_columns(file, self._place.group, [name]))
+        if len(each) != len(self._rows):
+            raise FileChangedError(f"there are {len(each):,} files now, and {len(self._rows):,} when they were opened: open them again")
         columns = [column for _, (column,) in each]
         for (path, _), column, rows in zip(each, columns, self._rows, strict=True):
             if len(column.values) != rows:
-                raise FormatError(f"{path}: column {name!r} has {len(column.values):,} rows, and the matrix {rows:,}: open it again")
+                raise FileChangedError(
+                    f"{redact(path)}: column {name!r} has {len(column.values):,} rows, and the matrix had {rows:,}: open it again"
+                )
         return joined_column(columns, name).values
 
     def __iter__(self) -> Iterator[str]:
