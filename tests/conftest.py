@@ -213,7 +213,27 @@ def _held() -> _Held:
 
 def living_children() -> set[psutil.Process]:
     """Of this process. (`multiprocessing.active_children` never forgets one that somebody else has waited for.)"""
-    return {process for process in psutil.Process().children(recursive=True) if _counts(process)}
+    return {process for process in _descendants(psutil.Process()) if _counts(process)}
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    """Children, and theirs; where the kernel lists them in a hundredth of the time that psutil takes, which looks at all processes."""
+    tasks = f"/proc/{process.pid}/task"
+    if not os.path.exists(f"{tasks}/{process.pid}/children"):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.children(recursive=True)
+        return []
+    pids: set[int] = set()
+    for _ in range(2):  # a list leaves one out when another one exits just then
+        with contextlib.suppress(OSError):  # the process has ended
+            for thread in os.listdir(tasks):
+                with contextlib.suppress(OSError), open(f"{tasks}/{thread}/children", "rb", buffering=0) as listed:
+                    pids.update(map(int, listed.read().split()))
+    found: list[psutil.Process] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found + [one for child in found for one in _descendants(child)]
 
 
 def _counts(process: psutil.Process) -> bool:
@@ -248,7 +268,7 @@ def mapped_elsewhere(path: Path) -> bool:
         inode = f" {path.stat().st_ino} ".encode()
     except FileNotFoundError:
         return True  # it is gone by now
-    ours = {os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))}
+    ours = {os.getpid(), *(process.pid for process in _descendants(psutil.Process()))}
     for pid in set(psutil.pids()) - ours:
         with contextlib.suppress(OSError):  # gone, or another user's
             lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
