@@ -41,6 +41,7 @@ def indexed_url() -> Iterator[str]:
 # -- states
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("name", made.STATES)
 def test_old_state_gives_rest_of_epoch(data: Path, name: str) -> None:
     states = [json.loads((COMPAT / "states" / f"{name}.json").read_text()), torch.load(COMPAT / "states" / f"{name}.pt", weights_only=True)]

@@ -717,6 +717,7 @@ def test_more_workers_than_batches(loader_of: Any) -> None:
         assert drawn(loader) == epoch_of(epoch, batch_size=42)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["spawn"])
 def test_a_spawned_worker_knows_all_it_needs(loader_of: Any, start: str) -> None:
     with SquareDataset(transform=RandomProbe(), loading_mode="cached") as dataset:

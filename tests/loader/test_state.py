@@ -230,7 +230,7 @@ def test_an_adopted_block_order_may_be_resumed(loader_of: Any) -> None:
     assert indices(again) == indices(loader_of(shuffle="block"))[3:]
 
 
-@pytest.mark.quick_every(1)
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("kind", ["raw", "gzip"])
 def test_state_of_former_blocks_gives_their_order(loader_of: Any, tmp_path: Path, kind: str) -> None:
     """Of a time when blocks that may be cut anywhere had 2 MiB, and lanes went in 12 turns."""

@@ -34,6 +34,7 @@ def test_what_is_missing_is_named_with_the_versions_tried(lacking: None) -> None
         assert not torch_private.has_worker_internals()
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.filterwarnings("ignore:torch .* lacks")
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_by_public_apis_alone(lacking: None, persistent: bool) -> None:

@@ -128,6 +128,7 @@ def check(packed: Pack, file: Path, place: int, bit: int) -> None:
         file.write_bytes(sound)
 
 
+@pytest.mark.quick_every(2)
 def test_some_bits_of_each_file_are_found(packed: Pack) -> None:
     choose = random.Random(str(packed.path.name))
     files = packed.files()

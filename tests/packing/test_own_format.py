@@ -31,6 +31,7 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return names["Cifar"]
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 @pytest.mark.parametrize("parts", [False, True])
 def test_cifar_trains_from_its_pack(cifar: Any, tmp_path: Path, mode: str, parts: bool) -> None:

@@ -441,6 +441,7 @@ def test_opens_from_a_server(photos: Path, packed: Path) -> None:
         assert torch.equal(remote[5][0], source[5][0]) and remote[23][1] == source[23][1]
 
 
+@pytest.mark.slow
 def test_to_a_store(photos: Path, packed: Path, own_cache: None) -> None:
     with S3Server() as server, ImageDataset(photos) as source:
         client, options = server.client(), server.options

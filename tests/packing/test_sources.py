@@ -322,6 +322,7 @@ class TestOthers:
         ("str with targets", [(f"wheel {n} \U0001f600\0", float(n)) for n in range(30)]),
     )
 
+    @pytest.mark.quick_every(6)
     @pytest.mark.parametrize(("what", "samples"), SAMPLES, ids=[name for name, _ in SAMPLES])
     @pytest.mark.parametrize("around", ["plain", "memory", "torch"])
     def test_torch_datasets(self, tmp_path: Path, what: str, samples: list[Any], around: str) -> None:

@@ -74,6 +74,7 @@ class Words:
         return [self.first + len(word) for word in text.split()]
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
 def test_batches_are_those_of_one_file(texts: Path, tmp_path: Path, way: str, mode: str) -> None:
@@ -109,6 +110,7 @@ def test_opens_in_every_way(texts: Path, tmp_path: Path) -> None:
             assert len(rows) == len(source) and rows.fingerprint == source.fingerprint
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_opens_from_a_server(texts: Path, tmp_path: Path, way: str, make_loader: Callable[..., Any]) -> None:
     parts = pack(opened(texts), tmp_path / "parts", shard_size=SHARD)

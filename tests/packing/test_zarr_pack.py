@@ -267,6 +267,7 @@ def test_arrays(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
         assert isinstance(rows, ZarrDataset) and len(rows) == 30
 
 
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("dtype", ["|u1", ">f4", "<i8"])
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "lz4", None])
 @pytest.mark.parametrize("chunks", [1, 4, None])

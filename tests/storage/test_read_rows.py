@@ -93,6 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("name", [*LAYOUTS, "labels", "packed labels", "sparse", "pairs"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_are_those_of_numpy(folder: Path, name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ def run_imported(folder: Path, fails: bool) -> tuple[list[str], list[str], str]:
     return (folder / "imported.txt").read_text().split(), done.stdout.split(), done.stderr
 
 
+@pytest.mark.slow
 def test_the_server_imports_the_main_script_once(tmp_path: Path) -> None:
     imported, codes, said = run_imported(tmp_path, fails=False)
     assert imported == ["__main__", "__mp_main__"] and codes == ["0"] * 3, said

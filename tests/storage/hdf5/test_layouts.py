@@ -76,6 +76,7 @@ def kept(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "cache").glob("headrace-hdf5-layout-*"))
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("target", [None, "targets"])
 @pytest.mark.parametrize("name", NAMES, ids=str)
 def test_kept_layouts_give_the_same(far_of: Any, shards: Path, tmp_path: Path, opened: list[str], name: Any, target: str | None) -> None:
