@@ -27,12 +27,12 @@ from tests.data.make import make_photos
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 INTRODUCTION = """# Errors
 
-The forty-six most common misuses: what was written, the message, its cause and the remedy. Every error of headrace is a
-`HeadraceError`, and a subclass of the builtin that one would expect (`ConfigError` is a `ValueError`, `DataNotFoundError` a
-`FileNotFoundError`, `SampleError` an `OSError`); for an index or a name that is not there, and for random access to a stream, it is
-Python's own. A misuse is found where loader or dataset is made, before anything is read, as far as it can be known there.
+This page lists the 47 most common misuses, each with its code, message, cause and remedy. Every error of headrace is a `HeadraceError`,
+and a subclass of the builtin that fits (`ConfigError` is a `ValueError`, `DataNotFoundError` a `FileNotFoundError`, `SampleError` an
+`OSError`). A wrong index, a missing name and random access to a stream raise Python's own errors. Most misuses are detected when the
+loader or dataset is made, before anything is read.
 
-`tests/docs_errors.py` provokes each of them: the messages are those of the code.
+The messages are those of the code: `tests/docs_errors.py` provokes each of them.
 """
 
 
@@ -64,19 +64,19 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "A misspelt option",
             "create_dataloader(dataset, batchsize=64)",
             "No option has that name.",
-            "Use the name that the message proposes.",
+            "Use the name that the message suggests.",
         ),
         Misuse(
             "A misspelt option of the dataset, beside a path",
             'create_dataloader("photos", imagesize=64)',
-            "With a path, options of loader and dataset may be mixed; this is neither's.",
-            "Use the name that the message proposes.",
+            "With a path, you may mix options of loader and dataset; this is an option of neither.",
+            "Use the name that the message suggests.",
         ),
         Misuse(
             "A misspelt option of a dataset",
             'ImageDataset("photos", imagesize=64)',
-            "The dataset has no argument of that name. The folder has not been looked at.",
-            "Use the name that the message proposes.",
+            "The dataset has no argument of that name. The folder has not been read yet.",
+            "Use the name that the message suggests.",
         ),
         Misuse(
             "A word of other libraries",
@@ -87,14 +87,14 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "An option of the dataset, given to the loader",
             "create_dataloader(dataset, image_size=64)",
-            "The dataset is made already, and its options with it.",
+            "The dataset already exists, and its options are fixed.",
             "Pass it to the dataset, or pass a path instead of a dataset.",
         ),
         Misuse(
             "An option of another format",
             'create_dataloader("texts", image_size=64)',
             "The format was found by looking at the files: these are texts.",
-            "Leave the option out, or look whether it is the right folder.",
+            "Leave the option out, or check that it is the right folder.",
         ),
         Misuse(
             "A class instead of a dataset",
@@ -106,7 +106,7 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "A generator instead of a dataset",
             "create_dataloader(sample for sample in dataset)",
             "A generator gives its samples once, to one process, in its own order.",
-            "Pass what it is made of, or write an `IterableDataset`.",
+            "Pass its source, or write an `IterableDataset`.",
         ),
         Misuse(
             "Several datasets in a dict",
@@ -129,13 +129,13 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "`BaseDataset` with a path",
             'BaseDataset("photos")',
-            "`BaseDataset` is what the formats have in common; it knows none.",
+            "`BaseDataset` is the base class of all formats, and can't read any itself.",
             "Use `open_dataset`, or the class of the format.",
         ),
         Misuse(
             "A name of an older guide",
             "headrace.DataLoaderFactory()",
-            "The name was never one of headrace's.",
+            "headrace never had that name.",
             "[Names](names.md) has a table of them.",
         ),
     ],
@@ -143,31 +143,31 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "A path that is not there",
             'ImageDataset("phots")',
-            "Nothing has that name; a relative path begins at the working folder, which the message names.",
+            "Nothing has that name. A relative path starts at the working folder, which the message names.",
             "Correct the path, or make it absolute.",
         ),
         Misuse(
             "An empty folder",
             'ImageDataset("empty")',
-            "No file below it ends as an image does.",
-            "Look at the path; rename files that have no ending.",
+            "No file below it has the extension of an image.",
+            "Check the path; rename files without an extension.",
         ),
         Misuse(
             "A folder of another kind",
             'TextDataset("photos")',
             "The folder holds files, and none of them is a text.",
-            "Use the class that fits, or `open_dataset`, which finds it.",
+            "Use the class that fits, or `open_dataset`, which chooses it.",
         ),
         Misuse(
             "Images beside the class folders",
             'ImageDataset("mixed")',
-            "Classes are the first-level folders, so files outside of them have none.",
+            "Classes are the first-level folders, so files outside them have no class.",
             "Move the files, or pass `targets=`.",
         ),
         Misuse(
             "A file that can't be decoded",
             'ImageDataset("broken", targets=None)[0]',
-            "The file was cut short, as by a broken download.",
+            "The file is truncated, as after an interrupted download.",
             'Fix or remove it; `on_error="skip"` leaves such samples out, and counts them.',
         ),
         Misuse(
@@ -179,19 +179,19 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "A folder without HDF5 files",
             'HDF5Dataset("photos", "images")',
-            "A folder means all HDF5 files below it, and there are none.",
+            "A folder stands for all HDF5 files below it, and there are none.",
             "Use the class that the message names.",
         ),
         Misuse(
             "A file of another format",
             'HDF5Dataset("photos/circle/circle_000.jpg", "images")',
-            "The format is told by a file's first bytes, not by its name.",
+            "The format is detected from a file's first bytes, not from its name.",
             "Use the class that fits.",
         ),
         Misuse(
             "A glob that nothing fits",
             'HDF5Dataset("runs/*.h5", "images")',
-            "No file matches, seen from the working folder.",
+            "No file matches, relative to the working folder.",
             "Correct the pattern; `**` goes through folders.",
         ),
     ],
@@ -199,7 +199,7 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "Targets without names, for a folder",
             'ImageDataset("photos", targets=[0, 1, 0, 1])',
-            "Files are found in sorted order, which need not be that of a table.",
+            "Files come in sorted order, which may differ from that of a table.",
             "Pass a dict by file name (a column of pandas with names as its index does, too), or the list of the files' paths.",
         ),
         Misuse(
@@ -211,14 +211,14 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "An image without a mask",
             'ImageDataset("street/images", targets="street/masks")',
-            "A mask has the name of its image, relative to its folder, with any ending.",
-            "Add the mask, or open the images that have one.",
+            "A mask has the name of its image, relative to its folder, with any extension.",
+            "Add the mask, or open only the images that have one.",
         ),
         Misuse(
             "A mask of another size",
             'ImageDataset("street/images/1.png", targets="street/masks/1.png")[0]',
-            "Masks are resized with their images, and so must be as large as these are.",
-            "Make the mask again, at the image's size.",
+            "Masks are resized with their images, so they must have the same size.",
+            "Make the mask again in the image's size.",
         ),
         Misuse(
             "A transform's class instead of a transform",
@@ -229,31 +229,31 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "The wrong argument in second place",
             'ImageDataset("photos", "train")',
-            "All arguments but the path are passed by name, and there is none for a part, which is a folder.",
+            "All arguments except the path are passed by name. There is no argument for a part of the data: a part is a folder.",
             'Pass the folder, `ImageDataset("photos/train")`.',
         ),
         Misuse(
             "The name of a tokenizer",
             'TextDataset("texts", tokenizer="gpt2")',
-            "headrace downloads nothing, and so knows no tokenizer by name.",
+            "headrace downloads nothing, so it knows no tokenizer by name.",
             'Pass the tokenizer itself, such as `AutoTokenizer.from_pretrained("gpt2")`.',
         ),
         Misuse(
             "Chats without a tokenizer that knows them",
             'TextDataset("chats.jsonl", unit="chat")',
-            "A tokenizer's chat template says how a chat becomes one text.",
-            "Pass the tokenizer of the model that is trained, `AutoTokenizer.from_pretrained(...)`.",
+            "The tokenizer's chat template turns a chat into one text.",
+            "Pass the tokenizer of the model that you train, `AutoTokenizer.from_pretrained(...)`.",
         ),
         Misuse(
             "An index beyond the end",
             "ImageDataset(\"photos\")[99]",
             "Indices reach from 0 to `len(dataset) - 1`; negative ones count from the end.",
-            "Look at `len(dataset)`.",
+            "Check `len(dataset)`.",
         ),
         Misuse(
             "Random access to a stream",
             'ImageDataset("photos", loading_mode="streaming")[0]',
-            "Streaming reads in order, ahead of the reader.",
+            "Streaming reads in order, and prefetches.",
             "Iterate, or use another mode.",
         ),
         Misuse(
@@ -267,7 +267,7 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "Samples of unequal shape",
             "list(create_dataloader([torch.zeros(3), torch.zeros(4)], shuffle=False))",
-            "A batch is one tensor, so that its samples must have one shape.",
+            "A batch is one tensor, so its samples must have one shape.",
             "Resize, crop or pad; or collate to a list.",
         ),
         Misuse(
@@ -285,28 +285,28 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "A sampler, and shuffle",
             "create_dataloader(dataset, sampler=RandomSampler(dataset), shuffle=True)",
-            "Both say what the order is.",
+            "Both define the order.",
             "Leave `shuffle` out.",
         ),
         Misuse(
             "Weights of another length",
             "create_dataloader(dataset, weights=[0.5, 0.5])",
-            "Weights are of samples, not of classes.",
-            "Pass one number a sample; `balanced=True` has all classes come equally often.",
+            "Weights belong to samples, not to classes.",
+            "Pass one number per sample; with `balanced=True` all classes come equally often.",
         ),
         Misuse(
             "A device that is not there",
             'create_dataloader(dataset, device="cuda")',
             "torch was installed without CUDA, or finds no driver or no GPU.",
-            "Install another build of torch, or let the device follow from what is there.",
+            "Install another build of torch, or choose a device that is available.",
         ),
     ],
     "Workers and memory": [
         Misuse(
             "A lambda under spawn",
             'create_dataloader(dataset, collate_fn=lambda samples: samples, num_workers=1, multiprocessing_context="spawn")',
-            "A worker that is not forked gets its code by pickle, which knows functions by their names.",
-            "Write a function with a name, in a module.",
+            "A worker that is not forked gets its code through pickle, which refers to functions by name.",
+            "Write a named function in a module.",
         ),
         Misuse(
             "A function of a notebook under spawn",
@@ -325,7 +325,7 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "Eager loading of what does not fit",
             'ImageDataset("photos", loading_mode="eager", max_memory_usage="100kB")',
-            "Eager holds every sample, and their size is known beforehand.",
+            "Eager holds every sample, and their size is known in advance.",
             'Use `loading_mode="cached"`, which holds what fits, or raise the budget.',
         ),
         Misuse(
@@ -341,12 +341,12 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "state = create_dataloader(dataset, num_workers=0).state_dict()\n"
             'create_dataloader("photos", num_workers=0).load_state_dict(state)',
             "The state names the data that it was saved for.",
-            "Pass the same data. `strict=False` goes on with changed data of the same length.",
+            "Pass the same data. `strict=False` resumes with changed data of the same length.",
         ),
         Misuse(
             "Validation data twice",
             'DataModule("photos", "photos", val_split=0.1)',
-            "Either a part of the training data is for validation, or other data.",
+            "Validation uses either a part of the training data, or other data.",
             "Leave one of the two out.",
         ),
     ],

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield path
 
 
-def test_there_are_forty_six() -> None:
+def test_the_page_lists_every_misuse() -> None:
     assert len(MISUSES) == len({misuse.title for misuse in MISUSES}) == 47
     assert [title for title, _ in TEXTS] == [misuse.title for misuse in MISUSES], "write the page: python -m tests.docs_errors --write"
 
