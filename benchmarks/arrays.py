@@ -13,6 +13,7 @@ Contestants that are slow draw fewer samples an epoch; so do all where a random 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ LAYOUTS = [
     Layout("Zarr 3, shards of 256, 16 a chunk, zstd", 16, "zstd", zarr=3, shard=256),
 ]
 
+PLUGIN_CODECS = ("zstd", "blosc")
+"""Codecs that h5py has from hdf5plugin."""
+
 
 def images(photos: str | None, samples: int, side: int, step: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """So many images at a time: the first one's number, and [images, side, side, 3]."""
@@ -63,6 +67,11 @@ def images(photos: str | None, samples: int, side: int, step: int) -> Iterator[t
         yield start, (smooth + random.normal(0, 2, (count, side, side, 1))).clip(0, 255).astype(np.uint8)
 
 
+def lacks_plugin(layout: Layout) -> bool:
+    """True if h5py can't write a layout here."""
+    return layout.zarr is None and layout.codec in PLUGIN_CODECS and importlib.util.find_spec("hdf5plugin") is None
+
+
 def write_file(folder: Path, photos: str | None, samples: int, side: int, layout: Layout) -> None:
     if layout.zarr is not None:
         write_store(folder / "data.zarr", photos, samples, side, layout)
@@ -70,7 +79,7 @@ def write_file(folder: Path, photos: str | None, samples: int, side: int, layout
     with h5py.File(folder / "data.h5", "w", libver="latest") as file:
         chunks = None if layout.rows is None else (min(layout.rows, samples), side, side, 3)
         options: dict[str, Any] = {"compression": "gzip", "compression_opts": 4} if layout.codec == "gzip" else {}
-        if layout.codec in ("zstd", "blosc"):
+        if layout.codec in PLUGIN_CODECS:
             import hdf5plugin
 
             options = dict(hdf5plugin.Zstd(3) if layout.codec == "zstd" else hdf5plugin.Blosc("zstd", 3, hdf5plugin.Blosc.SHUFFLE))
@@ -149,18 +158,21 @@ def main() -> None:
     parser.add_argument("--work", help="a folder for the files, which stays; else they are written anew and removed")
     add_options(parser)
     given = parser.parse_args()
+    task = f"{given.workers} workers, batches of {BATCH}"
+    wanted = [layout for layout in LAYOUTS if not given.layouts or any(part.lower() in layout.name.lower() for part in given.layouts)]
+    layouts = [layout for layout in wanted if not lacks_plugin(layout)]
+    if len(layouts) < len(wanted):
+        task += "; without HDF5 by zstd and blosc, since hdf5plugin is not installed"
     with work_folder(given.work) as work:
         jobs = []
         for side, samples in zip(given.side, given.samples, strict=True):
-            for layout in LAYOUTS:
-                if given.layouts and not any(part.lower() in layout.name.lower() for part in given.layouts):
-                    continue
+            for layout in layouts:
                 name = f"{layout.name.replace(' ', '-').replace(',', '')}-{side}-{samples}"
                 how = (given.photos, samples, side, layout)
                 folder = prepared(work, name, lambda folder, how=how: write_file(folder, *how))
                 file = folder / ("data.h5" if layout.zarr is None else "data.zarr")
                 jobs.append(Job(str(file), samples, side, layout, given.workers))
-        run_sections([section(job) for job in jobs], given, f"{given.workers} workers, batches of {BATCH}")
+        run_sections([section(job) for job in jobs], given, task)
 
 
 if __name__ == "__main__":

@@ -192,6 +192,29 @@ def test_a_bare_loop_reads_unencoded_chunks(tmp_path: Path, monkeypatch: pytest.
         sys.modules.pop("array_peers", None)
 
 
+def test_layouts_of_a_missing_plugin_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    arrays = importlib.import_module("arrays")
+    try:
+        monkeypatch.setattr(arrays.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(arrays, "run_sections", lambda sections, given, task: print([section.title for section in sections], task))
+        small = ["--side", "8", "--samples", "16", "--work", str(tmp_path), "--layouts", "1 a chunk, raw", "blosc", "of 256, 16"]
+        monkeypatch.setattr(sys, "argv", ["arrays.py", *small])
+        arrays.main()
+        said = capsys.readouterr().out
+        assert (
+            "'1 a chunk, raw, 0 kB'" in said
+            and "zstd, 0 kB'" in said
+            and "blosc, 0 kB'" not in said
+            and "hdf5plugin is not installed" in said
+        )
+    finally:
+        for name in ("arrays", "array_peers", "common", "folders"):
+            sys.modules.pop(name, None)
+
+
 def test_a_report_of_what_is_there(scripts: Any, tmp_path: Path) -> None:
     _, first = scripts("--only", "race")
     (tmp_path / "race.py").write_text("raise AssertionError('it must not be run')")
