@@ -22,7 +22,7 @@ import torch
 import zarr
 from PIL import Image
 
-from headrace import ImageDataset, TextDataset, pack
+from headrace import ImageDataset, TextDataset, create_dataloader, pack
 from tests.data.labelled import make_street
 from tests.data.make import make_photos, make_tar
 from tests.datasets.text.chat_tokenizer import ChatTokenizer
@@ -47,6 +47,7 @@ PAGES = (
     "memory",
     "configuration",
     "moving",
+    "multinode",
 )
 ELSEWHERE = {"architecture", "episodes", "errors", "labels", "monitoring", "profiling", "sparse", "tables", "trainers"}
 """Pages whose code is run by a test of their room."""
@@ -190,6 +191,16 @@ def training(data: Path) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def job(data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What docs/multinode.md takes to be there; one rank, which joins no group and has no GPU."""
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, *, rank, world_size, timeout: None)
+    with ImageDataset(data / "photos" / "train", image_size=16) as dataset, create_dataloader(dataset, batch_size=48, seed=7) as loader:
+        next(iter(loader))
+        yield {"dataset": dataset, "global_batch": 48, "seed": 7, "saved": {"loader": loader.state_dict()}}
+
+
 @pytest.mark.slow
 @pytest.mark.quick_every(4)
 @pytest.mark.parametrize("page", PAGES)
@@ -199,10 +210,14 @@ def test_the_code_of_a_guide_runs(page: str, data: Path, run: Any, request: pyte
     if any("://" in block for block in code):
         code = [in_reach(block, request.getfixturevalue("web"), request.getfixturevalue("bucket")) for block in code]
     given = training(data) if page == "which_mode" else {"chat_tokenizer": ChatTokenizer()} if page == "text" else {}
+    if page == "multinode":
+        given = request.getfixturevalue("job")
     names = run(data, f"docs/{page}.md", code, **given)
     if page == "own_format":
         images, labels = next(iter(names["loader"]))
         assert images.shape == (128, 3, 32, 32) and images.dtype == torch.uint8 and labels.dtype == torch.int64
+    if page == "multinode":
+        assert names["rest"] == 0 and names["loader"].state_dict()["batches"] == 1
     if page == "order":
         assert names["step"] == 1 and names["other"].state_dict()["epoch"] == 3
 
@@ -216,6 +231,25 @@ def test_the_program_of_the_readme_prints_what_it_says(tmp_path: Path, run: Any,
     capsys.readouterr()
     run(tmp_path, "README.md", [program])
     assert capsys.readouterr().out == output
+
+
+def test_python_is_marked_as_such() -> None:
+    """A block without a language is not run: it has commands."""
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        code = [
+            block
+            for block in blocks(path.read_text(encoding="utf-8"), "")
+            if re.search(r"^(from \S+ )?import |^\w+ = ", block, re.MULTILINE)
+        ]
+        assert not code, path.name
+
+
+def test_code_of_other_libraries_is_python() -> None:
+    """docs/moving.md shows it as it is before a move; it is not run, since the libraries are not there."""
+    pages = {path.stem: blocks(path.read_text(encoding="utf-8"), "py") for path in (ROOT / "docs").glob("*.md")}
+    assert {page for page, code in pages.items() if code} == {"moving"} and len(pages["moving"]) >= 9
+    for number, block in enumerate(pages["moving"]):
+        compile(block, f"docs/moving.md, block {number} of other libraries", "exec")
 
 
 def test_every_page_with_code_is_run() -> None:
