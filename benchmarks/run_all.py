@@ -104,7 +104,7 @@ SCRIPTS: dict[str, Script] = {
     "cache_policy": Script("What a cache should hold", "", "--samples 500 --held 0.5 --epochs 2 --workers 2", needs=("cachetools",)),
     "monitoring": Script("The cost of counting", "", "--batches 200"),
     "profile_limits": Script(
-        "Limits that a profile finds", "--idle", "--runs 1 --seconds 6 --only read server decode step idle-one", lines=True
+        "Limits that a profile finds", "--idle", "--runs 1 --seconds 6 --only read server decode step idle-one", ("aiohttp",), lines=True
     ),
     "info_advice": Script("The advice of headrace info", "", "--seconds 0.3 --mb 4"),
 }
