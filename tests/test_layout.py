@@ -99,7 +99,7 @@ INSIDE: dict[str, list[str]] = {
         *(
             "part",
             "options",
-            "pairs",
+            "beside",
             "plan",
             "values",
             "destination",
@@ -114,6 +114,7 @@ INSIDE: dict[str, list[str]] = {
         ),
         *("run", "zarr_parts", "jobs", "dry_run", "api"),
     ],
+    "packing/beside": ["targets", "pairs"],
     "packing/formats": ["layout", "versions", "hdf5"],
     "packing/jobs": ["planning", "job", "running"],
     "packing/dry_run": ["measure", "plan"],

@@ -57,6 +57,11 @@ def _with_boxes(photos: Path) -> ImageDataset:
     return ImageDataset(folder / "images", targets=folder / "instances.json", masks=True)
 
 
+def _with_columns(photos: Path) -> ImageDataset:
+    names = sorted(path.relative_to(photos).as_posix() for path in photos.glob("*/*"))
+    return ImageDataset(photos, targets={name: {"kind": number % 3, "height": number / 4} for number, name in enumerate(names)})
+
+
 Make = Callable[[Path, Path, Any], Path]
 PACKS: dict[str, Make] = {
     "encoded": lambda photos, out, how: pack(photos, out, **how),
@@ -65,16 +70,18 @@ PACKS: dict[str, Make] = {
     "masks": lambda photos, out, how: pack(_with_masks(photos), out, **how),
     "masks decoded": lambda photos, out, how: pack(_with_masks(photos), out, store="decoded", **how),
     "boxes": lambda photos, out, how: pack(_with_boxes(photos), out, **how),
+    "columns": lambda photos, out, how: pack(_with_columns(photos), out, **how),
     "ragged": lambda photos, out, how: pack(Ragged(), out, **how),
     "chunks": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", chunks=5, **how),
     "gzip": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", compression="gzip", chunks=5, **how),
     "zarr": lambda photos, out, how: pack(photos, out, format="zarr", **how),
+    "zarr columns": lambda photos, out, how: pack(_with_columns(photos), out, format="zarr", **how),
     "zarr decoded": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", format="zarr", **how),
     "tokens": lambda photos, out, how: pack(
         TextDataset(photos / "lines.txt", unit="line", tokenizer=_words, cache_dir=out.parent / "cache"), out, **how
     ),
 }
-PARTS = {"encoded": 3000, "jpeg": 2000, "masks": 3000, "boxes": 3000, "zarr": 3000, "ragged": 40, "tokens": 30}
+PARTS = {"jpeg": 2000, "ragged": 40, "tokens": 30, **dict.fromkeys(("encoded", "masks", "boxes", "columns", "zarr", "zarr columns"), 3000)}
 """Bytes a part; others: 500."""
 
 
@@ -107,7 +114,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if several:
         assert len(list(path.glob("part-*.json"))) > 1
     whole.samples.update(_samples_of(whole.files()))
-    assert bool(whole.samples) == (kind in ("encoded", "jpeg", "decoded", "masks", "masks decoded", "boxes", "ragged", "tokens"))
+    assert bool(whole.samples) == (kind in ("encoded", "jpeg", "decoded", "masks", "masks decoded", "boxes", "columns", "ragged", "tokens"))
     return whole
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 from headrace.storage.arrays.packed import PackedSource
@@ -126,7 +127,10 @@ def _values_of(sources: Sequence[ArraysSource]) -> str | None:
 
 
 def joined_targets(columns: Sequence[npt.NDArray[Any]], encoding: str | None = "utf-8") -> Any:
-    """The targets of several files, one after the other; strings and compounds in plain terms."""
+    """The targets of several files, one after the other; strings and compounds in plain terms, compounds of numbers as dicts."""
+    kinds = {column.dtype for column in columns}
+    if len(kinds) == 1 and (fields := columns[0].dtype.fields) and all(kind.base.kind in "biufc" for kind, *_ in fields.values()):
+        return ColumnTargets.of_rows(np.concatenate(columns))
     if any(not is_plain(column.dtype) for column in columns):
         return [as_value(value, encoding) for column in columns for value in column]
     return columns[0] if len(columns) == 1 else np.concatenate(columns)

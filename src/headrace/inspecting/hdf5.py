@@ -15,7 +15,7 @@ from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.episodes import Episodes, replay_in, tell_episodes
 from headrace.inspecting.nodes.hdf5 import PandasTable, episodes_in, is_index, node_of, table_in, walked, writer_of
-from headrace.inspecting.report import NO_SAMPLES, OBJECTS_ARE, Access, Node, Report, largest_of, samples_of_pack
+from headrace.inspecting.report import NO_SAMPLES, OBJECTS_ARE, Access, Node, Report, columns_of_pack, largest_of, samples_of_pack
 from headrace.inspecting.sizes import stored_in
 from headrace.inspecting.sparse import FoundMatrix, find_matrix, tell
 from headrace.io.paths import redact
@@ -290,7 +290,7 @@ def _details(file: h5py.File, info: PackedInfo | None) -> dict[str, Any]:
             details["part"] = f"{info.part[0]} of {info.part[1]}"
         said = {what: value for what, value in (info.image | info.text).items() if what not in _SAID_ELSEWHERE}
         details |= {what: value for what, value in said.items() if value is not None}
-        return details
+        return details | columns_of_pack(info)
     found = writer_of(file)
     if file.userblock_size:
         found["user block"] = f"{file.userblock_size:,} bytes"

@@ -65,6 +65,14 @@ def samples_of_pack(info: PackedInfo) -> str:
     return {"image": "images", "text": "texts as tokens"}.get(info.kind, "arrays") + f"{targets}, stored {info.store}"
 
 
+def columns_of_pack(info: PackedInfo) -> dict[str, str]:
+    """The columns of targets that are dicts, as a detail of a report; {}: they are none."""
+    if info.target_columns is None:
+        return {}
+    each = [name if classes is None else f"{name} ({len(classes):,} classes)" for name, classes in info.target_columns]
+    return {"targets": ", ".join(each)}
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """What one random sample costs, with nothing in memory.

@@ -14,7 +14,18 @@ from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.episodes import replay_in, tell_episodes
 from headrace.inspecting.nodes.zarr import episodes_in, node_of, zarr_nodes
-from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, OBJECTS_ARE, Access, Node, Report, largest_of, samples_of_pack
+from headrace.inspecting.report import (
+    CUT_OFF,
+    MOST_NODES,
+    NO_SAMPLES,
+    OBJECTS_ARE,
+    Access,
+    Node,
+    Report,
+    columns_of_pack,
+    largest_of,
+    samples_of_pack,
+)
 from headrace.inspecting.sparse import find_matrix, tell
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -122,6 +133,7 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: 
         report.access.append(_cost(store, node, store.metadata(node.path) or {}, opened, patches.get(node.path)))
     if info is not None:
         report.access = [costs.of_flat(cost, info) if info.is_flat and cost.name == DATA else cost for cost in report.access]
+        report.details |= columns_of_pack(info)
         _tell_classes(report, store, opened, info, metadata)
     if episodes is not None:
         tell_episodes(report, episodes, many)

@@ -17,8 +17,8 @@ from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.whole import read_full, write_full
+from headrace.packing.beside.pairs import boxes_of, check_size, has_masks, with_mask
 from headrace.packing.options import LARGEST_SIDE, StoreOptions
-from headrace.packing.pairs import boxes_of, check_size, has_masks, with_mask
 from headrace.packing.plan import Packing, make_plan
 from headrace.packing.samples import each_sample, groups_of, some_of, with_progress, without
 from headrace.storage.arrays.packed import crc_of

@@ -24,9 +24,10 @@ from headrace.errors import ConfigError, FileChangedError, FormatError, TargetEx
 from headrace.io.packed_strings import PackedNames
 from headrace.io.resolve.packs import PLAN
 from headrace.memory.budget import format_size
+from headrace.packing.beside.pairs import LAYOUT, ROWS_LAYOUT, annotations_check
+from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
 from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
-from headrace.packing.pairs import LAYOUT, ROWS_LAYOUT, annotations_check
 from headrace.packing.plan import Rows
 from headrace.packing.zarr.layout import ZarrLayout, zarr_layout
 from headrace.sorting import distinct
@@ -81,6 +82,7 @@ class PartsPlan:
             checks: see `Checks`.
         """
         nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
+        options = options if info.target_columns is None else {**options, "target_columns": info.target_columns}
         return cls(
             info.kind, info.store, fingerprint, len(sizes), edges, nbytes, zlib.crc32(bytes_of_checks(checks)), options, info.classes
         )
@@ -135,7 +137,12 @@ class PartsPlan:
         if jpeg := self.options.get("jpeg"):
             image["jpeg"] = [jpeg["max_size"], jpeg["quality"]]
         version = ROWS_LAYOUT if len(self.zarr.of_samples) > 1 else LAYOUT if "targets" in image else 1
-        return self.zarr.metadata(PackedInfo(self.kind, self.store, self.count, self.fingerprint, self.classes, image, version=version))
+        columns = self.options.get("target_columns")
+        info = PackedInfo(
+            self.kind, self.store, self.count, self.fingerprint, self.classes, image, target_columns=columns,
+            version=version if columns is None else COLUMNS_LAYOUT,
+        )  # fmt: skip
+        return self.zarr.metadata(info)
 
     @property
     def format(self) -> str:

@@ -20,7 +20,9 @@ from headrace.datasets.zarr import ZarrDataset
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
-from headrace.packing.pairs import LAYOUT, box_columns, boxes_of, has_masks, image_sizes, mask_starts, row_dtype, said_of
+from headrace.packing.beside.pairs import LAYOUT, box_columns, boxes_of, has_masks, image_sizes, mask_starts, row_dtype, said_of
+from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
+from headrace.packing.beside.targets import said_of_columns, target_arrays
 from headrace.storage.arrays.packed import IMAGE, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
@@ -189,9 +191,10 @@ def make_plan(
     is_image = isinstance(dataset, ImageDataset) or (packed is not None and packed.kind == "image")
     image = _image(dataset, packed, row, dtype) if is_image and store == "decoded" else image or {}
     said = said_of(dataset)
+    of_columns = said_of_columns(dataset, targets, packed if _has_targets_of_pack(dataset) else None)
     info = info_of(
         dataset, columns, "image" if is_image else "array", store, classes=_classes(dataset, packed), image={**image, **said},
-        version=LAYOUT if said else 1,
+        version=COLUMNS_LAYOUT if of_columns else LAYOUT if said else 1, **of_columns,
     )  # fmt: skip
     return Plan(info, shape, dtype, sizes, read_sizes, columns)
 
@@ -214,16 +217,14 @@ def columns_of(lengths: npt.NDArray[np.int64] | None, names: PackedNames | None,
         targets: one a sample, or None.
 
     Raises:
-        ConfigError: see `as_column`.
+        ConfigError: see `target_arrays`.
     """
     columns: dict[str, Column] = {}
     if lengths is not None:
         columns[OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     if names is not None:
         columns[NAMES], columns[NAME_OFFSETS] = names.arrays
-    if targets is not None:
-        columns[TARGETS] = as_column(targets)
-    return columns
+    return columns | target_arrays(targets)
 
 
 def names_of(dataset: BaseDataset) -> PackedNames | None:
@@ -277,26 +278,9 @@ def _classes(dataset: BaseDataset, packed: PackedInfo | None) -> list[str] | Non
     """Of arrays of a pack: the pack's, if its targets are the dataset's."""
     if isinstance(dataset, ImageDataset):
         return dataset.classes or None
-    named = dataset._arguments.get("target_name") == TARGETS
-    return packed.classes if packed is not None and named else None
+    return packed.classes if packed is not None and _has_targets_of_pack(dataset) else None
 
 
-def as_column(targets: Sequence[Any] | Column) -> Column:
-    """Targets as an array whose rows give back the same targets.
-
-    Raises:
-        ConfigError: they are not all numbers, or all arrays of one shape.
-    """
-    try:
-        column = np.asarray(targets)
-    except ValueError:  # rows of different lengths
-        column = np.empty(0, object)
-    alike = isinstance(targets, np.ndarray) or len({type(t) for t in targets}) <= 1
-    rows = column.ndim == 1 or isinstance(targets, np.ndarray) or all(isinstance(t, np.ndarray) for t in targets)
-    if column.dtype.kind not in "biufc" or not alike or not rows:
-        raise ConfigError(
-            "these targets can't be packed: they must be numbers of one kind, or NumPy arrays of one shape; "
-            "choose one such column of a table of labels, or pack without any (images: targets=None; texts: no target_field=) and look "
-            "them up by the numbers of the samples, which return_index gives"
-        )
-    return np.ascontiguousarray(column)
+def _has_targets_of_pack(dataset: BaseDataset) -> bool:
+    """True if arrays of a pack come with the targets of that pack."""
+    return dataset._arguments.get("target_name") == TARGETS

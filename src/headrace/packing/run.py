@@ -32,11 +32,11 @@ from headrace.io.local.checksums import replaced
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.memory.whole import write_full
+from headrace.packing.beside.pairs import boxes_of, check_size, checked, has_masks, row_of
 from headrace.packing.formats.hdf5 import PackedWriter
 from headrace.packing.formats.layout import laid_out
 from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
-from headrace.packing.pairs import boxes_of, check_size, checked, has_masks, row_of
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_stored, make_plan, not_encoded, packed_info_of
 from headrace.packing.samples import GROUP_SAMPLES, UNKNOWN_SAMPLES, each_sample, groups_of, threads_for, with_progress, without

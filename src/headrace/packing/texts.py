@@ -22,7 +22,8 @@ from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
 from headrace.memory.per_process import PerProcess
 from headrace.memory.whole import read_full, write_full
-from headrace.packing.plan import Packing, Plan, as_column, checksums_of, columns_of, names_of
+from headrace.packing.beside.targets import as_column
+from headrace.packing.plan import Packing, Plan, checksums_of, columns_of, names_of
 from headrace.packing.samples import groups_of, some_of, without
 from headrace.storage.arrays.packed import PackedInfo, crc_of
 from headrace.storage.files import FilesSource
@@ -238,7 +239,9 @@ def _packing(
     left_out: dict[int, str],
 ) -> Packing:
     """The packing of documents of so many tokens ([n] int64); `parts` gives the tokens of some."""
-    columns, sizes = columns_of(lengths, documents.names, documents.targets()), lengths * dtype.itemsize
+    targets = documents.targets()
+    columns = columns_of(lengths, documents.names, None if targets is None else as_column(targets))
+    sizes = lengths * dtype.itemsize
     info = replace(documents.info(), count=len(lengths), checksums=checksums_of(columns))
 
     def prepare(group: range) -> list[tuple[npt.NDArray[Any], int]]:

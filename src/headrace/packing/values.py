@@ -15,6 +15,8 @@ from headrace.datasets.finished import ALONE
 from headrace.dtypes import BFLOAT16
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.budget import MemoryBudget, format_size
+from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
+from headrace.packing.beside.targets import said_of_columns
 from headrace.packing.plan import Plan, Rows, columns_of, info_of, names_of
 from headrace.sorting import distinct
 from headrace.storage.tar.index import RESERVED
@@ -36,7 +38,7 @@ class Look(NamedTuple):
         """The look of a sample of input and target (None or `ALONE`: it has none); `what` it is in messages."""
         row, has_target = as_stored(what, value), target is not None and target is not ALONE
         values = next((kind.__name__ for kind in (bytes, str) if isinstance(value, kind)), None)
-        return cls(row.shape, row.dtype, as_array(f"the target of {what}", target) if has_target else None, values)
+        return cls(row.shape, row.dtype, as_target(f"the target of {what}", target) if has_target else None, values)
 
 
 class ValuesPlanner:
@@ -105,8 +107,11 @@ class ValuesPlanner:
         names: Any = getattr(dataset, "classes", None)
         is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
         store = "ragged" if is_ragged else "decoded"
-        version = 3 if values is not None else 2 if is_ragged else 1
-        info = info_of(dataset, columns, "array", store, classes=list(names) if is_named else None, values=values, version=version)
+        of_columns = said_of_columns(dataset, targets)
+        version = COLUMNS_LAYOUT if of_columns else 3 if values is not None else 2 if is_ragged else 1
+        info = info_of(
+            dataset, columns, "array", store, classes=list(names) if is_named else None, values=values, version=version, **of_columns
+        )
         shape = (int(lengths.sum()), *rows.shape[1:]) if is_ragged else (len(lengths), *rows.shape)
         sizes = lengths * (int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.dtype.itemsize)
         return Plan(info, shape, rows.dtype, sizes, sizes, columns)
@@ -178,6 +183,11 @@ def as_row(what: str, value: Any) -> Array:
     for name, field in fields.items():
         row[name] = field
     return row
+
+
+def as_target(what: str, value: Any) -> Array:
+    """The array of a target: a number or an array; of a dict of these a compound."""
+    return as_row(what, value) if isinstance(value, dict) and value else as_array(what, value)
 
 
 def as_array(what: str, value: Any) -> Array:

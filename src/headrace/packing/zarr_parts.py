@@ -17,11 +17,11 @@ import numpy.typing as npt
 from headrace.datasets.core.base import BaseDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
+from headrace.packing.beside.pairs import has_masks
 from headrace.packing.destination import Destination
 from headrace.packing.formats.versions import versions_of
 from headrace.packing.jpeg import plan_reencoded, ratio_of
 from headrace.packing.options import StoreOptions
-from headrace.packing.pairs import has_masks
 from headrace.packing.parts import (
     NO_CHECKS,
     Checks,
@@ -40,7 +40,7 @@ from headrace.packing.status import Sidecar
 from headrace.packing.texts import is_of_texts
 from headrace.packing.zarr.layout import Stored, beside_options, check_dtype, flat_options, rows_options
 from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shards
-from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS
+from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS, are_targets
 from headrace.storage.hdf5.filters import filter_versions
 
 
@@ -131,7 +131,9 @@ def _known(plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], 
     checks = checks_of(names_of(view), packing.plan.read_sizes)
     are_same = versions_of(view, packing.plan, how) == plan.options.get("versions", {})
     is_same = are_same and packing.plan.info.store == plan.store and zlib.crc32(bytes_of_checks(checks)) == plan.samples
-    is_same = is_same and packing.plan.info.image.items() <= plan.options.items() and packing.rows == plan.rows
+    info = packing.plan.info
+    is_same = is_same and info.image.items() <= plan.options.items() and info.target_columns == plan.options.get("target_columns")
+    is_same = is_same and packing.rows == plan.rows
     return PlannedZarr(plan, checks, view, packing.plan.read_sizes) if is_same else None
 
 
@@ -155,8 +157,9 @@ def _arrays(packing: Packing, sizes: npt.NDArray[np.int64], shard_size: int) -> 
         arrays = rows_options(plan.shape, plan.dtype, shard_size, plan.chunks, plan.compression)
     else:
         arrays = flat_options(sizes, plan.sizes, shard_size)
+    for name in filter(are_targets, plan.columns):
+        check_dtype("targets", plan.columns[name].dtype)
     if (targets := plan.columns.get(TARGETS)) is not None:
-        check_dtype("targets", targets.dtype)
         arrays["targets"] = {"dtype": targets.dtype.str, "shape": list(targets.shape[1:])}
     if (ends := plan.columns.get(NAME_OFFSETS)) is not None:
         firsts = np.arange(0, len(plan.sizes), arrays["samples"])

@@ -32,21 +32,29 @@ class ColumnTargets(TargetSequence):
 
     Args:
         columns: values by name, one a sample.
+
+    Attributes:
+        columns: the same.
     """
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
-        self._columns = dict(columns)
+        self.columns = dict(columns)
+
+    @classmethod
+    def of_rows(cls, rows: npt.NDArray[Any]) -> Self:
+        """Of an array of compounds."""
+        return cls({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()})
 
     def __len__(self) -> int:
-        return len(next(iter(self._columns.values())))
+        return len(next(iter(self.columns.values())))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        return {name: plain_target(column[index]) for name, column in self._columns.items()}
+        return {name: plain_target(column[index]) for name, column in self.columns.items()}
 
     def take(self, indices: IntArray) -> Self:
-        return type(self)({name: targets_of_view(column, indices) for name, column in self._columns.items()})
+        return type(self)({name: targets_of_view(column, indices) for name, column in self.columns.items()})
 
 
 class ColumnsOfView(Mapping[str, Any]):

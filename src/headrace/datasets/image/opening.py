@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.core.views import ColumnTargets
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools
 from headrace.datasets.image.labels import FOLDERS, Labels, TargetsArgument, given_targets, names_masks
 from headrace.datasets.image.matching import mask_numbers
@@ -142,7 +143,8 @@ def _open_packed(data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reac
     first = sources[0]
     assert first.info is not None
     for source in sources[1:]:
-        alike = [(one.info.store, one.info.image, one.info.classes, one.rows_are) for one in (first, source) if one.info is not None]
+        infos = [(one.info, one.rows_are) for one in (first, source) if one.info is not None]
+        alike = [(info.store, info.image, info.classes, info.target_columns, rows_are) for info, rows_are in infos]
         if alike[0] != alike[1]:
             raise FormatError(
                 f"{source.path} and {first.path} can't be one dataset: they were packed with other classes, sizes or colours: pack them "
@@ -165,7 +167,11 @@ def _open_packed(data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reac
         numbers = dict(zip(first.info.classes or [], first.info.image["class_ids"], strict=True))
         boxes = CocoTargets.of_packs(sources, numbers)
         return whole, Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
-    return whole, Labels(np.concatenate(columns) if columns else None, list(first.info.classes or []))
+    rows = np.concatenate(columns) if columns else None
+    if rows is None or first.info.target_columns is None:
+        return whole, Labels(rows, list(first.info.classes or []))
+    dicts = ColumnTargets.of_rows(rows)
+    return whole, Labels(dicts, [], dicts.columns, {name: list(classes) for name, classes in first.info.target_columns if classes})
 
 
 def first_packed(source: ImageSource) -> PackedSource | None:

@@ -37,6 +37,7 @@ from headrace.storage.arrays.packed import (
     STOPS,
     TARGETS,
     PackedInfo,
+    are_targets,
     edges_named,
     info_text,
     offsets_named,
@@ -238,7 +239,7 @@ def check_dtype(what: str, dtype: np.dtype[Any]) -> None:
 
 
 def beside_options(columns: Mapping[str, np.ndarray[Any, Any]], samples: int) -> dict[str, Any]:
-    """What a plan says of masks and boxes beside the samples; {}: there are none.
+    """What a plan says of masks, boxes and columns of targets beside the samples; {}: there are none.
 
     Args:
         columns: beside all samples, by name.
@@ -252,7 +253,7 @@ def beside_options(columns: Mapping[str, np.ndarray[Any, Any]], samples: int) ->
             counts = np.diff(columns[offsets_named(name)])
             most = int(np.add.reduceat(counts, np.arange(0, len(counts), samples)).max())
             options.setdefault("ragged", {})[name] = {**said, "length": max(1, most)}
-        elif name in (MASK_STARTS, IMAGE_ID, IMAGE_SIZE):
+        elif name in (MASK_STARTS, IMAGE_ID, IMAGE_SIZE) or (are_targets(name) and name != TARGETS):
             options.setdefault("beside", {})[name] = said
     return options
 

@@ -34,7 +34,7 @@ from headrace.storage.arrays.packed import (
     RAGGED,
     STARTS,
     STOPS,
-    TARGETS,
+    are_targets,
     bytes_of,
     crc_of,
     edges_named,
@@ -107,8 +107,7 @@ def _columns(packing: Packing, layout: ZarrLayout, part: int, sums: npt.NDArray[
     if layout.is_flat:
         edges = np.concatenate([[0], np.cumsum(plan.sizes)]) + part * layout.data.length
         columns |= {STARTS: edges[:-1], STOPS: edges[1:]}
-    if TARGETS in layout.arrays:
-        columns[TARGETS] = plan.columns[TARGETS]
+    columns |= {name: plan.columns[name] for name in layout.arrays if are_targets(name)}
     if NAMES in layout.arrays:
         edges = plan.columns[NAME_OFFSETS] + part * layout.arrays[NAMES].length
         columns |= {NAMES: plan.columns[NAMES], NAME_STARTS: edges[:-1], NAME_STOPS: edges[1:]}

@@ -23,7 +23,7 @@ from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.source import Rows
 
-PACKED_VERSION = 6  # the latest layout; files that an older headrace reads keep the number that it knows
+PACKED_VERSION = 7  # the latest layout; files that an older headrace reads keep the number that it knows
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
@@ -38,6 +38,17 @@ OBJECT, LABELS, SEGMENTATIONS = "object", "labels", "segmentations"
 RAGGED = {BOXES: OBJECT, LABELS: OBJECT, "area": OBJECT, "iscrowd": OBJECT, SEGMENTATIONS: "segmentation"}
 """Arrays with any number of items a sample, and what their edges are called: ``object_offsets`` ([n + 1] int64), and in Zarr packs
 ``object_starts`` and ``object_stops`` ([n] int64 each)."""
+
+
+def target_named(number: int) -> str:
+    """What a column is called of targets that are dicts ([n, ...])."""
+    return f"{TARGETS}_{number}"
+
+
+def are_targets(name: str) -> bool:
+    """True if an array of a pack holds targets, or a column of them."""
+    begin, _, number = name.partition("_")
+    return name == TARGETS or (begin == TARGETS and number.isdecimal())
 
 
 def offsets_named(name: str) -> str:
@@ -75,6 +86,8 @@ class PackedInfo:
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
         part: of one of several files: its number, how many there are, and fingerprint and number of samples of all together (layout 2).
         values: "bytes" or "str" where the samples are these ("ragged" rows of uint8, those of str in UTF-8); None: arrays (layout 3).
+        target_columns: of targets that are dicts, in order, the name of each column and the names of its classes, or None; column i is
+            the array ``targets_{i}``. None: targets are one array, or there are none (layout 7).
         version: of this layout.
     """
 
@@ -88,6 +101,7 @@ class PackedInfo:
     checksums: dict[str, int] = field(default_factory=dict)
     part: tuple[int, int, str, int] | None = None
     values: str | None = None
+    target_columns: list[Any] | None = None
     version: int = 1
 
     @property
@@ -98,7 +112,7 @@ class PackedInfo:
 
 def info_text(info: PackedInfo) -> bytes:
     """What a pack says of itself; without what older readers don't know, where there is none."""
-    said = {name: value for name, value in asdict(info).items() if name not in ("part", "values") or value is not None}
+    said = {name: value for name, value in asdict(info).items() if name not in ("part", "values", "target_columns") or value is not None}
     return json.dumps(said, sort_keys=True).encode("ascii")
 
 
@@ -166,16 +180,36 @@ class PackedSource(ArraysSource):
     def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
         """Where samples begin and end that lie flat, one behind the other; None: they are rows."""
 
-    @abstractmethod
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A whole array with one row a sample, such as the targets.
+        """A whole array with one row a sample, such as the targets; of targets that are dicts a compound, with a field for each column.
 
         Raises:
             MissingNameError, FormatError: no such array; another number of rows.
         """
+        if (columns := self._columns_of(name)) is None:
+            return self.stored_column(name)
+        arrays = {one: self.stored_column(target_named(number)) for number, one in enumerate(columns)}
+        rows = np.empty(len(self), [(one, array.dtype, array.shape[1:]) for one, array in arrays.items()])
+        for one, array in arrays.items():
+            rows[one] = array
+        return rows
+
+    def has_column(self, name: str) -> bool:
+        """True if there is such a `column`."""
+        columns = self._columns_of(name)
+        return self.has_array(name) if columns is None else all(self.has_array(target_named(number)) for number in range(len(columns)))
+
+    def _columns_of(self, name: str) -> list[str] | None:
+        """The names of the columns of targets that are dicts; None: the name is that of an array."""
+        columns = None if self.info is None or name != TARGETS else self.info.target_columns
+        return None if columns is None else [column for column, _ in columns]
 
     @abstractmethod
-    def has_column(self, name: str) -> bool:
+    def stored_column(self, name: str) -> npt.NDArray[Any]:
+        """`column` of an array as it is stored."""
+
+    @abstractmethod
+    def has_array(self, name: str) -> bool:
         """True if there is an array of that name."""
 
     @abstractmethod

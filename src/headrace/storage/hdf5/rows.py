@@ -39,6 +39,7 @@ from headrace.storage.arrays.packed import (
     OFFSETS,
     PackedInfo,
     PackedSource,
+    are_targets,
     crc_of,
     offsets_named,
 )
@@ -76,7 +77,7 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
             try:
                 dataset = readable(file[name], f"{redact(url)}: {name!r}")
                 is_column = dataset.shape is not None and len(dataset.shape) == 1 and dataset.nbytes <= _COLUMN_BYTES
-                if name in columns or (is_column and not _holds_samples(file, name)):
+                if name in columns or (info is not None and are_targets(name)) or (is_column and not _holds_samples(file, name)):
                     np.asarray(dataset)  # first: chunks that are compared with h5py's are not recorded, and h5py reads them once
                 if dataset.shape and not holds_objects(dataset.dtype, f"{redact(url)}: {name!r}"):
                     rows_of(dataset, url, name, opened.hdf5, opened.library)
@@ -311,7 +312,7 @@ class HDF5Source(PackedSource):
         offsets = self._offsets.array
         return offsets[:-1][indices], offsets[1:][indices]
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def stored_column(self, name: str) -> npt.NDArray[Any]:
         with self._opened.hdf5.reading(self._file) as file:
             column = self._column(file, name)
             packing = packing_of(self._opened.hdf5.dataset(file, name, self._file)) if self._how.decode_cf else None
@@ -363,6 +364,6 @@ class HDF5Source(PackedSource):
                 found[axis] = values if packing is None else packing.decode(values)
         return found
 
-    def has_column(self, name: str) -> bool:
+    def has_array(self, name: str) -> bool:
         with self._opened.hdf5.reading(self._file) as file:
             return name in file

@@ -182,13 +182,13 @@ class PackedGroup(PackedSource):
             reader.read_rows(indices, [row[name] for row in rows], self.run)
         return rows
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def stored_column(self, name: str) -> npt.NDArray[Any]:
         reader = self._reader(name)
         if reader.shape[:1] != (self._count,):
             raise FormatError(f"{self.path}: {name!r} has shape {reader.shape}, not one row for each of {self._count:,} samples")
         return reader.whole(self.run)
 
-    def has_column(self, name: str) -> bool:
+    def has_array(self, name: str) -> bool:
         return self._store.metadata(name) is not None
 
     @property

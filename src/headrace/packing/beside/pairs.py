@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.views import TargetSequence
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.joint import MaskFormat, check_mask_header, mask_of
@@ -23,6 +24,7 @@ from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import check_header, image_shape
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
+from headrace.packing.beside.targets import target_arrays
 from headrace.packing.options import Check
 from headrace.storage.arrays.packed import BOXES, IMAGE, MASK, MASK_STARTS, MASKS, PackedSource, bytes_of
 from headrace.storage.pairs import PairedSource
@@ -174,11 +176,11 @@ def annotations_check(dataset: BaseDataset) -> dict[str, int]:
     """What a plan has of targets that were given beside the images, by which other ones are noticed; {}: there are none."""
     boxes, targets = boxes_of(dataset), dataset.targets
     given = dataset._arguments.get("targets", FOLDERS)
-    is_given = isinstance(targets, np.ndarray) and targets.dtype.kind in "biufc" and not (isinstance(given, str) and given == FOLDERS)
-    if boxes is None and not is_given:
+    is_known = isinstance(targets, TargetSequence) or (isinstance(targets, np.ndarray) and targets.dtype.kind in "biufc")
+    if boxes is None and (not is_known or (isinstance(given, str) and given == FOLDERS)):
         return {}
-    crc = 0
-    for _, column in sorted({"targets": targets}.items() if boxes is None else boxes.columns(boxes.sizes).items()):
+    crc, columns = 0, target_arrays(targets) if boxes is None else boxes.columns(boxes.sizes)
+    for _, column in sorted(columns.items()):
         crc = zlib.crc32(bytes_of(column).data, crc)
     return {"annotations": crc}
 
