@@ -32,6 +32,8 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     images = {"image": [{"bytes": encoded(row), "path": None} for row in range(6)], "label": [0, 1] * 3, "caption": captions}
     write(tmp_path / "photos.parquet", pa.table(images))
     write(tmp_path / "captions.parquet", pa.table({"caption": captions}))
+    kinds = pa.array(["oak", "ash", "elm"] * 2).dictionary_encode()
+    write(tmp_path / "kinds.parquet", pa.table({"size": range(6), "kind": kinds}))
     write(tmp_path / "saved" / "train" / "data-00000-of-00001.arrow", words(), "stream")
     np.save("embeddings.npy", spectra)
     np.savez("arrays.npz", x=spectra, y=np.arange(80))

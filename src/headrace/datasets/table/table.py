@@ -18,6 +18,7 @@ from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.format import SampleFormat, chained
 from headrace.datasets.core.options import PathOptions, split_options
+from headrace.datasets.core.views import targets_of_view
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
 from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
@@ -34,7 +35,7 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.table.arrays import open_arrays
-from headrace.storage.table.columns import holds_chats, holds_images, is_bytes, is_text
+from headrace.storage.table.columns import holds_chats, holds_images, is_bytes, is_categorical, is_text
 from headrace.storage.table.files import TABLES, TableFile, classes_in, hold_arrays
 from headrace.storage.table.source import TableSource, open_tables
 from headrace.storage.text.records import TEXT_FIELD
@@ -66,7 +67,8 @@ class TableDataset(TokenizedDataset):
             one server. The splits of a data set are not one table.
         columns: names of columns: samples are dicts of these; one name as a str: samples are the values of that column. None: all but the
             targets, or, where `image_column` or `text_column` is given, these alone.
-        target_name: a column with the targets, which is read when the table is opened.
+        target_name: a column with the targets, which is read when the table is opened. Dictionary-encoded texts, such as categoricals of
+            pandas, become class numbers (int64), in the sorted order of the texts; other texts stay str.
         image_column: a column of encoded images, as bytes or as structs {"bytes", "path"}, which are decoded as `ImageDataset` does it.
             If no other column is read, the image itself is the sample's input.
         text_column: a column of texts, which become ``"input_ids"`` (int64 [tokens]). If no other column is read, samples are those of
@@ -87,8 +89,8 @@ class TableDataset(TokenizedDataset):
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        classes, class_to_idx: names of the classes, and the number of each, where HuggingFace's `datasets` has noted them of `target_name`
-            (`ClassLabel`).
+        classes, class_to_idx: names of the classes, and the number of each, where targets are dictionary-encoded texts, or HuggingFace's
+            `datasets` has noted them (`ClassLabel`).
 
     Raises:
         ConfigError: an argument makes no sense, or pyarrow is missing.
@@ -176,7 +178,7 @@ class TableDataset(TokenizedDataset):
             rows = parts_of(documents.tokens(end_token), of_texts, documents.text_of, cutting)
             source, self.collate = rows.source, None if packing else "text"
             if documents.targets is not None:
-                targets = documents.targets[source.document_of(np.arange(len(source)))]
+                targets = targets_of_view(documents.targets, source.document_of(np.arange(len(source))))
         elif hold_arrays(files, shown):
             if image_column is not None or text_column is not None:
                 raise ConfigError(f"{shown} holds NumPy arrays, which have no columns of images or texts")
@@ -200,7 +202,7 @@ class TableDataset(TokenizedDataset):
             if chat_template is not None and not are_chats:
                 raise ConfigError(f"chat_template is for chats, and the column {text_column!r} holds texts: leave it out")
             if target_name is not None:
-                targets, self.classes = _targets(source, target_name), classes_in(first.schema, target_name)
+                targets, self.classes = _targets(source, target_name)
             left = DatasetBudget(common.get("max_memory_usage", 0.8))
             made: ImageFormat | None = None
             if image_column is not None:
@@ -337,14 +339,19 @@ def _are_chats(tables: Sequence[TableFile], column: str) -> bool:
     return column in schema.names and holds_chats(schema.field(column).type)
 
 
-def _targets(source: TableSource, name: str) -> Any:
+def _targets(source: TableSource, name: str) -> tuple[Any, list[str]]:
+    """The targets, and the names of their classes."""
     for table in source.tables:
         table.check([name])
     found = source.column(name)
     if isinstance(found, list) and None in found:
         row = found.index(None)
         raise FormatError(f"{source.location(row)}: target_name={name!r}: there is no value (null)")
-    return found
+    if not is_categorical(source.first.schema.field(name).type):
+        return found, classes_in(source.first.schema, name)
+    classes = sorted(set(found))
+    number = {text: i for i, text in enumerate(classes)}
+    return np.array([number[text] for text in found], np.int64), classes
 
 
 def _numpy_rows(

@@ -227,6 +227,14 @@ def is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
+def is_categorical(kind: Any) -> bool:
+    """True for a type of texts that are dictionary-encoded, such as categoricals of pandas."""
+    pa = pyarrow()
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return bool(pa.types.is_dictionary(kind)) and is_text(kind)
+
+
 def is_bytes(kind: Any) -> bool:
     """True for a type of bytes."""
     types, kind = pyarrow().types, _plain_type(kind)
@@ -298,6 +306,8 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if types.is_dictionary(array.type):
+        if types.is_string_view(array.type.value_type):  # pyarrow does not decode these
+            array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_string()))
         array = array.dictionary_decode()
     if types.is_string_view(array.type):
         array = array.cast(pa.large_string())
