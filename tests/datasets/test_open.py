@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
+import h5py
+import numpy as np
 import pytest
+import zarr
 
-from headrace import ImageDataset, MemoryEfficientDataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
-from headrace.errors import DataNotFoundError, FormatError
+from headrace import (
+    EpisodeDataset,
+    HDF5Dataset,
+    ImageDataset,
+    MemoryEfficientDataset,
+    SparseDataset,
+    StreamingDataset,
+    TextDataset,
+    ZarrDataset,
+    open_dataset,
+    pack,
+    read_rows,
+    write_index,
+)
+from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from tests.data.make import make_shards
 from tests.datasets.text.test_text import write
 
@@ -76,3 +94,58 @@ def test_a_remote_folder_is_opened_by_what_lies_in_it(names: tuple[str, ...], ex
         monkeypatch.setattr(cls, "__init__", lambda self, *args, **options: opened.append(type(self)))
     open_dataset("memory://opened")
     assert opened == [expected]
+
+
+def write_arrays(folder: Path, *names: str) -> Path:
+    """Files of six rows: as their names say in HDF5 or Zarr."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        if name.endswith(".zarr"):
+            zarr.open_group(folder / name, mode="w").create_array("data", data=np.arange(12).reshape(6, 2))
+        else:
+            with h5py.File(folder / name, "w") as file:
+                file["data"] = np.arange(12).reshape(6, 2)
+    return folder
+
+
+OPENED: dict[str, Callable[[Any], Any]] = {
+    "open_dataset": open_dataset, "sparse": SparseDataset, "episodes": EpisodeDataset,
+    "read_rows": lambda path: read_rows(path, "data", [0]),
+}  # fmt: skip
+
+
+class TestHDF5BesideZarr:
+    @pytest.mark.parametrize("opens", OPENED.values(), ids=OPENED)
+    def test_both_are_named(self, opens: Callable[[Any], Any], tmp_path: Path) -> None:
+        folder = write_arrays(tmp_path / "runs", "b.zarr", "a.h5", "c/d.h5")
+        for path in (folder, f"{folder}/*"):
+            count = 2 if path == folder else 1
+            files = "2 HDF5 files" if count == 2 else "1 HDF5 file"
+            with pytest.raises(
+                ConfigError, match=rf"runs.* holds {files} \(a\.h5\) and 1 Zarr store \(b\.zarr\), .* '\*\.h5' or '\*\.zarr'"
+            ):
+                opens(path)
+
+    def test_what_the_message_says_helps(self, tmp_path: Path) -> None:
+        folder = write_arrays(tmp_path / "runs", "a.h5", "b.zarr")
+        for opened, cls in (
+            (open_dataset(f"{folder}/*.h5"), HDF5Dataset), (open_dataset(f"{folder}/*.zarr"), ZarrDataset),
+            (HDF5Dataset(folder), HDF5Dataset), (ZarrDataset(folder), ZarrDataset),
+        ):  # fmt: skip
+            with opened:
+                assert type(opened) is cls and len(opened) == 6
+
+    def test_what_is_no_data_does_not_count(self, tmp_path: Path) -> None:
+        folder = write_arrays(tmp_path / "runs", "a.h5", "c.h5", ".cache.zarr", "deep/b.zarr")
+        write_index(folder / "a.h5")
+        with open_dataset(folder) as dataset:  # ZarrDataset finds no store deeper than that
+            assert type(dataset) is HDF5Dataset and len(dataset) == 12
+        with open_dataset(write_arrays(tmp_path / "stores", "a.zarr", "b.zarr")) as dataset:
+            assert type(dataset) is ZarrDataset and len(dataset) == 12
+        with open_dataset(pack(folder / "a.h5", tmp_path / "packed", format="zarr")) as dataset:
+            assert type(dataset) is ZarrDataset and len(dataset) == 6
+
+    def test_what_comes_before_both_is_opened(self, tmp_path: Path) -> None:
+        folder = write(write_arrays(tmp_path / "runs", "a.h5", "b.zarr"), {"notes.txt": "documented: texts come first"})
+        assert type(open_dataset(folder)) is TextDataset

@@ -64,8 +64,8 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
     An HDF5 file or a Zarr store with a sparse matrix as AnnData writes it ("X", or nothing else) is a `SparseDataset`, unless a
     `dataset_name` is given.
 
-    Where several kinds lie side by side, the first of these is read: images, .tar shards, texts, HDF5 files, Zarr stores, tables. What
-    HuggingFace's `datasets` writes beside tables is no text.
+    Where several kinds lie side by side, the first of these is read: images, .tar shards, texts, HDF5 files or Zarr stores, tables. HDF5
+    files beside Zarr stores are an error. What HuggingFace's `datasets` writes beside tables is no text.
 
     Args:
         data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset`, `SparseDataset`, `TableDataset` or
@@ -73,6 +73,7 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
         **options: passed to the dataset's class.
 
     Raises:
+        ConfigError: an option is for other data; HDF5 files and Zarr stores lie side by side.
         DataNotFoundError: nothing there, or no file of a known format.
         FormatError: a file of another format.
     """
@@ -99,7 +100,7 @@ def known_keywords() -> frozenset[str]:
 def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]:
     """The class that opens a path; of a sparse matrix that lies elsewhere than usual `options` get the group."""
     remote = RemoteOptions.taken_from(dict(options))
-    kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True)
+    kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True, is_alone=True)
     if (kind is HDF5 or kind is ZARR) and _OF_EPISODES & options.keys():
         return EpisodeDataset
     if kind is HDF5 or kind is ZARR:

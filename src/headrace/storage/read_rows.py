@@ -121,7 +121,7 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
     """The rows of the array in all files that a path means; closed at the end."""
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name must be that of one array, or None, not {name!r}")
-    kind = kind_of(path, (HDF5, ZARR), remote, searches=True)
+    kind = kind_of(path, (HDF5, ZARR), remote, searches=True, is_alone=True)
     sources: list[Any] = []
     if kind is ZARR:
         files = resolve(path, ZARR, remote)

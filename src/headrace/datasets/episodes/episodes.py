@@ -217,7 +217,7 @@ class EpisodeDataset(BaseDataset):
             raise ConfigError("episodes= names none: leave it out for all, or name some")
         reach, common = split_options(options)
         how = EpisodeOptions(groups, chosen, _names("static", static), wanted, window, direct, reach.cache_dir, decode_nwb)
-        is_zarr = kind_of(data_path, (HDF5, ZARR), reach, searches=True) is ZARR
+        is_zarr = kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True) is ZARR
         source, opened = open_source(data_path, is_zarr, reach, how, windows)
         try:
             dtypes = _dtypes_of(source, dtype)

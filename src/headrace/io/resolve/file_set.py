@@ -29,6 +29,7 @@ class Kind:
         recognizes: tells from a local file's or folder's content that it is of this kind, whatever its name.
         is_store: tells that a store lies at a URL, whatever its name.
         bookkeeping: names of files that are written beside those of this kind, and are no data, in lower case.
+        holds_arrays: True if any array may be in them: of two such kinds in one place nobody can tell which is meant.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Kind:
     recognizes: Callable[[str], bool] | None = None
     is_store: Callable[[str, Any], bool] | None = None
     bookkeeping: frozenset[str] = frozenset()
+    holds_arrays: bool = False
 
     @property
     def all_endings(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from headrace.errors import DataNotFoundError, FormatError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.io.paths import cache_folder, is_url, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -103,7 +103,9 @@ def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) ->
     return files
 
 
-def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions | None = None, *, searches: bool = False) -> Kind | None:
+def kind_of(
+    data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions | None = None, *, searches: bool = False, is_alone: bool = False
+) -> Kind | None:
     """The first of some kinds of which there is something: by the names of files, globs and URLs; of local files whose names say nothing by
     their content; None where nothing is known.
 
@@ -113,9 +115,10 @@ def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions |
         options: how URLs are read.
         searches: folders are searched until something of the first kind is met, of a remote one the first in it. False: nothing is
             listed; of URLs the manifests of packs are read.
+        is_alone: files of arrays may not lie beside those of another kind that `holds_arrays`.
 
     Raises:
-        ConfigError, DataNotFoundError: it is no path; it is empty; a pack is not complete.
+        ConfigError, DataNotFoundError: it is no path; it is empty; a pack is not complete; see `is_alone`.
         FormatError: the manifest of a pack is damaged.
         AccessError, RemoteError: a server does not answer.
     """
@@ -132,12 +135,33 @@ def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions |
             looks_inside = kind is not None or searches  # of a million files without endings one is opened
         if kind is not None:
             (noted if not is_whole and path.rpartition("/")[2].lower() in bookkeeping else met).add(kind.name)
-        if kind is kinds[0]:
+        if kind is kinds[0] and not (is_alone and kind.holds_arrays):
             break
     found = [kind for kind in kinds if kind.name in met]
     if not all(kind.bookkeeping for kind in found) or not found:  # it lies beside files of one kind only
         found = [kind for kind in kinds if kind.name in met | noted]
+    if is_alone and found and found[0].holds_arrays:
+        _refuse_several(entries, [kind for kind in found if kind.holds_arrays], options)
     return found[0] if found else None
+
+
+def _refuse_several(entries: Sequence[Any], kinds: Sequence[Kind], options: RemoteOptions | None) -> None:
+    """Raises a ConfigError where a dataset could be made of the files of each of several kinds."""
+    counted, patterns = list[str](), list[str]()
+    for kind in kinds if len(kinds) > 1 else ():
+        try:
+            files = resolve(list(entries), kind, options)
+        except DataNotFoundError:  # what lies deeper than it is searched for
+            continue
+        counted.append(f"{len(files):,} {kind.name if len(files) > 1 else kind.name[:-1]} ({redact(os.fsdecode(files.names[0]))})")
+        patterns.append(repr(f"*{os.path.splitext(os.fsdecode(files.names[0]))[1]}"))
+        if files.server is not None:
+            files.server.close()
+    if len(counted) > 1:
+        raise ConfigError(
+            f"{redact(entries[0])} holds {' and '.join(counted)}, and a dataset reads one kind: name it by a glob, such as the folder and "
+            f"{' or '.join(patterns)}, or move the others (HDF5Dataset and ZarrDataset read theirs alone)"
+        )
 
 
 def _names_in(entries: Sequence[Any], kinds: Sequence[Kind], options: RemoteOptions | None) -> Iterator[tuple[str, bool]]:

@@ -128,7 +128,7 @@ def open_rows(
         MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`, `join_columns`.
     """
     wanted = group.strip("/")
-    place = _Place(data_path, reach, kind_of(data_path, (HDF5, ZARR), reach, searches=True) is ZARR, wanted)
+    place = _Place(data_path, reach, kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True) is ZARR, wanted)
     nodes = [*(f"{wanted}{end}".strip("/") for end in _OF_MATRIX), "obs", "var", "var/_index", *(f"obs/{name}" for name in targets)]
     looked = _look_into_each(place, nodes, lambda file: _look_into(file, wanted, targets), direct=direct, keeps=True)
     found = [one for _, one in looked]

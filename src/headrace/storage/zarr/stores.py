@@ -286,7 +286,7 @@ def _is_store(url: str, files: RemoteFiles) -> bool:
         return True
 
 
-ZARR = Kind("Zarr stores", (), stores=(".zarr", ".zarr.zip"), keeps_order=True, recognizes=is_zarr, is_store=_is_store)
+ZARR = Kind("Zarr stores", (), stores=(".zarr", ".zarr.zip"), keeps_order=True, recognizes=is_zarr, is_store=_is_store, holds_arrays=True)
 
 
 def open_store(path: str | os.PathLike[Any], files: Files | None = None, nodes: Sequence[str] = ()) -> Store:
