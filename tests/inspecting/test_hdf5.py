@@ -8,8 +8,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import headrace
+from headrace import HDF5Dataset
+from headrace.cli.main import main
 from headrace.errors import FormatError, MissingNameError
 from headrace.inspecting import inspect
 from headrace.inspecting.report import MOST_NODES
@@ -243,3 +246,43 @@ def test_packed_numbers_are_told(tmp_path: Path) -> None:
     write_netcdf(tmp_path / "a.nc")
     assert any("'t2m' is packed as CF has it: decode_cf=True" in note for note in inspect(tmp_path / "a.nc", dataset_name="t2m").notes)
     assert not any("packed" in note for note in inspect(tmp_path / "a.nc", dataset_name="time").notes)
+
+
+@pytest.mark.parametrize("name", [None, "t2m", "bytes", "words"])
+def test_decode_cf_is_proposed(name: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.nc"
+    write_netcdf(path)
+    report = inspect(path, dataset_name=name)
+    if name is None:  # the largest array is shown
+        assert report.opens_as == f"headrace.HDF5Dataset({str(path)!r}, 't2m', decode_cf=True)"
+        assert report.samples_are == "rows of 't2m', int16 [4], unpacked float64"
+        assert main(["info", str(path)]) == 0 and "decode_cf=True)" in capsys.readouterr().out
+    assert report.opens_as is not None
+    with eval(report.opens_as, {"headrace": headrace}) as dataset:
+        assert report.opens_as.endswith("decode_cf=True)") and report.samples == len(dataset)
+        assert report.fingerprint == dataset.fingerprint
+        if name == "t2m":
+            assert dataset[0].dtype == torch.float64
+
+
+def test_advice_for_packed_numbers_unpacks_them(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        packed = file.create_dataset("t2m", (100_000, 900), "i2", chunks=(64, 900), compression="gzip")
+        packed[:64] = np.arange(64 * 900).reshape(64, 900)
+        packed.attrs["scale_factor"] = 0.5
+    report = inspect(tmp_path / "a.nc")
+    assert report.advice[0].code == f"headrace.pack({report.opens_as}, 'a-packed.h5')" and not report.advice[0].command
+
+
+def test_other_arrays_are_opened_as_they_are(tmp_path: Path) -> None:
+    write_netcdf(tmp_path / "a.nc")
+    assert "decode_cf" not in str(inspect(tmp_path / "a.nc", dataset_name="time"))
+
+
+def test_packed_numbers_of_several_files(tmp_path: Path) -> None:
+    for number in range(3):
+        write_netcdf(tmp_path / f"{number}.nc", begin=9 * number)
+    report = inspect(tmp_path)
+    with HDF5Dataset(tmp_path, "t2m", decode_cf=True) as dataset:
+        assert report.samples == len(dataset) == 27 and report.fingerprint == dataset.fingerprint
+    assert report.opens_as == f"headrace.HDF5Dataset({str(tmp_path)!r}, 't2m', decode_cf=True)"

@@ -27,7 +27,7 @@ def packed_name(path: str) -> str:
     return f"{name}-packed.h5"
 
 
-def for_rows(access: Access, path: str, kind: str, *, names_array: bool, height: int) -> list[Advice]:
+def for_rows(access: Access, path: str, kind: str, *, names_array: bool, height: int, opens_as: str | None = None) -> list[Advice]:
     """Advice for an array of which a sample is a row.
 
     Args:
@@ -36,12 +36,15 @@ def for_rows(access: Access, path: str, kind: str, *, names_array: bool, height:
         kind: of its dtype, as NumPy has it.
         names_array: True if the array must be named.
         height: rows of a chunk.
+        opens_as: how it is opened in Python, where the command line can't say it.
     """
     gain = rounded_down(gain_of_packing(access))
     if gain < _WORTH or not access.nbytes:
         return []
     found: list[Advice] = []
-    if kind in "biuf":
+    if opens_as is not None:
+        found.append(Advice(_why(access), code=f"headrace.pack({opens_as}, {packed_name(path)!r})", gain=gain))
+    elif kind in "biuf":
         named = f" --dataset-name {shlex.quote(access.name)}" if names_array else ""
         command = f"headrace pack {shlex.quote(redact(path))} {shlex.quote(packed_name(path))}{named}"
         found.append(Advice(_why(access), command, gain=gain, nbytes=access.total))

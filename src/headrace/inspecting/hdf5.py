@@ -30,7 +30,7 @@ from headrace.storage.hdf5.conventions import packing_of
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.packed import packed_info
-from headrace.storage.hdf5.rows import OpenHDF5, open_files
+from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
 from headrace.storage.hdf5.times import readable, value_dtype
 from headrace.storage.source import fingerprint_of_files
 from headrace.storage.sparse.hdf5 import HDF5Groups
@@ -61,6 +61,8 @@ class _Found(NamedTuple):
     episodes: Episodes | None = None
     matrix: FoundMatrix | None = None
     table: PandasTable | None = None
+    decoded: str = ""
+    """The dtype of packed values of netCDF when they are unpacked; "": values are what is stored."""
 
 
 def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) -> Report:
@@ -103,7 +105,8 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     if primary is not None and main is not None and found.info is None and found.matrix is None:
         names_array = primary.path != DATA and len([node for node in found.nodes if node.kind == "array" and node.shape]) > 1
         of = paths[0] if len(paths) == 1 else shown
-        report.advice = advice.for_rows(main, of, found.kind, names_array=names_array, height=found.height)
+        opens = report.opens_as if found.decoded else None
+        report.advice = advice.for_rows(main, of, found.kind, names_array=names_array, height=found.height, opens_as=opens)
     if len(paths) > 1:
         report.notes.append(f"{len(paths):,} files: what is told of arrays is that of the first, {redact(os.path.basename(paths[0]))}")
     return report
@@ -120,7 +123,7 @@ def _rows_together(opened: OpenHDF5, paths: list[str], found: _Found) -> tuple[i
             if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
                 return None, []
             rows += int(dataset.shape[0])
-            prints.append(layout_fingerprint([found.primary.path, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks]))
+            prints.append(_fingerprint(opened, path, found.primary.path, dataset))
     return rows, prints
 
 
@@ -167,8 +170,11 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         report.opens_as = f"headrace.HDF5Dataset({report.path!r}, {table.name!r})"
         return
     report.samples_are = f"rows of {node.path!r}, {node.dtype} {list(node.shape[1:])}"
-    named = "" if node.path == DATA else f", {node.path!r}"
-    report.opens_as = f"headrace.HDF5Dataset({report.path!r}{named})"
+    options = [] if node.path == DATA else [repr(node.path)]
+    if found.decoded:
+        report.samples_are += f", unpacked {found.decoded}"
+        options.append("decode_cf=True")
+    report.opens_as = f"headrace.HDF5Dataset({', '.join([repr(report.path), *options])})"
 
 
 def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
@@ -197,14 +203,23 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
                 access.append(costs.of_flat(cost, info) if info is not None and node.path == DATA and info.is_flat else cost)
             if node is primary:
                 kind, height, rows = _dtype(dataset).kind, (dataset.chunks or (1,))[0], int(dataset.shape[0])
-                fingerprint = layout_fingerprint([node.path, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks])
-        if primary is not None and packing_of(hdf5.dataset(file, primary.path, path)) is not None:
+                fingerprint = _fingerprint(opened, path, node.path, dataset)
+        packing = None if primary is None else packing_of(hdf5.dataset(file, primary.path, path))
+        if primary is not None and packing is not None:
             notes.append(f"{primary.path!r} is packed as CF has it: decode_cf=True unpacks its values")
         if info is not None:
             fingerprint = info.fingerprint
         classes = _classes(file, info, rows)
         details = _details(file, info)
-    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes, matrix, table)
+    decoded = "" if packing is None else "strings" if packing.joins else str(packing.dtype)
+    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes, matrix, table, decoded)
+
+
+def _fingerprint(opened: OpenHDF5, path: str, name: str, dataset: h5py.Dataset) -> str:
+    """That of the rows of an array; of packed values of netCDF when they are unpacked."""
+    if packing_of(dataset) is not None:
+        return HDF5Source(path, name, opened=opened, how=Interpretation(decode_cf=True)).fingerprint()
+    return layout_fingerprint([name, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks])
 
 
 def _dtype(dataset: h5py.Dataset) -> np.dtype[Any]:
