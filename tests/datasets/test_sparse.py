@@ -689,6 +689,8 @@ def test_what_is_shown(files: dict[str, Path]) -> None:
 def test_the_code_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cells.h5ad", "plate1.h5ad", "plate2.h5ad", "cells.zarr"):
         write_anndata(tmp_path / name, random_matrix(200, 40), names=["CD3E", "CD8A", "NKG7", *(f"gene {n}" for n in range(37))])
+    with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
+        file["obsm/X_pca"] = np.zeros((200, 5), "f4")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "docs"}
     page = (ROOT / "docs" / "sparse.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import SparseDataset, create_dataloader, open_dataset
+from headrace import HDF5Dataset, SparseDataset, ZarrDataset, create_dataloader, open_dataset
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -65,6 +65,21 @@ def test_files_that_anndata_wrote(written: Any, direct: bool) -> None:
                 whole.close()
         if group == "X":
             assert type(open_dataset(folder / name)) is SparseDataset
+
+
+def test_dense_arrays_of_anndata_with_targets_of_obs(written: Any) -> None:
+    import anndata
+
+    folder, expected = written
+    for name in dict.fromkeys(name for name, _ in expected):
+        path = folder / name
+        read = anndata.read_zarr(path) if path.suffix == ".zarr" else anndata.read_h5ad(path)
+        _, kinds, classes, _ = expected[name, "X"]
+        cls: Any = ZarrDataset if path.suffix == ".zarr" else HDF5Dataset
+        with cls(path, "obsm/pca", target_name="obs/kind") as dataset, cls(path, "obsm/pca", target_name="obs/depth") as depths:
+            assert dataset.classes == classes and [target for _, target in dataset] == kinds.tolist(), name
+            assert np.array_equal(torch.stack([row for row, _ in dataset]), read.obsm["pca"]), name
+            assert [target for _, target in depths] == read.obs["depth"].tolist(), name
 
 
 @pytest.mark.parametrize("join", ["inner", "outer"])

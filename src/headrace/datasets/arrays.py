@@ -18,6 +18,7 @@ from headrace.storage.arrays.packed import PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource
+from headrace.storage.sparse.frames import Column, joined_column
 
 
 class ArrayFormat(SampleFormat):
@@ -78,6 +79,7 @@ class ArrayDataset(BaseDataset):
     """Rows of arrays as tensors; several arrays as dicts of them. The common part of `HDF5Dataset` and `ZarrDataset`."""
 
     reads_urls = True
+    classes: list[str] | None = None
     _format: ArrayFormat
 
     def held_nbytes(self) -> int | None:
@@ -124,6 +126,25 @@ def _values_of(sources: Sequence[ArraysSource]) -> str | None:
                 f"{values[0] or 'arrays'} there"
             )
     return values[0]
+
+
+def labelled_targets(
+    columns: Sequence[npt.NDArray[Any] | Column], name: str, encoding: str | None = "utf-8"
+) -> tuple[Any, list[str] | None]:
+    """The targets of several files, one after the other, and the names of their classes; None: they have none.
+
+    Args:
+        columns: of each file; of AnnData's tables `Column`s.
+        name: of them, for messages.
+        encoding: of strings.
+
+    Raises:
+        FormatError: they are categories in some files, and not in others.
+    """
+    if not any(isinstance(column, Column) for column in columns):
+        return joined_targets([column for column in columns if not isinstance(column, Column)], encoding), None
+    joined = joined_column([column if isinstance(column, Column) else Column(column) for column in columns], name)
+    return joined.values.tolist() if joined.values.dtype == object else joined.values, joined.categories
 
 
 def joined_targets(columns: Sequence[npt.NDArray[Any]], encoding: str | None = "utf-8") -> Any:

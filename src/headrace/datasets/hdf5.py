@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
-from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, joined_targets
+from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, labelled_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.errors import ConfigError, FormatError, MissingNameError
@@ -28,6 +28,8 @@ from headrace.storage.hdf5.files import only_dataset
 from headrace.storage.hdf5.layouts import KeptLayouts
 from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
 from headrace.storage.hdf5.tables import Column, columns_of, tables_in
+from headrace.storage.sparse import frames
+from headrace.storage.sparse.hdf5 import HDF5Groups
 
 
 class TableFormat(ArrayFormat):
@@ -60,7 +62,8 @@ class HDF5Dataset(ArrayDataset):
         dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples. Or path of a table of
             pandas (``to_hdf``, formats "fixed" and "table"). None: "data", or the only dataset there is beside the targets, or the only
             table.
-        target_name: path of a dataset with one row a sample; of a table also the name of a column, which samples then lack.
+        target_name: path of a dataset with one row a sample; of a table also the name of a column, which samples then lack. Of a file of
+            AnnData also a column of `obs` that is categorical ("obs/kind"): targets are class numbers (-1 where there is none).
         transform: called with the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
         dtype: numbers are cast to this NumPy or torch dtype, also torch.bfloat16; None: they stay as they are.
@@ -73,6 +76,9 @@ class HDF5Dataset(ArrayDataset):
         direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
             `explain()` names the path that each dataset takes, and why.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
+
+    Attributes:
+        classes: names of the classes of a categorical target; None: it is none.
 
     Raises:
         ConfigError: paths and URLs together, a dtype or an encoding that is none, an axis that is not there.
@@ -123,14 +129,16 @@ class HDF5Dataset(ArrayDataset):
             if table is not None and how != Interpretation():
                 raise ConfigError(f"{redact(path)}: {wanted!r} is a table of pandas: axis, reverse_axes and decode_cf are for arrays")
             source = HDF5Source(path, names, direct=direct, cache_dir=reach.cache_dir, opened=opened, how=how)
-            return source, None if target_name is None else _targets(source, table, target_name), table
+            return source, None if target_name is None else _targets(source, table, target_name, path, opened), table
 
         sources, columns, tables = _by_layouts(opened, paths, one, [wanted, target_name, direct, *how], reach.cache_dir)
         source, rows = joined_rows(sources, dtype, codec)
         _check_alike(paths, tables)
         if tables[0] is not None:
             rows = TableFormat([column for column in tables[0] if column.name != target_name], rows.dtype, codec)
-        targets = None if target_name is None else joined_targets(columns, codec)
+        targets = None
+        if target_name is not None:
+            targets, self.classes = labelled_targets(columns, target_name, codec)
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
     def coordinates(self) -> dict[str, npt.NDArray[Any]]:
@@ -166,7 +174,7 @@ def _by_layouts(
         nothing = [None] * len(paths)
         return sources, nothing if columns is None else columns, nothing
     made = opened.hdf5.read_each(paths, one)
-    if all(table is None for *_, table in made):
+    if all(table is None and not isinstance(column, frames.Column) for _, column, table in made):
         kept.keep([source.layouts() for source, *_ in made], [column for _, column, _ in made])
     return zip(*made, strict=True)
 
@@ -204,13 +212,17 @@ def _check_alike(paths: Sequence[str], tables: Sequence[list[Column] | None]) ->
             )
 
 
-def _targets(source: HDF5Source, table: list[Column] | None, name: str) -> npt.NDArray[Any]:
-    """The targets: a column of the table, or a dataset."""
+def _targets(source: HDF5Source, table: list[Column] | None, name: str, path: str, opened: OpenHDF5) -> npt.NDArray[Any] | frames.Column:
+    """The targets: a column of the table, or a dataset; or a column of a table of AnnData."""
     column = next((column for column in table or () if column.name == name), None)
     if table is not None and column is None and not source.has_column(name):
         names = listed_names([column.name for column in table], name)
         raise MissingNameError(f"{source.path}: {name!r} is no column of the table, and no dataset; its columns are: {names}")
-    return source.column(name) if column is None else source.table_column(column)
+    if column is not None:
+        return source.table_column(column)
+    with opened.hdf5.reading(path) as file:
+        group = frames.column_of_group(HDF5Groups(file, path, opened), name, len(source))
+    return source.column(name) if group is None else group
 
 
 def _encoding_named(encoding: str | None) -> str | None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.casting import DTypeArgument, cast, dtype_named
-from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, joined_targets
+from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, labelled_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import HasTargets
 from headrace.datasets.core.options import PathOptions, split_options
@@ -21,9 +22,12 @@ from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.packed import DATA
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
+from headrace.storage.sparse.frames import Column, column_of_group
+from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.ome import Scale
 from headrace.storage.zarr.packed import PackedGroup, packed_group
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
+from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import ZARR
 from headrace.storage.zarr.volumes import Extents, ZarrArray, array_or_level, patch_source
 
@@ -65,7 +69,8 @@ class ZarrDataset(ArrayDataset):
         dataset_name: path of the array in the store, or (for rows) a list of such; None: the only one there is. Or path of an image of
             OME-NGFF 0.4 or 0.5; None: the store itself.
         target_name: path of the targets: for rows an array with one row a sample, for patches one of labels; for an image of OME-NGFF
-            the name of one of its labels.
+            the name of one of its labels. For rows of a store of AnnData also a column of `obs` that is categorical ("obs/kind"): targets
+            are class numbers (-1 where there is none).
         transform: called with the row or patch as a tensor; for patches with labels, `transforms` is called with both.
         loading_mode: see `LoadingMode`.
         patch_shape: extents of a patch along the last axes, all earlier axes being whole; -1: the whole axis. Or a dict of extents by the
@@ -85,6 +90,9 @@ class ZarrDataset(ArrayDataset):
         direct: read the files themselves where their layout is known, which is faster; False: through zarr-python alone. Both give the
             same; `explain()` names the path that each array takes, and why.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
+
+    Attributes:
+        classes: names of the classes of a categorical target; None: it is none.
 
     Raises:
         ConfigError: URLs of several servers, or beside local paths; extents that make no sense, an option that goes with
@@ -160,7 +168,9 @@ class ZarrDataset(ArrayDataset):
                 ]
             )
             source, sample_format = joined_rows(sources, dtype)
-            targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
+            if target_name is not None:
+                columns = [_targets(source, opened.store(path), opened, target_name) for source, path in zip(sources, paths, strict=True)]
+                targets, self.classes = labelled_targets(columns, target_name)
         else:
             cast_to, how = dtype_named(dtype), (patch_shape, stride, edges, pad, boxes)
             self._volumes = [(patch_source(array, target_name, opened, *how), array) for array in arrays]
@@ -230,6 +240,13 @@ class ZarrDataset(ArrayDataset):
         if "decode" in self._overridden:
             return None
         return sum(patches.sample_bytes(self._format.dtype) * len(patches) for patches, _ in self._volumes)
+
+
+def _targets(source: Any, store: Store, opened: OpenZarr, name: str) -> npt.NDArray[Any] | Column:
+    """The targets of a store: an array, or a column of a table of AnnData."""
+    group = column_of_group(ZarrGroups(store, opened), name, len(source))
+    column: npt.NDArray[Any] | Column = source.column(name) if group is None else group
+    return column
 
 
 def _joined_volumes(volumes: Sequence[tuple[PatchSource, ZarrArray]]) -> PatchSource | ConcatSource[PatchSource]:

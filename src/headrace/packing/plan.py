@@ -13,6 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.arrays import ArrayDataset
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
@@ -278,6 +279,8 @@ def _classes(dataset: BaseDataset, packed: PackedInfo | None) -> list[str] | Non
     """Of arrays of a pack: the pack's, if its targets are the dataset's."""
     if isinstance(dataset, ImageDataset):
         return dataset.classes or None
+    if isinstance(dataset, ArrayDataset) and dataset.classes is not None:
+        return dataset.classes
     return packed.classes if packed is not None and _has_targets_of_pack(dataset) else None
 
 

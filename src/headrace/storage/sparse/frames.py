@@ -14,7 +14,7 @@ import numpy.typing as npt
 from headrace.errors import FormatError, warn
 from headrace.storage.sparse.groups import GroupFile, as_text
 
-_LAYERS = "layers"
+_LAYERS, _OF_ROWS = "layers", "obsm"
 _NULLABLE = ("nullable-integer", "nullable-boolean", "nullable-string-array")
 
 
@@ -29,9 +29,13 @@ class Column(NamedTuple):
 def tables_of(file: GroupFile, group: str) -> tuple[str | None, str | None]:
     """Where the tables of the rows and of the columns of a matrix lie; None: there is none.
 
-    Those of ``X`` and ``layers/...`` lie beside them; ``raw/X`` shares its rows with the rest of the file.
+    Those of ``X`` and ``layers/...`` lie beside them; ``raw/X`` shares its rows with the rest of the file, and so does ``obsm/...``, which
+    has columns of its own.
     """
     parts = group.split("/")
+    if len(parts) > 1 and parts[-2] == _OF_ROWS:
+        beside = "/".join([*parts[:-2], "obs"])
+        return (beside if file.is_group(beside) or file.is_array(beside) else None), None
     base = parts[:-2] if len(parts) > 1 and parts[-2] == _LAYERS else parts[:-1] if parts[-1] == "X" else None
     if base is None:
         return None, None
@@ -87,6 +91,23 @@ def read_column(file: GroupFile, table: str, name: str, rows: int | None = None)
     return column
 
 
+def column_of_group(file: GroupFile, place: str, rows: int) -> Column | None:
+    """A column of a table of AnnData that is a group: categories, or values of which some may be missing; None: it is none.
+
+    Args:
+        file, place: where it lies.
+        rows: that it must have.
+
+    Raises:
+        FormatError: see `read_column`.
+    """
+    table, _, name = place.strip("/").rpartition("/")
+    if not table or not file.is_group(f"{table}/{name}"):
+        return None
+    is_column = file.attribute(f"{table}/{name}", "encoding-type") in ("categorical", *_NULLABLE)
+    return read_column(file, table, name, rows) if is_column else None
+
+
 def column_names(file: GroupFile, table: str) -> list[str]:
     """The names of a table's columns."""
     if file.is_array(table):
@@ -115,7 +136,7 @@ def _of_group(file: GroupFile, place: str, where: str) -> Column:
         if missing.any():
             raise FormatError(
                 f"{where} has no value for {int(missing.sum()):,} of {len(missing):,} rows, such as row {int(np.argmax(missing)):,}: give "
-                "each one, or pass targets= an array with one target a row"
+                "each one, or choose another column (SparseDataset takes targets= as an array, too)"
             )
         return Column(file.column(f"{place}/values"))
     raise FormatError(
