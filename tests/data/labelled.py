@@ -83,6 +83,13 @@ def make_coco(folder: Path, count: int = 24, size: tuple[int, int] = (32, 24)) -
     return folder
 
 
+def make_street_labels(folder: Path, count: int = 16) -> Path:
+    """Writes labels.csv beside the images of `make_street`. Returns the folder."""
+    rows = "".join(f"{n:03d},{('sun', 'rain')[n % 2]},{n},camera {n % 4}\n" for n in range(count))
+    (folder / "labels.csv").write_text("file,weather,lamps,camera\n" + rows)
+    return folder
+
+
 def make_street(folder: Path, count: int = 16) -> Path:
     """Writes images/ with masks/ and instances.json of the same names, as docs/labels.md has them. Returns the folder."""
     make_masks(make_coco(folder, count), count)

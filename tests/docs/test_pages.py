@@ -23,7 +23,7 @@ import zarr
 from PIL import Image
 
 from headrace import ImageDataset, TextDataset, create_dataloader, pack
-from tests.data.labelled import make_street
+from tests.data.labelled import make_street, make_street_labels
 from tests.data.make import make_photos, make_tar
 from tests.datasets.text.chat_tokenizer import ChatTokenizer
 from tests.servers.ranges import RangeServer
@@ -86,7 +86,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_photos(folder / "photos" / "train", per_class=50)
     make_photos(folder / "photos" / "val", per_class=5)
     make_photos(folder / "drawings", per_class=20)
-    make_street(folder / "street")
+    make_street_labels(make_street(folder / "street"))
     for number in range(2):
         write_shard(folder / "shards" / f"part-{number:03}.tar", 5)
     np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(folder / "data_batch_1.bin")

@@ -250,6 +250,16 @@ def test_info_names_the_columns(trees: Path, tmp_path: Path, capsys: pytest.Capt
             assert "targets kind (3 classes), height/m, age, sound, seen in (2 classes)" in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_command_packs_columns(trees: Path, tmp_path: Path) -> None:
+    command = ["pack", str(trees / "photos"), "--targets", str(trees / "labels.jsonl"), "--no-progress"]
+    for names, wanted in ((["kind", "age"], {"kind", "age"}), ([], {*CHOSEN, "patient"})):
+        out = tmp_path / f"{len(names)}.h5"
+        assert main([*command, str(out), *(word for name in names for word in ("--target-name", name))]) == 0
+        with ImageDataset(out) as packed:
+            assert set(packed[0][1]) == wanted
+        assert main(["preview", str(out), "-o", str(tmp_path / f"{len(names)}.png")]) == 0
+
+
 class TestContract(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, trees: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -21,7 +21,8 @@ from headrace.cli.preview import _for_iterm, _for_kitty, _way_of_terminal
 from headrace.errors import ConfigError
 from headrace.previewing import draw_sheet, preview, table_lines
 from headrace.previewing.panels import pictures_of, value_range
-from tests.data.labelled import make_coco, make_masks
+from tests.data.labelled import make_coco, make_masks, make_street, make_street_labels
+from tests.data.sparse import random_matrix, write_anndata
 
 
 def test_samples_are_those_of_a_loader(photos: Path, make_loader: Any) -> None:
@@ -115,6 +116,17 @@ def test_a_dataset_without_samples(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "a.zarr", shape=(0, 4), dtype="f4")
     with pytest.raises(ConfigError, match="no samples to show"):
         preview(tmp_path / "a.zarr")
+
+
+def test_targets_of_several_columns_are_named(tmp_path: Path) -> None:
+    folder = make_street_labels(make_street(tmp_path))
+    shown = preview(folder / "images", targets=folder / "labels.csv", target_name=["weather", "lamps"], count=3, shuffle=False)
+    dataset = headrace.ImageDataset(folder / "images", targets=folder / "labels.csv")
+    for number, item in enumerate(shown.items):
+        target = dataset[number][1]
+        assert item.caption == f"weather {dataset.column_classes['weather'][target['weather']]}, lamps {target['lamps']}"
+    cells = headrace.SparseDataset(write_anndata(tmp_path / "a.h5ad", random_matrix(9, 4)), targets=["kind", "age"], return_index=True)
+    assert [item.caption for item in preview(cells, count=2, shuffle=False).items] == ["kind B cell, age 0", "kind NK, age 0.5"]
 
 
 def test_boxes_are_drawn_and_objects_counted(tmp_path: Path) -> None:

@@ -78,7 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="in place of class folders a folder of masks, annotations of COCO, or a table of labels by file; none: no targets",
     )
-    parser.add_argument("--target-name", metavar="NAME", help="of that table: the column of the targets (default: the only one)")
+    parser.add_argument(
+        "--target-name",
+        metavar="NAME",
+        action="append",
+        help="of that table: the column of the targets; given several times, several (default: all)",
+    )
     parser.add_argument(
         "--unused-targets", choices=("raise", "skip"), help="targets of files that are not in SRC: an error, or left out (default: raise)"
     )
@@ -216,6 +221,10 @@ def _executor(address: str | None) -> Iterator[Executor | None]:
         yield client.get_executor(retries=_RETRIES)
 
 
+def _one_or_all(names: list[str] | None) -> str | list[str] | None:
+    return names[0] if names is not None and len(names) == 1 else names
+
+
 def _size(text: str) -> tuple[int, int]:
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
@@ -233,7 +242,7 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     from headrace.storage.hdf5.files import is_hdf5
     from headrace.storage.hdf5.packed import packed_info
 
-    of_images = {"image_size": given.size, "color": given.color, "targets": given.targets, "target_name": given.target_name}
+    of_images = {"image_size": given.size, "color": given.color, "targets": given.targets, "target_name": _one_or_all(given.target_name)}
     of_images["unused_targets"] = given.unused_targets
     of_arrays = {} if given.dataset_name is None else {"dataset_name": given.dataset_name}
     of_texts = {name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")}

@@ -184,6 +184,9 @@ def _item(sample: Any, dataset: Any, classes: list[str]) -> Item:
     boxes = _array(target.get("boxes")) if isinstance(target, Mapping) else None
     if isinstance(target, Mapping) and boxes is not None:
         said.append(_objects(target, getattr(dataset, "class_to_idx", {})))
+    elif isinstance(target, Mapping):
+        named = _names_of_columns(dataset)
+        said += [f"{name} {_said(one, named.get(name, []))}" for name, one in target.items()]
     elif target is not None and not is_drawn:
         said.append(_said(target, classes))
     where = dataset.source_of(index) if index is not None and not isinstance(dataset, StreamingDataset) else ""
@@ -197,6 +200,12 @@ def _objects(target: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
     names = {number: name for name, number in numbers.items()}
     counts = Counter(names.get(label, str(label)) for label in target["labels"].tolist()) if "labels" in target else Counter[str]()
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or f"{len(target['boxes'])} objects"
+
+
+def _names_of_columns(dataset: Any) -> Mapping[str, list[str]]:
+    """The names of the classes of each column of targets that are dicts."""
+    each = (getattr(dataset, name, None) for name in ("column_classes", "classes"))
+    return next((names for names in each if isinstance(names, Mapping)), {})
 
 
 def _text_item(fields: dict[str, Any], index: int | None, dataset: Any, classes: list[str]) -> Item:

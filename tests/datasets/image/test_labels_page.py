@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.data.labelled import make_street
+from tests.data.labelled import make_street, make_street_labels
 
 PAGE = Path(__file__).parents[3] / "docs" / "labels.md"
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    street = make_street(tmp_path / "street")
-    rows = "".join(f"{n:03d},{('sun', 'rain')[n % 2]},{n},camera {n % 4}\n" for n in range(16))
-    (street / "labels.csv").write_text("file,weather,lamps,camera\n" + rows)
+    make_street_labels(make_street(tmp_path / "street"))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
