@@ -313,3 +313,29 @@ def test_pickles_are_never_opened(tmp_path: Path, capsys: pytest.CaptureFixture[
         HDF5Dataset(tmp_path / "b.h5", "df")
     with pytest.raises(FormatError, match="'wide' is a wide of pandas, which is not supported"):
         HDF5Dataset(tmp_path / "b.h5", "wide")
+
+
+@pytest.mark.slow
+class TestUnpackedNumbersKeepTheLaws(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.path = tmp_path_factory.getbasetemp() / "contract-cf.nc"
+        if not self.path.exists():
+            with h5py.File(self.path, "w") as file:
+                packed = file.create_dataset("t2m", data=DRAWS.integers(-9, 9, (37, 4)).astype("i2"), chunks=(5, 4), compression="gzip")
+                packed.attrs["scale_factor"], packed.attrs["_FillValue"] = 0.5, np.int16(-9)
+
+    def make(self, **options: Any) -> HDF5Dataset:
+        return HDF5Dataset(self.path, "t2m", decode_cf=True, **options)
+
+
+@pytest.mark.slow
+class TestTablesOfPandasKeepTheLaws(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.path = tmp_path_factory.getbasetemp() / "contract-pandas.h5"
+        if not self.path.exists():
+            write_pandas(self.path)
+
+    def make(self, **options: Any) -> HDF5Dataset:
+        return HDF5Dataset(self.path, "df", target_name="a", **options)

@@ -155,6 +155,7 @@ def test_through_a_server(tmp_path: Path) -> None:
                     assert dataset.classes == list(KINDS) and dataset[4][1] == 1 and np.array_equal(dataset[4][0], VECTORS[4])
 
 
+@pytest.mark.slow
 class TestContract(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:

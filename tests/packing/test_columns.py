@@ -223,6 +223,14 @@ def test_targets_that_are_unlike_are_an_error(tmp_path: Path) -> None:
         def __getitem__(self, index: int) -> tuple[Any, dict[str, Any]]:
             return np.zeros(2), {"a": 1, "name": "oak"}
 
+    class Numbered(Own):
+        def __getitem__(self, index: int) -> tuple[Any, dict[Any, Any]]:
+            return np.zeros(2), {0: 1, 1: 2}
+
+    class Unnamed(Own):
+        def __getitem__(self, index: int) -> tuple[Any, dict[str, Any]]:
+            return np.zeros(2), {"": 1}
+
     class Nested(Own):
         def __getitem__(self, index: int) -> tuple[Any, dict[str, Any]]:
             return np.zeros(2), {"a": {"b": 1}}
@@ -230,6 +238,8 @@ def test_targets_that_are_unlike_are_an_error(tmp_path: Path) -> None:
     for own, message in (
         (Unlike(), "target of sample 5 can't be packed with the others"), (Texts(), "target of sample 0, 'name', can't be packed"),
         (Nested(), "the column 'a' of these targets can't be packed"),
+        (Numbered(), "target of sample 0 can't be packed: names in dicts must be texts .* 0 is none"),
+        (Unnamed(), "target of sample 0 can't be packed: names in dicts must be texts .* '' is none"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             pack(own, tmp_path / "out.h5")

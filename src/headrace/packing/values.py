@@ -16,7 +16,7 @@ from headrace.dtypes import BFLOAT16
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
-from headrace.packing.beside.targets import said_of_columns
+from headrace.packing.beside.targets import check_names, said_of_columns
 from headrace.packing.plan import Plan, Rows, columns_of, info_of, names_of
 from headrace.sorting import distinct
 from headrace.storage.tar.index import RESERVED
@@ -187,7 +187,10 @@ def as_row(what: str, value: Any) -> Array:
 
 def as_target(what: str, value: Any) -> Array:
     """The array of a target: a number or an array; of a dict of these a compound."""
-    return as_row(what, value) if isinstance(value, dict) and value else as_array(what, value)
+    if not isinstance(value, dict) or not value:
+        return as_array(what, value)
+    check_names(value, what)
+    return as_row(what, value)
 
 
 def as_array(what: str, value: Any) -> Array:

@@ -22,6 +22,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
 from headrace.storage.class_folders import folder_targets
+from headrace.testing import DatasetContract
 from tests.io.resolve.scanning import scan
 
 NAMES = ["bird/1.jpg", "bird/2.jpg", "cat/1.jpg", "cat/deep/er/3.jpg", "dog/9.jpg"]
@@ -515,3 +516,19 @@ class TestSplitsByColumns:
         with pytest.raises(ConfigError, match=r"is no single label: .*one of its columns \(kind, patient\)"):
             several.split(0.5, stratify=True)
         assert several[5:7].targets[0] == {"kind": 0, "patient": 1}
+
+
+@pytest.mark.slow
+class TestTablesKeepTheLaws(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _data(self, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.photos, self.labels = photos, tmp_path_factory.getbasetemp() / "contract-labels.jsonl"
+        names = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.*"))
+        rows = [
+            {"file": name, "kind": ["oak", "ash", "elm"][n % 3], "age": n, "seen": ["may"] * (1 + n % 2)} for n, name in enumerate(names)
+        ]
+        if not self.labels.exists():
+            self.labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(self, **options: Any) -> ImageDataset:
+        return ImageDataset(self.photos, targets=self.labels, image_size=8, **options)

@@ -97,6 +97,7 @@ def test_categoricals_of_pandas(tmp_path: Path) -> None:
             assert dataset.classes == CLASSES and [CLASSES[target] for _, target in dataset] == KINDS
 
 
+@pytest.mark.slow
 class TestContract(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,13 @@ def target_arrays(targets: Any) -> dict[str, Column]:
     """The arrays that a pack has of the targets, by name; {}: there are none.
 
     Raises:
-        ConfigError: see `as_column`.
+        ConfigError: see `as_column`, `check_names`.
     """
     if targets is None:
         return {}
     if (columns := _columns_in(targets)) is None:
         return {TARGETS: as_column(targets)}
+    check_names(columns)
     return {target_named(number): as_column(column, name) for number, (name, column) in enumerate(columns.items())}
 
 
@@ -58,7 +59,16 @@ def _columns_in(targets: Any) -> Mapping[str, Any] | None:
     first = targets[0]
     if not first or any(one.keys() != first.keys() for one in targets):
         return None
-    return {str(name): [one[name] for one in targets] for name in first}
+    return {name: [one[name] for one in targets] for name in first}
+
+
+def check_names(names: Iterable[Any], what: str = "these targets") -> None:
+    """Raises a ConfigError where one of the names in dicts is no text, as which it would come back, or is empty."""
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"{what} can't be packed: names in dicts must be texts of one character at least, and {name!r} is none: rename it"
+            )
 
 
 def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Column:
