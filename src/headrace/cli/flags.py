@@ -19,6 +19,7 @@ _SAME = (
         "text_field",
         "target_field",
         "targets",
+        "target_name",
         "unused_targets",
         "store",
         "color",
