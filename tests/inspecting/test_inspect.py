@@ -12,9 +12,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import zarr
 from PIL import Image
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, RemoteError
+from headrace import open_dataset
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, RemoteError
 from headrace.inspecting import inspect
 from headrace.io.remote.options import RemoteOptions
 
@@ -105,3 +107,15 @@ def test_a_server_that_hangs_is_given_up() -> None:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/a.h5"
         with pytest.raises(RemoteError, match="deadline=1"):
             inspect(url, reach=RemoteOptions(retries=1, deadline=1.0))
+
+
+def test_arrays_of_two_kinds_are_noted(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = np.zeros((6, 2))
+    assert not inspect(tmp_path).notes
+    zarr.create_array(tmp_path / "b.zarr", data=np.zeros((6, 2)))
+    report = inspect(tmp_path)
+    assert report.samples == 6 and "1 HDF5 file (a.h5) and 1 Zarr store (b.zarr)" in report.notes[-1]
+    with pytest.raises(ConfigError) as refused:
+        open_dataset(tmp_path)
+    assert str(refused.value) == report.notes[-1]

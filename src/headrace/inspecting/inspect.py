@@ -8,7 +8,7 @@ import os
 import stat
 from collections import Counter
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
 from headrace.inspecting.formats import head_of, sniffed
 from headrace.inspecting.hdf5 import inspect_hdf5
 from headrace.inspecting.images import inspect_images
@@ -70,6 +70,11 @@ def inspect(path: str | os.PathLike[str], *, dataset_name: str | None = None, re
         kind = kind_of(place, KINDS, reach, searches=True)
         report = _of_kind(kind, place, dataset_name, reach)
         _tell_others(report, place, kind)
+        if kind is not None and kind.holds_arrays:
+            try:
+                kind_of(place, KINDS, reach, searches=True, is_alone=True)
+            except ConfigError as error:  # what `open_dataset` says
+                report.notes.append(str(error))
         return report
     return _of_kind(kind_of(place, KINDS, reach, searches=True), place, dataset_name, reach)
 
