@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,12 +121,16 @@ class TestHDF5BesideZarr:
     def test_both_are_named(self, opens: Callable[[Any], Any], tmp_path: Path) -> None:
         folder = write_arrays(tmp_path / "runs", "b.zarr", "a.h5", "c/d.h5")
         for path in (folder, f"{folder}/*"):
-            count = 2 if path == folder else 1
-            files = "2 HDF5 files" if count == 2 else "1 HDF5 file"
-            with pytest.raises(
-                ConfigError, match=rf"runs.* holds {files} \(a\.h5\) and 1 Zarr store \(b\.zarr\), .* '\*\.h5' or '\*\.zarr'"
-            ):
+            files = "2 HDF5 files" if path == folder else "1 HDF5 file"
+            wanted = f"{path} holds {files} (a.h5) and 1 Zarr store (b.zarr), and a dataset reads one kind: pass a glob such as "
+            with pytest.raises(ConfigError, match=re.escape(f"{wanted}'{folder}/*.h5' or '{folder}/*.zarr', or use HDF5Dataset or")):
                 opens(path)
+
+    def test_relative_paths_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(write_arrays(tmp_path, "a.h5", "b.zarr"))
+        for path, wanted in ((".", r"'\./\*\.h5'"), ("*", r"'\*\.h5'")):
+            with pytest.raises(ConfigError, match=f"pass a glob such as {wanted}"):
+                open_dataset(path)
 
     def test_what_the_message_says_helps(self, tmp_path: Path) -> None:
         folder = write_arrays(tmp_path / "runs", "a.h5", "b.zarr")

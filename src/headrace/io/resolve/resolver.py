@@ -147,20 +147,21 @@ def kind_of(
 
 def _refuse_several(entries: Sequence[Any], kinds: Sequence[Kind], options: RemoteOptions | None) -> None:
     """Raises a ConfigError where a dataset could be made of the files of each of several kinds."""
-    counted, patterns = list[str](), list[str]()
+    counted, patterns, first = list[str](), list[str](), redact(entries[0])
+    folder = first if is_url(first) or os.path.isdir(os.path.expanduser(first)) else os.path.dirname(first)
     for kind in kinds if len(kinds) > 1 else ():
         try:
             files = resolve(list(entries), kind, options)
         except DataNotFoundError:  # what lies deeper than it is searched for
             continue
         counted.append(f"{len(files):,} {kind.name if len(files) > 1 else kind.name[:-1]} ({redact(os.fsdecode(files.names[0]))})")
-        patterns.append(repr(f"*{os.path.splitext(os.fsdecode(files.names[0]))[1]}"))
+        patterns.append(repr(os.path.join(folder, f"*{os.path.splitext(os.fsdecode(files.names[0]))[1]}")))
         if files.server is not None:
             files.server.close()
     if len(counted) > 1:
         raise ConfigError(
-            f"{redact(entries[0])} holds {' and '.join(counted)}, and a dataset reads one kind: name it by a glob, such as the folder and "
-            f"{' or '.join(patterns)}, or move the others (HDF5Dataset and ZarrDataset read theirs alone)"
+            f"{first} holds {' and '.join(counted)}, and a dataset reads one kind: pass a glob such as {' or '.join(patterns)}, or use "
+            "HDF5Dataset or ZarrDataset, which ignore the other kind"
         )
 
 
