@@ -1,7 +1,8 @@
-"""Adapts tokenizers of other libraries, and a character tokenizer.
+"""Adapts tokenizers of other libraries, and defines a character tokenizer.
 
-None is imported: a tokenizer is known by what it has. HuggingFace's (slow and fast) are called with all texts at once; what has
-``encode_batch`` (`tokenizers.Tokenizer`, tiktoken) likewise; any other callable, or what has ``encode``, is given text by text.
+No tokenizer library is imported: a tokenizer is recognised by its attributes. HuggingFace tokenizers (slow and fast) and those with
+``encode_batch`` (`tokenizers.Tokenizer`, tiktoken) are called with all texts at once. Any other callable, or an object with ``encode``, is
+called text by text.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class Vocabulary:
 
 
 class CharTokenizer:
-    """Each character is a token. 0 is padding, 1 an unknown character.
+    """A tokenizer with one token per character. Id 0 is padding, 1 an unknown character.
 
     >>> CharTokenizer("abc")("bad").tolist()
     [3, 2, 1]
 
     Args:
-        characters: those that have an id, which is 2 and more in the order of their code points. None: all; then the id of a character is
-            its code point + 2, and nothing is unknown.
+        characters: the characters that have an id. Ids start at 2, in the order of code points. None: all characters; the id of a character
+            is then its code point + 2, and none is unknown.
 
     Attributes:
-        characters: sorted, or None.
+        characters: the sorted characters, or None.
         pad_token_id, unk_token_id: 0 and 1.
     """
 
@@ -71,7 +72,7 @@ class CharTokenizer:
         self._codes = None if self.characters is None else _codes_of(self.characters)
 
     def __call__(self, text: str) -> npt.NDArray[np.int32]:
-        """The ids of a text, int32 [characters]."""
+        """Returns the ids of a text, int32 [characters]."""
         codes = _codes_of(text)
         if self._codes is None:
             return codes + np.int32(2)
@@ -80,7 +81,7 @@ class CharTokenizer:
         return np.where(known, places + 2, self.unk_token_id).astype(np.int32)
 
     def encode_together(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """The ids of many texts: stretches of one array, of the smallest dtype that all ids have room in."""
+        """Returns the ids of many texts, as slices of one array of the smallest dtype that fits all ids."""
         ids = self("".join(texts)).astype(smallest_dtype(self.vocab_size), copy=False)
         ends = list(itertools.accumulate(map(len, texts), initial=0))
         return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
@@ -88,18 +89,19 @@ class CharTokenizer:
     def encode_bytes(
         self, joined: bytes, lengths: npt.NDArray[np.int64], encoding: str, errors: str, max_length: int | None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """The ids of many texts that lie one behind the other, as bytes of an encoding, each cut at `max_length`.
+        """Returns the ids of many concatenated texts, given as encoded bytes, each cut at `max_length`.
 
         Args:
-            joined: the texts.
-            lengths: [n] bytes of each.
-            encoding, errors, max_length: of the texts.
+            joined: the encoded texts, concatenated.
+            lengths: number of bytes of each text ([n] int64).
+            encoding, errors: encoding of the texts and its error handling, as in Python.
+            max_length: maximum number of ids per text. None: no limit.
 
         Returns:
-            Ids, one text behind the other, and how many each has ([n] int64).
+            The concatenated ids, and the number of ids of each text ([n] int64).
 
         Raises:
-            UnicodeDecodeError: a text is not of its encoding.
+            UnicodeDecodeError: a text is not in this encoding.
         """
         is_cut = max_length is not None and int(lengths.max(initial=0)) > max_length
         if is_cut or not (encoding in _ASCII_FIRST and joined.isascii()):
@@ -115,7 +117,7 @@ class CharTokenizer:
         return self(bytes(range(128)).decode("ascii")).astype(np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; padding is left out, and what was unknown is U+FFFD."""
+        """Returns the text of ids. Padding is dropped, and unknown characters are U+FFFD."""
         given = np.asarray(ids, np.int64).reshape(-1)
         given = given[given != self.pad_token_id]
         codes = np.full(given.shape, 0xFFFD, np.int64)
@@ -125,7 +127,7 @@ class CharTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, the two special ones included."""
+        """Number of ids, including the two special ones."""
         return 2 + (0x110000 if self.characters is None else len(self.characters))
 
     def __len__(self) -> int:
@@ -133,7 +135,7 @@ class CharTokenizer:
 
     @property
     def identity(self) -> str:
-        """The constructor's call with all characters: what it is known by."""
+        """The constructor call with all characters, which identifies the tokenizer."""
         return f"CharTokenizer({'' if self.characters is None else repr(self.characters)})"
 
     def __repr__(self) -> str:

@@ -50,44 +50,45 @@ class TableFormat(ArrayFormat):
 
 
 class HDF5Dataset(ArrayDataset):
-    """Samples are the rows of a dataset of HDF5 files, as tensors of its dtype; with `target_name` ``(row, target)``.
+    """Rows of a dataset in HDF5 files, as tensors of its dtype. With `target_name` a sample is ``(row, target)``.
 
-    With several dataset names a sample is a dict of a row of each. Compound rows (tables of PyTables) are dicts of their fields, and so are
-    rows of a table that pandas wrote, without its index; strings are str, rows of any length (vlen) are arrays. A file that `headrace.pack`
-    wrote is recognised: its samples are counted, encoded ones come as 1-D uint8 tensors, and ``bytes`` and ``str`` as they were packed.
+    With several dataset names, a sample is a dict with one row of each. Compound rows (PyTables) are dicts of their fields, and rows of
+    tables that pandas wrote are dicts of their columns, without the index. Strings are str, rows of variable length (vlen) are arrays.
+    Files that `headrace.pack` wrote are recognised: their samples are counted, encoded ones are 1-D uint8 tensors, and ``bytes`` and
+    ``str`` are returned as they were packed.
 
     Args:
-        data_path: an HDF5 file; or several, as a folder (searched for .h5, .hdf5, .he5, .h5ad, .nc, .mat), a glob, a pattern in braces or a
-            list, whose rows follow one another: a list's in its order, others sorted. Or fsspec URLs of such, all of one server.
-        dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples. Or path of a table of
-            pandas (``to_hdf``, formats "fixed" and "table"). None: "data", or the only dataset there is beside the targets, or the only
-            table.
-        target_name: path of a dataset with one row a sample; of a table also the name of a column, which samples then lack. Of a file of
-            AnnData also a column of `obs` that is categorical ("obs/kind"): targets are class numbers (-1 where there is none).
-        transform: called with the row as a tensor (or the dict, or the str).
+        data_path: an HDF5 file; or several, as a folder (searched for .h5, .hdf5, .he5, .h5ad, .nc, .mat), a glob, a pattern with braces or
+            a list. Their rows are concatenated: a list's in its order, others sorted. Or fsspec URLs of such files, all on one server.
+        dataset_name: path of the dataset inside the files, or a list of paths. The first axis is the sample axis. Or path of a pandas table
+            (``to_hdf``, formats "fixed" and "table"). None: "data", the only dataset besides the targets, or the only table.
+        target_name: path of a dataset with one row per sample. For a table also the name of a column, which is removed from the samples.
+            For an AnnData file also a categorical column of `obs` ("obs/kind"): targets are class numbers (-1 for missing values).
+        transform: a callable that is applied to the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
-        dtype: numbers are cast to this NumPy or torch dtype, also torch.bfloat16; None: they stay as they are.
-        axis: along which samples lie, if not along the first one: its number, from the end too, or, where axes have names (netCDF-4), its
-            name. Whatever chunks a sample crosses are read for it.
-        reverse_axes: axes are given in reverse, as MATLAB shows its arrays of version 7.3; `axis` counts so too, and is its first one.
-        decode_cf: numbers of netCDF are unpacked, by ``scale_factor`` and ``add_offset``, and ``_FillValue`` and ``missing_value`` become
-            NaN, with the dtypes of xarray; characters along a last axis are joined to strings.
-        encoding: of strings; None: they, and packed ``str``, come as bytes.
-        direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
-            `explain()` names the path that each dataset takes, and why.
+        dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16. None: unchanged.
+        axis: the sample axis: its number, negative from the end, or, if the axes have names (netCDF-4), its name. All chunks that a sample
+            crosses are read. Default: the first axis.
+        reverse_axes: reverse the order of the axes, as MATLAB shows arrays of version 7.3. `axis` then refers to the reversed order, and
+            its default is the first of these axes.
+        decode_cf: unpack netCDF numbers with ``scale_factor`` and ``add_offset``, and replace ``_FillValue`` and ``missing_value`` by NaN,
+            with the dtypes of xarray. Characters along a last axis are joined to strings.
+        encoding: encoding of strings. None: strings, and packed ``str``, are returned as bytes.
+        direct: True: read the files directly if their layout is supported, which is faster. False: always use h5py. Samples are the same;
+            `explain()` names the path of each dataset and the reason.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        classes: names of the classes of a categorical target; None: it is none.
+        classes: class names of a categorical target. None: targets are not categories.
 
     Raises:
-        ConfigError: paths and URLs together, a dtype or an encoding that is none, an axis that is not there.
-        DataNotFoundError, FormatError: no such file; no HDF5 file, or what can't be a sample (a single value, references, a cell array of
-            MATLAB, Python objects that pandas pickled).
-        AccessError, RemoteError: a file may not be read; a server does not give it.
-        MissingNameError: no such dataset, or several and no name; the message lists those there are.
-        FileChangedError: a file has been changed since it was opened.
-        BudgetError: a chunk of the file does not fit the memory budget when it is decoded.
+        ConfigError: paths and URLs are mixed, or a dtype, encoding or axis is invalid.
+        DataNotFoundError, FormatError: a file does not exist; it is not an HDF5 file; or its data can't be samples (a single value,
+            references, a MATLAB cell array, Python objects pickled by pandas).
+        AccessError, RemoteError: a file is not readable; a request to a server failed.
+        MissingNameError: there is no such dataset, or there are several and no name was given; the message lists them.
+        FileChangedError: a file changed since it was opened.
+        BudgetError: a decoded chunk does not fit the memory budget.
     """
 
     def __init__(
@@ -142,8 +143,11 @@ class HDF5Dataset(ArrayDataset):
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
     def coordinates(self) -> dict[str, npt.NDArray[Any]]:
-        """The coordinates of the axes of the (first) array, such as "time" and "lat", as netCDF-4 keeps them: by name arrays of one axis,
-        decoded with `decode_cf`. Of several files those of the axis of samples follow one another, others are the first file's."""
+        """Coordinate arrays of the axes of the (first) array in netCDF-4, such as "time" and "lat", by name.
+
+        Each array has one axis and is decoded with `decode_cf`. With several files, the coordinates of the sample axis are concatenated;
+        the others are those of the first file.
+        """
         source: Any = self.sample_source
         sources: list[HDF5Source] = source.sources if isinstance(source, ConcatSource) else [source]
         first = sources[0].name if isinstance(sources[0].name, str) else sources[0].name[0]

@@ -1,4 +1,4 @@
-"""Writes the index of a file beside it, for readers of its URL."""
+"""Writes the index of a file next to it, for readers of its URL."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ _KINDS |= dict.fromkeys((".txt", ".md", *FORMATS), LINES)
 
 
 def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[str]:
-    """Writes beside each file what a dataset must know of it before its samples can be read: whoever reads it by URL then begins in a few
-    round trips, from the first run on.
+    """Writes an index file next to each data file, so that a dataset opens its URL in few round trips.
 
-    The index of ``train.tar`` is ``train.tar.index``: upload both. It holds for that file alone, and is written anew with it.
+    An index contains what a dataset must know before it can read samples. The index of ``train.tar`` is ``train.tar.index``; upload both.
+    It is valid for that version of the file only: write it again when the file changes.
 
     Args:
-        data_path: a file, folder, glob or URL (of a server that may be written to), or a list of these: .tar, .h5, .h5ad, .txt, .md, .csv,
-            .tsv, .json, .jsonl, .arrow, .feather, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .h5ad, .txt,
-            .jsonl, .arrow, .feather, .zarr.zip and .zarr are looked for.
+        data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar, .h5, .h5ad, .txt, .md, .csv, .tsv, .json,
+            .jsonl, .arrow, .feather, .zarr.zip and .zarr (of sharded arrays). Folders are searched for .tar, .h5, .h5ad, .txt, .jsonl,
+            .arrow, .feather, .zarr.zip and .zarr.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:
-        The paths or URLs of the indices that were written.
+        The paths or URLs of the written indexes.
 
     Raises:
-        ConfigError: an option makes no sense; or a file that has no index: compressed texts, say, are unpacked on each machine.
+        ConfigError: an option is invalid; or a file can't have an index, such as compressed texts, which are unpacked on each machine.
         DataNotFoundError, AccessError, FormatError, RemoteError: a file is missing, can't be read, or is damaged.
         WriteError: the index can't be written there.
     """

@@ -28,33 +28,34 @@ from headrace.storage.source import Source
 
 
 class MemoryEfficientDataset(DelegatingDataset):
-    """Any dataset, in one of the four loading modes: what it holds stays within the memory budget.
+    """Wraps any dataset in one of the four loading modes, within the memory budget.
 
-    Of a path, and of a dataset of headrace's, the same is held as by `open_dataset` and by that dataset in this mode, and samples
-    are the same to the bit. Of any other dataset the finished samples are held: what it draws at random is drawn by (`seed`, index),
-    and is the same in every epoch, so random transforms belong in `transform=` here. Its samples must be picklable. They are
-    copies, so a transform may write into them.
+    For a path or a headrace dataset, the cached values and the samples are the same as those of `open_dataset` or of that dataset in this
+    mode, bit for bit. For any other dataset the finished samples are cached. Their random numbers are keyed by (`seed`, index) and are the
+    same in every epoch, so pass random transforms as `transform=` here. Its samples must be picklable. Samples are copies, so a transform
+    may modify them.
 
     Args:
-        data_path: a path, URL, glob or list of these, whose format is found by content; a dataset of headrace's in mode "lazy", or a
-            view of one; or any map-style dataset (with ``__getitem__`` and ``__len__``).
-        max_memory_usage: the budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
+        data_path: a path, URL, glob or list of these, whose format is detected; a headrace dataset in mode "lazy", or a view of one; or any
+            map-style dataset (with ``__getitem__`` and ``__len__``).
+        max_memory_usage: memory budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
         loading_mode: see `LoadingMode`.
-        transform: called with the input. A foreign dataset's sample is ``(input, target)`` if it is a tuple of two; any other is an
-            input as a whole.
-        target_transform: called with the target.
-        transforms: called with input and target, returns both; or a list of such. Not together with the other two.
-        **options: see `BaseDataset`; for a path those of its format too, such as ``image_size=``. A dataset of headrace's brings
-            along its transforms, seed, hold, on_error, return_index and progress, where they are not given here.
+        transform: a callable that is applied to the input. A sample of another library's dataset is ``(input, target)`` if it is a tuple of
+            two; otherwise the whole sample is the input.
+        target_transform: a callable that is applied to the target.
+        transforms: a callable that takes input and target and returns both, or a list of such callables. Not allowed together with
+            `transform` or `target_transform`.
+        **options: see `BaseDataset`; for a path also the options of its format, such as ``image_size=``. A headrace dataset keeps its own
+            transforms, seed, hold, on_error, return_index and progress, unless they are given here.
 
     Attributes:
-        targets: those of what is wrapped, if it has one for each sample.
+        targets: targets of the wrapped dataset, if it has one for each sample.
         classes, class_to_idx: likewise.
 
     Raises:
-        ConfigError: `data_path` is none of these, or an argument makes no sense; the message names it.
+        ConfigError: `data_path` is none of these, or an argument is invalid; the message names it.
         DataNotFoundError, FormatError: see `open_dataset`.
-        BudgetError: "eager" does not fit the budget.
+        BudgetError: the samples don't fit the memory budget in mode "eager".
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class MemoryEfficientDataset(DelegatingDataset):
 
     @property
     def memory_monitor(self) -> MemoryMonitor:
-        """Says how much memory is used and left; made at first use."""
+        """Monitor of used and available memory, created at first use."""
         if self._memory_monitor is None:
             self._memory_monitor = MemoryMonitor()
         return self._memory_monitor
@@ -120,7 +121,7 @@ class MemoryEfficientDataset(DelegatingDataset):
     # -- what users see
 
     def explain(self) -> str:
-        """In words: what is wrapped, how samples are read, what is held, and where the budget stands."""
+        """Describes what is wrapped, how samples are read, what is cached, and the state of the memory budget."""
         first, *rest = super().explain().split("\n")
         if isinstance(self._inner, Finished):
             what = f"{self._inner.name}: its finished samples are held; random transforms belong in transform= here"
@@ -131,7 +132,7 @@ class MemoryEfficientDataset(DelegatingDataset):
         return Lines("\n".join([first, f"it wraps {what}", *rest]))
 
     def close(self) -> None:
-        """Gives back what is held, and closes what was opened here from a path. The dataset can be used again after it."""
+        """Frees what is cached, and closes what was opened from a path. The dataset can be used again afterwards."""
         if self._chosen is not None:
             return
         if self._mode is not None:
@@ -147,7 +148,7 @@ class MemoryEfficientDataset(DelegatingDataset):
 
 
 class ViewSource(Source):
-    """The records of a view of a dataset of headrace's, numbered as there."""
+    """The records of a view of a headrace dataset, numbered as in the view."""
 
     def __init__(self, view: BaseDataset) -> None:
         assert view._chosen is not None

@@ -53,29 +53,31 @@ _OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of
 
 
 def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
-    """The dataset for a path: its format is found by the names of files (of HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; .zarr; .tar; of
-    tables: .parquet, .pq, .arrow, .feather, .npy, .npz; those of images and texts), of a local file by its content too. Folders are
-    searched, of a URL the first ones in it; what nothing is known of counts as images. Shards are a `StreamingDataset`.
+    """Opens a path as the dataset class of its format.
 
-    HDF5 files and Zarr stores in which "data" is a group of numbered groups with several arrays each (robomimic, LIBERO) are episodes, and
-    so are those with "meta/episode_ends" beside a group "data" (Diffusion Policy), and others where an option says so that episodes alone
-    have, such as `window`.
+    The format is detected from file names (HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; Zarr: .zarr; shards: .tar; tables: .parquet, .pq,
+    .arrow, .feather, .npy, .npz; and those of images and texts), for local files also from their content. Folders are searched; of a folder
+    behind a URL only the first files count. A path without any recognised file is opened as images. Shards are opened as a
+    `StreamingDataset`.
 
-    An HDF5 file or a Zarr store with a sparse matrix as AnnData writes it ("X", or nothing else) is a `SparseDataset`, unless a
+    HDF5 files and Zarr stores are episodes if "data" is a group of numbered groups with several arrays each (robomimic, LIBERO), if they
+    have "meta/episode_ends" next to a group "data" (Diffusion Policy), or if an option is given that only episodes have, such as `window`.
+
+    An HDF5 file or a Zarr store with a sparse matrix of AnnData ("X", or nothing else) is opened as a `SparseDataset`, unless
     `dataset_name` is given.
 
-    Where several kinds lie side by side, the first of these is read: images, .tar shards, texts, HDF5 files or Zarr stores, tables. HDF5
-    files beside Zarr stores are an error. What HuggingFace's `datasets` writes beside tables is no text.
+    If a folder contains several formats, the first of these is opened: images, .tar shards, texts, HDF5 files or Zarr stores, tables. HDF5
+    files next to Zarr stores are an error. The metadata files that HuggingFace's `datasets` writes next to tables do not count as texts.
 
     Args:
-        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset`, `SparseDataset`, `TableDataset` or
-            `StreamingDataset` take.
-        **options: passed to the dataset's class.
+        data_path: as in `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset`, `SparseDataset`, `TableDataset` or
+            `StreamingDataset`.
+        **options: passed to the dataset class.
 
     Raises:
-        ConfigError: an option is for other data; HDF5 files and Zarr stores lie side by side.
-        DataNotFoundError: nothing there, or no file of a known format.
-        FormatError: a file of another format.
+        ConfigError: an option belongs to another format; or HDF5 files and Zarr stores are in one folder.
+        DataNotFoundError: the path does not exist, or contains no file of a known format.
+        FormatError: a file has another format.
     """
     return _opened(data_path, {**options})
 
@@ -93,7 +95,7 @@ def _opened(data_path: DataPath, options: dict[str, Any]) -> BaseDataset:
 
 
 def known_keywords() -> frozenset[str]:
-    """The keywords that the datasets take which `open_dataset` opens."""
+    """The keywords of all datasets that `open_dataset` opens."""
     return frozenset[str]().union(*map(keywords_of, _KINDS))
 
 

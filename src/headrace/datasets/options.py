@@ -19,7 +19,7 @@ from headrace.storage.zarr.volumes import Extents
 
 
 class FormatOptions(SharedOptions, RemoteKeywords, total=False):
-    """What the datasets take that `open_dataset` opens, but for `StreamingDataset`, as far as no loader has the same word."""
+    """Keywords of the datasets that `open_dataset` opens, except `StreamingDataset` and except names that a loader takes too."""
 
     transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
     loading_mode: LoadingMode | ModeName
@@ -81,7 +81,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
 
 
 class OpenOptions(FormatOptions, total=False):
-    """What one of them takes."""
+    """Keywords that `open_dataset` takes."""
 
     pad: Literal["reflect", "edge", "constant"]
     max_memory_usage: float | int | str

@@ -55,53 +55,56 @@ class LabelledPatches(ArrayFormat):
 
 
 class ZarrDataset(ArrayDataset):
-    """Samples are the rows of a Zarr array, or patches of a volume, as tensors of its dtype.
+    """Rows of Zarr arrays, or patches of volumes, as tensors of the array's dtype.
 
-    Rows: the first axis counts the samples, or that which `axis` names; with `target_name` ``(row, target)``; with several names dicts of
-    a row of each. Patches: with `patch_shape`; with `target_name` ``(patch, patch of the labels)``, where the labels have the volume's
-    last axes, or are labels of an image of OME-NGFF: then they may have voxels of another size, and each voxel of the image gets the label
-    of the nearest one.
+    Rows: the first axis, or the one that `axis` names, is the sample axis. With `target_name` a sample is ``(row, target)``. With several
+    names it is a dict with one row of each.
+
+    Patches: with `patch_shape`. With `target_name` a sample is ``(patch, patch of the labels)``. Labels have the last axes of the volume.
+    Labels of an OME-NGFF image may have voxels of another size; each voxel of the image then gets the label of the nearest one.
 
     Args:
-        data_path: a Zarr store, version 2 or 3, a folder or a zip file, or the URL of one (a zip file's ends in .zip); or several, as a
-            folder with stores in it (.zarr, .zarr.zip), a glob, a pattern in braces or a list: the rows, or the patches, of all, one
-            store after the other.
-        dataset_name: path of the array in the store, or (for rows) a list of such; None: the only one there is. Or path of an image of
-            OME-NGFF 0.4 or 0.5; None: the store itself.
-        target_name: path of the targets: for rows an array with one row a sample, for patches one of labels; for an image of OME-NGFF
-            the name of one of its labels. For rows of a store of AnnData also a column of `obs` that is categorical ("obs/kind"): targets
-            are class numbers (-1 where there is none).
-        transform: called with the row or patch as a tensor; for patches with labels, `transforms` is called with both.
+        data_path: a Zarr store of version 2 or 3, as a folder, a zip file, or a URL (of a zip file: ending in .zip); or several, as a
+            folder with stores in it (.zarr, .zarr.zip), a glob, a pattern with braces or a list. Rows or patches of several stores are
+            concatenated.
+        dataset_name: path of the array in the store, or (for rows) a list of paths. None: the only array. Or path of an image of OME-NGFF
+            0.4 or 0.5; None: the store itself.
+        target_name: path of the targets: for rows an array with one row per sample, for patches an array of labels, for an OME-NGFF image
+            the name of one of its labels. For rows of an AnnData store also a categorical column of `obs` ("obs/kind"): targets are class
+            numbers (-1 for missing values).
+        transform: a callable that is applied to the row or patch as a tensor. For patches with labels, `transforms` receives both.
         loading_mode: see `LoadingMode`.
-        patch_shape: extents of a patch along the last axes, all earlier axes being whole; -1: the whole axis. Or a dict of extents by the
-            names of axes, where the store names them. Or one extent for all axes of space: those that an image of OME-NGFF says, or that
-            the store names x, y and z, or else the last three; all others (channels, time) are whole. None: rows.
-        stride: from one patch to the next, along the same axes; None: `patch_shape`, so that patches don't overlap.
-        axis: of rows: along which samples lie, if not along the first axis: its number, from the end too, or, where the store (or an
-            image of OME-NGFF) names its axes, its name. Samples have the other axes. The targets have one row a sample.
-        scale: which level of an image of OME-NGFF: that whose voxels are nearest in size, in the image's unit. A number: the least of a
-            voxel's extents; several: those along the axes of space; a dict: along the axes that it names. None: the finest level.
-        edges: what becomes of the rest at the end of an axis: "drop" it; "pad" the last patch; or "shift" it back, so that it overlaps. A
-            volume into which no patch fits is an error, but with "pad".
+        patch_shape: size of a patch along the last axes; -1: the whole axis. Earlier axes are whole. Or a dict of sizes by axis name, if
+            the store names its axes. Or one size for all spatial axes: those of an OME-NGFF image, those named x, y and z, or else the last
+            three; all other axes (channels, time) are whole. None: samples are rows.
+        stride: step between patches along the same axes. None: `patch_shape`, so that patches don't overlap.
+        axis: for rows: the sample axis: its number, negative from the end, or its name if the store or an OME-NGFF image names its axes.
+            Samples have the other axes. The targets have one row per sample. Default: the first axis.
+        scale: resolution level of an OME-NGFF image: the one with the voxel size nearest to this, in the image's unit. A number: the
+            smallest extent of a voxel. Several: the extents along the spatial axes. A dict: the extents along the axes it names. None: the
+            finest level.
+        edges: what to do with the rest at the end of an axis: "drop" it, "pad" the last patch, or "shift" the last patch back, so that it
+            overlaps. A volume that is smaller than a patch is an error, except with "pad".
         pad: for edges="pad": "reflect", "edge" or "constant" (the array's fill value; labels: 0).
-        boxes: sample patches from these parts of the volume only: pairs of corners (first, and one past the last) along the same axes.
-        dtype: numbers are cast to this NumPy or torch dtype, also torch.bfloat16, labels are not; None: they stay as they are.
-        missing: "fill": a chunk that was never written has the fill value; "error": reading it is an error.
-        direct: read the files themselves where their layout is known, which is faster; False: through zarr-python alone. Both give the
-            same; `explain()` names the path that each array takes, and why.
+        boxes: parts of the volume to take patches from, as pairs of corners (first, and one past the last) along the same axes. None: the
+            whole volume.
+        dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16. Labels are not cast. None: unchanged.
+        missing: chunks that were never written: "fill": use the fill value; "error": raise an error.
+        direct: True: read the files directly if their layout is supported, which is faster. False: always use zarr-python. Samples are the
+            same; `explain()` names the path of each array and the reason.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        classes: names of the classes of a categorical target; None: it is none.
+        classes: class names of a categorical target. None: targets are not categories.
 
     Raises:
-        ConfigError: URLs of several servers, or beside local paths; extents that make no sense, an option that goes with
-            patches and there are none; no level of about that scale; labels whose axes or units are others than the image's.
-        DataNotFoundError, FormatError: no such store; no Zarr store, damaged metadata.
-        AccessError, RemoteError: a server refuses, or does not answer.
-        MissingNameError: no such array, or several and no name; the message lists them. Behind HTTP they are known only where the store has
-            consolidated metadata.
-        BudgetError: a chunk does not fit the memory budget when it is decoded.
+        ConfigError: URLs of several servers, or URLs mixed with local paths; invalid sizes; an option for patches without `patch_shape`; no
+            resolution level of about that scale; or labels whose axes or units differ from those of the image.
+        DataNotFoundError, FormatError: a store does not exist; it is not a Zarr store, or its metadata are damaged.
+        AccessError, RemoteError: a server refuses a request, or does not answer.
+        MissingNameError: there is no such array, or there are several and no name was given; the message lists them. Over HTTP they are
+            known only if the store has consolidated metadata.
+        BudgetError: a decoded chunk does not fit the memory budget.
     """
 
     def __init__(
@@ -179,7 +182,7 @@ class ZarrDataset(ArrayDataset):
         super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
     def corner_of(self, index: int) -> tuple[int, ...]:
-        """The lowest corner of a patch in the volume, along the axes of `patch_shape`.
+        """Lowest corner of a patch in the volume, along the axes of `patch_shape`.
 
         Raises:
             ConfigError: samples are rows.
@@ -188,7 +191,7 @@ class ZarrDataset(ArrayDataset):
         return self._volumes[number][0].grid.corner(inner)
 
     def volume_of(self, index: int) -> int:
-        """Which volume a patch lies in: its number among the stores that `data_path` names.
+        """Number of the volume that contains a patch, among the stores of `data_path`.
 
         Raises:
             ConfigError: samples are rows.
@@ -204,10 +207,10 @@ class ZarrDataset(ArrayDataset):
         return source.place(whole) if isinstance(source, ConcatSource) else (0, whole)
 
     def position_of(self, index: int) -> tuple[float, ...]:
-        """Where the centre of a patch's lowest voxel lies, in the image's units, along the axes of `patch_shape`.
+        """Position of the centre of a patch's lowest voxel, in the image's units, along the axes of `patch_shape`.
 
         Raises:
-            ConfigError: samples are rows, or the volume is no image of OME-NGFF.
+            ConfigError: samples are rows, or the volume is not an OME-NGFF image.
         """
         number, inner = self._place_of(index)
         patches, array = self._volumes[number]
@@ -215,13 +218,13 @@ class ZarrDataset(ArrayDataset):
 
     @property
     def axes(self) -> tuple[str, ...] | None:
-        """The names of the axes of a patch, such as ("c", "z", "y", "x"); None: the volume is no image of OME-NGFF."""
+        """Names of the axes of a patch, such as ("c", "z", "y", "x"). None: the volume is not an OME-NGFF image."""
         image = self._volumes[0][1].image if self._volumes else None
         return None if image is None else image.names
 
     @property
     def voxel_size(self) -> tuple[float, ...] | None:
-        """From one voxel to the next along each of `axes`, in the (first) image's units; None: the volume is no image of OME-NGFF."""
+        """Distance between voxels along each of `axes`, in the (first) image's units. None: the volume is not an OME-NGFF image."""
         level = self._volumes[0][1].level if self._volumes else None
         return None if level is None else level.scale
 

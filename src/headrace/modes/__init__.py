@@ -1,4 +1,4 @@
-"""Loading modes: when the bytes of samples move. One short file each, one protocol (`modes.mode.Mode`) for all."""
+"""Loading modes: when the bytes of samples are read. Each mode is one short file, with one protocol (`modes.mode.Mode`) for all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ ModeName = Literal["lazy", "eager", "cached", "streaming"]
 
 
 class LoadingMode(StrEnum):
-    """When samples are read: at each access, all at the start, at the first access, or ahead of the reader."""
+    """When samples are read.
+
+    "lazy": at each access. "eager": all at the start. "cached": at the first access, later from memory. "streaming": ahead of the reader,
+    in order.
+    """
 
     LAZY = "lazy"
     EAGER = "eager"
@@ -20,10 +24,10 @@ class LoadingMode(StrEnum):
 
     @classmethod
     def of(cls, value: LoadingMode | str) -> LoadingMode:
-        """The mode of that name, in any case.
+        """Returns the mode with that name, in any case.
 
         Raises:
-            ConfigError: there is none; the message lists the four.
+            ConfigError: there is no such mode; the message lists all four.
         """
         try:
             return cls(value.lower() if isinstance(value, str) else value)

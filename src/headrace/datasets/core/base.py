@@ -1,4 +1,4 @@
-"""Datasets over a source, in one of four loading modes; what a sample is, a `SampleFormat` says."""
+"""Datasets over a source, in one of four loading modes. A `SampleFormat` defines what a sample is."""
 
 from __future__ import annotations
 
@@ -33,44 +33,46 @@ from headrace.storage.source import Source
 
 
 class BaseDataset(Splittable, Dataset[Any]):
-    """A map-style dataset over a `Source`, in one of four loading modes; in mode "streaming" an `IterableDataset`.
+    """A map-style dataset over a `Source`, in one of four loading modes. In mode "streaming" it is an `IterableDataset`.
 
-    For a format of one's own, subclass it, give `super().__init__` a source, and override `decode`; or give it a `SampleFormat`. A
-    subclass may override the other steps too: `split_target`, `to_input` and `make_sample`.
+    To support a new format, subclass it, pass a source to `super().__init__`, and override `decode`; or pass a `SampleFormat`. A subclass
+    may also override the other steps: `split_target`, `to_input` and `make_sample`.
 
     Args:
-        source: where the records are.
-        sample_format: what a sample is; None: records are samples.
-        targets: one target a sample, or None where samples have none.
-        transform: called with the input; a list of callables is called one after the other.
-        target_transform: called with the target.
-        transforms: called with input and target, returns both; or a list of such. Not together with the other two.
+        source: the source of the records.
+        sample_format: defines what a sample is. None: records are samples.
+        targets: a sequence of one target per sample. None: samples have no targets.
+        transform: a callable that is applied to the input, or a list of callables that are applied one after the other.
+        target_transform: a callable that is applied to the target.
+        transforms: a callable that takes input and target and returns both, or a list of such callables. Not allowed together with
+            `transform` or `target_transform`.
         loading_mode: a `LoadingMode` or its name.
-        cache_size: for "cached": at most so many samples (int) or bytes ("2GB"); None: what the budget allows.
-        max_memory_usage: the budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
-        cache_policy: "auto", "keep" or "lru" (see `headrace.modes.cached`).
-        hold: "decoded" or "encoded": what eager and cached hold; None: the dataset's choice.
-        shared: "rank": all workers of a process share what eager and cached hold; "machine": all ranks of this user on this machine
-            do, in a file in `cache_dir`.
-        cache_dir: a folder for what may be found again; None: headrace's part of the user's cache folder, for what needs one.
-        on_error: what becomes of a sample that can't be read: "raise"; "skip": it is left out of its batch, counted and listed;
-            or a callable ``(index, path, error) -> sample``.
-        seed: of the order and the random transforms, where no Loader gives one.
+        cache_size: limit for mode "cached": a number of samples (int) or bytes ("2GB"). None: limited by the memory budget only.
+        max_memory_usage: memory budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
+        cache_policy: "keep", "lru" or "auto". "keep" admits samples until the cache is full and never evicts. "lru" evicts the least
+            recently used samples. "auto" is "lru" if a loader samples by weights, else "keep".
+        hold: what modes "eager" and "cached" cache: "decoded" samples or "encoded" records. None: chosen by the dataset.
+        shared: which processes share what "eager" and "cached" cache. "rank": all workers of a process. "machine": all ranks of this user
+            on this machine, through a file in `cache_dir`.
+        cache_dir: folder for files that later runs use again. None: the folder of headrace in the user's cache folder, if one is needed.
+        on_error: what to do with a sample that can't be read. "raise": raise a `SampleError`. "skip": leave it out of its batch, count it
+            and list it. A callable ``(index, path, error) -> sample``: use its result instead.
+        seed: seed of the order and of random transforms. Under a `Loader`, the loader's seed counts instead.
         return_index: append the index to each sample.
-        progress: show progress bars; None: only on a terminal.
+        progress: show progress bars. None: only on a terminal.
 
     Raises:
-        ConfigError: an argument makes no sense; the message names it.
-        BudgetError: "eager" does not fit the budget.
+        ConfigError: an argument is invalid; the message names it.
+        BudgetError: the samples don't fit the memory budget in mode "eager".
 
-    Reading may happen in several processes, each with its copy; not in several threads on one copy, since transforms that use
-    global random generators can't run at the same time.
+    Several processes may read at the same time, each with its own copy of the dataset. Several threads must not share one copy, since
+    transforms that use global random generators can't run at the same time.
     """
 
     fork_safe = True
-    """True if a process that has read from it may fork; elsewhere `Loader` starts workers by forkserver."""
+    """True if a process that has read from the dataset may fork. If False, `Loader` starts workers by forkserver."""
     reads_urls = False
-    """True if it is given paths, and so takes the options of `RemoteOptions` too."""
+    """True if the dataset takes paths, and so the options of `RemoteOptions` too."""
     transform: Callable[[Any], Any] | None
     target_transform: Callable[[Any], Any] | None
     transforms: Callable[[Any, Any], tuple[Any, Any]] | None
@@ -78,11 +80,11 @@ class BaseDataset(Splittable, Dataset[Any]):
     seed: int
     return_index: bool
     sample_reader: SampleReader
-    """Reads and decodes its samples."""
+    """Reads and decodes the samples."""
     collate: Callable[[list[Any]], Any] | str | None = None
-    """The collate function (or the name of a registered one) that fits these samples, if the default does not."""
+    """The collate function for these samples, or the name of a registered one. None: the default one."""
     data_path: Any = None
-    """The path or paths that it reads, as they were given; None of a dataset that was made of a `Source`."""
+    """The path or paths, as passed. None for a dataset that was made from a `Source`."""
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The steps that the class overrides (`construction.STEPS`)."""
 
@@ -142,59 +144,63 @@ class BaseDataset(Splittable, Dataset[Any]):
     # -- the steps from a record to a sample, which a subclass may override; defaults: as the format does them
 
     def decode(self, record: Any) -> Any:
-        """The value of a record: deterministic, of its final size. Modes cache it."""
+        """Decodes a record. The result must be deterministic and have its final size. Loading modes cache it."""
         return self._format.decode(record)
 
     def value_spec(self) -> ArraySpec | tuple[tuple[int, ...], np.dtype[Any]] | None:
-        """Shape and dtype of what `decode` gives, if they are the same for all samples and known beforehand."""
+        """Shape and dtype of what `decode` returns. None: they differ between samples, or are not known without reading."""
         return self._format.value_spec()
 
     def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
-        """Input value and target of a decoded value of this dataset or view. Default: the value, and a copy of its entry in `targets`."""
+        """Splits a decoded value of this dataset or view into input value and target. Default: the value, and a copy of its entry in
+        `targets`."""
         return self._format.split_target(value, index, self)
 
     def to_input(self, value: Any) -> Any:
-        """What a transform gets, and without one the sample's input. Default: the value itself, writable."""
+        """Converts an input value to what the transform receives. Without a transform this is the sample's input. Default: the value
+        itself, writable."""
         return self._format.to_input(value)
 
     def make_sample(self, value: Any, target: Any) -> Any:
-        """A finished sample of input and target. Default: both as a tuple, or the input alone where there are no targets."""
+        """Makes a sample of input and target. Default: a tuple of both, or the input alone if the dataset has no targets."""
         return self._format.make_sample(value, target, self.targets is not None or self._format.always_pairs)
 
     def held_nbytes(self) -> int | None:
-        """Bytes of all samples of the whole dataset when they are held, if that is known without reading them."""
+        """Bytes of all samples of the whole dataset when cached in memory. None: not known without reading them."""
         return None
 
     def sample_nbytes(self) -> int | None:
-        """Bytes of one finished sample, if they are known and the same for all: what a loader plans its buffers by."""
+        """Bytes of one finished sample, which a loader plans its buffers by. None: they are not known, or differ between samples."""
         return None if is_transformed(self) or not len(self.sample_source) else self._format.sample_nbytes()
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
-        """How long each sample is ([n] int64), in tokens or what stands for them, if that is known without reading them."""
+        """Length of each sample ([n] int64), in tokens or a similar measure. None: not known without reading them."""
         return None
 
     def held_as(self) -> str:
-        """What, besides the record, decides the cached value: ranks whose text is the same share it under ``shared="machine"``. Default:
-        class and arguments that are no transforms and don't concern loading.
+        """A text that identifies how records are turned into cached values.
+
+        Ranks with equal texts share the cache under ``shared="machine"``. Default: the class, and its arguments other than transforms and
+        loading options.
 
         Raises:
-            ConfigError: one of these has no value that could be compared with another process's; override this method then.
+            ConfigError: an argument has no value that can be compared with that of another process. Override this method then.
         """
         return construction.describe_held(type(self), self._arguments)
 
     @property
     def holds_encoded(self) -> bool:
-        """True if eager and cached hold records, and decode at each access."""
+        """True if modes "eager" and "cached" cache encoded records, which are decoded at each access."""
         return self._hold == "encoded"
 
     @property
     def sample_format(self) -> SampleFormat:
-        """What a sample is, with the steps that the class overrides."""
+        """The format of the samples, with the steps that the class overrides."""
         return FormatOf(self, self._format, self._overridden) if self._overridden else self._format
 
     @property
     def on_error(self) -> OnError:
-        """What becomes of a sample that can't be read."""
+        """What to do with a sample that can't be read: "raise", "skip" or a callable."""
         return self.sample_reader.on_error
 
     @on_error.setter
@@ -211,12 +217,12 @@ class BaseDataset(Splittable, Dataset[Any]):
     @overload
     def __getitem__(self, index: SupportsIndex) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
-        """One sample; for a slice, a view of the dataset.
+        """Returns one sample, or, for a slice, a view of the dataset.
 
         Raises:
-            IndexError: outside of the dataset.
+            IndexError: the index is out of range.
             SampleError: the sample can't be read.
-            TypeError: in mode "streaming", which has no random access.
+            TypeError: the mode is "streaming", which has no random access.
         """
         if isinstance(index, slice):
             return self.subset(np.arange(len(self))[index])
@@ -228,11 +234,11 @@ class BaseDataset(Splittable, Dataset[Any]):
         return self.__getitems__([position % length])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of a batch (torch's fetcher calls this once a batch); with ``on_error="skip"`` perhaps fewer.
+        """Returns the samples of a batch, with ``on_error="skip"`` possibly fewer. torch's fetcher calls this once per batch.
 
         Raises:
-            IndexError: one is outside of the dataset; negative ones count from its end.
-            SampleError: one can't be read; or, where such are skipped, none can.
+            IndexError: an index is out of range; negative indices count from the end.
+            SampleError: a sample can't be read; with ``on_error="skip"``: no sample of the batch can be read.
         """
         if isinstance(indices, BatchRequest):
             return self.make_samples(indices)[0]
@@ -242,18 +248,24 @@ class BaseDataset(Splittable, Dataset[Any]):
         return self.make_samples(BatchRequest(indices, seed, epoch), is_plain=around is None)[0]
 
     def make_samples(self, request: BatchRequest, is_plain: bool = False, error: Exception | None = None) -> tuple[list[Any], list[int]]:
-        """The samples of a batch and the index of each, as `__getitems__`. (`is_plain`: under a plain DataLoader, which names no epoch;
-        `error`: why the batch could not be made in another way before.)"""
+        """Returns the samples of a batch, as `__getitems__` does, and the index of each.
+
+        Args:
+            request: the indices, and the epoch that they belong to.
+            is_plain: True under a plain DataLoader, which passes no epoch.
+            error: the error of an earlier attempt to make the batch in another way.
+        """
         values = self.sample_reader.values(self.whole_indices(request).tolist(), self.sample_access, error)
         return self.sample_finisher.finish(self, request, values, is_plain)
 
     def may_repeat_draws(self, count: int) -> bool:
-        """Counts samples under a plain DataLoader. True if nobody has named an epoch, and more than there are were asked for."""
+        """Counts samples under a plain DataLoader. True if no epoch was set and more samples were requested than the source has."""
         self._served.value += count
         return self._epoch.value < 0 and self._served.value > len(self.sample_source)
 
     def __iter__(self) -> Iterator[Any]:
-        """All samples in order; in mode "streaming" this rank's and worker's part of an epoch, block-shuffled, read ahead."""
+        """Iterates over all samples in order; in mode "streaming" over this rank's and worker's part of an epoch, block-shuffled and
+        prefetched."""
         if not isinstance(self, IterableDataset):
             for index in range(len(self)):
                 with contextlib.suppress(EmptyBatchError):
@@ -266,18 +278,21 @@ class BaseDataset(Splittable, Dataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that random transforms and a plain DataLoader's streaming order belong to."""
+        """The epoch of random transforms, and of the streaming order under a plain DataLoader."""
         return max(0, self._epoch.value)
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch; workers that run already see it too. Under a `Loader` its own `set_epoch` counts instead."""
+        """Sets the epoch. Running workers see it too. Under a `Loader`, the loader's own `set_epoch` counts instead."""
         self._epoch.value = int(epoch)
 
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Self:
-        """A view of some samples, by indices or a mask, which shares what is cached with this dataset.
+        """Returns a view of some samples. It shares cached samples with this dataset.
+
+        Args:
+            indices: indices of the samples, or a boolean mask with one entry per sample.
 
         Raises:
-            IndexError: an index outside of the dataset, or that is no integer; a mask of another length.
+            IndexError: an index is out of range or not an integer, or the mask has another length.
         """
         chosen = chosen_indices(indices, len(self))
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
@@ -290,13 +305,13 @@ class BaseDataset(Splittable, Dataset[Any]):
         return view
 
     def with_transform(self, transform: Transform) -> Self:
-        """A view of all samples that has another transform, and shares what is cached with this dataset.
+        """Returns a view of all samples with another transform. It shares cached samples with this dataset.
 
         Args:
-            transform: in place of what was given as `transform` (or, where they are joint, as `transforms`); None or []: none.
+            transform: replaces `transform`; replaces `transforms` if the dataset was given these. None or []: no transform.
 
         Raises:
-            ConfigError: it is no callable, and no list of callables.
+            ConfigError: it is neither a callable nor a list of callables.
         """
         is_joint = self.transforms is not None or self._arguments.get("transforms") is not None
         view, name = self.subset(np.arange(len(self))), "transforms" if is_joint else "transform"
@@ -306,23 +321,23 @@ class BaseDataset(Splittable, Dataset[Any]):
         return view
 
     def source_of(self, index: int) -> str:
-        """Where a sample lies: its path, or file and row."""
+        """The location of a sample: its path, or file and row."""
         return self.sample_source.location(int(self.whole_indices(range(len(self))[index])))
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of what the samples are: the same on every machine, in every mode."""
+        """A short hash of the sample data. It is the same on every machine and in every mode."""
         if self._fingerprint is None:
             whole = self.sample_source.fingerprint()
             self._fingerprint = whole if self._chosen is None else fingerprint_of_view(whole, self._chosen)
         return self._fingerprint
 
     def explain(self) -> str:
-        """In words: how samples are read, what is cached, and where the budget stands."""
+        """Describes how samples are read, what is cached, and the state of the memory budget."""
         return construction.explained(self, {} if self._mode is None else self._mode.stats())
 
     def close(self) -> None:
-        """Gives back what is cached, and closes what is open in this process. The dataset can be used again after it."""
+        """Frees what is cached and closes the files that are open in this process. The dataset can be used again afterwards."""
         if self._chosen is not None:
             return
         if self._mode is not None:
@@ -344,7 +359,7 @@ class BaseDataset(Splittable, Dataset[Any]):
 
     @property
     def budget(self) -> MemoryBudget:
-        """This process's memory budget under the dataset's `max_memory_usage`."""
+        """The memory budget of this process under `max_memory_usage`."""
         return self.left_of_budget.budget
 
     blocks = views.blocks
@@ -354,35 +369,41 @@ class BaseDataset(Splittable, Dataset[Any]):
     epoch_order = views.epoch_order
 
     def prefetch(self, key: Any, steps: range, batches: RankBatches) -> None:
-        """A streaming dataset prefetches these batches of an epoch, the next one first; `key` is equal while the epoch is the same."""
+        """Prefetches batches of an epoch in mode "streaming".
+
+        Args:
+            key: identifies the epoch; equal keys mean the same epoch.
+            steps: steps of the batches, the next one first.
+            batches: the rank's batches of the epoch.
+        """
         segments = batches.order.segments if self.block_memory.prefetches_whole else None
         self.mode.prefetch(Coming(key, steps, batches.some, segments), self.sample_source, self.whole_indices)
 
     @property
     def sample_access(self) -> Access:
-        """How samples are reached."""
+        """How samples are accessed."""
         return Access(self.sample_format, self.mode, self.holds_encoded)
 
     def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
-        """The numbers in the source of samples of this dataset or view; negative indices count from the end.
+        """Converts indices of this dataset or view to record numbers of the source. Negative indices count from the end.
 
         Raises:
-            IndexError: one is outside of the dataset.
+            IndexError: an index is out of range.
         """
         array = checked_indices(indices, len(self))
         return array if self._chosen is None else self._chosen[array]
 
     def seed_index(self, index: int) -> int:
-        """The number of a sample in the whole dataset, which seeds its random numbers."""
+        """Index of a sample in the whole dataset, which seeds its random numbers."""
         return index if self._chosen is None else int(self._chosen[index])
 
     def seeded_objects(self) -> Iterator[Any]:
-        """What may hold random generators that transforms draw from."""
+        """Yields the objects that may hold random generators which transforms draw from."""
         yield from public_attributes(self).values()
 
     @property
     def mode(self) -> Mode:
-        """The loading mode at work; made at first use where it stayed behind in a pickle."""
+        """The active loading mode. It is created at first use if it was not pickled with the dataset."""
         if self._mode is None:
             self._mode = self.make_mode()
         return self._mode

@@ -11,7 +11,7 @@ from headrace.io.remote.options import RemoteKeywords, RemoteOptions
 
 
 class SharedOptions(TypedDict, total=False):
-    """The keywords that every dataset takes, and no loader; see `BaseDataset`."""
+    """Keywords that every dataset takes and no loader takes; see `BaseDataset`."""
 
     target_transform: Callable[[Any], Any] | None
     transforms: Callable[[Any, Any], tuple[Any, Any]] | Sequence[Callable[[Any, Any], tuple[Any, Any]]] | None
@@ -26,25 +26,25 @@ class SharedOptions(TypedDict, total=False):
 
 
 class CommonOptions(SharedOptions, total=False):
-    """The keywords that every dataset takes, beside those of its format; see `BaseDataset`."""
+    """Keywords that every dataset takes in addition to those of its format; see `BaseDataset`."""
 
     max_memory_usage: float | int | str
     seed: int
 
 
 class PathOptions(CommonOptions, RemoteKeywords, total=False):
-    """The keywords of every dataset that reads paths and URLs; see `BaseDataset` and, for URLs, `RemoteOptions`."""
+    """Keywords of every dataset that reads paths and URLs; see `BaseDataset` and, for URLs, `RemoteOptions`."""
 
 
 COMMON, REMOTE = CommonOptions.__optional_keys__, RemoteKeywords.__optional_keys__
-"""Their names."""
+"""The names of these keywords."""
 
 
 def split_options(options: PathOptions) -> tuple[RemoteOptions, CommonOptions]:
-    """How URLs are read, and the keywords of `BaseDataset`.
+    """Splits keywords into the options for URLs and the keywords of `BaseDataset`.
 
     Raises:
-        ConfigError: a remote option makes no sense, whether there are URLs or not.
+        ConfigError: a remote option is invalid, whether URLs are read or not.
     """
     keywords = dict(options)
     return RemoteOptions.taken_from(keywords), cast(CommonOptions, keywords)

@@ -1,4 +1,4 @@
-"""Splits of datasets into views: at random, by labels, and by groups."""
+"""Splits datasets into views: at random, by labels, and by groups."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from headrace.io.nearest_names import listed_names
 from headrace.order.splits import fold_parts, split_parts
 
 Transform = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
-"""A callable, or several that are called one after the other; None: none."""
+"""A callable, or several that are applied one after the other. None: no transform."""
 JointTransform = Callable[[Any, Any], tuple[Any, Any]] | Sequence[Callable[[Any, Any], tuple[Any, Any]]] | None
-"""The same of callables that get input and target."""
+"""The same for callables that take input and target."""
 
 
 class Splittable:
-    """What a dataset does with its views and its labels alone."""
+    """Splitting, which needs only a dataset's views and labels."""
 
     targets: Any
-    """One target a sample, or None."""
+    """One target per sample, or None."""
     label_columns: Mapping[str, Any] = MappingProxyType({})
-    """The columns of the table of its labels, for all samples of the whole dataset; none where its labels are no table."""
+    """The columns of the table of labels, for all samples of the whole dataset. Empty if the labels are not a table."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Self:
-        """A view of some samples."""
+        """Returns a view of some samples."""
 
     @abstractmethod
     def with_transform(self, transform: Transform) -> Self:
-        """A view of all samples with another transform."""
+        """Returns a view of all samples with another transform."""
 
     @abstractmethod
     def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
-        """The numbers of samples in the whole dataset."""
+        """Indices of the samples in the whole dataset."""
 
     @overload
     def split(
@@ -61,18 +61,23 @@ class Splittable:
         groups: Any = None,
         val_transform: Transform = None,
     ) -> tuple[Self, ...]:
-        """Views that share no sample and together have all, drawn at random by seed and length alone; each in index order.
+        """Splits the dataset into disjoint views that together contain all samples.
+
+        Samples are drawn at random. Without `stratify` and `groups`, the split depends on `seed` and the number of samples alone. Each view
+        is in index order.
 
         Args:
-            fraction: of the samples that the first of two views gets (rounded); or the fractions of all views (``[.7, .15, .15]``).
+            fraction: fraction of the samples in the first of two views (rounded), or a list with the fraction of each view (``[.7, .15,
+                .15]``).
             seed: any integer.
-            stratify: a label a sample, a column of the table of labels, or True for `targets`: each view gets its fraction of each label's
-                samples.
-            groups: a group a sample, such as its patient, or a column of these: its samples stay together, and fractions are approached.
-            val_transform: of all views but the first, in place of their transform; [] for none.
+            stratify: one label per sample, the name of a column of the table of labels, or True for `targets`. Each view gets its fraction
+                of the samples of each label.
+            groups: one group per sample, such as a patient, or the name of a column of these. Samples of a group stay together, so
+                fractions are approximate.
+            val_transform: transform of all views but the first; [] for none. None: the views keep the dataset's transform.
 
         Raises:
-            ConfigError: an argument makes no sense, or a view would have no sample.
+            ConfigError: an argument is invalid, or a view would have no samples.
         """
         fractions = list(fraction) if isinstance(fraction, (Sequence, np.ndarray)) else [fraction, 1 - fraction]
         labels, members = _labels_of(self, stratify), _column_of(self, groups, "groups")
@@ -82,7 +87,10 @@ class Splittable:
     def folds(
         self, k: int, seed: int = 42, *, stratify: Any = None, groups: Any = None, val_transform: Transform = None
     ) -> list[tuple[Self, Self]]:
-        """Training and validation views of a k-fold cross-validation: each sample is in one validation view. See `split`."""
+        """Returns pairs of training and validation views for k-fold cross-validation.
+
+        Each sample is in exactly one validation view. The other arguments are those of `split`.
+        """
         labels, members = _labels_of(self, stratify), _column_of(self, groups, "groups")
         parts, everything = fold_parts(len(self), k, seed, stratify=labels, groups=members), np.arange(len(self))
         pairs = [(self.subset(np.delete(everything, part)), self.subset(part)) for part in parts]

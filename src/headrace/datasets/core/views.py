@@ -137,12 +137,12 @@ def fingerprint_of_view(whole: str, chosen: IntArray) -> str:
 
 
 def blocks(self: Any) -> IntArray | None:
-    """How many consecutive samples share each block of the storage ([blocks] int64); None: each lies by itself."""
+    """Number of consecutive samples in each storage block ([blocks] int64). None: each sample is stored by itself."""
     return _of_view(self, self.sample_source.blocks())
 
 
 def blocks_of(self: Any, nbytes: int) -> IntArray | None:
-    """As `blocks`: where they may be cut anywhere, of about so many stored bytes each."""
+    """Like `blocks`, with blocks of about `nbytes` stored bytes if blocks may be cut anywhere."""
     return _of_view(self, self.sample_source.blocks_of(nbytes))
 
 
@@ -157,7 +157,7 @@ def layout_nbytes(self: Any) -> int:
 
 
 def lanes(self: Any, blocks: int, former: int = 0) -> tuple[int, int]:
-    """The default (interleave, turns) of an order over so many blocks, by the layout alone; `former`: as in `epoch_order`."""
+    """The default (interleave, turns) of an order over `blocks` blocks, which depends on the layout alone. `former`: see `epoch_order`."""
     return (former_lanes_for if former > 1 else lanes_for)(blocks, self._layout_nbytes())
 
 

@@ -1,4 +1,4 @@
-"""Episodes of HDF5 files and replay buffers, or windows over their steps, as samples."""
+"""Episodes of HDF5 files, Zarr stores and replay buffers, or windows over their steps, as samples."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from headrace.storage.replay import open_source
 from headrace.storage.zarr.stores import ZARR
 
 LENGTHS = "lengths"
-"""Of a batch of whole episodes: how many steps each has."""
+"""Key of a batch of whole episodes: the number of steps of each."""
 
 
 class EpisodeFormat(SampleFormat):
-    """Dicts of tensors by key; lists where elements are strings or of any length.
+    """Dicts of tensors by key; lists for strings and for elements of variable length.
 
     Args:
-        dtypes: by key, what numbers are cast to.
-        encoding: of strings; None: they are bytes.
-        sample_nbytes: of a sample, if it is the same for all.
+        dtypes: by key, the dtype that numbers are cast to.
+        encoding: encoding of strings. None: strings are bytes.
+        sample_nbytes: bytes of a sample, if they are the same for all.
     """
 
     stores_values = False
@@ -95,18 +95,18 @@ def _as_input(value: Any) -> Any:
 class EpisodeCollator:
     """Pads whole episodes to the longest one of their batch.
 
-    Keys with an axis of time become [batch, steps, ...], padded by zeros at the end; "mask", bool [batch, steps], is True where a step
-    lies inside of its episode, and "lengths", int64 [batch], says how many there are. Everything else is stacked.
+    Keys with a time axis become [batch, steps, ...], padded with zeros at the end. "mask", bool [batch, steps], is True for steps inside
+    the episode, and "lengths", int64 [batch], is their number. Everything else is stacked.
 
     Args:
-        keys: those with an axis of time.
+        keys: the keys with a time axis.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys, self._padding = frozenset(keys), Padding()
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """The batch of the samples."""
+        """Collates samples into a batch."""
         lengths: dict[str, tuple[torch.Tensor, int]] = {}
 
         def special(values: list[Any], path: FieldPath) -> Any:
@@ -129,54 +129,53 @@ class EpisodeCollator:
 
 
 class EpisodeDataset(BaseDataset):
-    """Samples are episodes, or windows over their steps: each episode is a group of an HDF5 file or a Zarr store, whose arrays have one row
-    a step; or a run of rows of a replay buffer.
+    """Episodes, or windows over their steps.
 
-    Robotics keeps demonstrations so (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``; ALOHA: a file each),
-    neurophysiology its time series (NWB). Replay buffers as Diffusion Policy writes them, in HDF5 or Zarr, have the steps of all episodes
-    in arrays ``data/<key>``, and the row behind the last step of each in ``meta/episode_ends``.
+    An episode is a group of an HDF5 file or a Zarr store whose arrays have one row per step, or a range of rows of a replay buffer.
+    Demonstrations in robotics are stored in groups (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``; ALOHA:
+    one file per episode), and so are time series in neurophysiology (NWB). Replay buffers in the layout of Diffusion Policy (HDF5 or Zarr)
+    store the steps of all episodes in arrays ``data/<key>``, and in ``meta/episode_ends`` the row after the last step of each.
 
-    A sample is a dict by key: tensors [steps, ...], lists of str or of tensors where elements are of any size. With `window` they have as
-    many steps as it says, and "mask", bool [window], is True where a step lies inside of the episode. Whole episodes of a batch are padded
-    to the longest, with "mask", bool [batch, steps], and "lengths".
+    A sample is a dict by key: tensors [steps, ...], or lists of str or of tensors if elements vary in size. With `window`, samples have
+    that many steps, and "mask", bool [window], is True for steps inside the episode. Whole episodes of a batch are padded to the longest,
+    with "mask", bool [batch, steps], and "lengths".
 
     Args:
-        data_path: as `HDF5Dataset` takes it, or `ZarrDataset`.
-        keys: paths of arrays in the group (of a replay buffer: "data"), or patterns such as "obs/*"; None: all that have an axis. All have
-            the same number of rows.
-        groups: pattern of the groups' paths, such as "data/demo_*"; "": each file is an episode. None: the file is a replay buffer, if it
-            has "meta/episode_ends"; else "data/*", if there is such a group of groups; or the groups of the file, if they are numbered; or
-            the file itself. Episodes follow one another by file, and inside of a file by name, in which numbers count: demo_2 comes before
-            demo_10.
-        episodes: which ones: their names, or the path of an array of names in each file (robomimic: "mask/train"); None: all. Those of a
-            replay buffer are called "episode_0", "episode_1" and so on in each file; an array has their numbers, or a bool for each.
-        window: steps of a sample; or by key or pattern, since few frames may go with many actions: all begin at the same step. None:
-            samples are whole episodes.
-        stride: steps from the beginning of a window to that of the next; None: 1.
-        pad_before: so many steps before its first one an episode's first window begins.
-        pad_after: windows may end so many steps behind an episode; None: window - 1, so that each step begins a window. 0: no window
-            reaches beyond its episode, and one that is shorter than the window has none.
-        pad: what windows have there: "edge": the first or last step again; "constant": zeros.
-        static: arrays, single values or attributes of the group without an axis of time, which all samples of an episode get; they are held
-            in memory. Of a replay buffer: paths of arrays with one value an episode, such as "meta/success".
-        transform: called with the dict.
-        loading_mode: see `LoadingMode`. Of windows that overlap eager and cached hold the steps, each once.
-        dtype: numbers are cast to this NumPy or torch dtype, also torch.bfloat16, or by key or pattern to several; None: they stay as they
-            are.
-        encoding: of strings; None: they come as bytes.
-        decode_nwb: arrays with the attributes ``conversion`` and ``offset``, as the time series of NWB have them, are given in their unit:
-            stored * conversion * channel_conversion + offset, as float32; float64 of wider numbers than float32 and int16. `statistics`
-            are of these values, and `dtype` casts them.
-        direct: False: through h5py alone, or zarr-python.
+        data_path: as in `HDF5Dataset` or `ZarrDataset`.
+        keys: paths of arrays in the group (in a replay buffer: in "data"), or patterns such as "obs/*". All must have the same number of
+            rows. None: all arrays that have an axis.
+        groups: pattern of the groups' paths, such as "data/demo_*"; "": each file is an episode. None: a replay buffer, if the file has
+            "meta/episode_ends"; else "data/*", if "data" is a group of groups; else the numbered groups of the file; else the file itself.
+            Episodes are ordered by file, and within a file by name in natural order: demo_2 comes before demo_10.
+        episodes: names of the episodes to read, or the path of an array of names in each file (robomimic: "mask/train"). Episodes of a
+            replay buffer are called "episode_0", "episode_1" and so on in each file; an array holds their numbers, or one bool per episode.
+            None: all.
+        window: number of steps of a sample; or a dict of numbers by key or pattern, for example for few frames and many actions, which then
+            start at the same step. None: samples are whole episodes.
+        stride: number of steps from the start of one window to the start of the next. None: 1.
+        pad_before: number of steps by which the first window starts before the episode.
+        pad_after: number of steps by which windows may reach past the end of an episode. 0: windows stay inside, and an episode that is
+            shorter than the window has none. None: window - 1, so that a window starts at each step.
+        pad: values of steps outside the episode: "edge": those of the first or last step; "constant": zeros.
+        static: arrays, single values or attributes of the group without a time axis, which are added to all samples of an episode. They are
+            held in memory. In a replay buffer: paths of arrays with one value per episode, such as "meta/success".
+        transform: a callable that is applied to the dict.
+        loading_mode: see `LoadingMode`. If windows overlap, "eager" and "cached" cache each step once.
+        dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16; or a dict of dtypes by key or pattern. None: unchanged.
+        encoding: encoding of strings. None: strings are returned as bytes.
+        decode_nwb: convert arrays with the attributes ``conversion`` and ``offset``, as in NWB time series, to their unit: stored *
+            conversion * channel_conversion + offset. The result is float32, or float64 for numbers wider than float32 and int16.
+            `statistics` are those of converted values, and `dtype` casts these.
+        direct: False: always use h5py or zarr-python.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
-        ConfigError: an argument makes no sense.
+        ConfigError: an argument is invalid.
         DataNotFoundError, AccessError, RemoteError: see `HDF5Dataset`.
-        MissingNameError: there are no such groups, an episode lacks a key, or a name of `episodes` is nowhere.
-        FormatError: arrays of an episode have different lengths; those of a key different shapes or dtypes; the ends of a replay buffer's
-            episodes are wrong.
-        BudgetError: a chunk, or static values, don't fit the memory budget.
+        MissingNameError: there are no such groups, an episode lacks a key, or a name in `episodes` does not exist.
+        FormatError: arrays of an episode differ in length, arrays of a key differ in shape or dtype, or the episode ends of a replay buffer
+            are invalid.
+        BudgetError: a decoded chunk, or static values, don't fit the memory budget.
     """
 
     reads_urls = True
@@ -240,34 +239,35 @@ class EpisodeDataset(BaseDataset):
 
     @property
     def episode_names(self) -> list[str]:
-        """The paths of the groups of all episodes, or their names in replay buffers, in order; several files may have the same."""
+        """Names of all episodes in order: paths of the groups, or names in replay buffers. Episodes of different files may have the same
+        name."""
         return [name.decode() for name in self.sample_source.names]
 
     @property
     def episode_lengths(self) -> npt.NDArray[np.int64]:
-        """[episodes] steps of each."""
+        """Number of steps of each episode ([episodes] int64)."""
         return self.sample_source.windows.lengths.copy()
 
     def episode_numbers(self) -> npt.NDArray[np.int64]:
-        """[n] for each sample the number of its episode: for ``split(0.9, groups=dataset.episode_numbers())``, which parts no episode."""
+        """Episode number of each sample ([n] int64). ``split(0.9, groups=dataset.episode_numbers())`` keeps episodes whole."""
         return self.sample_source.windows.episode_of(self.whole_indices(np.arange(len(self))))
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
-        """Of whole episodes the steps of each sample ([n] int64); windows are all of one length."""
+        """Number of steps of each sample ([n] int64). None for windows, which have equal lengths."""
         windows = self.sample_source.windows
         return None if windows.options.window is not None else windows.lengths[self.whole_indices(np.arange(len(self)))]
 
     def statistics(self, keys: str | Sequence[str] | None = None) -> dict[str, Statistics]:
-        """Mean, standard deviation, least and greatest value of each key, over the steps that samples have, each step once: what to
-        normalise by. Of a view those of its samples alone, so take it of the part that is trained on.
+        """Computes mean, standard deviation, minimum and maximum of each key, for normalisation.
 
-        Reads everything once, some megabytes at a time.
+        Each step that occurs in a sample counts once. The statistics of a view are those of its samples, so compute them on the training
+        part. All data are read once, some megabytes at a time.
 
         Args:
-            keys: names or patterns; None: all keys that hold numbers.
+            keys: names or patterns. None: all numeric keys.
 
         Raises:
-            ConfigError: no such key, or one that holds no real numbers.
+            ConfigError: there is no such key, or its values are not real numbers.
         """
         source, patterns = self.sample_source, ["*"] if keys is None else [keys] if isinstance(keys, str) else list(keys)
         for pattern in patterns:
@@ -281,7 +281,7 @@ class EpisodeDataset(BaseDataset):
         return {key.name: statistics_of(source, key, runs) for key in chosen}
 
     def make_mode(self) -> Mode:
-        """The loading mode; of windows that overlap eager and cached hold the steps, each once."""
+        """Creates the loading mode. If windows overlap, "eager" and "cached" cache each step once."""
         source, options = self.sample_source, self.sample_source.windows.options
         overlaps = options.window is not None and options.stride < options.window and not source.holds_objects and len(source) > 0
         is_plain = overlaps and "decode" not in self._overridden and not isinstance(self._cache_size, int)

@@ -1,7 +1,7 @@
-"""Statistics of the steps of episodes, in one pass and within a bounded memory.
+"""Statistics of the steps of episodes, in one pass and with bounded memory.
 
-Means and sums of squares of parts are merged as Chan, Golub and LeVeque do it (1979, "Updating formulae and a pairwise algorithm for
-computing sample variances"), in float64.
+Means and sums of squares of parts are merged as in Chan, Golub and LeVeque (1979, "Updating formulae and a pairwise algorithm for computing
+sample variances"), in float64.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _PART = 4 << 20  # bytes that are read at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """What a key's values are like. Tensors of float64 for keys of float64, else of float32.
+    """Statistics of the values of a key. Tensors are float64 for float64 keys, else float32.
 
     Attributes:
-        mean, std, min, max: of the values at each place of a step; of images (steps with two axes or more) of each channel, their last
+        mean, std, min, max: statistics for each element of a step; for images (steps with two or more axes) for each channel, their last
             axis. The standard deviation is that of the population.
-        count: of the values that each of these is made of.
+        count: number of values per statistic.
     """
 
     mean: torch.Tensor

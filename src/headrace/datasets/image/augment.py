@@ -1,7 +1,7 @@
 """Built-in random crops and flips of images.
 
-They are callables, and work anywhere. At the head of ``ImageDataset(transform=[...])`` they work on the encoded image: what is not
-wanted of it is not resized, and of a large one not even decoded.
+They are callables and can be used anywhere. At the head of ``ImageDataset(transform=[...])`` they work on the encoded image: pixels outside
+of the crop are not resized, and in a large image not even decoded.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ _ATTEMPTS = 10
 
 
 class RandomResizedCrop:
-    """A random part of an image, resized: the usual augmentation for ImageNet (Szegedy et al., Going deeper with convolutions, 2015).
+    """Crops a random part of an image and resizes it.
 
-    The part's area is drawn evenly from `scale` times the image's, the logarithm of its aspect (width / height) evenly from `ratio`,
-    its place evenly; after 10 draws that don't fit, the largest part in the middle of a fitting aspect is taken. Bilinear, antialiased.
+    This is the usual augmentation for ImageNet (Szegedy et al., Going deeper with convolutions, 2015). The area of the part is drawn
+    uniformly from `scale` times the area of the image, the logarithm of its aspect ratio (width / height) uniformly from `ratio`, and its
+    position uniformly. After 10 draws that don't fit, the largest centred part with a permitted aspect ratio is used. Resizing is bilinear
+    and antialiased.
 
-    It draws from Python's `random`, which headrace seeds for each sample.
+    Random numbers come from Python's `random`, which headrace seeds for each sample.
 
     Args:
         size: (height, width) of the result, or one int for both.
-        scale: least and largest area of the part, as fractions of the image's.
-        ratio: least and largest aspect of the part.
+        scale: smallest and largest area of the part, as fractions of the image's area.
+        ratio: smallest and largest aspect ratio of the part.
 
     Raises:
-        ConfigError: a value makes no sense.
+        ConfigError: a value is invalid.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class RandomResizedCrop:
         self.scale, self.ratio = (float(scale[0]), float(scale[1])), (float(ratio[0]), float(ratio[1]))
 
     def draw(self, height: int, width: int) -> Box:
-        """The part to take of an image of that size."""
+        """Draws the part to crop from an image of the given size."""
         narrowest, widest = self.ratio
         for _ in range(_ATTEMPTS):
             area = height * width * random.uniform(*self.scale)
@@ -67,7 +69,7 @@ class RandomResizedCrop:
         return Box((height - h) // 2, (width - w) // 2, h, w)
 
     def __call__(self, image: Any) -> Any:
-        """The part of a PIL image, an array [H, W, C] or a tensor [C, H, W] of uint8; of the type that was given."""
+        """Crops a PIL image, an array [H, W, C] or a tensor [C, H, W] of uint8, and returns the same type."""
 
         def crop(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             return resize_image(np.ascontiguousarray(self.draw(*pixels.shape[:2]).of(pixels)), self.size)
@@ -79,10 +81,12 @@ class RandomResizedCrop:
 
 
 class RandomHorizontalFlip:
-    """Mirrors an image, left to right, with probability `p`. It draws from Python's `random`, which headrace seeds for each sample.
+    """Mirrors an image left to right with probability `p`.
+
+    Random numbers come from Python's `random`, which headrace seeds for each sample.
 
     Raises:
-        ConfigError: `p` is no probability.
+        ConfigError: `p` is not a probability.
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -95,7 +99,7 @@ class RandomHorizontalFlip:
         return random.random() < self.p
 
     def __call__(self, image: Any) -> Any:
-        """The image, mirrored or not: a PIL image, an array [H, W, C] or a tensor [C, H, W]; of the type that was given."""
+        """Mirrors, or returns unchanged, a PIL image, an array [H, W, C] or a tensor [C, H, W]."""
         if not self.draw():
             return image
         if isinstance(image, torch.Tensor):

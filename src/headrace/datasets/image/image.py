@@ -34,61 +34,65 @@ from headrace.storage.pairs import PairedSource
 
 
 class ImageDataset(BaseDataset):
-    """Samples ``(image, target)`` of the images under a path.
+    """Images under a path. A sample is ``(image, target)``.
 
     By default an image is resized to 224 x 224, scaled to [0, 1] and normalised with the ImageNet statistics: float32 [3, H, W].
 
     Args:
-        data_path: a folder (searched through, sorted, .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a file, a glob, a
-            pattern in braces, fsspec URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote, named in any of these ways but a
-            folder (.h5, .hdf5, .he5); or the folder of a pack of several parts, or its manifest.json.
-        image_size: (height, width), or one int for both; aspect not kept, bilinear, antialiased. None: the image's own size.
-            Default: (224, 224) without transforms (a packed file of decoded images: their own size), else None. Applied before
-            the transform.
-        transform: called with what `transform_input` says; its result is the sample's image. Or a list of callables: a
-            `RandomResizedCrop`, a `RandomHorizontalFlip`, or the one and then the other at its head work on the encoded image, and
-            where nothing follows, their result is scaled and normalised as above. At the head of `transforms` they do the same.
+        data_path: a folder (searched recursively and sorted; .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a file, a glob, a
+            pattern with braces, fsspec URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote (.h5, .hdf5, .he5), given in any
+            of these ways except a folder. Or the folder of a pack of several parts, or its manifest.json.
+        image_size: (height, width), or one int for both. Images are resized bilinearly with antialiasing, before the transform; the aspect
+            ratio is not kept. None: images keep their size. Default: (224, 224) without transforms, else None; for a packed file of decoded
+            images their stored size.
+        transform: a callable, which receives what `transform_input` names and returns the sample's image, or a list of callables. A
+            `RandomResizedCrop`, a `RandomHorizontalFlip`, or the first followed by the second, at the head of the list, work on the encoded
+            image; if nothing follows them, their result is scaled and normalised as above. The same applies at the head of `transforms`.
         loading_mode: see `LoadingMode`.
-        targets: "folders": class numbers from the first-level folders; or
+        targets: "folders" (default): class numbers from the first-level folders; or
 
-            * "masks/", a folder, glob or URL of masks: each has the relative name of its image, with any ending, and its size. A target
-              is int64 [H, W], the class numbers as they are stored (`headrace.datasets.image.masks`), resized to the nearest pixel;
-            * "instances.json", annotations as COCO has them: a target is a dict of `boxes` (float32 [N, 4]: left, top, right, bottom in
-              pixels of the input), `labels`, `area`, `iscrowd`, `image_id` (`headrace.datasets.image.boxes`);
+            * "masks/", a folder, glob or URL of masks. Each mask has the relative name of its image, with any extension, and its size. A
+              target is int64 [H, W], the stored class numbers (`headrace.datasets.image.masks`), resized to the nearest pixel;
+            * "instances.json", annotations in COCO format. A target is a dict of `boxes` (float32 [N, 4]: left, top, right, bottom in
+              pixels of the input), `labels`, `area`, `iscrowd` and `image_id` (`headrace.datasets.image.boxes`);
             * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
-            * a mapping from relative path or file name to target, or a callable of the path;
+            * a mapping from relative path or file name to target, or a callable that takes the path;
             * None: every target is None.
 
-            Texts become class numbers, and lists of texts float32 [classes], 1 for each class in the list. A file name alone may fit one
-            file only. Built-in crops and flips, and `image_size`, apply to masks and boxes as to their image; other callables of
-            `transform` get the image alone, those of `transforms` both.
-        target_name: of a table: the column that is the target, or several, of which a dict is made; None: all but that of the files.
-        label_separator: what stands between several labels in one text, such as ";"; of several columns it parts those that hold it.
-        unused_targets: what becomes of labels by file name, masks and annotations of files that are not among the data: "raise" an
-            error, or "skip" them, with a warning that counts them (where one table serves several folders).
-        masks: of COCO: `masks` too, uint8 [N, H, W] (needs pycocotools: extra `coco`).
-        color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey). Grey of more than 8 bits is scaled (`decode_image`).
-        normalize: True: as above, where there is no transform; under a loader that has an accelerator as `device=`, images travel there as
-            uint8 and are normalised there (docs/loader.md, "Devices"). "host": always on the host. False: they stay uint8 [C, H, W].
-        dtype: of normalised images: torch.float16 and torch.bfloat16 halve the bytes of a batch; they are rounded once, from float32. None:
-            float32.
-        transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
-        decode: "fast": a JPEG that is at least twice, 4 or 8 times as large as what is wanted of it is decoded at a half, a quarter or an
-            eighth of its size, so its pixels differ a little (372 photographs of 400 x 533 at 128 x 128: by 0.7 grey levels in the mean,
-            the worst has a PSNR of 32 dB; see docs/images.md); "exact": each is decoded whole, and then resized.
+            Texts become class numbers. Lists of texts become float32 [classes], with 1 for each class in the list. A file name without its
+            folder must match one file only. Built-in crops and flips, and `image_size`, apply to masks and boxes as to their image. Other
+            callables of `transform` receive the image alone, those of `transforms` both.
+        target_name: for a table: the target column, or a list of columns, which give a dict. None: all columns except the one with the file
+            names.
+        label_separator: text that separates several labels in one cell, such as ";". With several target columns it applies to those that
+            contain it.
+        unused_targets: what to do with labels by file name, masks and annotations whose files are not in the data. "raise": raise an error.
+            "skip": ignore them, with a warning that counts them (for one table that serves several folders).
+        masks: for COCO: add `masks`, uint8 [N, H, W], to each target. Needs pycocotools (extra `coco`).
+        color: "RGB" ([3, H, W]) or "L" ([1, H, W], greyscale). Greyscale images of more than 8 bits are scaled (`decode_image`).
+        normalize: True: normalise as above if there is no transform. Under a loader with an accelerator as `device=`, images are copied as
+            uint8 and normalised on the device (docs/loader.md, "Devices"). "host": always normalise on the host. False: images stay uint8
+            [C, H, W].
+        dtype: dtype of normalised images. torch.float16 and torch.bfloat16 halve the bytes of a batch; values are rounded once, from
+            float32. None: float32.
+        transform_input: type of the image that `transform` receives: "pil" (as in torchvision), "tensor" (uint8 [C, H, W]) or "numpy"
+            (uint8 [H, W, C]).
+        decode: "fast": a JPEG that is at least 2, 4 or 8 times as large as needed is decoded at a half, a quarter or an eighth of its size,
+            so that its pixels differ slightly (372 photographs of 400 x 533 at 128 x 128: by 0.7 grey levels on average, with a PSNR of 32
+            dB in the worst case; see docs/images.md). "exact": each image is decoded at full size and then resized.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        classes: names of the classes, sorted; [] without; of COCO in the order of their ids.
-        class_to_idx: their numbers; of COCO their ids, which are its labels.
-        label_columns: the columns of a table of labels, by name, also those that are no targets; of the whole dataset.
-        column_classes: of each column of texts the names of its classes.
-        samples: ``(path, target)`` of each sample, as torchvision has them.
-        targets: [n] int64 class numbers (or what was given); of masks None.
+        classes: sorted names of the classes, [] if there are none. For COCO in the order of their ids.
+        class_to_idx: class numbers by name. For COCO the ids, which are the labels.
+        label_columns: all columns of a table of labels by name, for the whole dataset.
+        column_classes: class names by name of text column.
+        samples: ``(path, target)`` of each sample, as in torchvision.
+        targets: [n] int64 class numbers, or the targets that were passed. None for masks.
 
     Raises:
-        DataNotFoundError: the path is missing, or there is no image under it.
-        ConfigError: an argument makes no sense; the message names it.
+        DataNotFoundError: the path does not exist, or contains no images.
+        ConfigError: an argument is invalid; the message names it.
     """
 
     reads_urls = True
@@ -155,22 +159,22 @@ class ImageDataset(BaseDataset):
 
     @property
     def samples(self) -> Sequence[tuple[str, Any]]:
-        """``(path, target)`` of each sample, made when it is asked for."""
+        """``(path, target)`` of each sample, computed on access."""
         return _Samples(self)
 
     @property
     def holds_encoded(self) -> bool:
-        """True if encoded bytes are held: where images keep their own size, if `hold` is not given."""
+        """True if modes "eager" and "cached" cache encoded bytes. Default: True if images keep their own size."""
         return self._hold == "encoded" if self._hold is not None else self.image_size is None
 
     def held_as(self) -> str:
         return self._format.held_as
 
     def pixels_of(self, index: int) -> np.ndarray[Any, Any]:
-        """The decoded, resized image before any transform: uint8 [H, W, C].
+        """Returns the decoded, resized image before any transform: uint8 [H, W, C].
 
         Raises:
-            SampleError: it can't be read, whatever `on_error` says.
+            SampleError: the image can't be read, whatever `on_error` is.
         """
         value = self.sample_reader.values([int(self.whole_indices(range(len(self))[index]))], self.sample_access)[0]
         if isinstance(value, Exception):
@@ -179,7 +183,7 @@ class ImageDataset(BaseDataset):
 
     @functools.cached_property
     def pixel_format(self) -> ImageFormat:
-        """As `sample_format`, with pixels uint8 [H, W, C] as values, where `image_size` is given."""
+        """Like `sample_format`, with uint8 [H, W, C] pixels as values if `image_size` is given."""
         return dataclasses.replace(self._format, channels_first=False)
 
     def held_nbytes(self) -> int | None:

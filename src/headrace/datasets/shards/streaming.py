@@ -1,4 +1,4 @@
-"""Streams shards as an iterable dataset: block-shuffled, read ahead, resumable."""
+"""Streams shards as an iterable dataset: block-shuffled, prefetched, resumable."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _OF_HOLDING = ("cache_size", "cache_policy", "hold", "shared")
 
 
 class StreamingDataset(DelegatingDataset):
-    """The samples of shards as an `IterableDataset`: in an order that is shuffled by blocks, read ahead, and resumable under a `Loader`.
+    """Samples of shards as an `IterableDataset`, block-shuffled, prefetched, and resumable under a `Loader`.
 
-    A sample is
+    Samples by format:
 
-    * of .tar (as WebDataset writes them) a dict by extension, with "__key__" and "__url__". Images (.jpg, .png, .webp, ...) are uint8
-      tensors [3, H, W], .cls and its like int, .txt str, .json what it says, .npy an array, .npz a dict of arrays; all others are bytes;
-    * of .jsonl what the line says; of .txt the line as str; of both also .gz and .zst;
-    * of .h5 and .zarr what `HDF5Dataset` and `ZarrDataset` give; of images that `headrace.pack` wrote what `ImageDataset` gives, and of
-      texts what `TextDataset` gives.
+    * .tar (WebDataset): a dict by extension, with "__key__" and "__url__". Images (.jpg, .png, .webp, ...) are uint8 tensors [3, H, W],
+      .cls and the like int, .txt str, .json parsed values, .npy arrays, .npz dicts of arrays, all others bytes;
+    * .jsonl: the parsed line. .txt: the line as str. Both also as .gz and .zst;
+    * .h5 and .zarr: as in `HDF5Dataset` and `ZarrDataset`. Packs of `headrace.pack`: for images as in `ImageDataset`, for texts as in
+      `TextDataset`.
 
-    Consecutive samples of a shard, of about 2 MB together, are a block. Blocks come in a random order, several at once, and samples in a
-    random order inside of theirs. The order follows from the shards' layout, `buffer_size`, seed and epoch, and from nothing else.
+    A block is a run of consecutive samples of a shard, of about 2 MB in total. Blocks are read in random order, several at once, and
+    samples in random order within their block. The order depends on the layout of the shards, `buffer_size`, seed and epoch only.
 
     Args:
-        urls: a shard, a folder, a glob, a pattern such as ``train-{0000..0127}.tar``, or a list of these; all of one kind. A folder is
-            searched through; for Zarr stores not below its first level. Paths, or URLs of one server.
-        buffer_size: about how many samples are mixed: a batch and the next one draw from blocks that have so many together, so a larger
-            one mixes better, and holds more blocks in memory. At least 8 blocks, if there are so many, so that 8 ranks can each have
-            blocks of their own.
-        transform: called with the sample (of .h5, .zarr and images with the input).
-        decode: of .tar: True: as above; False: members stay bytes; or a dict from extension ("jpg", "seg.png") to a callable that takes
-            bytes, or None for the bytes themselves: it comes before what is above. Pickles are never loaded by themselves.
-        dataset_name, target_name: of .h5 and .zarr, see there.
-        **options: see `BaseDataset`, and for URLs `RemoteOptions`; what concerns holding (cache_size, cache_policy, hold, shared) has no
-            meaning here.
+        urls: a shard, a folder, a glob, a pattern such as ``train-{0000..0127}.tar``, or a list of these, all of one format. Paths, or URLs
+            of one server. Folders are searched recursively; Zarr stores are found in the first level only.
+        buffer_size: approximate number of samples to mix. Two consecutive batches together draw from blocks with about this many samples. A
+            larger number shuffles better and holds more blocks in memory. At least 8 blocks are open if there are that many, so that 8
+            ranks can each have blocks of their own.
+        transform: a callable that is applied to the sample (for .h5, .zarr and images: to the input).
+        decode: for .tar: True: decode as above. False: members stay bytes. A dict from extension ("jpg", "seg.png") to a callable that
+            takes bytes, or to None for bytes: it takes precedence over the rules above. Pickles are never loaded unless a callable does it.
+        dataset_name, target_name: for .h5 and .zarr: see `HDF5Dataset` and `ZarrDataset`.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`. The options for caching (cache_size, cache_policy, hold, shared) don't
+            apply here.
 
     Raises:
-        ConfigError: an argument makes no sense, shards of several kinds, or an option for shards of another kind.
-        DataNotFoundError: nothing there, or no shard.
-        FormatError: a shard is damaged; or a compressed .tar, which has to be unpacked.
-        RemoteError: a server does not give what it is asked for.
+        ConfigError: an argument is invalid, shards are of several formats, or an option belongs to another format.
+        DataNotFoundError: the path does not exist, or contains no shards.
+        FormatError: a shard is damaged; or it is a compressed .tar, which must be decompressed first.
+        RemoteError: a request to a server failed.
     """
 
     reads_urls = True
@@ -95,7 +95,7 @@ class StreamingDataset(DelegatingDataset):
         super().__init__(inner, inner.sample_source, loading_mode=self._in_mode, **given, **rest)
 
     def lanes(self, blocks: int, former: int = 0) -> tuple[int, int]:
-        """As many lanes as have about `buffer_size` samples, in two turns, in the blocks that they are in the midst of."""
+        """Returns (interleave, turns): as many lanes as hold about `buffer_size` samples in their open blocks, in two turns."""
         mixed = self.buffer_size if former > 1 else self.buffer_size // 2
         interleave = interleave_for(mixed, len(self), blocks, FEWEST)
         return (former_lanes_for if former > 1 else lanes_for)(blocks, self._layout_nbytes(), interleave)

@@ -22,10 +22,10 @@ LAYOUTS: tuple[SparseLayout, ...] = ("dense", "csr", "pairs")
 
 
 class SparseRow(NamedTuple):
-    """One row of a sparse matrix: what a sample is with ``layout="pairs"``.
+    """One row of a sparse matrix. It is a sample with ``layout="pairs"``.
 
     Attributes:
-        indices: int64 [n], the columns that have a value, rising.
+        indices: int64 [n], columns that have a value, in ascending order.
         values: [n], their values.
     """
 
@@ -34,13 +34,14 @@ class SparseRow(NamedTuple):
 
 
 class SparseRows(NamedTuple):
-    """A batch of such rows, one behind the other, as ``torch.nn.functional.embedding_bag(indices, weight, offsets,
-    per_sample_weights=values, mode="sum")`` takes them.
+    """A batch of sparse rows, concatenated.
+
+    It fits ``torch.nn.functional.embedding_bag(indices, weight, offsets, per_sample_weights=values, mode="sum")``.
 
     Attributes:
         indices: int64 [n], columns.
         values: [n], their values.
-        offsets: int64 [batch], where each row begins.
+        offsets: int64 [batch], start of each row.
     """
 
     indices: torch.Tensor
@@ -111,10 +112,13 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def sparse_collate(samples: Sequence[Any]) -> Any:
-    """Stacks samples as `stack_collate` does, but `SparseRow` become `SparseRows`, and sparse CSR tensors [rows, columns] become one.
+    """Stacks samples into a batch.
+
+    Like `stack_collate`, except that `SparseRow` become `SparseRows`, and sparse CSR tensors [rows, columns] are concatenated along the
+    rows.
 
     Raises:
-        CollateError: samples can't be stacked, or sparse tensors have different numbers of columns, or different dtypes.
+        CollateError: samples can't be stacked, or sparse tensors differ in dtype or number of columns.
     """
     return stack_tree(list(samples), _joined)
 

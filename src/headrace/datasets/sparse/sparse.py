@@ -24,43 +24,42 @@ from headrace.storage.sparse.source import JoinedRows, SparseSource
 
 
 class SparseDataset(BaseDataset):
-    """Samples are the rows of a CSR matrix in HDF5 files or Zarr stores, such as AnnData writes (.h5ad, .zarr), read where they lie.
+    """Rows of a CSR matrix in HDF5 files or Zarr stores, such as AnnData writes (.h5ad, .zarr).
 
-    A batch reads what its rows need of `indices` and of `data`, each together. What eager and cached hold is sparse. Where a row has
-    several values of one column, they are summed, as SciPy does. With `targets` a sample is ``(row, target)``.
+    For each batch only the needed parts of `indices` and `data` are read, merged into few requests. Modes "eager" and "cached" cache sparse
+    rows. Several values of one column in a row are summed, as in SciPy. With `targets` a sample is ``(row, target)``.
 
     Args:
-        data_path: an HDF5 file or a Zarr store; or several, as a folder, a glob, a pattern in braces or a list, whose rows follow one
-            another: a list's in its order, others sorted. Or fsspec URLs of such, all of one server.
-        group: path of the matrix in each of them: "X", "layers/counts", "raw/X"; "/" is the file itself.
-        targets: name of a column of `obs`; or a list of such: a target is then a dict of a value of each. Categories become class numbers
-            (int64, -1 where there is none), and `classes` has their names. Or an array with one target a row.
-        layout: "dense": a row is a tensor [columns], a batch a tensor [batch, columns]. "csr": a batch is a sparse CSR tensor of that
-            shape, a sample one of shape [1, columns]. "pairs": a sample is a `SparseRow` of column numbers and values, a batch a
+        data_path: an HDF5 file or a Zarr store; or several, as a folder, a glob, a pattern with braces or a list. Their rows are
+            concatenated: a list's in its order, others sorted. Or fsspec URLs of such files, all on one server.
+        group: path of the matrix in each file: "X", "layers/counts", "raw/X"; "/" is the file itself.
+        targets: name of a column of `obs`, or a list of names, with which a target is a dict of one value each. Categories become class
+            numbers (int64, -1 for missing values), and `classes` are their names. Or an array with one target per row.
+        layout: "dense": a row is a tensor [columns], a batch a tensor [batch, columns]. "csr": a sample is a sparse CSR tensor [1,
+            columns], a batch one of shape [batch, columns]. "pairs": a sample is a `SparseRow` of column numbers and values, a batch a
             `SparseRows`.
-        columns: names (of `var`) or numbers of the columns to take, in this order; or a mask. None: all.
-        join: several files whose columns differ, joined by name: "inner": those that all files have, in the order of the first; "outer":
-            those that any has, in the order in which files name them, zeros where a file has none. None: files must have the same
-            columns, in any order, or those at least that `columns` names.
-        transform: called with the row.
+        columns: names (in `var`) or numbers of the columns to read, in this order; or a boolean mask. None: all.
+        join: how to join files whose columns differ, by name. "inner": the columns that all files have, in the order of the first file.
+            "outer": the columns that any file has, in order of appearance, with zeros for missing ones. None: all files must have the same
+            columns, in any order, or at least those in `columns`.
+        transform: a callable that is applied to the row.
         loading_mode: see `LoadingMode`.
-        dtype: values are cast to this NumPy dtype (as ``ndarray.astype`` does); None: they stay as they are.
-        direct: read the files themselves where their layout is known, which is faster; False: through h5py and zarr-python alone.
+        dtype: NumPy dtype that values are cast to (as by ``ndarray.astype``). None: unchanged.
+        direct: True: read the files directly if their layout is supported, which is faster. False: always use h5py and zarr-python.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        columns: names of the columns of a row; None: the files name none.
-        classes: names of the classes of a categorical target; of several targets a dict of such; None: targets are no categories.
-        label_columns: the columns of `obs`, by name, also those that are no targets; of the whole dataset. Each is read when it is asked
-            for; categories are their codes.
+        columns: column names of a row. None: the files have no names.
+        classes: class names of a categorical target; a dict of these for several targets. None: targets are not categories.
+        label_columns: all columns of `obs` by name, for the whole dataset. Each is read on access; categories are codes.
 
     Raises:
-        ConfigError: an argument makes no sense, or the group is no sparse matrix.
-        DataNotFoundError, AccessError, RemoteError: a file is missing, may not be read, or a server does not give it.
-        MissingNameError: no such group, or column of `obs` or `var`; the message lists those there are.
-        FormatError: a CSC matrix, damaged data, files that can't be joined.
-        FileChangedError: a file has been changed since it was opened.
-        BudgetError: a chunk does not fit the memory budget when it is decoded.
+        ConfigError: an argument is invalid, or the group is not a sparse matrix.
+        DataNotFoundError, AccessError, RemoteError: a file does not exist or is not readable; a request to a server failed.
+        MissingNameError: there is no such group, or column of `obs` or `var`; the message lists the existing ones.
+        FormatError: the matrix is CSC, data are damaged, or files can't be joined.
+        FileChangedError: a file changed since it was opened.
+        BudgetError: a decoded chunk does not fit the memory budget.
     """
 
     reads_urls = True
@@ -101,11 +100,11 @@ class SparseDataset(BaseDataset):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows of this dataset or view, and columns of a row."""
+        """Number of rows of this dataset or view, and number of columns."""
         return len(self), self._format.columns
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Stored values of each row ([n] int64), before columns are chosen."""
+        """Number of stored values of each row ([n] int64), before columns are selected."""
         sizes: npt.NDArray[np.int64] = np.concatenate([one.sizes() for one in _each(self.sample_source)])
         return sizes if self._chosen is None else sizes[self._chosen]
 

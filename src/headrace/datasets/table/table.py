@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, and of NumPy's, as samples."""
+"""Rows of Parquet, Arrow and NumPy files as samples."""
 
 from __future__ import annotations
 
@@ -50,56 +50,56 @@ _TEXT_OPTIONS: dict[str, Any] = {
 
 
 class TableDataset(TokenizedDataset):
-    """Samples are the rows of a table, as dicts of the values of its columns; with `target_name` ``(row, target)``.
+    """Rows of a table as dicts of its columns. With `target_name` a sample is ``(row, target)``.
 
-    Numbers are tensors of their dtype, lists of numbers 1-D tensors, texts str; bytes stay bytes, and lists and structs of all these are
-    lists and dicts. Row groups of Parquet and record batches of Arrow files are the blocks of ``shuffle="block"``, and each is decoded once
-    for all of its rows that a batch takes. Record batches of local Arrow files that are not compressed are mapped. A table that
-    HuggingFace's `datasets` saved opens in place.
+    Numbers are tensors of their dtype, lists of numbers 1-D tensors, texts str, and bytes bytes; lists and structs of these are lists and
+    dicts. Row groups of Parquet files and record batches of Arrow files are the blocks of ``shuffle="block"``; each is decoded once for all
+    rows of a batch. Record batches of local, uncompressed Arrow files are memory-mapped. A table that HuggingFace's `datasets` saved is
+    opened in place.
 
-    Of NumPy's files the rows of each array are samples: those of a .npy file as tensors, those of the arrays of a .npz file as dicts.
+    In NumPy files the rows of each array are samples: tensors for .npy, dicts of the arrays for .npz.
 
     Parquet and Arrow files need the package pyarrow: ``pip install 'headrace[arrow]'``.
 
     Args:
-        data_path: a file; or several of equal columns, as a folder (searched for .parquet, .pq, .arrow, .feather, .npy, .npz), a glob, a
-            pattern in braces or a list, whose rows follow one another: a list's in its order, others sorted. Or fsspec URLs of such, all of
-            one server. The splits of a data set are not one table.
-        columns: names of columns: samples are dicts of these; one name as a str: samples are the values of that column. None: all but the
-            targets, or, where `image_column` or `text_column` is given, these alone.
-        target_name: a column with the targets, which is read when the table is opened. Dictionary-encoded texts, such as categoricals of
-            pandas, become class numbers (int64), in the sorted order of the texts; other texts stay str.
-        image_column: a column of encoded images, as bytes or as structs {"bytes", "path"}, which are decoded as `ImageDataset` does it.
-            If no other column is read, the image itself is the sample's input.
-        text_column: a column of texts, which become ``"input_ids"`` (int64 [tokens]). If no other column is read, samples are those of
-            `TextDataset`, and targets are its "labels". Or a column of chats, lists of structs with "role" and "content": "input_ids" and
-            "labels" are those of the chats of a `TextDataset`, columns "tools" and "chat_template_kwargs" go to the template.
-        transform: called with the row (or the value, or the image).
+        data_path: a file; or several with equal columns, as a folder (searched for .parquet, .pq, .arrow, .feather, .npy, .npz), a glob, a
+            pattern with braces or a list. Their rows are concatenated: a list's in its order, others sorted. Or fsspec URLs of such files,
+            all on one server. The splits of a HuggingFace data set are separate tables.
+        columns: list of column names: samples are dicts of these. One name as a str: samples are the values of that column. None: all
+            columns except the targets, or, with `image_column` or `text_column`, only these.
+        target_name: column of the targets, which is read when the table is opened. Dictionary-encoded texts, such as pandas categoricals,
+            become class numbers (int64), in sorted order of the texts; other texts stay str.
+        image_column: column of encoded images, as bytes or as structs {"bytes", "path"}, which are decoded as in `ImageDataset`. If no
+            other column is read, the image itself is the sample's input.
+        text_column: column of texts, which become ``"input_ids"`` (int64 [tokens]). If no other column is read, samples are those of
+            `TextDataset`, and targets are their "labels". Or column of chats (lists of structs with "role" and "content"): "input_ids" and
+            "labels" are those of chats in `TextDataset`, and columns "tools" and "chat_template_kwargs" are passed to the template.
+        transform: a callable that is applied to the row (or the value, or the image).
         loading_mode: see `LoadingMode`.
-        dtype: cast numbers to this, in all columns, in lists and structs too, but for targets, images, tokens and chats; None: they
-            stay as they are.
-        image_size, color, normalize, transform_input, decode: of `image_column`: see `ImageDataset`. Where other columns are read
-            beside the image, `transform` gets the dict, with the image as a tensor.
-        tokenizer, max_length, chat_template: of `text_column`: see `TextDataset`.
-        stride, packing, end_token: of `text_column`, where no other column is read: samples are windows over the texts, blocks of tokens,
-            or rows of whole texts or chats, as those of `TextDataset`. With `stride` a window has the target of its row.
-        plain_copy: True: what has to be decoded (Parquet, compressed Arrow files, those of servers) is decoded once, to a copy in
-            `cache_dir` that is mapped, so that random rows are as cheap as those of an uncompressed Arrow file. It takes the decoded
-            size of the columns on the disk, and is found again at the next start.
+        dtype: dtype that numbers are cast to in all columns, also inside lists and structs, but not targets, images, tokens and chats.
+            None: unchanged.
+        image_size, color, normalize, transform_input, decode: for `image_column`: see `ImageDataset`. If other columns are read too,
+            `transform` receives the dict, with the image as a tensor.
+        tokenizer, max_length, chat_template: for `text_column`: see `TextDataset`.
+        stride, packing, end_token: for `text_column`, if no other column is read: samples are windows over the texts, blocks of tokens, or
+            rows of whole texts or chats, as in `TextDataset`. With `stride` a window has the target of its row.
+        plain_copy: decode what needs decoding (Parquet, compressed and remote Arrow files) once, to a copy in `cache_dir` that is
+            memory-mapped. Random rows are then as cheap as those of an uncompressed Arrow file. The copy has the decoded size of the
+            columns, and later runs use it again.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        classes, class_to_idx: names of the classes, and the number of each, where targets are dictionary-encoded texts, or HuggingFace's
-            `datasets` has noted them (`ClassLabel`).
+        classes, class_to_idx: class names, and their numbers, if targets are dictionary-encoded texts, or if HuggingFace's `datasets`
+            stored them for `target_name` (`ClassLabel`).
 
     Raises:
-        ConfigError: an argument makes no sense, or pyarrow is missing.
-        DataNotFoundError, FormatError: no such file; a file is damaged, or holds what no sample can.
-        MissingNameError: there is no such column; the message lists those there are.
-        SampleError: with `stride` or `packing`: a text can't be read, or tokenised.
-        AccessError, RemoteError: a file may not be read; a server does not give it.
-        FileChangedError: a file has been changed since it was opened.
-        BudgetError: a row group does not fit the memory budget when it is decoded; tokens that can't be kept in `cache_dir` do not.
+        ConfigError: an argument is invalid, or pyarrow is missing.
+        DataNotFoundError, FormatError: a file does not exist; it is damaged, or its values can't be samples.
+        MissingNameError: there is no such column; the message lists the columns.
+        SampleError: with `stride` or `packing`: a text can't be read or tokenised.
+        AccessError, RemoteError: a file is not readable; a request to a server failed.
+        FileChangedError: a file changed since it was opened.
+        BudgetError: a decoded row group does not fit the memory budget; or tokens that can't be cached in `cache_dir` don't fit it.
     """
 
     reads_urls = True
@@ -234,15 +234,15 @@ class TableDataset(TokenizedDataset):
 
     @property
     def has_texts(self) -> bool:
-        """True if a column is tokenised, alone or beside others."""
+        """True if a column is tokenised, alone or together with other columns."""
         return self._texts is not None
 
     def text_of(self, index: int) -> str:
-        """The text of a sample, before it is tokenised; a chat as its template renders it; of a window the text of its row.
+        """Returns the text of a sample before tokenisation; for a chat the rendered text, for a window the text of its row.
 
         Raises:
-            SampleError: it can't be read.
-            ConfigError: there is no `text_column`; with `packing`: a block or row is of no one text.
+            SampleError: the text can't be read.
+            ConfigError: there is no `text_column`; or, with `packing`, a block or row belongs to no single text.
         """
         texts = self._format if isinstance(self._format, TextUnit) else self._texts
         if texts is None:
@@ -250,8 +250,11 @@ class TableDataset(TokenizedDataset):
         return texts.text_of(int(self.whole_indices(range(len(self))[index])), self.sample_reader)
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
-        """Of texts that nothing is read beside the characters of each, which are all read for it, of windows, blocks and rows their tokens;
-        else None."""
+        """Length of each sample ([n] int64), or None.
+
+        For texts without other columns: number of characters, for which all texts are read. For windows, blocks and rows of tokens: number
+        of tokens. Otherwise None.
+        """
         texts = self._format
         if not isinstance(texts, TextUnit):
             return None
@@ -261,7 +264,7 @@ class TableDataset(TokenizedDataset):
 
     @property
     def holds_encoded(self) -> bool:
-        """True if encoded images are held: where images keep their own size, if `hold` is not given."""
+        """True if modes "eager" and "cached" cache encoded images. Default: True if images keep their own size."""
         return (
             self._hold == "encoded" if self._hold is not None else isinstance(self._format, ImageFormat) and self._format.image_size is None
         )

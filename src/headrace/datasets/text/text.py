@@ -1,4 +1,4 @@
-"""Texts as token ids: files, lines, records, windows, or packed blocks."""
+"""Texts as token ids: files, lines, records, chats, windows, or packed blocks."""
 
 from __future__ import annotations
 
@@ -34,72 +34,72 @@ from headrace.tokenizer import CharTokenizer, vocabulary_of
 
 
 class TextDataset(TokenizedDataset):
-    """Samples are texts as token ids: ``{"input_ids": int64 [tokens]}``, with ``"labels"`` where there are targets.
+    """Texts as token ids. A sample is ``{"input_ids": int64 [tokens]}``, with ``"labels"`` if there are targets.
 
-    They are not padded: batches are padded by `TextCollator`, which is what a loader takes where nothing else is said.
+    Samples are not padded. `TextCollator`, the default of a loader, pads batches.
 
-    With ``stride`` samples are windows over whole documents, and with ``packing`` blocks of `max_length` tokens over all documents as if
-    they were one, ``{"input_ids": int64 [max_length], "document_ids": int32 [max_length]}`` (see `document_mask`). Both need all tokens
-    beforehand: they are made once, and kept in `cache_dir` where the tokenizer can be known again (`CharTokenizer`, HuggingFace's fast
-    ones, `tokenizers.Tokenizer`, or an attribute ``fingerprint`` of type str), else in memory.
+    With ``stride``, samples are windows over whole documents. With ``packing=True``, samples are blocks of `max_length` tokens over the
+    concatenation of all documents: ``{"input_ids": int64 [max_length], "document_ids": int32 [max_length]}`` (see `document_mask`). Both
+    need all tokens in advance. Tokens are made once and cached in `cache_dir` if the tokenizer can be identified (`CharTokenizer`,
+    HuggingFace's fast tokenizers, `tokenizers.Tokenizer`, or an attribute ``fingerprint`` of type str), else in memory.
 
-    Chats are ``{"input_ids": int64 [tokens], "labels": int64 [tokens]}``: records with ``messages`` (or ``conversations``, as ShareGPT has
-    them), rendered by the tokenizer's chat template. Labels are the ids of the assistant's turns, up to the token that ends each, and -100
-    elsewhere: what the template's ``{% generation %}`` encloses; or, where it has none, what follows the generation prompt of each turn.
-    Where that can't be told with certainty it is an error of the sample. So it is where a chat has no assistant's turn, or none of it is
-    left when it is cut at `max_length`. With `packing` blocks have "labels" too.
+    Chats are records with ``messages`` (or ``conversations``, as in ShareGPT), rendered by the tokenizer's chat template. A sample is
+    ``{"input_ids": int64 [tokens], "labels": int64 [tokens]}``. Labels are the ids of the assistant's turns, including the token that ends
+    each turn, and -100 elsewhere. The turns are what ``{% generation %}`` of the template encloses, or, if the template has none, what
+    follows the generation prompt of each turn. If they can't be located with certainty, reading the sample is an error. It is also an error
+    if a chat has no assistant's turn, or if none of it remains after the cut at `max_length`. With `packing`, blocks have "labels" too.
 
-    With ``packing="bfd"`` samples are rows of whole documents, which are packed by best fit decreasing, as TRL's strategy of that name does
-    it: ``{"input_ids": int64, "labels": int64, "document_ids": int32, "position_ids": int64}``, all [max_length]. Rows are the same in each
-    epoch. A document that is longer than a row is cut at its end. Behind the last one is padding: id 0, document -1. Labels are -100 there,
-    and at the first token of each document; position ids begin anew with each.
+    With ``packing="bfd"``, samples are rows of whole documents, packed by best fit decreasing like TRL's strategy of that name:
+    ``{"input_ids": int64, "labels": int64, "document_ids": int32, "position_ids": int64}``, all [max_length]. The rows are the same in each
+    epoch. A document that is longer than a row is cut at its end. The rest of a row is padding: id 0, document -1. Labels are -100 there
+    and at the first token of each document. Position ids restart with each document.
 
-    Files that `headrace.pack` made of texts hold their tokens, which are mapped; or read by ranges, where they lie behind a URL (.h5,
-    .hdf5, .he5). Several are read as one. All that is said of texts and tokenizer was said then.
+    Files that `headrace.pack` made from texts (.h5, .hdf5, .he5) contain tokens. They are memory-mapped, or read by byte ranges behind a
+    URL. Several are read as one. The options for texts and tokenizer were fixed when they were packed.
 
     Args:
-        data_path: a folder (searched through), a file, a glob, a URL, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also .gz
-            and .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or files that `headrace.pack`
-            made, or a folder of parts, or URLs.
-        tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or what has ``encode_batch``
-            or ``encode``. None: `CharTokenizer()`. Of chats: one of HuggingFace's.
-        max_length: tokens of a sample: what is longer is cut; None: nothing is. `stride` and `packing` need it.
-        unit: "file": each file is a document; "line": each line (blank ones too); "record": each record of .jsonl (a line), .json (an
-            element of its list), .csv and .tsv (a row, named by the first); "chat": each such record. None: "record" where all files are
-            .jsonl, .csv or .tsv (.gz and .zst too), or a field is named, and "chat" where besides the tokenizer has a chat template and
-            the first record ``messages``; else "file"; an error where some are and some are not.
-        transform: called with the sample's dict, without "labels"; of chats with them.
+        data_path: a folder (searched recursively), a file, a glob, a URL, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also
+            .gz and .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or files that `headrace.pack`
+            made, a folder of their parts, or their URLs.
+        tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or an object with
+            ``encode_batch`` or ``encode``. Chats need a HuggingFace tokenizer. None: `CharTokenizer()`.
+        max_length: maximum number of tokens of a sample; longer ones are cut. None: no limit. Required by `stride` and `packing`.
+        unit: what a document is. "file": each file. "line": each line, blank ones included. "record": each record of .jsonl (a line), .json
+            (an element of its list), .csv and .tsv (a row; the first row has the names). "chat": each record, as a chat. None: "record" if
+            all files are .jsonl, .csv or .tsv (.gz and .zst too) or a field is named, "chat" if in addition the tokenizer has a chat
+            template and the first record has ``messages``, else "file"; a mixture of files with and without records is an error.
+        transform: a callable that is applied to the sample's dict without "labels"; for chats with them.
         loading_mode: see `LoadingMode`.
-        text_field: of a record: the name of what holds the text, or a callable from the record (a dict) to its text. A record that is a
-            text, as in a .json of these, needs none. Of a chat: of what holds its messages.
-        target_field: of a record: what becomes "labels". Numbers stay numbers, and a column of a table that holds nothing else becomes
-            numbers: `targets` is int64, or float64. Texts become class numbers, in the sorted order of the texts. What is neither, or
-            both, stays as it is, and `targets` is None. All records are read once to find out.
-        labels: "folders": "labels" are class numbers by first-level folder, and `classes` their names.
-        stride: tokens from the beginning of a window to that of the next, at most `max_length`.
-        packing: True: samples are blocks; what is left at the end of all tokens, less than a block, is not a sample. "bfd": samples are
-            rows of whole documents.
-        end_token: an id that is put behind each document, for `stride` and `packing`; None: none.
-        newline: what ends a line: None: LF, CR or CRLF; or one of these. As Python's ``open`` has it.
-        encoding, errors: of the texts, as Python has them. A byte order mark of UTF-8 is no part of a text.
-        chat_template: instead of the tokenizer's own: Jinja, or the name of one of several that it has.
+        text_field: for records: name of the field with the text, or a callable from the record (a dict) to its text. Not needed if a record
+            is itself a text, as in a .json list of texts. For chats: name of the field with the messages.
+        target_field: for records: name of the field that becomes "labels". Numbers stay numbers; if a table's column contains only numbers,
+            `targets` is int64 or float64. Texts become class numbers, in sorted order of the texts. Other values, and mixtures, are
+            unchanged, and `targets` is None. All records are read once to determine this.
+        labels: "folders": "labels" are class numbers from the first-level folders, and `classes` are their names.
+        stride: number of tokens from the start of one window to the start of the next, at most `max_length`.
+        packing: True: samples are blocks; an incomplete block at the end of all tokens is dropped. "bfd": samples are rows of whole
+            documents.
+        end_token: id that is appended to each document, for `stride` and `packing`. None: no token.
+        newline: line ending, as in Python's ``open``. None: LF, CR or CRLF; or one of these.
+        encoding, errors: encoding of the texts and its error handling, as in Python. A UTF-8 byte order mark is removed.
+        chat_template: replaces the tokenizer's own template: Jinja, or the name of one of the tokenizer's templates.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        tokenizer, max_length: as they are used; of a packed file that was not made with a `CharTokenizer` the first is None.
-        classes, class_to_idx: names of classes, and the number of each, where `labels` or a `target_field` of texts gives some.
+        tokenizer, max_length: the values in use. For a packed file that was not made with a `CharTokenizer`, `tokenizer` is None.
+        classes, class_to_idx: class names, and their numbers, if `labels` or a `target_field` of texts defines classes.
 
-    A text that takes more than a quarter of what the memory budget leaves (from 16 MiB on) is not read; that is an error of its sample.
+    A text that needs more than 16 MiB and more than a quarter of the remaining memory budget is not read; its sample is an error.
 
     Raises:
-        ConfigError: an argument makes no sense; a tokenizer of chats has no chat template; or files of records lie beside other texts, and
-            `unit` is not given.
-        DataNotFoundError: nothing there, or no text.
-        AccessError: a file can't be read; or one is read through a copy, and `cache_dir` can't be written to.
-        FormatError: a file is damaged, or not of its encoding; or a kind that has no records; or a table whose first line does not name
-            `text_field`.
-        SampleError: with `stride`, `packing` or `target_field`: a text can't be read, or tokenised, or has no target.
-        RemoteError, FileChangedError: a server does not give what it was asked for; a file there is another one than when it was opened.
+        ConfigError: an argument is invalid; a tokenizer for chats has no chat template; or files with records are mixed with other texts
+            and `unit` is not given.
+        DataNotFoundError: the path does not exist, or contains no texts.
+        AccessError: a file can't be read; or a plain copy is needed and `cache_dir` is not writable.
+        FormatError: a file is damaged or has another encoding; files of this kind have no records; or the first line of a table does not
+            name `text_field`.
+        SampleError: with `stride`, `packing` or `target_field`: a text can't be read or tokenised, or has no target.
+        RemoteError, FileChangedError: a request to a server failed; or a file changed since it was opened.
     """
 
     reads_urls = True
@@ -190,17 +190,20 @@ class TextDataset(TokenizedDataset):
         return describe_held(type(self), {**self._arguments, "tokenizer": self.tokenizer_identity or self.tokenizer})
 
     def text_of(self, index: int) -> str:
-        """The text of a sample, before it is tokenised; of a window its document.
+        """Returns the text of a sample before tokenisation; for a window, its document.
 
         Raises:
-            SampleError: it can't be read.
-            ConfigError: with `packing`: a block is of no one text.
+            SampleError: the text can't be read.
+            ConfigError: with `packing`, since a block belongs to no single text.
         """
         return self._format.text_of(int(self.whole_indices(range(len(self))[index])), self.sample_reader)
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each sample. Of what is not tokenised yet another measure stands for them: of records the characters of their texts,
-        which are all read for it; of files and lines their bytes."""
+        """Number of tokens of each sample ([n] int64).
+
+        For texts that are not tokenised yet, another measure is used: characters of the texts for records, which are all read for it, and
+        bytes for files and lines.
+        """
         found = self._format.lengths(self.sample_reader)
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
             found = np.minimum(found, self.max_length)

@@ -16,7 +16,7 @@ RETRIES, DEADLINE = 8, 60.0
 
 
 class ServerKeywords(TypedDict, total=False):
-    """How a server is asked; see `RemoteOptions`."""
+    """Keywords for requests to a server; see `RemoteOptions`."""
 
     storage_options: dict[str, Any] | None
     retries: int | None
@@ -24,25 +24,25 @@ class ServerKeywords(TypedDict, total=False):
 
 
 class RemoteKeywords(ServerKeywords, total=False):
-    """The keywords of every dataset that concern URLs only; see `RemoteOptions`."""
+    """Keywords of every dataset that apply to URLs only; see `RemoteOptions`."""
 
     disk_cache_size: int | str | None
 
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How URLs are read. Every dataset takes these options as keywords; None stands for the default. Local paths need none of them.
+    """Options for reading URLs. Every dataset takes them as keywords; None selects the default. Local paths don't use them.
 
     Attributes:
-        storage_options: passed to fsspec: credentials, ``endpoint_url``, ...
-        retries: attempts after the first (8), for each request that fails in a way that may pass.
-        deadline: seconds (60) for all attempts of a request; while bytes still come, a request may take longer.
-        cache_dir: folder on this machine for indices and for what `disk_cache_size` allows; None: the user's cache folder.
-        disk_cache_size: bytes (or "20GB") of fetched data that are cached in `cache_dir`, shared by all processes of this user on this
-            machine, and found again by the next job; None: nothing is cached on disk.
+        storage_options: dict that is passed to fsspec: credentials, ``endpoint_url``, ...
+        retries: number of attempts after the first (8), for each request that fails with a temporary error.
+        deadline: seconds (60) for all attempts of a request. A request may take longer while bytes still arrive.
+        cache_dir: local folder for indexes and for blocks cached under `disk_cache_size`. None: the user's cache folder.
+        disk_cache_size: maximum size of fetched data cached in `cache_dir`, in bytes or as a text ("20GB"). All processes of this user on
+            this machine share the cache, and later jobs use it again. None: nothing is cached on disk.
 
     Raises:
-        ConfigError: an option makes no sense; the message names it.
+        ConfigError: an option is invalid; the message names it.
     """
 
     storage_options: dict[str, Any] | None = None
@@ -66,11 +66,11 @@ class RemoteOptions:
 
     @classmethod
     def taken_from(cls, keywords: Any) -> Self:
-        """The remote options among the keywords of a dataset, which are removed from them, but for `cache_dir`: local data use it too."""
+        """Removes the remote options from the keywords of a dataset and returns them. `cache_dir` stays, since local data use it too."""
         given = {name: keywords.pop(name) for name in RemoteKeywords.__optional_keys__ if name in keywords}
         given["cache_dir"] = keywords.get("cache_dir")
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def keywords(self) -> dict[str, Any]:
-        """The options as keywords of a dataset, without `cache_dir`."""
+        """Returns the options as keywords of a dataset, without `cache_dir`."""
         return {name: getattr(self, name) for name in RemoteKeywords.__optional_keys__}
