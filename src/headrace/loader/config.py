@@ -21,7 +21,7 @@ Shuffle = bool | Literal["block"]
 Reasons = dict[str, str]
 """Why options have the values that they have."""
 NO_WORKERS: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
-"""Values of the options that mean nothing without workers."""
+"""Values of the options that have no effect without workers."""
 
 _MEMORY_FORMATS = (None, torch.contiguous_format, torch.channels_last)
 _FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
@@ -51,7 +51,7 @@ _OLD_WORDS = {  # words of other loaders and older guides -> what to write inste
 
 
 class Indexable(Protocol):
-    """What has samples by number: a torch dataset, a HuggingFace dataset, a list."""
+    """Anything with samples by index: a torch dataset, a HuggingFace dataset, a list."""
 
     def __getitem__(self, index: Any, /) -> Any: ...
 
@@ -95,58 +95,60 @@ class LoaderOptions(TypedDict, total=False):
 
 
 class PathOptions(LoaderOptions, FormatOptions, total=False):
-    """The keywords of a loader over a path: its own and those of `open_dataset`; `pad`, which both have, is the loader's."""
+    """Keywords of a loader for a path: its own and those of `open_dataset`. `pad`, which both have, is the loader's."""
 
 
 @dataclass(frozen=True)
 class DataLoaderConfig:
-    """The options of a `Loader`. None means: chosen at start-up; ``loader.config`` holds what was chosen, ``loader.explain()`` why.
+    """Options of a `Loader`.
+
+    None means: chosen at start-up. ``loader.config`` has the chosen values, and ``loader.explain()`` the reasons.
 
     Attributes:
-        batch_size: samples a batch and rank. None: the dataset yields batches.
-        shuffle: True: a full permutation; "block": blocks of the storage are permuted and interleaved; False: in order, for validation and
-            test data. None: False with a sampler, weights or balanced, "block" in mode "streaming", else True (torch's default is
-            False).
-        num_workers: worker processes; 0: in this process.
-        pin_memory: batches arrive in page-locked memory.
-        prefetch_factor: batches on their way, a worker.
-        persistent_workers: workers live on between epochs.
-        drop_last: leave the last, incomplete global batch out.
-        pad: fill the epoch up with its own first samples to a multiple of the number of ranks; False: for exact evaluation.
-        collate_fn: makes a batch of samples: a callable, or the name of a registered one.
-        sampler: an iterable of indices, of one's own. Whatever it draws from, the global generators or one that it holds, is seeded by
-            (seed, epoch). If it, or its iterator, has a `state_dict`, that is saved with the loader's; else its order is replayed to
-            resume.
-        batch_sampler: an iterable of lists of indices, of one's own; then `batch_size` and `drop_last` don't count.
-        weights: [samples] how likely each sample is to be drawn, in any scale; 0: never. The order then is a `WeightedOrder`.
-        balanced: all classes of the dataset's targets come equally often, in a `BalancedOrder`.
-        replacement: with weights, may a sample be drawn again; with balanced, may it come again when its class is through.
-        bucket_by_length: batches hold samples of like length, in a `BucketedOrder`, so that little is padded. True: the lengths are those
-            that the dataset knows (a `TextDataset` does); or one integer a sample.
-        num_samples: samples of an epoch, over all ranks. None: all; for weights and balanced as many as there are (see
-            `WeightedOrder`, `BalancedOrder`). Fewer: an epoch is the beginning of the order. More: it begins again, in another order.
-        seed: of order and random transforms.
-        interleave: for "block": lanes that a global batch draws from; None: 8 to 64, by the layout.
-        turns: for "block": sets of lanes, taken in turn, so that each worker has lanes of its own; None: up to 24, by the
+        batch_size: number of samples per batch and rank. None: the dataset yields batches.
+        shuffle: True: a full permutation. "block": storage blocks are permuted and interleaved. False: in order, for validation and test
+            data. None: False with `sampler`, `weights` or `balanced`, "block" in mode "streaming", else True (torch's default is False).
+        num_workers: number of worker processes. 0: load in this process.
+        pin_memory: put batches in page-locked memory.
+        prefetch_factor: number of batches that each worker prefetches.
+        persistent_workers: keep workers alive between epochs.
+        drop_last: drop the last, incomplete global batch.
+        pad: pad the epoch with its own first samples to a multiple of the number of ranks. False: repeat no sample, for exact evaluation.
+        collate_fn: a callable that makes a batch from a list of samples, or the name of a registered one.
+        sampler: an iterable of indices. The random generators that it uses, global ones or its own, are seeded by (seed, epoch). If the
+            sampler or its iterator has a `state_dict`, that is saved with the loader's state; otherwise its order is replayed on resume.
+        batch_sampler: an iterable of lists of indices. `batch_size` and `drop_last` are then ignored.
+        weights: [samples] relative probability of each sample; 0: never drawn. The order is a `WeightedOrder`.
+        balanced: draw all classes of the dataset's targets equally often. The order is a `BalancedOrder`.
+        replacement: with `weights`: a sample may be drawn more than once per epoch. With `balanced`: a class whose samples are used up
+            starts again.
+        bucket_by_length: batch samples of similar length, to reduce padding. The order is a `BucketedOrder`. True: use the lengths that the
+            dataset provides (as `TextDataset` does). Or one integer per sample.
+        num_samples: number of samples per epoch, over all ranks. If smaller than the order, an epoch is its beginning; if larger, the order
+            starts again, reshuffled. None: all; for `weights` and `balanced` see `WeightedOrder` and `BalancedOrder`.
+        seed: seed of the order and of random transforms.
+        interleave: for "block": number of lanes that a global batch draws from. None: 8 to 64, depending on the layout.
+        turns: for "block": number of sets of lanes, used in turn so that each worker has its own lanes. None: up to 24, depending on the
             layout.
-        rank, world_size: of this process in the job; None: found out (torch.distributed, torchrun, SLURM, MPI).
-        device: where batches go; None: they stay. On CUDA the next batch is copied while this one computes: from pinned memory, on a
-            stream of its own. A device without an index is the one that is current when the epoch's first batch is copied.
-        memory_format: that batches [batch, C, H, W] have on `device`: `torch.channels_last`, as convolutions in half precision want, or
-            `torch.contiguous_format`; None: as they are made. Values and shapes are the same.
-        max_memory_usage: the memory budget; None: the dataset's.
-        multiprocessing_context: "fork", "forkserver" or "spawn"; None: fork where it is safe, forkserver where the dataset says
-            ``fork_safe = False``, or where other threads run when the workers are made, the dataset pickles fast, and the main script
-            has ``if __name__ == "__main__":``. `Loader.explain` says which, and why.
-        worker_init_fn: called in each worker with its number.
-        generator: a `torch.Generator` whose seed is used instead of `seed`.
-        timeout: seconds to wait for a batch before an error; 0: for ever, as long as the workers live.
-        enable_monitoring: sample memory and CPU for `get_stats()`.
-        log_loading_stats: log a line at the end of each epoch, at INFO to the logger "headrace.loader";
+        rank, world_size: rank of this process and number of ranks. None: detected from torch.distributed, torchrun, SLURM or MPI.
+        device: device that batches are moved to. None: batches stay on the host. On CUDA, the next batch is copied while the current one is
+            processed, from pinned memory and on a separate stream. A device without an index is the one that is current when the first
+            batch of the epoch is copied.
+        memory_format: memory format of batches [batch, C, H, W] on `device`: `torch.channels_last`, which suits convolutions in half
+            precision, or `torch.contiguous_format`. Values and shapes don't change. None: unchanged.
+        max_memory_usage: memory budget, as a fraction of the memory that is free at first use, or bytes ("500MB"). None: the dataset's.
+        multiprocessing_context: "fork", "forkserver" or "spawn". None: forkserver if the dataset has ``fork_safe = False``, or if other
+            threads run when the workers start, the dataset pickles fast, and the main script has ``if __name__ == "__main__":``; else fork.
+            `Loader.explain` shows the choice and the reason.
+        worker_init_fn: a callable that is called in each worker with the worker's number.
+        generator: a `torch.Generator` whose seed replaces `seed`.
+        timeout: seconds to wait for a batch before an error. 0: no limit while the workers are alive.
+        enable_monitoring: sample memory and CPU usage for `get_stats()`.
+        log_loading_stats: log one line at the end of each epoch, at INFO to the logger "headrace.loader";
             ``logging.basicConfig(level=logging.INFO)`` shows it.
 
     Raises:
-        ConfigError: a value that makes no sense; the message names the field.
+        ConfigError: a value is invalid; the message names the field.
     """
 
     batch_size: int | None = 32
@@ -252,26 +254,26 @@ class DataLoaderConfig:
 
     @property
     def yields_batches(self) -> bool:
-        """True if each sample of the dataset is a batch already."""
+        """True if each sample of the dataset is already a batch."""
         return self.batch_size is None and self.batch_sampler is None
 
     @property
     def order_of_its_own(self) -> list[str]:
-        """The names of the options given that are an order, in place of `shuffle`."""
+        """Names of the given options that define an order, instead of `shuffle`."""
         given = [name for name in ("sampler", "batch_sampler", "weights") if getattr(self, name) is not None]
         return [*given, "balanced"] if self.balanced else given
 
     def with_(self, **changes: Unpack[LoaderOptions]) -> DataLoaderConfig:
-        """The same with other values.
+        """Returns a copy with other values.
 
         Raises:
-            ConfigError: a name that is no field; the message names the word to use.
+            ConfigError: a name is not a field; the message names the one to use.
         """
         return dataclasses.replace(self, **changes)
 
     @classmethod
     def train(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
-        """For training: shuffled, the incomplete last batch dropped; as far as an order of one's own leaves that to the loader."""
+        """Returns a config for training: shuffled, and without the incomplete last batch, unless a given sampler or order decides this."""
         given: dict[str, Any] = {**options, "shuffle": None}
         own = cls().with_(**given).order_of_its_own
         given = {"shuffle": None if own else True, "drop_last": "batch_sampler" not in own, **options}
@@ -279,7 +281,7 @@ class DataLoaderConfig:
 
     @classmethod
     def eval(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
-        """For evaluation: in order, nothing dropped, nothing padded."""
+        """Returns a config for evaluation: in order, without dropping or padding samples."""
         given: dict[str, Any] = {"shuffle": False, "drop_last": False, "pad": False, **options}
         return cls().with_(**given)
 

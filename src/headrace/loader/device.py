@@ -58,10 +58,10 @@ class Deliveries(Protocol):
 
 
 def move_to_device(batch: Any, device: torch.device | str | int) -> Any:
-    """The batch with all its tensors on a device; what is no tensor stays as it is.
+    """Moves all tensors of a batch to a device. Other values are unchanged.
 
-    Dicts, lists, tuples, named tuples and dataclasses are gone through and keep their types. A copy runs asynchronously only
-    where it is safe to use its source again: from pinned memory to a CUDA device.
+    Dicts, lists, tuples, named tuples and dataclasses are traversed and keep their types. A copy is asynchronous only if it is safe to
+    reuse its source: from pinned memory to a CUDA device.
     """
     target = torch.device(device)
     return map_tensors(batch, lambda tensor: _moved(tensor, target))

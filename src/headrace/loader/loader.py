@@ -37,21 +37,21 @@ from headrace.order import detect_world
 
 
 def has_sampler(config: Any, options: Mapping[str, Any]) -> bool:
-    """True if the indices come from a sampler of the user's."""
+    """True if the indices come from a sampler of the user."""
     return any(options.get(name, getattr(config, name, None)) is not None for name in ("sampler", "batch_sampler"))
 
 
 class Loader(DataLoader[Any]):
-    """A `torch.utils.data.DataLoader` in an order that can be repeated and resumed; see `DataLoaderConfig` for its options.
+    """A `torch.utils.data.DataLoader` whose order can be repeated and resumed. `DataLoaderConfig` describes its options.
 
-    The batches of an epoch depend on the data, the seed, the epoch and the global batch alone: not on workers, mode or start
-    method, and not on the number of ranks that a global batch is shared out to. Batches arrive in recycled buffers, which are used
-    again when the last tensor over them is gone; a batch that is kept is never overwritten.
+    The batches of an epoch depend on the data, the seed, the epoch and the global batch only; not on workers, loading mode or start method,
+    and not on the number of ranks that share a global batch. Batches use recycled buffers. A buffer is used again when the last tensor over
+    it is freed, so a batch that you keep is never overwritten.
 
     Attributes:
-        config: the options with all auto values decided.
-        given: the options as they were given, with None where `config` has what was chosen.
-        dataset: the dataset as it was given.
+        config: the options, with all automatic values resolved.
+        given: the options as passed, with None where `config` has a chosen value.
+        dataset: the dataset as passed.
     """
 
     config: DataLoaderConfig
@@ -152,12 +152,12 @@ class Loader(DataLoader[Any]):
 
     @property
     def padding(self) -> int:
-        """Samples that come twice in an epoch, so that all ranks have as many."""
+        """Number of samples per epoch that come twice, so that all ranks have equally many."""
         return self._plan.padding
 
     @property
     def epoch(self) -> int:
-        """The epoch of the current iterator, or of the last."""
+        """The epoch of the current or last iterator."""
         return self._cursor.at.epoch
 
     @property
@@ -166,7 +166,7 @@ class Loader(DataLoader[Any]):
         return self._cursor.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iterator; see NOTE [ epochs and positions ] in `loader/state.py`."""
+        """Sets the epoch of the next iterator; see NOTE [ epochs and positions ] in `loader/state.py`."""
         self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -246,7 +246,8 @@ class Loader(DataLoader[Any]):
             self._pool = None
 
     def close(self) -> None:
-        """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again, and an iterator goes on."""
+        """Stops persistent workers and returns the ring's share of the memory budget. The loader can be used again, and a running iterator
+        continues."""
         self._pool = None
         self._memory.close()
 
@@ -254,7 +255,7 @@ class Loader(DataLoader[Any]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends all workers, also those of an iterator that is under way, and closes the loader, which can be used again."""
+        """Stops all workers, including those of a running iterator, and closes the loader, which can be used again."""
         if (running := self._cursor.running) is not None:
             running.close()
         self.close()
@@ -263,16 +264,18 @@ class Loader(DataLoader[Any]):
 
     @property
     def fingerprint(self) -> str:
-        """What the dataset is; for a foreign one its type and length."""
+        """The fingerprint of the dataset; for a dataset of another library its type and length."""
         own = getattr(self.dataset, "fingerprint", None)
         return own if isinstance(own, str) else f"{type(self.dataset).__name__}:{length_of(self.dataset)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader stands: its order, and the number of global batches that the user has received; and what a sampler, a dataset
-        or an iterator of the user's calls its state, where it has one (NOTE [ states of datasets ] in `loader/stateful.py`).
+        """Returns the state: the order, and the number of global batches that the user has received.
+
+        It includes the states of the user's sampler, dataset and iterator, if they have any (NOTE [ states of datasets ] in
+        `loader/stateful.py`).
 
         Raises:
-            StateError: a `state_dict` of the user's dataset has raised, or gave what can't be pickled.
+            StateError: the `state_dict` of the user's dataset raised an error, or returned something that can't be pickled.
         """
         at, plan = self._cursor.position, self._plan
         states = self._states_of_next_epoch() if self._cursor.is_at_next else self._states
@@ -294,16 +297,18 @@ class Loader(DataLoader[Any]):
         return {**state, "dataset": states.as_dict()} if states else state
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """The next iterator goes on where the state was saved, with any number of workers, in any mode, on any number of ranks that
-        divides the global batch; where the dataset has a state of its own, with as many workers and ranks as before, each from its own.
+        """Resumes from a saved state with the next iterator.
+
+        The number of workers and the loading mode may change, and so may the number of ranks, if it divides the global batch. If the
+        dataset has its own state, the number of workers and ranks must be the same as before, and each rank must load its own state.
 
         Args:
-            state: from `state_dict()`.
-            strict: False adopts the saved order where this loader's differs, and goes on with changed data of the same length, and
-                without the dataset's own state where that is of another job.
+            state: the result of `state_dict()`.
+            strict: False: adopt the saved order if this loader's differs, accept changed data of the same length, and ignore the dataset's
+                own state if it belongs to another job.
 
         Raises:
-            StateError: it does not fit; the message holds both values.
+            StateError: the state does not fit; the message has both values.
         """
         check_data(state, self.fingerprint, length_of(self.dataset), strict)
         world_size = self.config.world_size or 1
@@ -340,46 +345,52 @@ class Loader(DataLoader[Any]):
         """`prepare` marks what it has been given; there is nothing to remember."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy begins where this loader stands; workers, statistics and batches on their way stay behind."""
+        """A copy starts at the position of this loader. Workers, statistics and prefetched batches are not copied."""
         return _copied, (type(self), self.dataset, self.given, self.state_dict())
 
     # -- reports
 
     def on_batch(self, function: OnBatch) -> RemovableHandle:
-        """Calls a function with each batch's `BatchTimes`, just before the loop gets the batch; what it raises, the loop gets.
+        """Registers a function that is called with the `BatchTimes` of each batch.
+
+        It is called just before the loop receives the batch. The loop receives its exceptions.
 
         Returns:
-            A handle, whose ``remove()`` ends that. A copy of the loader begins without.
+            A handle, whose ``remove()`` unregisters the function. A copy of the loader has no registered functions.
         """
         return self._hooks.on_batch(function)
 
     def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
-        """Calls a function with a `SlowStage` for each stage of a batch in which a sample took more than `threshold` seconds: the slowest
-        sample of decoding, transforms, or a dataset of one's own; reading and collating are done, and counted, for a whole batch.
+        """Registers a function that is called with a `SlowStage` for each stage of a batch that took more than `threshold` seconds.
+
+        For decoding, transforms, and datasets of other libraries, the time of the slowest sample counts. For reading and collating, the
+        time of the whole batch counts.
 
         Returns:
-            A handle, whose ``remove()`` ends that.
+            A handle, whose ``remove()`` unregisters the function.
 
         Raises:
-            ConfigError: `threshold` is no number of at least 0.
+            ConfigError: `threshold` is not a number of at least 0.
         """
         return self._hooks.on_slow(threshold, function)
 
     def get_stats(self) -> dict[str, Any]:
-        """Numbers on what happened since the loader was made, zeros before the first batch: a dict, and as text a table with units.
+        """Returns statistics since the loader was created: a dict, which prints as a table with units. All are zero before the first batch.
 
-        Seconds: total_time (from each epoch's first request to its end), wait_time (blocked in ``next``), p50_wait, p90_wait,
-        p99_wait, avg_batch_time, transfer_time, and of all workers read_seconds, decode_seconds, transform_seconds, collate_seconds,
-        sample_seconds (of a dataset that is not headrace's: all of its work), work_seconds (all of a worker's work on its batches) and
-        work_cpu_seconds. Bytes: bytes_read, held_bytes, queued_bytes, avg_memory_bytes and peak_memory_bytes (PSS of this process and
-        its workers); avg_memory_percent is that of the tightest limit on memory, the machine's, a cgroup's or the process's, and
-        avg_cpu_usage is percent of one core. recent_batch_time, recent_samples_per_second and recent_wait_fraction are means of the
-        last 100 batches. wait_fraction is wait_time / total_time. transfer_time is what copies to the device took: on CUDA by its own
-        clock, while the user's step goes on, and of those that have ended. normalized_on_device: batches whose images were. queued_batches
-        are on their way or ready. padding_fraction, with bucket_by_length: how much of the batches so far is padding, by their
-        attention_mask; of batches without one, how much of the epoch's first 1,000 would be by the lengths that are known, and
-        padding_fraction_unbucketed how much of these would be by a plain shuffle. If samples were skipped, "skipped_samples" lists the
-        first 1,000 (index, path, error).
+        * Time, in seconds: total_time (from the first request of each epoch to its end), wait_time (blocked in ``next``), p50_wait,
+          p90_wait, p99_wait, avg_batch_time, transfer_time (copies to the device; on CUDA measured by the device, for the copies that have
+          ended). wait_fraction is wait_time / total_time.
+        * Time of all workers, in seconds: read_seconds, decode_seconds, transform_seconds, collate_seconds, sample_seconds (all work of a
+          dataset of another library), work_seconds (all work on batches), work_cpu_seconds.
+        * Bytes: bytes_read, held_bytes, queued_bytes, avg_memory_bytes and peak_memory_bytes (PSS of this process and its workers).
+          avg_memory_percent refers to the tightest memory limit: the machine's, a cgroup's or the process's. avg_cpu_usage is in percent of
+          one core.
+        * Means of the last 100 batches: recent_batch_time, recent_samples_per_second, recent_wait_fraction.
+        * Counts: queued_batches (being made, or ready), normalized_on_device (batches whose images were normalised there).
+        * With bucket_by_length: padding_fraction, the fraction of padding in the batches so far, by their attention_mask. For batches
+          without one: in the first 1,000 batches of the epoch, by the known lengths; padding_fraction_unbucketed is then that of a plain
+          shuffle.
+        * If samples were skipped: skipped_samples, the first 1,000 as (index, path, error).
         """
         if self.config.enable_monitoring and self._stats.batches < 2:
             self._stats.look(self._pids - {os.getpid()})
@@ -420,8 +431,8 @@ class Loader(DataLoader[Any]):
         return f"{type(self).__name__}(<{', '.join(about)}>, {', '.join(f'{name}={value}' for name, value in values.items())})"
 
     def explain(self) -> str:
-        """In words: each option and why it is what it is; what an epoch is; how often blocks are decoded for it, and what would make it
-        less; the dataset's own explanation, and the memory budget."""
+        """Describes each option and the reason for its value, the epoch, how often blocks are decoded and how to reduce that, the dataset,
+        and the memory budget."""
         memory = self._memory
         way = choose_way(self.dataset, self._collating).explain() if isinstance(self.dataset, BaseDataset) else None
         parts = memory.budget, memory.reserved, way, self._images

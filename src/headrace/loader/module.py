@@ -21,17 +21,17 @@ from headrace.order.splits import split_parts
 
 @runtime_checkable
 class DataModuleProtocol(Protocol):
-    """What has two loaders for a trainer: a `DataModule`, Lightning's, or one of one's own."""
+    """An object with a training and a validation loader: a `DataModule`, Lightning's, or your own."""
 
     def train_dataloader(self) -> Any:
-        """The loader of the training data."""
+        """The training loader."""
 
     def val_dataloader(self) -> Any:
-        """The loader of the validation data; None without."""
+        """The validation loader. None: there is no validation data."""
 
 
 class DataModule:
-    """Training and validation data of one run, and their loaders, which are made once.
+    """Training and validation data of one run, and their loaders, which are created once.
 
     ::
 
@@ -39,26 +39,26 @@ class DataModule:
         for images, targets in module.train_dataloader(): ...
 
     Args:
-        train: a path, a torch dataset (a list of tensors is one: each is a sample), or a HuggingFace dataset, which gives tensors
-            where no format was set.
+        train: a path, a torch dataset, or a HuggingFace dataset. A list of tensors is a dataset: each tensor is a sample. A HuggingFace
+            dataset without a format yields tensors.
         val: the same for validation.
-        val_split: instead of `val`, the fraction of `train` that is for validation, drawn by seed and length alone: the same on every
-            rank.
-        val_transform: the transform of the validation data, a callable or a list; [] for none. Without it they have that of `train`,
-            and a warning says so where it draws at random: where a class or function in it is named Random..., is random by another
-            name in torchvision, or holds a random generator. Validation data must be a dataset of headrace's, or a path. What `train`
-            holds in memory is shared. With [], images are resized to `image_size`, or else to the size of the training crops.
-        config: the options of both loaders. For validation nothing is shuffled, dropped or drawn by a sampler; and nothing is padded,
-            unless there are fewer samples than ranks.
-        **overrides: fields that replace those of `config`; of paths, the others are the datasets', as for `create_dataloader`.
+        val_split: instead of `val`: fraction of `train` to use for validation. The split depends on seed and length only, so it is the same
+            on every rank.
+        val_transform: transform of the validation data, a callable or a list; [] for none. If it is not given, validation data have the
+            transform of `train`, with a warning if that is random: if a class or function in it is called Random..., is a random one of
+            torchvision with another name, or holds a random generator. Validation data must be a headrace dataset or a path. What `train`
+            caches in memory is shared. With [], images are resized to `image_size`, or else to the size of the training crops.
+        config: the options of both loaders. Validation data are not shuffled, dropped or drawn by a sampler, and are padded only if there
+            are fewer samples than ranks.
+        **overrides: fields that replace those of `config`. For paths, other keywords are passed to the datasets, as in `create_dataloader`.
 
     Attributes:
-        train, val: the datasets as loaders see them; `val` is None without validation data.
-        config: the options as they were given.
+        train, val: the datasets as the loaders see them; `val` is None without validation data.
+        config: the options as passed.
 
     Raises:
-        ConfigError: `val` and `val_split` together; `val_transform` where it can't be applied; a fraction outside of [0, 1), that leaves
-            one part without samples, or of a dataset without random access or length; what is neither dataset nor path.
+        ConfigError: `val` and `val_split` are both given; `val_transform` can't be applied; `val_split` is outside of [0, 1), leaves a part
+            without samples, or is given for a dataset without random access or length; or an argument is neither a dataset nor a path.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class DataModule:
         return self.config.seed if generator is None else generator.initial_seed() & ((1 << 63) - 1)
 
     def train_dataloader(self) -> Loader:
-        """The loader of the training data, the same one every time."""
+        """Returns the training loader, always the same object."""
         if "train" not in self._loaders:
             self._loaders["train"] = Loader(self.train, self.config)
         return self._loaders["train"]
 
     def val_dataloader(self) -> Loader | None:
-        """The loader of the validation data, the same one every time: in order, each sample once. None without validation data."""
+        """Returns the validation loader, always the same object: in order, each sample once. None: there is no validation data."""
         if self.val is None:
             return None
         if "val" not in self._loaders:
@@ -134,21 +134,21 @@ class DataModule:
         return self.config.with_(shuffle=False, drop_last=False, pad=pad, **in_order)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training stands: the state of its loader. A validation begins anew. Lightning's hook of this name may return it."""
+        """Returns the state of the training loader. Validation always starts anew. Lightning's hook of the same name may return it."""
         return {"train": self.train_dataloader().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """The training loader goes on where the state was saved; see `Loader.load_state_dict`.
+        """Resumes the training loader from a saved state; see `Loader.load_state_dict`.
 
         Raises:
-            StateError: it is no state of a DataModule, or does not fit.
+            StateError: it is not the state of a DataModule, or does not fit.
         """
         if not isinstance(state, dict) or "train" not in state:
             raise StateError("load_state_dict: this is no state of a DataModule: pass what its state_dict() returned")
         self.train_dataloader().load_state_dict(state["train"], strict=strict)
 
     def close(self) -> None:
-        """Ends the loaders' workers, and closes what was opened from paths. The module can be used again after it."""
+        """Stops the workers of both loaders, and closes what was opened from paths. The module can be used again afterwards."""
         for loader in self._loaders.values():
             loader.close()
         for dataset in self._opened:

@@ -1,6 +1,6 @@
-"""The exact number of batches of an epoch, and of the steps that an optimizer makes in it.
+"""Exact number of batches per epoch, and of optimizer steps.
 
-For schedules of learning rates: ranks, `drop_last`, padding and gradient accumulation are counted.
+For learning rate schedules. Ranks, `drop_last`, padding and gradient accumulation are taken into account.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from headrace.order import EpochOrder, RankBatches, detect_world
 
 
 def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | None = None) -> int:
-    """The batches that each rank gets in an epoch: `length` where it is given, what `samples` make, or ``len(loader)``.
+    """Returns the number of batches per epoch and rank.
 
     Args:
         loader: a `Loader`, a torch `DataLoader` or a `MultiDataLoader`.
-        length: batches of an epoch on each rank, as they are: ``length=1000`` gives 1000. For a loop that ends an epoch earlier, or
-            where the dataset has no length.
-        samples: samples of the dataset, of all ranks together: ``samples=1000`` with ``batch_size=32`` gives 32. For another number
-            than the dataset has, or where it has no length. They are taken to be shared out as a `Loader` shares them; an iterable
-            dataset whose workers each end with a batch of their own may give some batches more. With ``batch_size=None``, batches
-            of the dataset.
+        length: number of batches per epoch and rank, which is returned unchanged (``length=1000`` gives 1000). For loops that end an epoch
+            early, or datasets without a length. None: computed from `samples`, or else ``len(loader)``.
+        samples: number of samples of the dataset, over all ranks (``samples=1000`` with ``batch_size=32`` gives 32). For a number that
+            differs from that of the dataset, or datasets without a length. Samples are distributed as in a `Loader`; an iterable dataset
+            whose workers each end with an incomplete batch may give a few batches more. With ``batch_size=None``: number of batches of the
+            dataset.
 
     Raises:
-        ConfigError: the dataset has no length and neither is given; both are given; or `samples` for a `MultiDataLoader`.
+        ConfigError: the dataset has no length and neither `length` nor `samples` is given; both are given; or `samples` is given for a
+            `MultiDataLoader`.
     """
     check_integer("length", length, 0, optional=True)
     check_integer("samples", samples, 0, optional=True)
@@ -57,18 +58,20 @@ def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | N
 def get_train_dataloader_steps(
     loader: Any, length: int | None = None, accumulate: int = 1, *, samples: int | None = None
 ) -> tuple[int, int, int]:
-    """What an epoch is for an optimizer that makes a step every `accumulate` batches, and one over what is left at the end.
+    """Returns global batch size, optimizer steps per epoch and accumulation.
+
+    The optimizer steps every `accumulate` batches, and once more for the remaining batches at the end of the epoch.
 
     Args:
         loader, length, samples: see `get_epoch_length`.
-        accumulate: batches of a rank that a step sees.
+        accumulate: number of batches of a rank per optimizer step.
 
     Returns:
-        ``(global_batch, steps, accumulate)``: the samples that a full step sees, over all ranks and accumulated batches; the steps of
-        an epoch; and `accumulate`, lowered to the batches of an epoch where those are fewer.
+        ``(global_batch, steps, accumulate)``: number of samples per full optimizer step, over all ranks and accumulated batches; number of
+            optimizer steps per epoch; and `accumulate`, reduced to the number of batches of an epoch if that is smaller.
 
     Raises:
-        ConfigError: see `get_epoch_length`; `accumulate` below 1; batches of unknown size, or of different ones.
+        ConfigError: see `get_epoch_length`; or `accumulate` is below 1, or batch sizes are unknown or differ.
     """
     check_integer("accumulate", accumulate, 1)
     batches = get_epoch_length(loader, length, samples=samples)
@@ -77,14 +80,14 @@ def get_train_dataloader_steps(
 
 
 def get_val_dataloader_steps(loader: Any, length: int | None = None, sanity_steps: int = 0, *, samples: int | None = None) -> int:
-    """The batches that each rank gets in a validation; 0 where `loader` is None, as it is without validation data.
+    """Returns the number of validation batches per rank. 0 if `loader` is None, as it is without validation data.
 
     Args:
         loader, length, samples: see `get_epoch_length`.
-        sanity_steps: for the short check before a training: so many batches at most. 0: all of them.
+        sanity_steps: maximum number of batches, for the short check before training. 0: all batches.
 
     Raises:
-        ConfigError: see `get_epoch_length`; `sanity_steps` below 0.
+        ConfigError: see `get_epoch_length`; or `sanity_steps` is below 0.
     """
     check_integer("sanity_steps", sanity_steps, 0)
     if loader is None:

@@ -41,26 +41,26 @@ class MultiDataLoader:
     """Batches of several loaders in one epoch, as pairs ``(name, batch)``.
 
     Args:
-        loaders: for each name a `Loader`, a torch `DataLoader`, a dataset, or a path. Of datasets and paths loaders are made with the
-            options below; a tuple ``(dataset, batch_size)`` gives one a batch size of its own. A torch `DataLoader` is seeded by
-            (seed, epoch), and replayed to resume.
-        strategy: "round_robin": one batch of each in turn; "sequential": one loader after the other; "weighted": exact quotas, spread
-            evenly (see `Schedule`); "alternating": as `pattern` says.
-        weights: for "weighted": ``{name: number}``; 0: never. None: the loaders' lengths.
-        pattern: for "alternating": names, over and over; one that is not named is not drawn from. None: all in turn.
-        epoch_length: batches of an epoch: the "sum", "max" or "min" of the lengths of the loaders that are drawn from and not empty.
-        steps: batches of an epoch, instead of `epoch_length`.
-        cycle_short_loaders: a loader that is through begins again, in another order. False: it drops out, the others go on, and the
-            epoch ends at the latest when all are through.
-        config, **overrides: options of the loaders that are made here, and of the datasets of paths, as for `create_dataloader`.
-            `num_workers` is for all together, and split by `split_workers` in proportion to the batches that a dataset gives; one
-            that gets none is loaded in this process.
+        loaders: a dict from name to a `Loader`, a torch `DataLoader`, a dataset, or a path. For datasets and paths, loaders are created
+            with the options below; a tuple ``(dataset, batch_size)`` sets the batch size of one. A torch `DataLoader` is seeded by (seed,
+            epoch) and replayed on resume.
+        strategy: "round_robin": one batch of each loader in turn. "sequential": one loader after the other. "weighted": exact quotas,
+            spread evenly (see `Schedule`). "alternating": as given by `pattern`.
+        weights: for "weighted": ``{name: number}``; 0: never. None: the lengths of the loaders.
+        pattern: for "alternating": list of names, which is repeated. A loader that is not in it is not used. None: all in turn.
+        epoch_length: number of batches per epoch: "sum", "max" or "min" of the lengths of the loaders that are used and not empty.
+        steps: number of batches per epoch, instead of `epoch_length`.
+        cycle_short_loaders: restart a loader that has ended, in another order. False: continue without it; the epoch ends at the latest
+            when all loaders have ended.
+        config, **overrides: options of the loaders that are created here, and of the datasets of paths, as in `create_dataloader`.
+            `num_workers` is the total number; `split_workers` splits it in proportion to the number of batches that each dataset
+            contributes. A dataset without workers is loaded in this process.
 
     Attributes:
-        loaders: the loaders by name, as they are drawn from.
+        loaders: the loaders in use, by name.
 
     Raises:
-        ConfigError: an argument that makes no sense; or a loader without a length, and no `steps`.
+        ConfigError: an argument is invalid; or a loader has no length and `steps` is not given.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class MultiDataLoader:
     # -- epochs
 
     def __len__(self) -> int:
-        """Batches of an epoch; with loaders of unknown length that don't cycle, at most."""
+        """Number of batches per epoch; an upper bound if loaders of unknown length don't cycle."""
         return self._steps()
 
     def __repr__(self) -> str:
@@ -192,15 +192,15 @@ class MultiDataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the current iterator, or of the last."""
+        """The epoch of the current or last iterator."""
         return self._cursor.at.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iterator; without it each iterator takes the epoch after the last one's."""
+        """Sets the epoch of the next iterator. Without it, each iterator uses the epoch after the last one."""
         self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> MultiIterator:
-        """Begins an epoch. An iterator that is still under way can't be used any more: both would draw from the same loaders."""
+        """Starts an epoch. A running iterator becomes invalid, since both would draw from the same loaders."""
         self._leave()
         self._cursor.start()
         position = self._cursor.at
@@ -220,19 +220,21 @@ class MultiDataLoader:
         self._cursor.running = None
 
     def close(self) -> None:
-        """Ends the workers of all loaders, and the iterator that is under way; closes what was opened from paths. All can be used again."""
+        """Stops the workers of all loaders and the running iterator, and closes what was opened from paths. All can be used again
+        afterwards."""
         self._leave()
         for closable in (*self.loaders.values(), *self._opened):
             closable.close()
 
     def get_stats(self) -> dict[str, dict[str, Any]]:
-        """What each loader counted, by name; of a torch `DataLoader` what it is. A dict, and as text a table for each."""
+        """Returns the statistics of each loader by name; for a torch `DataLoader`, what can be measured from outside. A dict, which prints
+        as tables."""
         return Stats({name: loader.get_stats() for name, loader in self.loaders.items()})
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands: which batches the user has received, and the state of each loader."""
+        """Returns the state: which batches the user has received, and the state of each loader."""
         position = self._cursor.position
         return {
             "version": _VERSION,
@@ -248,7 +250,7 @@ class MultiDataLoader:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy begins where this one stands."""
+        """A copy starts at the position of this loader."""
         return {**self.__dict__, "_cursor": copy.deepcopy(self._cursor.position)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -270,14 +272,14 @@ class MultiDataLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """The next iterator goes on where the state was saved. One that is under way ends.
+        """Resumes from a saved state with the next iterator. A running iterator ends.
 
         Args:
-            state: from `state_dict()`.
-            strict: False is handed on to the loaders; the strategy must be that of the state all the same.
+            state: the result of `state_dict()`.
+            strict: passed to the loaders. The strategy must be that of the state in either case.
 
         Raises:
-            StateError: it does not fit; the message holds both values, and nothing is changed.
+            StateError: the state does not fit; the message has both values, and nothing is changed.
         """
         position = self._position_of(state)
         self._leave()

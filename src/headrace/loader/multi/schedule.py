@@ -234,14 +234,14 @@ def split_workers(num_workers: int, shares: Mapping[str, float]) -> dict[str, in
     """Splits a number of workers in proportion to shares, by largest remainder (the method of A. Hamilton, 1792).
 
     Args:
-        num_workers: all workers together.
-        shares: of each name, 0 or more; only their proportions count.
+        num_workers: total number of workers.
+        shares: a non-negative number for each name; only their proportions matter.
 
     Returns:
-        For each name a number of workers, which may be 0; their sum is `num_workers`. Of equal remainders the first wins.
+        A dict from name to number of workers, which may be 0; their sum is `num_workers`. Of equal remainders the first wins.
 
     Raises:
-        ConfigError: a number of workers below 0, a share that is negative or no finite number, or none above 0.
+        ConfigError: `num_workers` is below 0, a share is negative or not finite, or no share is above 0.
     """
     num_workers = check_integer("num_workers", num_workers, 0)
     if not isinstance(shares, Mapping) or not shares:
