@@ -1,4 +1,4 @@
-"""Batches of images and the objects in them, of which each image has another number."""
+"""Batches of images and the objects in them, whose number differs between images."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from headrace.errors import CollateError
 
 
 class DetectionCollator:
-    """Collates pairs (image, dict of the objects in it) to the images and the list of dicts, as torchvision's detectors take them.
+    """Collates pairs (image, dict of its objects) to images and a list of dicts, as torchvision's detection models take them.
 
     Args:
-        stack: stack images, which have one shape then: [batch, C, H, W]; False: a list of tensors.
+        stack: True: stack the images, which must have equal shapes, to [batch, C, H, W]. False: return a list of tensors.
     """
 
     def __init__(self, *, stack: bool = True) -> None:
         self.stack = stack
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """The batch.
+        """Collates samples into a batch.
 
         Raises:
-            CollateError: a sample is no such pair; images that are to be stacked differ in shape.
+            CollateError: a sample is not such a pair; or images to be stacked differ in shape.
         """
         for number, sample in enumerate(samples):
             if not isinstance(sample, (tuple, list)) or len(sample) < 2 or not isinstance(sample[1], Mapping):

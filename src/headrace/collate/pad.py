@@ -1,4 +1,4 @@
-"""Pads sequences of different lengths to one tensor, and collates samples that hold such sequences."""
+"""Pads sequences of different lengths to one tensor, and collates samples that contain such sequences."""
 
 from __future__ import annotations
 
@@ -220,40 +220,40 @@ def check_fits(value: Number, dtype: torch.dtype, path: FieldPath) -> None:
 
 
 class Padded(NamedTuple):
-    """A padded field that lies in no dict."""
+    """A padded field that is not in a dict."""
 
     values: torch.Tensor
-    """[batch, length, ...], of the samples' dtype."""
+    """[batch, length, ...], with the dtype of the samples."""
     attention_mask: torch.Tensor
-    """int64 [batch, length]: 1 at samples' elements, 0 at padding."""
+    """int64 [batch, length]: 1 at elements of samples, 0 at padding."""
     lengths: torch.Tensor
-    """int64 [batch]: of the samples."""
+    """int64 [batch]: lengths of the samples."""
 
 
 class PadCollator:
-    """Pads sequences to one length; everything else is stacked as `stack_collate` does it. ``collate_fn=pad_collate()``.
+    """Pads sequences to one length and stacks everything else like `stack_collate`. Use it as ``collate_fn=pad_collate()``.
 
-    Sequences [length_i, ...] become a tensor [batch, length, ...] of their dtype. Beside a padded field of a dict stand
-    ``attention_mask`` (int64 [batch, length], 1 at samples' elements) and ``lengths`` (int64 [batch]). Where a dict has several padded
-    fields, these two belong to "input_ids", or else to the first of them, and each other one has ``<field>_attention_mask`` and
-    ``<field>_lengths``. An ``attention_mask`` that the samples bring along is padded with 0 and stays the mask. A padded field that
-    lies elsewhere (a tuple's, or the sample itself) becomes a `Padded`: ``for (tokens, mask, lengths), labels in loader``.
+    Sequences [length_i, ...] become a tensor [batch, length, ...] of their dtype. For a padded field of a dict, the batch also has
+    ``attention_mask`` (int64 [batch, length], 1 at elements of samples) and ``lengths`` (int64 [batch]). If a dict has several padded
+    fields, these two belong to "input_ids", or else to the first padded field; each other field has ``<field>_attention_mask`` and
+    ``<field>_lengths``. An ``attention_mask`` of the samples is padded with 0 and kept as the mask. A padded field outside of a dict (in a
+    tuple, or the sample itself) becomes a `Padded`: ``for (tokens, mask, lengths), labels in loader``.
 
-    Like HuggingFace's, it cuts nothing unless it is told to: a sample longer than `max_length` is an error without ``truncation=True``.
+    Like HuggingFace's collators, it truncates only on request: without ``truncation=True``, a sample longer than `max_length` is an error.
 
     Args:
-        fields: keys or positions of what is padded, along the first dimension; "outer.inner" for a field inside of another. None:
-            every 1-D tensor or array and every list of numbers.
-        padding: "longest": as long as the longest one of the batch; "max_length": always `max_length`.
-        max_length: no sequence may be longer.
-        pad_value: what is filled in; or a mapping from field to value, where others get 0.
-        pad_to_multiple_of: the length is rounded up to a multiple of it, beyond `max_length` too.
-        truncation: what is longer than `max_length` loses its end.
-        padding_side: "right": the padding follows the sequence; "left": it comes before.
+        fields: keys or positions of the fields to pad, along their first dimension; "outer.inner" for a nested field. None: all 1-D tensors
+            and arrays and all lists of numbers.
+        padding: "longest": pad to the longest sequence of the batch. "max_length": pad to `max_length`.
+        max_length: maximum length of a sequence. None: no limit.
+        pad_value: padding value; or a mapping from field to value, with 0 for other fields.
+        pad_to_multiple_of: round the length up to a multiple of this, even beyond `max_length`.
+        truncation: cut the end of sequences that are longer than `max_length`.
+        padding_side: "right": pad after the sequence. "left": pad before it.
 
     Raises:
-        ConfigError: an argument makes no sense; in a call: dtypes or ranks differ, a field is missing, a sample is longer than
-            `max_length`, `pad_value` is no value of the dtype. The message names sample, place and remedy.
+        ConfigError: an argument is invalid. In a call: dtypes or numbers of dimensions differ, a field is missing, a sample is longer than
+            `max_length`, or `pad_value` does not fit the dtype. The message names sample, field and remedy.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class PadCollator:
                 raise ConfigError(f"pad_value must be a number, or a mapping from field to number, not {value!r}")
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """The batch of the samples."""
+        """Collates samples into a batch."""
         samples = list(samples)
         met: set[str] = set()
 
@@ -330,17 +330,17 @@ class PadCollator:
 
 
 pad_collate = PadCollator
-"""Its name as a maker of collate functions."""
+"""Alias of `PadCollator`, which creates collate functions."""
 
 
 def variable_length_collate(samples: Sequence[Any]) -> Any:
-    """Collates pairs (input, target) to a list of the inputs, each a tensor of its own length, and the stacked targets.
+    """Collates pairs (input, target) to a list of inputs of different lengths, and stacked targets.
 
-    Inputs are tensors, arrays or lists of numbers, of any shape and dtype; targets are stacked as `stack_collate` does it. Nothing is
-    padded; `pad_collate` does that.
+    Inputs are tensors, arrays or lists of numbers, of any shape and dtype, and become tensors. Targets are stacked like `stack_collate`
+    does. Nothing is padded; use `pad_collate` for that.
 
     Raises:
-        CollateError: a sample is no pair, an input is something else, or the targets differ in shape.
+        CollateError: a sample is not a pair, an input has another type, or the targets differ in shape.
     """
     samples = list(samples)
     for number, sample in enumerate(samples):

@@ -23,10 +23,10 @@ class Collator:
     """An entry of the registry.
 
     Attributes:
-        name: what `get` finds it by.
-        function: the collate function, or what makes one: a factory or a class.
-        modality: what kind of samples it is for, or None.
-        description: one line.
+        name: the name to pass to `get`.
+        function: the collate function, or a factory or class that makes one.
+        modality: kind of samples that it is for, or None.
+        description: one line of text.
         is_factory: True if `function` is called with the options and returns the collate function.
     """
 
@@ -38,7 +38,7 @@ class Collator:
 
 
 class Collators:
-    """Collate functions by name and by modality; the last registration wins."""
+    """Collate functions by name and by modality. The last registration wins."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Collator] = {}
@@ -46,19 +46,21 @@ class Collators:
     def register(
         self, name: str, modality: str | None = None, description: str = "", *, factory: bool | None = None
     ) -> Callable[[Collate], Collate]:
-        """A decorator that registers a collate function ``(samples, **options) -> batch``, or what makes one: a factory
-        ``(**options) -> collate function``, or a class whose instances can be called.
+        """Returns a decorator that registers a collate function, or something that makes one.
+
+        A collate function is a callable ``(samples, **options) -> batch``. A factory ``(**options) -> collate function``, or a class with
+        callable instances, makes one.
 
         Args:
-            name: what `get` and ``collate_fn=`` find it by.
-            modality: another name, which the last registration of the modality has.
-            description: one line, for `list`.
-            factory: True: it is called with the options and returns the collate function; False: it is the collate function. None: a
-                class whose instances can be called is a factory, and so is a function that can be called without an argument, such as
-                ``make(task=None, **options)``. A factory with a required argument, ``make(tokenizer)``, needs ``factory=True``.
+            name: the name for `get` and ``collate_fn=``.
+            modality: a second name, which refers to the last registration of the modality.
+            description: one line of text, for `list`.
+            factory: True: the function is called with the options and returns the collate function. False: it is the collate function
+                itself. None: a class with callable instances is a factory, and so is a function that can be called without arguments, such
+                as ``make(task=None, **options)``. A factory with a required argument, ``make(tokenizer)``, needs ``factory=True``.
 
         Raises:
-            ConfigError: the name is no text, or what is registered is no callable.
+            ConfigError: the name is not a str, or the registered object is not callable.
         """
         if not isinstance(name, str) or not name:
             raise ConfigError(f'the name of a collator must be a text, not {name!r}: write @collators.register("name")')
@@ -74,13 +76,13 @@ class Collators:
         return add
 
     def get(self, name_or_modality: str, **options: Any) -> Collate:
-        """The collate function of that name, or the one registered last for that modality.
+        """Returns the collate function with that name, or the last one registered for that modality.
 
-        A factory or a class is called with `options`; to a collate function they are bound.
+        A factory or a class is called with `options`. For a collate function they are bound as keywords.
 
         Raises:
-            ConfigError: there is none, and the message lists the names; a factory or a class has no such options, or returns nothing
-                that can be called.
+            ConfigError: there is no such function, and the message lists the names; or a factory or class does not take these options, or
+                does not return a callable.
         """
         entry = self._entries.get(name_or_modality)
         if entry is None:
@@ -107,7 +109,7 @@ class Collators:
         return cast(Collate, made)
 
     def list(self) -> list[Collator]:
-        """All entries, in the order of registration."""
+        """Returns all entries, in order of registration."""
         return [*self._entries.values()]
 
 
@@ -133,6 +135,7 @@ def _looks_like_factory(function: Collate) -> bool:
 
 
 collators = Collators()
+"""The registry of collate functions. `register`, `get` and `list` are its methods."""
 collators.register("default", description="stack samples of one shape; structure and dtypes are kept")(stack_collate)
 collators.register("list", description="the samples as a list, as they are")(list_collate)
 collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(PadCollator)

@@ -1,4 +1,4 @@
-"""Stacks samples of one shape into a batch, straight into the ring slot where there is one."""
+"""Stacks samples of equal shape into a batch, directly in the ring slot if there is one."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ USUAL: Any = object()
 
 
 def list_collate(samples: Sequence[Any]) -> list[Any]:
-    """The samples as a list, as they are: for models that take images of different sizes, say."""
+    """Returns the samples as a list, unchanged, for example for models that take images of different sizes."""
     return list(samples)
 
 
 def stack_collate(samples: Sequence[Any]) -> Any:
-    """Stacks samples; structure and dtypes are kept.
+    """Stacks samples and keeps their structure and dtypes.
 
-    Tensors and arrays [...] become tensors [batch, ...]; numbers become tensors [batch] (int64, float64, bool, as torch's
-    `default_collate` makes them); dicts, tuples, named tuples, lists and dataclasses stay what they are, with batched fields;
-    everything else (texts, None, objects) becomes a list. PIL images are refused, and so are inputs (samples, and first elements of
-    tuples) that are None.
+    Tensors and arrays [...] become tensors [batch, ...]. Numbers become tensors [batch] (int64, float64, bool, as in torch's
+    `default_collate`). Dicts, tuples, named tuples, lists and dataclasses keep their type, with batched fields. Everything else (texts,
+    None, objects) becomes a list. PIL images are refused, and so are inputs (samples, and first elements of tuples) that are None.
 
     Raises:
-        CollateError: shapes, dtypes or structures differ, or a transform is not finished; the message names the samples, the place, and the
+        CollateError: shapes, dtypes or structures differ, or a transform is incomplete; the message names the samples, the field and the
             remedies.
     """
     return stack_tree(list(samples))

@@ -1,4 +1,4 @@
-"""Collates texts, or their tokens, for a language model or a classifier of texts."""
+"""Collates texts or tokens for a language model or a text classifier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.memory.ring import empty
 from headrace.tokenizer import encode_texts, vocabulary_of
 
 IGNORED = -100
-"""The label that torch's cross entropy leaves out."""
+"""The label that torch's cross entropy ignores."""
 _ONE_SHAPE = "Give all one shape, or name the field in pad_values= to have it padded, where it has one number a token"
 _ALONG = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "position_ids": 0}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -28,18 +28,19 @@ _MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
 
 
 def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
-    """Which tokens may attend to which in packed blocks: to those of their own document that are not later.
+    """Attention mask for packed blocks: a token may attend to itself and to earlier tokens of its document.
 
-    For the ``attn_mask`` of ``torch.nn.functional.scaled_dot_product_attention``. It has length x length entries a block: 1 MiB at 1,024.
+    Pass it as ``attn_mask`` to ``torch.nn.functional.scaled_dot_product_attention``. It has length x length entries per block, 1 MiB for
+    length 1,024.
 
     Args:
-        document_ids: [batch, length] integers, as `TextDataset` with ``packing=True`` gives them, on any device.
+        document_ids: integer tensor [batch, length] on any device, as returned by `TextDataset` with ``packing=True``.
 
     Returns:
-        bool [batch, 1, length, length] on the same device: [b, 0, i, j] is True where token i of block b may attend to token j.
+        bool [batch, 1, length, length] on the same device: [b, 0, i, j] is True if token i of block b may attend to token j.
 
     Raises:
-        ConfigError: they are no such tensor.
+        ConfigError: it is not such a tensor.
     """
     is_integer = isinstance(document_ids, torch.Tensor) and document_ids.dtype in _INTEGERS
     if not is_integer or document_ids.ndim != 2:
@@ -50,43 +51,44 @@ def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
 
 
 class TextCollator:
-    """Makes a dict of padded tensors of texts or of tokens, for a language model or a classifier.
+    """Collates texts or tokens to a dict of padded tensors, for a language model or a text classifier.
 
-    A sample is a text, a sequence of ids (1-D tensor or array of integers, list of ints), a dict with "input_ids" or with a text, or a
-    pair of one of these and a target, which becomes "labels". Texts are tokenised here, all of a batch at once. The batch holds
+    A sample is a text, a sequence of ids (1-D tensor or array of integers, list of ints), a dict with "input_ids" or with a text, or a pair
+    of one of these and a target, which becomes "labels". Texts are tokenised here, all texts of a batch at once. The batch contains
 
     * ``input_ids``: int64 [batch, length];
-    * ``attention_mask``: int64 [batch, length], 1 at tokens, 0 at padding, or what the samples bring along;
-    * ``token_type_ids``, ``position_ids``, and what `pad_values` names: [batch, length], where samples have them;
-    * ``labels``, int64 [batch, length]: see below;
-    * everything else stacked as `stack_collate` does it; a text that was tokenised here, and ``special_tokens_mask``, are left out.
+    * ``attention_mask``: int64 [batch, length], 1 at tokens, 0 at padding; or the mask of the samples, padded;
+    * ``token_type_ids``, ``position_ids``, and the fields in `pad_values`: [batch, length], if samples have them;
+    * ``labels``: int64 [batch, length], or as described below;
+    * all other fields, stacked like `stack_collate` does. A text that was tokenised here and ``special_tokens_mask`` are removed.
 
-    Labels that the samples bring along are kept, at "labels", at "label" (a class; it becomes "labels"), or as a pair's target: integers
-    in a sequence (one a token) are padded with -100, everything else is stacked. Samples without any get those of a causal model.
+    Labels of the samples are kept, at "labels", at "label" (a class, which becomes "labels"), or as the target of a pair. Sequences of
+    integers (one per token) are padded with -100, everything else is stacked. Samples without labels get those of a causal model.
 
-    ``labels="causal"`` and ``labels="masked"`` ask for a language model's; a class then stays under "label". Causal: the ids, -100 at
-    padding (models shift them themselves), or the samples' own, one a token. Masked: 15 % of the tokens are chosen, special ones and
-    padding never; of these 80 % become the mask token, 10 % a random one, 10 % stay, and the labels are -100 everywhere else (Devlin et
+    ``labels="causal"`` and ``labels="masked"`` request the labels of a language model; a class then stays at "label". Causal: the ids, with
+    -100 at padding (models shift them themselves), or the samples' own labels, one per token. Masked: 15 % of the tokens are chosen, never
+    special tokens or padding. Of these 80 % become the mask token, 10 % a random token, and 10 % stay; labels are -100 elsewhere (Devlin et
     al., BERT, 2019). They are drawn from torch's global generator, which headrace's loader seeds by (seed, epoch, step).
 
-    Like HuggingFace's, it cuts nothing unless it is told to: a sample longer than `max_length` is an error without ``truncation=True``.
-    Texts keep the special tokens at their end when they are cut, ids lose their end.
+    Like HuggingFace's collators, it truncates only on request: without ``truncation=True``, a sample longer than `max_length` is an error.
+    Truncated texts keep the special tokens at their end; ids lose their end.
 
     Args:
         tokenizer: a callable from a text to a list of ids (tiktoken's ``encode``), a HuggingFace tokenizer, slow or fast, a
-            `tokenizers.Tokenizer`, or what has ``encode_batch`` or ``encode``. None: samples are ids already.
-        labels: "auto": the samples' own, or else those of a causal model; "causal", "masked"; or None: none but the samples' own.
-        mlm_probability: the share of tokens that "masked" chooses.
-        padding, max_length, pad_to_multiple_of, truncation: as those of `pad_collate`.
-        padding_side: "right" or "left"; None: the tokenizer's, else "right".
-        text_field: the key of the text in a dict.
-        pad_values: further fields with one number a token, and what they are padded with; or other values for those above.
-        pad_token_id: None: the tokenizer's, or else its end of text, or else 0. It is masked, so any id does.
-        mask_token_id, vocab_size, special_token_ids: for "masked"; None: the tokenizer's.
+            `tokenizers.Tokenizer`, or an object with ``encode_batch`` or ``encode``. None: samples are ids already.
+        labels: "auto": the samples' own labels, or else those of a causal model. "causal" or "masked": as above. None: only the samples'
+            own.
+        mlm_probability: fraction of tokens that "masked" chooses.
+        padding, max_length, pad_to_multiple_of, truncation: see `pad_collate`.
+        padding_side: "right" or "left". None: the tokenizer's, else "right".
+        text_field: key of the text in a dict.
+        pad_values: additional fields with one number per token, and their padding values; or other padding values for the fields above.
+        pad_token_id: id of padding. None: the tokenizer's, else its end-of-text id, else 0. Padding is masked, so any id works.
+        mask_token_id, vocab_size, special_token_ids: for "masked". None: the tokenizer's.
 
     Raises:
-        ConfigError: an argument makes no sense, or a tokenizer is needed and there is none; in a call: a sample is none of the above, too
-            long, or its fields don't fit each other. The message names sample, field and remedy.
+        ConfigError: an argument is invalid, or a tokenizer is needed and missing. In a call: a sample is none of the above or too long, or
+            its fields don't fit each other. The message names sample, field and remedy.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class TextCollator:
                     raise ConfigError(f"labels='masked' needs {name}, and {has}: pass a tokenizer with a mask token, or {name}=")
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """The batch of the samples."""
+        """Collates samples into a batch."""
         records = [self._record(sample, number) for number, sample in enumerate(samples)]
         self._tokenise(records)
         for number, record in enumerate(records):
@@ -155,15 +157,16 @@ class TextCollator:
     def join(
         self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], own: npt.NDArray[np.int64] | None = None
     ) -> dict[str, Any] | None:
-        """The batch of samples that are ids and nothing else, bit for bit, where these lie one behind the other.
+        """Collates concatenated ids without other fields, with the same result as a call, bit for bit.
 
         Args:
             ids: [sum of lengths] any integers.
-            lengths: [batch] of each sample, one at least.
-            own: [sum of lengths] labels that the samples bring along; None: they have none.
+            lengths: [batch] length of each sample, at least 1.
+            own: [sum of lengths] labels of the samples. None: they have none.
 
         Returns:
-            None: this collator must see the samples (it masks them, cuts them, pads labels in a way of its own, or has an error to tell).
+            The batch. None: the collator needs the samples themselves (to mask or truncate them, to pad labels differently, or to raise an
+                error).
         """
         pad = self._values["input_ids"]
         if self.labels == "masked" or type(pad) is not int or not -(1 << 63) <= pad < 1 << 63 or self._values["attention_mask"] != 0:

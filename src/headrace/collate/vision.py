@@ -1,4 +1,4 @@
-"""Collates images, and normalises them on their way into the batch."""
+"""Collates images, and normalises them while they are stacked."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ _OF_OBJECTS = {*_BOXES, "labels", "class_labels", "scores", "masks", "keypoints"
 
 
 class VisionCollator:
-    """Stacks images and normalises them on their way into the batch: each is converted, scaled and shifted while it is in the
-    processor's cache, and no other float image is made before.
+    """Stacks images and normalises them.
 
-    An image is a tensor or array [C, H, W], [H, W, C] or [H, W], of uint8 or of floats in [0, 1], and the batch float32,
-    or `dtype`, [batch, C, H, W]: ``(pixel / 255 - mean) / std``, or ``(pixel - mean) / std`` of floats. All else is stacked as
-    `stack_collate` does it, with its dtype: a mask is not normalised. What has one entry an object has another length in each
-    sample, and stays a list of tensors: in a dict with "boxes" or "bboxes" these are that field and "labels", "class_labels", "scores",
-    "masks", "keypoints", "area" and "iscrowd".
+    Each image is converted, scaled and shifted in one go while it is in the processor's cache; no other float image is created.
+
+    An image is a tensor or array [C, H, W], [H, W, C] or [H, W], of uint8 or of floats in [0, 1]. The batch is float32, or `dtype`, [batch,
+    C, H, W]: ``(pixel / 255 - mean) / std``, or ``(pixel - mean) / std`` for floats. All other fields are stacked like `stack_collate`
+    does, with their dtype; masks are not normalised. Fields with one entry per object differ in length between samples and stay lists of
+    tensors: in a dict with "boxes" or "bboxes" these are that field and "labels", "class_labels", "scores", "masks", "keypoints", "area"
+    and "iscrowd".
 
     Args:
-        statistics: "imagenet" or "cifar10"; a grey image takes the means of the three channels' numbers, as `ImageDataset` does.
-        mean, std: statistics of one's own, instead: a number for all channels, or one for each (an array will do); of pixels in [0, 1].
-        fields: keys or positions of the images ("outer.inner" for one inside of another); all arrays in such a field are images. None:
-            the sample itself, the first item of a tuple or list, the first of "image", "images", "pixel_values" and "img" in a dict.
-        normalize: True: on the device, where the loader has an accelerator as `device=` and images are uint8; else, and with "host", on
-            the host. False: images keep their dtype and values, and are stacked to [batch, C, H, W]; of any dtype.
-        dtype: of normalised images: torch.float16 and torch.bfloat16 halve the bytes of a batch, and are rounded once, from float32.
-            None: float32.
-        channels: "first" or "last", where images have them; None: where there are as many as the statistics have (or 1).
-        lists: keys or positions of what stays a list; None: see above.
+        statistics: "imagenet" or "cifar10". A greyscale image uses the mean over the three channels, as in `ImageDataset`.
+        mean, std: custom statistics instead: one number for all channels, or one per channel (also as an array), for pixels in [0, 1].
+        fields: keys or positions of the images ("outer.inner" for a nested field); all arrays in such a field are images. None: the sample
+            itself, the first item of a tuple or list, or the first of "image", "images", "pixel_values" and "img" in a dict.
+        normalize: True: normalise on the device if the loader has an accelerator as `device=` and images are uint8, else on the host.
+            "host": always on the host. False: images of any dtype keep dtype and values and are stacked to [batch, C, H, W].
+        dtype: dtype of normalised images. torch.float16 and torch.bfloat16 halve the bytes of a batch; values are rounded once, from
+            float32. None: float32.
+        channels: position of the channel axis, "first" or "last". None: the axis with as many entries as the statistics (or 1).
+        lists: keys or positions of fields that stay lists. None: as described above.
 
     Raises:
-        ConfigError: an argument makes no sense; in a call, a CollateError: an image is of another dtype, or of floats outside [0, 1]
-            (they may be normalised already: nothing is normalised twice), has another shape or dtype than the first, or the wrong
-            number of channels; there is no image. The message names sample, place and remedy.
+        ConfigError: an argument is invalid. In a call, a CollateError: an image has another dtype; floats are outside of [0, 1] (they may
+            already be normalised, and nothing is normalised twice); an image differs from the first in shape or dtype or has the wrong
+            number of channels; or there is no image. The message names sample, field and remedy.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class VisionCollator:
         self._channels = channels
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """The batch of the samples."""
+        """Collates samples into a batch."""
         samples = list(samples)
         names = _path_to_image(samples[0]) if self._fields is None and samples else []
         met: set[str] = set()

@@ -1,6 +1,6 @@
 """The order of an epoch's samples, as a pure function of integers.
 
-Ranks and workers take their shares of it by arithmetic.
+Ranks and workers compute their shares of it arithmetically.
 """
 
 from headrace.order.base import Order

@@ -1,4 +1,4 @@
-"""The interface of an epoch's order: indices by position, from a few arguments alone."""
+"""The interface of an epoch's order: indices by position, computed from a few arguments."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _ITERATED = (64, 4_096)  # positions at a time of an iteration: first few, so th
 
 
 class Order(ABC):
-    """The samples of an epoch, as a sequence of indices that is asked by position. Picklable; don't change its attributes.
+    """The samples of an epoch as a sequence of indices, accessed by position. Picklable. Don't change its attributes.
 
     Args:
-        n: positions of an epoch.
+        n: number of positions in an epoch.
         seed: any integer.
         epoch: any integer.
-        global_batch: samples in a batch over all ranks.
+        global_batch: number of samples per batch over all ranks.
 
     Attributes:
         n, seed, epoch, global_batch: the arguments.
-        shuffle: what kind of order it is: False, True, "block", "weights" or "balanced".
-        repeats: True if an index may come more than once in an epoch. Then the position stands beside the index in the seed of a sample's
-            random transforms (`k` in `order.seeding`), so that they differ.
+        shuffle: kind of order: False, True, "block", "weights" or "balanced".
+        repeats: True if an index may come more than once in an epoch. The position is then part of the seed of a sample's random transforms
+            (`k` in `order.seeding`), so that they differ.
 
     Raises:
-        ConfigError: an argument that makes no sense.
+        ConfigError: an argument is invalid.
     """
 
     repeats = False
@@ -51,7 +51,7 @@ class Order(ABC):
         self.global_batch: int = check_integer("global_batch", global_batch, least=1)
 
     def with_epoch(self, epoch: int) -> Self:
-        """Gives the order of another epoch; cheap, since all that epochs have in common is shared."""
+        """Returns the order of another epoch. Cheap, since everything that epochs have in common is shared."""
         other = copy.copy(self)
         other.epoch = check_integer("epoch", epoch)
         other._begin()
@@ -66,13 +66,16 @@ class Order(ABC):
         """The indices at positions in [0, n)."""
 
     def segments(self) -> IntArray | None:
-        """Gives the segments of the storage whose samples all come soon after the first one: int64 array [segments + 1], where
-        segment s holds the samples ``[s]`` to ``[s + 1] - 1``. None: batches draw from everywhere, or there are no blocks."""
+        """Returns the segments of the storage whose samples all come soon after the first one.
+
+        int64 array [segments + 1]: segment s has the samples ``[s]`` to ``[s + 1] - 1``. None: batches draw from everywhere, or there are
+        no blocks.
+        """
         return None
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """Gives what the order of all epochs follows from, as plain values that fit into a saved state; large ones as a digest."""
+        """Returns the parameters that the orders of all epochs depend on, as plain values for a saved state; large ones as a digest."""
 
     def _parameters(self, samples: int, **others: Any) -> dict[str, Any]:
         """The parameters that all orders have, which depend on no blocks unless `others` says so."""
@@ -87,7 +90,7 @@ class Order(ABC):
     @overload
     def __getitem__(self, positions: slice | ArrayLike) -> IntArray: ...
     def __getitem__(self, positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
-        """Gives the indices of the samples at these positions.
+        """Returns the indices of the samples at these positions.
 
         Args:
             positions: an integer, a slice, or integers of any shape; negative ones count from the end.
@@ -96,7 +99,7 @@ class Order(ABC):
             int for an integer, else an int64 array of the positions' shape.
 
         Raises:
-            IndexError: a position outside [-n, n), or positions that are no integers.
+            IndexError: a position is outside of [-n, n), or not an integer.
         """
         return self._answer(self._indices, positions)
 

@@ -74,30 +74,32 @@ class _DrawingOrder(_EntriesOrder):
 
 
 class WeightedOrder(_DrawingOrder):
-    """Samples drawn by weight. A pure function of its arguments, on every machine; memory: 8 bytes a weight, and without replacement
-    8 more a position, which are sorted anew each epoch.
+    """Samples drawn by weight.
 
-    With replacement each position draws for itself: a hash of (seed, epoch, position) picks a place in the running sum of the weights.
-    Without, the samples stand in the order of exponential random times with the weights as rates, which is the order in which drawing one
-    after the other, by weight, would take them (P. Efraimidis and P. Spirakis, "Weighted random sampling with a reservoir", Information
-    Processing Letters 97, 2006).
+    A pure function of its arguments, on every machine. Memory: 8 bytes per weight; without replacement another 8 per position, which are
+    sorted anew each epoch.
+
+    With replacement, a hash of (seed, epoch, position) picks a place in the cumulative sum of the weights, independently for each position.
+    Without replacement, samples are ordered by exponential random times with the weights as rates, which is the order of drawing one after
+    the other by weight (P. Efraimidis and P. Spirakis, "Weighted random sampling with a reservoir", Information Processing Letters 97,
+    2006).
 
     >>> order = WeightedOrder([1, 0, 3], n=8, seed=7)
     >>> order[:].tolist()
     [2, 0, 0, 2, 2, 2, 2, 2]
 
     Args:
-        weights: [samples] numbers of at least 0, in any scale; a sample of weight 0 is never drawn.
-        n: positions of an epoch. None: as many as there are samples; without replacement, as have a weight above 0.
-        replacement: True if a sample may be drawn again.
+        weights: [samples] non-negative numbers, in any scale; a sample with weight 0 is never drawn.
+        n: number of positions in an epoch. None: number of samples; without replacement, number of samples with a weight above 0.
+        replacement: True if a sample may be drawn more than once.
         seed, epoch, global_batch: see `Order`.
 
     Attributes:
         replacement: the argument.
 
     Raises:
-        ConfigError: a weight that is negative or no finite number, no weight above 0, or more positions without replacement than samples
-            with a weight above 0.
+        ConfigError: a weight is negative or not finite, no weight is above 0, or, without replacement, there are more positions than
+            samples with a weight above 0.
     """
 
     shuffle: bool | str = "weights"
@@ -154,28 +156,30 @@ class WeightedOrder(_DrawingOrder):
 
 
 class BalancedOrder(_DrawingOrder):
-    """All classes equally often. A pure function of its arguments; memory: 8 bytes a sample.
+    """All classes equally often.
 
-    Of C classes, each C positions in a row hold every class once, in an order of their own. Each time that a class comes, its next sample
-    is taken; when they are through, they begin again in another order. So balance is exact, and no sample of a class comes twice before
-    each of them has come once.
+    A pure function of its arguments. Memory: 8 bytes per sample.
+
+    With C classes, each C consecutive positions contain every class once, in random order. Each time that a class comes, its next sample is
+    taken; after its last sample, the class starts again in another order. So the balance is exact, and no sample of a class comes twice
+    before all of them have come once.
 
     >>> order = BalancedOrder(["cat", "cat", "cat", "dog"], seed=7)
     >>> order[:].tolist()
     [0, 3, 2, 3]
 
     Args:
-        classes: [samples] the class of each sample, as integers or strings.
-        n: positions of an epoch. None: as many as there are samples; without replacement, the samples of the smallest class times the
-            number of classes.
-        replacement: True if a sample may come again when its class is through.
+        classes: [samples] class of each sample, as integers or strings.
+        n: number of positions in an epoch. None: number of samples; without replacement, size of the smallest class times the number of
+            classes.
+        replacement: True if a class whose samples are used up starts again.
         seed, epoch, global_batch: see `Order`.
 
     Attributes:
         replacement: the argument.
 
     Raises:
-        ConfigError: classes that are no integers or strings, or more positions without replacement than there can be.
+        ConfigError: classes are neither integers nor strings, or, without replacement, there are more positions than possible.
     """
 
     shuffle: bool | str = "balanced"
@@ -221,21 +225,23 @@ class BalancedOrder(_DrawingOrder):
 
 
 class BucketedOrder(_EntriesOrder):
-    """A shuffle whose batches hold samples of similar length. A pure function of its arguments; memory: 8 bytes a sample.
+    """A shuffle whose batches contain samples of similar length.
 
-    The samples are shuffled, and cut into pools of `POOL` global batches. In each pool they are sorted by length and cut into batches,
-    which are shuffled. So little is padded, and batches still differ from epoch to epoch, in what they hold and in their order.
+    A pure function of its arguments. Memory: 8 bytes per sample.
+
+    The samples are shuffled and cut into pools of `POOL` global batches. Each pool is sorted by length and cut into batches, which are
+    shuffled. So there is little padding, and batches still differ between epochs, in their samples and in their order.
 
     >>> lengths = [9, 1, 5, 2, 8, 1, 9, 3]
     >>> [lengths[i] for i in BucketedOrder(lengths, seed=7, global_batch=2)]
     [8, 5, 1, 1, 9, 9, 3, 2]
 
     Args:
-        lengths: [samples] integers of at least 0.
+        lengths: [samples] non-negative integers.
         seed, epoch, global_batch: see `Order`.
 
     Raises:
-        ConfigError: lengths that are no such integers.
+        ConfigError: lengths are not such integers.
     """
 
     shuffle: bool | str = True

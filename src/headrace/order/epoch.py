@@ -26,9 +26,9 @@ DEFAULT_TURNS = 12  # divided by 1, 2, 3, 4, 6 and 12 workers, so that each has 
 class EpochOrder(Order):
     """The order of an epoch, as a sequence of sample indices that is computed and not stored.
 
-    A pure function of its arguments: the same on every machine, rank and worker. Memory is O(1) for ``shuffle=False``
-    and ``True`` (plus the block sizes, if given) and O(blocks) for ``"block"``. The arguments but for `blocks` are
-    attributes of the same names; don't change them.
+    It is a pure function of its arguments: the same on every machine, rank and worker. Memory is O(1) for ``shuffle=False`` and ``True``
+    (plus the block sizes, if given) and O(blocks) for ``"block"``. The arguments except `blocks` are attributes of the same names; don't
+    change them.
 
     >>> order = EpochOrder(1_000_000_000_000, seed=7)
     >>> order[[5, 0, -1]].tolist()
@@ -36,21 +36,21 @@ class EpochOrder(Order):
 
     Args:
         n: number of samples.
-        shuffle: False: 0, 1, 2, ...; True: a permutation of all samples; "block": blocks are permuted and interleaved,
-            and samples are permuted inside their block, or the part of it that comes by itself (see `order.lanes`).
+        shuffle: False: 0, 1, 2, ... True: a permutation of all samples. "block": blocks are permuted and interleaved, and samples are
+            permuted inside their block, or inside the part of it that is read separately (see `order.lanes`).
         seed: any integer.
-        epoch: any integer. Seed and epoch are hashed together: no epoch of one seed repeats an epoch of another.
-        blocks: integer array [blocks] of the sizes of consecutive runs of samples that are stored together; their sum
-            is `n`. None: each sample is a block of its own, and then "block" gives what True gives.
-        global_batch: samples in a batch over all ranks. Only "block" depends on it.
-        interleave: for "block", how many places of the sequence of blocks a global batch draws from; None:
-            `DEFAULT_INTERLEAVE`.
-        turns: for "block", after how many global batches the same places come again; best a multiple of the number of workers.
-        aligned: for "block": blocks are read and decoded as a whole, so lanes cut none where they can help it (`AlignedLanes`): if
-            all have one size, but for the last, which may be smaller.
+        epoch: any integer. Seed and epoch are hashed together, so no epoch of one seed repeats an epoch of another.
+        blocks: integer array [blocks], sizes of consecutive runs of samples that are stored together; their sum is `n`. None: each sample
+            is a block, so "block" equals True.
+        global_batch: number of samples per batch over all ranks. Only "block" depends on it.
+        interleave: for "block": number of lanes that a global batch draws from. None: `DEFAULT_INTERLEAVE`.
+        turns: for "block": number of sets of lanes, used by consecutive global batches in turn; ideally a multiple of the number of
+            workers.
+        aligned: for "block": blocks are read and decoded as a whole, so lanes cut as few of them as possible (`AlignedLanes`). Takes effect
+            if all blocks have one size, except the last, which may be smaller.
 
     Raises:
-        ConfigError: an argument that makes no sense, or block sizes that don't sum up to `n`.
+        ConfigError: an argument is invalid, or block sizes don't sum up to `n`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class EpochOrder(Order):
 
     @property
     def blocks(self) -> IntArray | None:
-        """The sizes of the blocks; None: none were given."""
+        """The block sizes. None: none were given."""
         return None if self._edges is None else np.diff(self._edges)
 
     def _begin(self) -> None:
@@ -91,7 +91,7 @@ class EpochOrder(Order):
         self._sequence: BlockSequence | None = None
 
     def block_of(self, positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
-        """Gives the number of the block that the sample at each position belongs to, in the form of `__getitem__`."""
+        """Returns the block number of the sample at each position, in the form of `__getitem__`."""
         return self._answer(self._blocks, positions)
 
     def segments(self) -> IntArray | None:
@@ -99,14 +99,13 @@ class EpochOrder(Order):
 
     @property
     def lanes(self) -> Lanes | None:
-        """The lanes of a block shuffle; None for other orders."""
+        """The lanes of a block shuffle. None for other orders."""
         return self._lanes
 
     def parameters(self) -> dict[str, int | str | bool | None]:
-        """Gives what the order of all epochs follows from, as plain values that fit into a saved state.
+        """Returns the parameters that the orders of all epochs depend on, as plain values for a saved state.
 
-        ``interleave``, ``turns`` and ``blocks`` (the layout, and a digest of the sizes) are None where the order doesn't depend on
-        them.
+        ``interleave``, ``turns`` and ``blocks`` (the layout, and a digest of the sizes) are None if the order doesn't depend on them.
         """
         if self._lanes is None:
             return self._parameters(self.n)
@@ -133,7 +132,7 @@ class EpochOrder(Order):
         return indices if self._edges is None else np.searchsorted(self._edges, indices, side="right") - 1
 
     def sequence(self) -> BlockSequence:
-        """The blocks of this epoch of a block shuffle, made at their first use: most epochs that `with_epoch` names are never asked."""
+        """The blocks of this epoch of a block shuffle, computed at first use, since most epochs made by `with_epoch` are never accessed."""
         if self._sequence is None:
             assert self._edges is not None and self._lanes is not None
             # Parts that lanes cut are permuted by themselves: not where nothing would be left to permute, nor where lanes cut none.

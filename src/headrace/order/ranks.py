@@ -1,7 +1,7 @@
-"""Shares the global batches of an epoch out to the ranks.
+"""Distributes the global batches of an epoch over the ranks.
 
-Global batch s covers the positions from ``s * global_batch`` on, and rank r takes those that leave r when divided by
-the world size. With 10 samples, 2 ranks and a batch size of 2 (so that a global batch has 4 positions):
+Global batch s covers the positions from ``s * global_batch`` on, and rank r takes those with position mod world size = r. With 10 samples,
+2 ranks and a batch size of 2 (so that a global batch has 4 positions):
 
     ====  =============  ======  ======
     step  global batch   rank 0  rank 1
@@ -11,13 +11,13 @@ the world size. With 10 samples, 2 ranks and a batch size of 2 (so that a global
     2     8, 9           8       9       (with ``drop_last`` there is no step 2)
     ====  =============  ======  ======
 
-So the union of the ranks, and the order in it, depends on the global batch and not on the number of ranks. Only an
-incomplete last batch has to be cut so that no rank is left without a batch. With 9 samples, the last two steps are
+So the union of the ranks, and the order in it, depends on the global batch and not on the number of ranks. Only an incomplete last batch is
+changed, so that no rank is left without a batch. With 9 samples, the last two steps are
 
     =============  ====  ======  ======
     ``pad=True``   1     4, 6    5, 7
-    ..             2     8       0       (padded by the epoch's first samples to a multiple of the world size)
-    ``pad=False``  1     4       5       (step 1 hands its last positions over)
+    ..             2     8       0       (padded with the epoch's first samples to a multiple of the world size)
+    ``pad=False``  1     4       5       (step 1 passes its last positions on)
     ..             2     6, 8    7
     =============  ====  ======  ======
 """
@@ -42,28 +42,28 @@ _GROWTH = 4  # but it begins with a single batch, so that the first one comes at
 class RankBatches:
     """One rank's batches of indices, by the number of the global batch.
 
-    Every rank has the same number of batches and none of them is empty; over all ranks each sample comes exactly once,
-    bar `padding` and what `drop_last` drops. An instance can be the ``batch_sampler`` of a plain DataLoader.
+    All ranks have the same number of batches, none of them empty. Over all ranks each sample comes exactly once, except for `padding` and
+    what `drop_last` drops. An instance can be the ``batch_sampler`` of a plain DataLoader.
 
     Args:
         order: the order of the epoch; its ``global_batch`` must be ``batch_size * world_size``.
         rank: number of this rank, in [0, world_size).
         world_size: number of ranks.
-        batch_size: samples a batch and rank.
+        batch_size: number of samples per batch and rank.
         drop_last: drop the incomplete global batch.
-        pad: repeat the epoch's first samples until the ranks have equally many. False: nothing is repeated (exact
-            evaluation); where fewer samples than ranks would be left for the last step, the full batch before it hands
-            over its last `world_size` positions or, with a batch size of 1, takes them in as a batch of up to two.
+        pad: True: repeat the epoch's first samples until all ranks have equally many. False: repeat nothing, for exact evaluation. If fewer
+            samples than ranks remain for the last step, the full batch before it passes on its last `world_size` positions or, with a batch
+            size of 1, takes the remaining ones in as a batch of up to two.
 
     Attributes:
         order, rank, world_size, batch_size, drop_last, pad: the arguments.
         steps: number of global batches, the same on every rank.
         padding: number of samples that are repeated, over all ranks.
-        num_samples: number of indices that this rank gets in an epoch.
-        total_size: number of indices that all ranks get in an epoch, padding included.
+        num_samples: number of indices of this rank in an epoch.
+        total_size: number of indices of all ranks in an epoch, padding included.
 
     Raises:
-        ConfigError: an argument that makes no sense, or ``pad=False`` with fewer samples than ranks.
+        ConfigError: an argument is invalid, or ``pad=False`` with fewer samples than ranks.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class RankBatches:
         return self.steps
 
     def batch(self, step: int) -> IntArray:
-        """Gives this rank's indices of a global batch.
+        """Returns this rank's indices of a global batch.
 
         Args:
             step: number of the global batch in the epoch, in [0, steps).
 
         Returns:
-            int64 array of shape [batch_size], shorter or (see `pad`) by one longer at the end of an epoch; never empty.
+            int64 array of shape [batch_size]; at the end of an epoch shorter, or longer by one (see `pad`), but never empty.
 
         Raises:
             IndexError: there is no such step.
@@ -132,17 +132,17 @@ class RankBatches:
         return self.order[self._positions(self._check_step(step), step + 1)]
 
     def some(self, steps: Sequence[int]) -> list[IntArray]:
-        """Gives this rank's indices of several global batches, as `batch` does, at hardly more cost than those of one."""
+        """Returns this rank's indices of several global batches, at little more cost than `batch` for one."""
         parts = [self._positions(self._check_step(step), step + 1) for step in steps]
         if not parts:
             return []
         return np.split(self.order[np.concatenate(parts)], np.cumsum([len(part) for part in parts])[:-1])
 
     def iter_from(self, step: int) -> Iterator[IntArray]:
-        """Iterates over the batches from a step on, which costs the same for every step.
+        """Iterates over the batches from a step on. Starting costs the same for every step.
 
         Args:
-            step: first global batch, in [0, steps]; from `steps` on there is none.
+            step: first global batch, in [0, steps]; `steps` gives no batches.
 
         Raises:
             IndexError: there is no such step.
@@ -150,7 +150,7 @@ class RankBatches:
         return (indices for indices, _ in self.with_positions(step))
 
     def with_positions(self, step: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Iterates like `iter_from`, over pairs of the indices and their positions in the order."""
+        """Iterates like `iter_from`, over pairs of indices and their positions in the order."""
         return self._iterate(step if step == self.steps else self._check_step(step))
 
     def __iter__(self) -> Iterator[IntArray]:
@@ -158,11 +158,11 @@ class RankBatches:
         return self.iter_from(0)
 
     def samples_before(self, step: int) -> int:
-        """Gives how many different samples all ranks together have got when `step` begins."""
+        """Returns the number of different samples that all ranks together received before `step`."""
         return min(self._start(step), self.order.n)
 
     def with_epoch(self, epoch: int) -> RankBatches:
-        """Gives the batches of another epoch; cheap, as `EpochOrder.with_epoch` is."""
+        """Returns the batches of another epoch. Cheap, like `EpochOrder.with_epoch`."""
         other = copy.copy(self)
         other.order = self.order.with_epoch(epoch)
         return other

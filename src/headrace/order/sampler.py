@@ -24,7 +24,7 @@ STATE_VERSION = 1
 
 
 class OrderSampler(torch.utils.data.DistributedSampler[int]):
-    """Yields one rank's indices of an epoch, one after the other, for the `sampler` of a DataLoader.
+    """Yields one rank's indices of an epoch, for the `sampler` argument of a DataLoader.
 
     ::
 
@@ -36,33 +36,32 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
 
     Without `set_epoch` the same epoch repeats, as with torch's sampler. torch.distributed need not be initialised.
 
-    The state counts the global batches whose last index was yielded. A DataLoader with workers asks for indices ahead
-    of time, so there the state may be some batches ahead of the training loop; `headrace.create_dataloader` gives a
-    loader that counts what was received.
+    The state counts the global batches whose last index was yielded. A DataLoader with workers requests indices in advance, so the state
+    may be some batches ahead of the training loop. The loader of `headrace.create_dataloader` counts received batches instead.
 
-    With ``pad=False`` the ranks' last batches are cut so that all have as many (see `order.ranks`), but a DataLoader
-    with `batch_size` cuts the indices on its own: give it a `RankBatches` as `batch_sampler` then.
+    With ``pad=False`` the ranks' last batches are changed so that all ranks have equally many (see `order.ranks`), but a DataLoader with
+    `batch_size` forms batches itself. Pass a `RankBatches` as `batch_sampler` in this case.
 
     Args:
         dataset: the dataset, of which only the length is used, or the length itself.
-        batch_size: samples a batch and rank, as given to the DataLoader; it sets the global batch and cuts nothing.
+        batch_size: number of samples per batch and rank, as passed to the DataLoader. It only defines the global batch.
         shuffle, seed, blocks, interleave, turns: see `EpochOrder`.
-        rank, world_size: number of this rank, and of ranks; None: see `detect_world`.
-        drop_last: drop the incomplete global batch (torch's sampler drops only what does not divide by the world size).
+        rank, world_size: number of this rank, and number of ranks. None: see `detect_world`.
+        drop_last: drop the incomplete global batch (torch's sampler drops only what is not divisible by the world size).
         pad: see `RankBatches`.
-        order: an order of another kind, such as a `WeightedOrder`, made for the global batch; `shuffle`, `seed`, `blocks`, `interleave`
-            and `turns` don't count then.
+        order: an order of another kind, such as a `WeightedOrder`, made for the global batch; `shuffle`, `seed`, `blocks`, `interleave` and
+            `turns` are then ignored.
 
     Attributes:
         dataset: the dataset, or a range of the length.
         num_replicas: the world size.
-        rank, epoch, shuffle, seed, drop_last: as the arguments, or as found out.
-        num_samples: number of indices that this rank gets in an epoch.
-        total_size: number of indices that all ranks get in an epoch, padding included.
+        rank, epoch, shuffle, seed, drop_last: the arguments, or the detected values.
+        num_samples: number of indices of this rank in an epoch.
+        total_size: number of indices of all ranks in an epoch, padding included.
         batches: the `RankBatches` of the current epoch.
 
     Raises:
-        ConfigError: an argument that makes no sense.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         self._resume_at = 0  # global batch that the next iteration begins with
 
     def __len__(self) -> int:
-        """Number of indices of a whole epoch on this rank, also where an iteration resumes within one."""
+        """Number of indices of a whole epoch on this rank, also if an iteration resumes within one."""
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
@@ -125,18 +124,18 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
             yield last
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch of the next iteration; another than the current one drops a loaded position."""
+        """Sets the epoch of the next iteration. If it differs from the current one, a loaded position is dropped."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches = self.batches.with_epoch(epoch)
             self._handed_out = self._resume_at = 0
 
     def state_dict(self) -> State:
-        """Gives the state: plain values, the same on every rank.
+        """Returns the state: plain values, the same on every rank.
 
         Returns:
-            ``version``, ``epoch``, ``step`` (global batches handed out), ``samples`` (those in them, over all ranks),
-            and the parameters of the order.
+            ``version``, ``epoch``, ``step`` (number of global batches yielded), ``samples`` (number of samples in them, over all ranks),
+                and the parameters of the order.
         """
         return {
             "version": STATE_VERSION,
@@ -147,16 +146,16 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a state was saved: the next iteration begins with the first batch that was not handed out.
+        """Resumes from a saved state: the next iteration starts with the first batch that was not yielded.
 
-        Any world size that divides the global batch may load what another one saved. A state that was saved at the end
-        of an epoch makes the next iteration an empty one, unless `set_epoch` names another epoch first.
+        The world size may differ from that of the saved state if it divides the global batch. After a state that was saved at the end of an
+        epoch the next iteration is empty, unless `set_epoch` sets another epoch first.
 
         Args:
-            state: what `state_dict` gave.
+            state: the result of `state_dict`.
 
         Raises:
-            StateError: the state is of another version, or of an order with other parameters; nothing is changed then.
+            StateError: the state has another version, or belongs to an order with other parameters; nothing is changed then.
         """
         if state.get("version") != STATE_VERSION:
             raise StateError(f"the state has version {state.get('version')!r}, this sampler reads {STATE_VERSION}")

@@ -192,11 +192,11 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
     """Seeds the global generators of `random`, `numpy.random` and torch, on all devices.
 
     Args:
-        seed: any integer; within [0, 2**32) each generator gets it as it is.
-        deterministic: also have torch use deterministic algorithms only: `torch.use_deterministic_algorithms`, cuDNN
-            without benchmarks, and a workspace for cuBLAS (`CUBLAS_WORKSPACE_CONFIG`, where it isn't set). Slower, and
-            operations without such an algorithm raise. Equal bits on the same kind of device, with as many threads, and with the same
-            release of torch only: others add in another order.
+        seed: any integer. Within [0, 2**32) each generator receives it unchanged.
+        deterministic: also make torch use deterministic algorithms only: `torch.use_deterministic_algorithms`, cuDNN without benchmarks,
+            and a workspace for cuBLAS (`CUBLAS_WORKSPACE_CONFIG`, if it isn't set). This is slower, and operations without a deterministic
+            algorithm raise errors. Results are bit-identical on the same kind of device, with the same number of threads and the same
+            release of torch; otherwise the order of additions differs.
     """
     seed = operator.index(seed)  # a numpy integer too
     random.seed(seed)
