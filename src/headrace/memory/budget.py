@@ -44,7 +44,7 @@ def parse_size(size: str | int, name: str = "size") -> int:
 
     Args:
         size: bytes, or a number with a unit, in any case: B, kB, MB, GB, TB, PB (powers of 1000), or KiB to PiB (1024).
-        name: what the error calls the value.
+        name: name of the value in error messages.
 
     Raises:
         ConfigError: it is neither.
@@ -63,7 +63,7 @@ def parse_size(size: str | int, name: str = "size") -> int:
 
 
 def format_size(n: float) -> str:
-    """Return `n` bytes as people read them, in powers of 1000: `462.3 MB`."""
+    """Return `n` bytes as readable text, in powers of 1000: `462.3 MB`."""
     if abs(n) < 1000:
         return f"{n:.0f} B"
     for unit in ("kB", "MB", "GB", "TB"):
@@ -137,19 +137,19 @@ if hasattr(os, "register_at_fork"):
 
 
 class MemoryBudget:
-    """What may be held in memory in this process.
+    """Limits how much memory headrace may use in this process.
 
-    All budgets of a process draw on one ledger: what is reserved through one is not available to another. Thread-safe.
-    Pickled, the limit arrives and the reservations stay behind; see NOTE [ Shares and processes ].
+    All budgets of a process draw on one ledger: what is reserved through one is not available to another. Thread-safe. A pickle contains
+    the limit, but no reservations; see NOTE [ Shares and processes ].
 
     Args:
-        max_memory_usage: a fraction (0 < f <= 1) of the headroom, or an absolute cap on this process in bytes
-            (`"500MB"`, or an int above 1), which never exceeds the headroom.
+        max_memory_usage: a fraction (0 < f <= 1) of the headroom, or an absolute limit for this process in bytes (`"500MB"`, or an int
+            above 1), which never exceeds the headroom.
         local_world_size: number of ranks on this machine, which share the headroom equally.
-        limits: take these instead of the machine's, with a private ledger: for tests, or to plan for another machine.
+        limits: limits to use instead of the machine's, with a private ledger: for tests, or to plan for another machine.
 
     Raises:
-        ConfigError: an argument makes no sense; the message names it.
+        ConfigError: an argument is invalid; the message names it.
     """
 
     def __init__(self, max_memory_usage: float | str = 0.8, *, local_world_size: int = 1, limits: Sequence[Limit] | None = None) -> None:
@@ -168,7 +168,7 @@ class MemoryBudget:
 
     @property
     def limit(self) -> int:
-        """Bytes that may be held through this budget in total."""
+        """Total bytes that may be reserved through this budget."""
         if self._parent is not None:
             return int(self._usage)
         headroom = self._headroom
@@ -177,7 +177,7 @@ class MemoryBudget:
 
     @property
     def reserved(self) -> int:
-        """Bytes that count against `limit`: of a share its own, else all that this process has reserved."""
+        """Bytes that count against `limit`: for a share its own, otherwise all that this process has reserved."""
         with _lock:
             self._ledger.settle()
             return self._accounts[-1].nbytes
@@ -191,14 +191,14 @@ class MemoryBudget:
             return free if parent is None else min(free, parent.available)
 
     def fits(self, nbytes: int) -> bool:
-        """Say whether `nbytes` could be reserved now. Another thread may be faster: only `reserve` is binding."""
+        """True if `nbytes` could be reserved now. Another thread may reserve first; only `reserve` is binding."""
         return nbytes <= self.available
 
     def share(self, n: int) -> MemoryBudget:
         """Return a budget for an equal n-th part of what is available now.
 
-        It has an account of its own; in this process what it reserves counts in this budget too. Make all n shares, or
-        one for n workers, before anything is reserved through them: then their sum never exceeds this budget.
+        A share has its own account. In this process its reservations count in this budget too. Create all n shares, or one for n workers,
+        before anything is reserved through them; then their sum never exceeds this budget.
 
         Raises:
             ConfigError: `n` is not an integer of at least 1.
@@ -209,13 +209,13 @@ class MemoryBudget:
         return part
 
     def reserve(self, nbytes: int, what: str) -> Reservation:
-        """Set `nbytes` aside for `what` (words for messages, such as "the batch ring").
+        """Reserve `nbytes` for `what` (a description for messages, such as "the batch ring").
 
         Returns:
-            A context manager that gives the bytes back when it is closed, or garbage collected.
+            A context manager that releases the bytes when it is closed or garbage collected.
 
         Raises:
-            BudgetError: they don't fit; the message says what holds how much, and what to do.
+            BudgetError: they don't fit; the message lists the reservations and the remedy.
             ConfigError: `nbytes` is not an integer of at least 0.
         """
         reservation = Reservation(self, _Entry(0, what, self._accounts))
@@ -223,7 +223,7 @@ class MemoryBudget:
         return reservation
 
     def explain(self) -> str:
-        """Say in a few lines what this budget is, which limit counts, and who has reserved how much."""
+        """Describe the budget, the limit that it follows from, and all reservations."""
         with _lock:
             tight, available = self._ledger.limit(), self.available  # which also settles the ledger
             lines = [
@@ -276,9 +276,9 @@ class MemoryBudget:
 
 
 class Reservation:
-    """Bytes set aside in a budget until this is closed, left as a context, or garbage collected. Thread-safe.
+    """Reserved bytes of a budget, until closed, left as a context, or garbage collected. Thread-safe.
 
-    `MemoryBudget.reserve` makes one. It belongs to its process and can't be pickled.
+    `MemoryBudget.reserve` creates it. It belongs to its process and can't be pickled.
     """
 
     def __init__(self, budget: MemoryBudget, entry: _Entry) -> None:
@@ -288,11 +288,11 @@ class Reservation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes set aside, 0 when closed."""
+        """Reserved bytes, 0 when closed."""
         return self._entry.nbytes if self._release.alive else 0
 
     def resize(self, nbytes: int) -> None:
-        """Set aside more bytes, or fewer; where more don't fit, the old number stays.
+        """Reserve more bytes, or fewer. If more don't fit, the old number stays.
 
         Raises:
             BudgetError: they don't fit.
@@ -311,7 +311,7 @@ class Reservation:
             self._entry.set(nbytes)
 
     def close(self) -> None:
-        """Give the bytes back. Doing it again does nothing."""
+        """Release the bytes. Closing again has no effect."""
         self._release()
 
     def __enter__(self) -> Reservation:

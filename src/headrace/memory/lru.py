@@ -1,7 +1,6 @@
 """A cache bounded in bytes and items that evicts the least recently used item first.
 
-It has a bound in bytes *and* in items, can shrink, has locks and counters, and an honest size of numpy views, which keep the whole array
-under them alive.
+It can shrink, is thread-safe, and counts hits and misses. The size of a NumPy view is that of the whole array that it keeps alive.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ _BUFFERS = (np.ndarray, bytes, bytearray, memoryview)
 
 
 def held_bytes(value: object) -> int:
-    """Return how many bytes of payload stay in memory as long as `value` does.
+    """Return how many bytes stay in memory as long as `value` does.
 
-    A view counts the whole array or buffer that it keeps alive, which counts once however many views of it `value`
-    holds. Lists, tuples, dicts (their values) and object arrays count what is in them; anything else counts its
-    `nbytes` or, where it has none, `sys.getsizeof`.
+    A view counts the whole array or buffer that it keeps alive, once for all views of it in `value`. Lists, tuples, dicts (their values)
+    and object arrays count their contents. Anything else counts its `nbytes`, or `sys.getsizeof` if it has none.
     """
     total, seen, todo = 0, set[int](), [value]
     while todo:
@@ -63,22 +61,22 @@ def _root(item: Any) -> Any:
 
 
 class LRUCache(Generic[K, V]):
-    """A bounded mapping that forgets the least recently used item first.
+    """A bounded mapping that evicts the least recently used item first.
 
-    Thread-safe. Pickled, it arrives empty with the same limits; a forked child keeps the contents.
+    Thread-safe. A pickle contains the limits, but no items; a forked child keeps the items.
 
     Args:
-        max_bytes: bound on the summed sizes of the values, None for no bound.
-        max_items: bound on their number, None for no bound.
-        sizeof: `value -> bytes`; by default `held_bytes`. It is asked once, when the value is put.
+        max_bytes: maximum sum of the sizes of the values. None: no limit.
+        max_items: maximum number of items. None: no limit.
+        sizeof: a callable `value -> bytes`, which is called once when a value is put. Default: `held_bytes`.
 
     Attributes:
-        hits, misses: calls of `get` that found, and did not find, their key.
-        evicted: values dropped to make room.
-        bypassed: values that were never taken in, because each is larger than the cache.
+        hits, misses: number of calls of `get` that found, and did not find, their key.
+        evicted: number of values that were evicted.
+        bypassed: number of values that were not admitted because they are larger than the cache.
 
     Raises:
-        ConfigError: a bound is negative or not an integer.
+        ConfigError: a limit is negative or not an integer.
     """
 
     def __init__(self, max_bytes: int | None, max_items: int | None = None, *, sizeof: Callable[[V], int] | None = None) -> None:
@@ -95,7 +93,7 @@ class LRUCache(Generic[K, V]):
 
     @property
     def nbytes(self) -> int:
-        """Summed sizes of the values held."""
+        """Sum of the sizes of the cached values."""
         with self._lock:
             return self._nbytes
 
@@ -104,7 +102,7 @@ class LRUCache(Generic[K, V]):
     @overload
     def get(self, key: K, default: V | D) -> V | D: ...
     def get(self, key: K, default: object = None) -> object:
-        """Return the value of `key`, now the most recently used one; `default` where it is not held."""
+        """Return the value of `key` and mark it as most recently used; `default` if it is not cached."""
         with self._lock:
             entry = self._items.get(key)
             if entry is None:
@@ -115,7 +113,7 @@ class LRUCache(Generic[K, V]):
             return entry[0]
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
-        """The values of some keys, None for those that are not held; the last one is now the most recently used."""
+        """Return the values of several keys, with None for keys that are not cached. The last one is now the most recently used."""
         with self._lock:
             find, use, found, misses = self._items.get, self._items.move_to_end, list[V | None](), self.misses
             for key in keys:
@@ -129,10 +127,10 @@ class LRUCache(Generic[K, V]):
             return found
 
     def put(self, key: K, value: V) -> bool:
-        """Hold `value` as the most recently used one and evict what no longer fits beside it.
+        """Cache `value` as the most recently used one, and evict what no longer fits.
 
         Returns:
-            False where the value alone is larger than the cache: an older value of `key` is dropped as well.
+            False if the value alone is larger than the cache. An older value of `key` is then removed as well.
         """
         size = self._sizeof(value)
         with self._lock:
@@ -150,22 +148,22 @@ class LRUCache(Generic[K, V]):
     @overload
     def pop(self, key: K, default: V | D) -> V | D: ...
     def pop(self, key: K, default: object = None) -> object:
-        """Remove `key` and return its value, `default` where it is not held. Not counted."""
+        """Remove `key` and return its value; `default` if it is not cached. Not counted."""
         with self._lock:
             entry = self._drop(key)
             return default if entry is None else entry[0]
 
     def clear(self) -> None:
-        """Drop everything. The counters stay; what is dropped here does not count as evicted."""
+        """Remove all items. The counters stay, and removed items do not count as evicted."""
         with self._lock:
             self._items.clear()
             self._nbytes = 0
 
     def resize(self, max_bytes: int | None) -> None:
-        """Change the bound on bytes; a smaller one takes effect at once.
+        """Change `max_bytes`. A smaller limit takes effect at once.
 
         Raises:
-            ConfigError: the bound is negative or not an integer.
+            ConfigError: the limit is negative or not an integer.
         """
         with self._lock:
             self.max_bytes = check_integer("max_bytes", max_bytes, 0, optional=True)

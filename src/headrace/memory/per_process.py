@@ -1,4 +1,4 @@
-"""Values that each process has for itself: made at first use, made again after a fork, left out of pickles."""
+"""Values that each process creates for itself: at first use, again after a fork, and not part of pickles."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """An open file, a connection, a lock: something that processes must not share. Thread-safe.
+    """Holds an object that processes must not share, such as an open file, a connection or a lock. Thread-safe.
 
-    A forked child drops the inherited value without closing it, for it is the parent's. A pickle takes along how to make the value, and
-    not the value.
+    A forked child drops the inherited value without closing it, since it belongs to the parent. A pickle contains `make`, but not the
+    value.
 
     Args:
-        make: called without arguments in the process that needs the value; picklable where workers are spawned.
-        closer: called with the value by `close`; by default its own ``close()`` if it has one.
+        make: a callable without arguments that creates the value. It is called in the process that needs the value, and must be picklable
+            if workers are spawned.
+        closer: a callable that `close` calls with the value. Default: the value's own ``close()``, if it has one.
     """
 
     def __init__(self, make: Callable[[], T], closer: Callable[[T], object] | None = None) -> None:
@@ -30,7 +31,7 @@ class PerProcess(Generic[T]):
         renew_after_fork(self)
 
     def get(self) -> T:
-        """The value of this process, made now if it was not."""
+        """Returns the value of this process, and creates it if needed."""
         value = self._value
         if value is None:
             with self._lock:
@@ -41,11 +42,11 @@ class PerProcess(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """The value of this process; None where it was not made."""
+        """The value of this process. None: it was not created."""
         return self._value
 
     def close(self) -> None:
-        """Closes the value of this process; the next `get` makes another one."""
+        """Closes the value of this process. The next `get` creates another one."""
         with self._lock:
             value, self._value = self._value, None
         if value is not None:
@@ -53,7 +54,7 @@ class PerProcess(Generic[T]):
             close(value)
 
     def after_fork(self) -> None:
-        """Drops what was inherited: see `renew_after_fork`."""
+        """Drops the inherited value; see `renew_after_fork`."""
         if self._value is not None:
             _inherited.append(self._value)
         self._value, self._lock = None, threading.Lock()

@@ -1,4 +1,4 @@
-"""Calls the user's functions with each batch, and with what was slow in one."""
+"""Calls the user's functions with the times of each batch, and with slow stages."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _SECONDS = tuple((stage, f"{stage}_seconds") for stage in STAGES)
 
 
 class BatchTimes(NamedTuple):
-    """What one batch took. Times are seconds; those of stages are the worker's."""
+    """Times of one batch, in seconds. Times of stages are those of the worker."""
 
     epoch: int
     step: int
     """Number of the batch in the epoch."""
     samples: int
     wait_seconds: float
-    """The loop was blocked in ``next``."""
+    """Time that the loop was blocked in ``next``."""
     step_seconds: float
-    """From the batch before to the request for this one: the loop's own work."""
+    """Time from the previous batch to the request for this one: the loop's own work."""
     read_seconds: float
     decode_seconds: float
     transform_seconds: float
     sample_seconds: float
-    """Of a dataset that is not headrace's: all that it does for its samples."""
+    """For a dataset of another library: all its work for the samples."""
     collate_seconds: float
     work_seconds: float
-    """From the worker's first step to its last."""
+    """Time from the worker's first step to its last."""
     worker_pid: int
-    """The process that made the batch."""
+    """Process that made the batch."""
     began: float
-    """When the worker began, by `time.perf_counter`, which counts alike in all processes of a machine."""
+    """Start of the worker's work, by `time.perf_counter`, which is the same clock in all processes of a machine."""
     received: float
-    """When the loop got the batch, by the same clock."""
+    """Time at which the loop received the batch, by the same clock."""
     recent_batch_time: float
-    """Mean seconds from batch to batch of the last 100."""
+    """Mean seconds per batch over the last 100 batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class SlowStage:
     stage: str
     """One of `STAGES`."""
     seconds: float
-    """That the sample took; or the whole batch, where `index` is None."""
+    """Seconds of the slowest sample; of the whole batch if `index` is None."""
     index: int | None
-    """The slowest sample; None: the stage works on all samples of the batch together."""
+    """Index of the slowest sample. None: the stage processes all samples of the batch together."""
     path: str | None
-    """Its path, or file and row; None where that is not known."""
+    """Path of the sample, or file and row. None: unknown."""
     epoch: int
     step: int
     worker_pid: int

@@ -11,7 +11,7 @@ from headrace.monitor.stats import LoadingStats, Stats
 
 
 class LoadingMonitor:
-    """Counts what `Loader.get_stats()` counts, for any loop: a plain DataLoader's, a generator's, a reader's of one's own.
+    """Collects the statistics of `Loader.get_stats()` for any loop: over a plain DataLoader, a generator, or your own reader.
 
     ::
 
@@ -20,17 +20,17 @@ class LoadingMonitor:
             ...
         print(monitor.get_stats())
 
-    or, where the loop is not to be touched, two calls::
+    or, without a change to the loop header, with two calls::
 
         monitor.start_iteration()
         for images, targets in loader:
             monitor.update_batch(len(images))
 
-    Time counts from `start_iteration` to the last batch, so pauses between epochs don't. One thread may use it.
+    Time counts from `start_iteration` to the last batch, so pauses between epochs don't count. Use it from one thread only.
 
     Args:
-        enable_monitoring: sample memory and CPU of this process and its children, once a second at most.
-        clock: seconds that only go forward.
+        enable_monitoring: sample memory and CPU usage of this process and its children, at most once a second.
+        clock: a callable that returns monotonic seconds.
     """
 
     def __init__(self, *, enable_monitoring: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -40,18 +40,18 @@ class LoadingMonitor:
         self._knows_waits = True
 
     def start_iteration(self) -> None:
-        """A loop begins: the first batch is asked for now."""
+        """Marks the start of a loop: the first batch is requested now."""
         self._last = self._clock()
 
     def update_batch(self, samples: int = 1, *, wait_seconds: float | None = None) -> None:
-        """A batch has come. Without a `start_iteration` before the first one, time counts from there.
+        """Counts a batch. Without a previous `start_iteration`, time counts from the first batch.
 
         Args:
-            samples: of the batch.
-            wait_seconds: that the loop was blocked for it; None: not known, and no statistics have waits from then on.
+            samples: number of samples of the batch.
+            wait_seconds: seconds that the loop was blocked for it. None: unknown; statistics have no waits from then on.
 
         Raises:
-            ConfigError: an argument makes no sense.
+            ConfigError: an argument is invalid.
         """
         count = check_integer("update_batch: samples", samples, 0)
         waited = None if wait_seconds is None else check_seconds("update_batch: wait_seconds", wait_seconds)
@@ -64,11 +64,11 @@ class LoadingMonitor:
             self._stats.look_at_children()
 
     def watch(self, batches: Iterable[Any], samples: Callable[[Any], int] | None = None) -> Iterator[Any]:
-        """The batches of one epoch, counted with the time that the loop was blocked for each.
+        """Iterates over the batches of one epoch, and counts each with the time that the loop was blocked for it.
 
         Args:
             batches: a loader, or any iterable.
-            samples: batch -> how many samples it has; None: each batch counts as one.
+            samples: a callable from a batch to its number of samples. None: each batch counts as one.
         """
         self.start_iteration()
         iterator = iter(batches)
@@ -83,7 +83,8 @@ class LoadingMonitor:
             yield batch
 
     def get_stats(self) -> Stats:
-        """Those of the numbers of `Loader.get_stats()` that can be seen from outside; zeros before the first batch. Times are seconds."""
+        """Returns those statistics of `Loader.get_stats()` that can be measured from outside. Times are in seconds. All are zero before the
+        first batch."""
         stats = self._stats.outside()
         if not self._knows_waits:
             stats = {name: value for name, value in stats.items() if "wait" not in name}

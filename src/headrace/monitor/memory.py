@@ -1,6 +1,6 @@
-"""Measures how much memory is used, and how much is left.
+"""Measures used and available memory.
 
-`MemoryMonitor` measures by time: it may be asked with every batch, and looks at most once in a while.
+`MemoryMonitor` limits how often it measures, so it can be called with every batch.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from headrace.memory.per_process import renew_after_fork
 from headrace.monitor.stats import pss_of
 
 GB = 1e9
-"""Bytes of a GB, in all that ends with ``_gb``."""
+"""Bytes of a GB, in all names that end in ``_gb``."""
 
 
 class MemorySample(NamedTuple):
     """One measurement."""
 
     time: float
-    """Of the monitor's clock, by default `time.monotonic`: seconds."""
+    """Seconds of the monitor's clock, by default `time.monotonic`."""
     used_gb: float
     available_gb: float
     percent: float
 
 
 class MemoryMonitor:
-    """Watches the limit on memory that leaves the least: the machine's, a cgroup's (containers, SLURM) or the process's own.
+    """Monitors the tightest memory limit: the machine's, a cgroup's (containers, SLURM) or the process's own.
 
-    No thread runs: it measures when it is asked, and what lies between two measurements no peak knows of. A fork or a pickle begins
-    anew in its process.
+    It uses no thread and measures only when called, so peaks between two measurements are missed. A forked or unpickled copy starts anew in
+    its process.
 
     Args:
-        interval: seconds between two measurements, which take about a millisecond each.
-        history_size: measurements that `history` keeps, the last ones.
-        limits: lists the limits on memory as they are now.
-        clock: seconds that only go forward.
+        interval: minimum seconds between two measurements, each of which takes about a millisecond.
+        history_size: number of recent measurements in `history`.
+        limits: a callable that returns the current memory limits.
+        clock: a callable that returns monotonic seconds.
 
     Attributes:
         monitoring: True between `start_monitoring` and `stop_monitoring`.
 
     Raises:
-        ConfigError: `interval` is no number of at least 0, or `history_size` no integer of at least 1.
+        ConfigError: `interval` is not a number of at least 0, or `history_size` is not an integer of at least 1.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class MemoryMonitor:
     after_fork = _forget
 
     def start_monitoring(self) -> None:
-        """Forgets peaks and history, and measures; `monitoring` is True from then on."""
+        """Clears peaks and history, and measures. `monitoring` is True from then on."""
         self._forget()
         self.monitoring = True
         self._measure()
 
     def stop_monitoring(self) -> None:
-        """Peaks and history stay as they are: `update` measures no more, until `start_monitoring`."""
+        """Stops measuring until the next `start_monitoring`. Peaks and history are kept."""
         self.monitoring, self._is_stopped = False, True
 
     def update(self) -> bool:
-        """Measures anew if `interval` seconds have passed since the last time; cheap enough to call with every batch.
+        """Measures if `interval` seconds have passed since the last measurement. Cheap enough to call with every batch.
 
         Returns:
-            Whether it measured.
+            True if it measured.
         """
         if self._is_stopped:
             return False
@@ -111,17 +111,17 @@ class MemoryMonitor:
 
     @property
     def history(self) -> list[MemorySample]:
-        """The last measurements, the oldest first, since the start."""
+        """The most recent measurements since the start, oldest first."""
         return list(self._history)
 
     def get_memory_stats(self) -> dict[str, Any]:
-        """The last measurement, never older than `interval` unless monitoring was stopped. A GB is 1e9 bytes (`GB`).
+        """Returns the last measurement, which is never older than `interval` unless monitoring was stopped. A GB is 1e9 bytes (`GB`).
 
         Returns:
-            ``limit_gb`` and ``limit_source``: the tightest limit and its name. ``used_gb`` and ``available_gb``: under it, by all
-            processes that it counts; ``percent``: used of the limit. ``process_pss_gb``: of this process alone, shared pages in
-            proportion. ``peak_used_gb`` and ``peak_process_pss_gb``: the largest that were measured since the start, the first under
-            whichever limit was the tightest at the time.
+            ``limit_gb`` and ``limit_source``: the tightest limit and its name. ``used_gb`` and ``available_gb``: memory under this limit,
+                over all processes that it covers; ``percent``: used share of the limit. ``process_pss_gb``: memory of this process alone,
+                with shared pages in proportion. ``peak_used_gb`` and ``peak_process_pss_gb``: maxima since the start, the first under
+                whichever limit was the tightest at the time.
         """
         self.update()
         limit = self._limit or self._measure()
@@ -137,10 +137,10 @@ class MemoryMonitor:
         }
 
     def check_memory_constraint(self, nbytes: int | str) -> bool:
-        """True if so many more bytes (such as ``500_000_000`` or ``"500MB"``) fit under the tightest limit, measured now.
+        """True if `nbytes` more bytes (such as ``500_000_000`` or ``"500MB"``) fit under the tightest limit, measured now.
 
         Raises:
-            ConfigError: `nbytes` is no size.
+            ConfigError: `nbytes` is not a size.
         """
         return parse_size(nbytes, "nbytes") <= tightest(self._limits()).headroom
 

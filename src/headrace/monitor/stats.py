@@ -27,7 +27,7 @@ _COUNTS = (
     *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped", "fallbacks", "normalized_on_device"),
 )
 STAGES = ("read", "decode", "transform", "sample", "collate")
-"""What a worker does for a batch, in this order; "sample" is all that a dataset of somebody else's does for its samples."""
+"""Stages of a worker's work on a batch, in this order; "sample" is all work of a dataset of another library for its samples."""
 TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_seconds")
 """Names of the seconds that a worker counts."""
 _RECENT = 100  # batches
@@ -38,7 +38,7 @@ _RENAMED = {"avg_memory_usage": "avg_memory_bytes", "peak_memory_usage": "peak_m
 
 
 class Stats(dict[str, Any]):
-    """Statistics by name; as text it is a table with units. The values are plain numbers: seconds, bytes, percent, fractions of 1."""
+    """Statistics by name, which print as a table with units. Values are plain numbers: seconds, bytes, percent, fractions of 1."""
 
     def __missing__(self, name: str) -> Any:
         new = _RENAMED.get(name, name)

@@ -1,12 +1,12 @@
-"""Reads rows of an HDF5 or Zarr array as one NumPy array, by the chunk engine alone: without torch, without a dataset.
+"""Reads rows of an HDF5 or Zarr array as one NumPy array, directly from its chunks: without torch or a dataset.
 
 NOTE [ how rows are gathered ]
 
-1. Indices become numbers of rows, in the order that was asked for.
-2. Rows that lie in the file as they are: they are sorted, and each thread takes a part. Rows with little between them are read by one call,
-   into a scratch array, and copied to their places; others straight to their places.
-3. Rows of chunks that are decoded: each chunk is read and decoded once, in threads, and gives all of its rows.
-4. Of a server all bytes are asked for at once, by the event loop of its client: threads decode.
+1. Indices are converted to row numbers, in the requested order.
+2. Rows that are stored uncompressed are sorted, and each thread takes a part. Rows with small gaps between them are read by one call, into
+a scratch array, and copied from there; other rows are read directly into the result.
+3. Rows of chunks that need decoding: each chunk is read and decoded once, in threads, and yields all of its rows.
+4. From a server all byte ranges are requested at once, by the event loop of its client, and threads decode them.
 """
 
 from __future__ import annotations
@@ -67,32 +67,32 @@ def read_rows(
     cache_dir: str | os.PathLike[str] | None = None,
     **options: Unpack[RemoteKeywords],
 ) -> npt.NDArray[Any]:
-    """Rows of an HDF5 dataset or a Zarr array as one array: what ``array[indices]`` gives in NumPy.
+    """Reads rows of an HDF5 dataset or a Zarr array into one NumPy array, like ``array[indices]``.
 
-    Each call opens the file, finds out where its chunks lie, and closes it. For many calls pass an `HDF5Dataset` or a `ZarrDataset`,
-    which stays open, and holds decoded chunks that may be needed again.
+    Each call opens the file, locates its chunks, and closes it. For many calls pass an `HDF5Dataset` or a `ZarrDataset`, which stays open
+    and caches decoded chunks.
 
     Args:
-        path: an HDF5 file or a Zarr store, or its URL; several of them (a folder, a glob, a list), whose rows follow one another; or a
-            dataset that is open, whose samples are rows: then `direct` and `options` are the dataset's.
-        name: of the array; None: the only one, or "data"; of a dataset the one that it has.
-        indices: an integer, a slice, a mask, integers (a list, a range, an array of any shape); negative ones count from the end, and one
-            may come twice.
-        threads: that read and decode; None: one for each usable core, 8 at most.
-        direct: False: through h5py or zarr-python alone.
-        cache_dir: for what is kept of large tables of chunks, and of remote files; None: the user's cache folder.
-        **options: for URLs, see `RemoteOptions`.
+        path: an HDF5 file or a Zarr store, or its URL; several of them (a folder, a glob, a list), whose rows are concatenated; or an open
+            dataset whose samples are rows, with its own `direct` and `options`.
+        name: name of the array. None: the only one, or "data"; for a dataset the one that it reads.
+        indices: an integer, a slice, a boolean mask, or integers (a list, a range, an array of any shape). Negative ones count from the
+            end, and duplicates are allowed.
+        threads: number of threads that read and decode. None: one per usable core, at most 8.
+        direct: False: always use h5py or zarr-python.
+        cache_dir: folder for cached chunk indexes of large arrays, and for remote files. None: the user's cache folder.
+        **options: for URLs: see `RemoteOptions`.
 
     Returns:
-        An array of the array's dtype (in the file's byte order) and of shape ``indices' shape + the row's``; of strings and of rows of any
-        length an array of objects, as h5py or zarr-python give them.
+        An array of the array's dtype (in the file's byte order) and of shape ``indices' shape + the row's``. Strings and rows of variable
+            length give an array of objects, as in h5py or zarr-python.
 
     Raises:
-        IndexError: an index is outside of the array, or no integer; a mask has another length.
-        ConfigError: an argument makes no sense.
+        IndexError: an index is out of range or not an integer, or a mask has another length.
+        ConfigError: an argument is invalid.
         DataNotFoundError, FormatError, MissingNameError, AccessError, RemoteError: see `HDF5Dataset` and `ZarrDataset`.
-        FileChangedError: the file has been changed since it was opened.
-        BudgetError: the rows don't fit the memory that is free.
+        FileChangedError: the file changed since it was opened.
+        BudgetError: the rows don't fit the free memory.
     """
     number = check_integer("threads", threads, 1, optional=True) or min(_MOST_THREADS, len(usable_cpus()))
     if isinstance(path, HasRows):

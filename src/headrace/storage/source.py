@@ -1,8 +1,8 @@
 """Sources: numbered sets of stored records.
 
-`Source` is the least that headrace needs: how many records there are, the records, which of them share a block, and a fingerprint of
-them all. A `RowSource` also writes records that are arrays of one shape straight into their batch; of a `Locatable` source the stored
-bytes of records are known, so that remote ones can be prefetched.
+`Source` is the minimum that headrace needs: the number of records, the records, which of them share a block, and a fingerprint of all. A
+`RowSource` also writes records that are arrays of one shape directly into their batch. A `Locatable` source knows the byte ranges of its
+records, so that remote ones can be prefetched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
-"""Arrays of one shape and dtype; or one array that has them as its rows."""
+"""Arrays of one shape and dtype, or one array whose rows they are."""
 
 
 def one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
@@ -33,84 +33,84 @@ def one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]
 class Source(ABC):
     """A numbered set of records.
 
-    A record is what the storage holds of one sample before it is decoded: the bytes of a file, a row of an array.
+    A record is the stored form of one sample before decoding: the bytes of a file, or a row of an array.
 
-    Sources are built once, in the parent, and travel to workers by fork or pickle: keep the index in flat arrays, and open files
-    through a `WorkerHandle`. `read` is called by several threads at once, unless `thread_safe` is False.
+    A source is created once, in the parent process, and travels to workers by fork or pickle. Keep indexes in flat arrays, and open files
+    through a `WorkerHandle`. Several threads call `read` at once, unless `thread_safe` is False.
     """
 
     thread_safe = True
-    """True if several threads may call `read` at once, and beside the dataset's transforms. If not, eager fills with one thread, and
-    streaming reads nothing ahead."""
+    """True if several threads may call `read` at once, and concurrently with the dataset's transforms. If False, mode "eager" reads with
+    one thread, and "streaming" prefetches nothing."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
 
     @abstractmethod
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """The records of `indices`, in their order; an index may come twice.
+        """Returns the records of `indices`, in their order. An index may come twice.
 
         Raises:
-            Exception: any; headrace then reads one by one to find the record that is at fault, and names it.
+            Exception: any. headrace then reads the records one by one to find and name the damaged one.
         """
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A short hash of what the samples are (names, shapes), never of where they lie or when they were written."""
+        """A short hash of what the samples are (names, shapes), independent of where they are stored or when they were written."""
 
     def blocks(self) -> npt.NDArray[np.int64] | None:
-        """How many consecutive samples share each chunk, shard or file ([blocks] int64, their sum is `len`).
+        """Number of consecutive samples that share each chunk, shard or file ([blocks] int64, their sum is `len`).
 
-        None: every sample lies by itself.
+        None: each sample is stored by itself.
         """
         return None
 
     @property
     def cut_nbytes(self) -> int:
-        """Stored bytes of all records, where these may be cut into blocks anywhere; 0: blocks are what the storage has."""
+        """Stored bytes of all records if they may be cut into blocks anywhere; 0: blocks are fixed by the storage."""
         return 0
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
-        """As `blocks`: where they may be cut anywhere, of about so many stored bytes each."""
+        """Like `blocks`, with blocks of about `nbytes` stored bytes if blocks may be cut anywhere."""
         return self.blocks()
 
     run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(one_after_the_other)
-    """Calls a function for 0 to count - 1: what may be done in threads."""
+    """Calls a function for 0 to count - 1: work that may run in threads."""
 
     def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
-        """A dataset says how: in a worker that has cores left, in threads."""
+        """Sets how `run` calls functions: in threads, in a worker that has spare cores. The dataset calls this."""
         self.run = run
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes that a reader should hold of each block it is in the midst of, so that nothing is decoded twice."""
+        """Bytes that a reader should cache for each open block, so that nothing is decoded twice."""
         return 0
 
     @property
     def decoded_nbytes(self) -> int:
-        """Bytes of all blocks when they are decoded, where each has so many rows that a random order had better cache them all; else 0."""
+        """Bytes of all decoded blocks, if each has so many rows that a random order should cache them all; else 0."""
         return 0
 
     def hold_chunks(self, nbytes: int) -> None:  # noqa: B027
-        """From now on each process may hold so many bytes of decoded chunks."""
+        """Sets how many bytes of decoded chunks each process may cache."""
 
     def take_counts(self) -> Counter[str]:
-        """What was counted in this process since the last call, for `get_stats()`."""
+        """Returns what was counted in this process since the last call, for `get_stats()`."""
         return Counter()
 
     def how(self) -> dict[str, str]:
-        """By which path each array is read, and why, in words."""
+        """Describes by which path each array is read, and why."""
         return {}
 
     def close(self) -> None:
-        """Closes what this process has open; the next `read` opens again. Default: every attribute that can be closed."""
+        """Closes what is open in this process. The next `read` opens it again. Default: closes every attribute that can be closed."""
         for attribute in vars(self).values():
             if hasattr(attribute, "close"):
                 attribute.close()
 
     def location(self, index: int) -> str:
-        """Where a sample lies, for people: a path, or a file and a row; never with credentials."""
+        """Location of a sample as readable text: a path, or a file and a row, without credentials."""
         return f"{type(self).__name__}[{index}]"
 
 
@@ -120,19 +120,19 @@ class RowSource(Source):
     @property
     @abstractmethod
     def array_spec(self) -> ArraySpec | None:
-        """Shape and dtype of all records; None: they differ, and `read_into` can't be used."""
+        """Shape and dtype of all records. None: they differ, and `read_into` can't be used."""
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        """Writes the record of each index into its array, which is C-contiguous and as `array_spec` says.
+        """Writes the record of each index into its array, which is C-contiguous and matches `array_spec`.
 
         Args:
-            indices: of the samples.
-            rows: an array for each, or one array [samples, ...] that they are the rows of.
+            indices: indices of the samples.
+            rows: one array per index, or one array [samples, ...] with a row per index.
 
-        Default: copies of what `read` gives.
+        Default: copies of what `read` returns.
 
         Raises:
-            Exception: as `read`; the arrays may then hold anything.
+            Exception: as in `read`. The contents of the arrays are then undefined.
         """
         for index, row, record in zip(indices, rows, self.read(indices), strict=True):
             array = np.asarray(record)
@@ -145,36 +145,36 @@ class Locatable(Source):
     """Records whose byte ranges are known.
 
     Attributes:
-        files: what the ranges are of.
+        files: the files that the ranges refer to.
     """
 
     files: Files
 
     @abstractmethod
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        """Where the stored bytes of records lie, with all of their chunks; what is left out is fetched when it is read.
+        """Byte ranges of the stored records, including all of their chunks. Ranges that are left out are fetched when the record is read.
 
         Args:
-            indices: [n] int64, of the samples.
+            indices: [n] int64, indices of the samples.
         """
 
     @property
     @abstractmethod
     def stored_nbytes(self) -> int:
-        """Bytes of all records as they are stored, about."""
+        """Approximate bytes of all records as stored."""
 
     @property
     def locating_needs_io(self) -> bool:
-        """True if locating records performs requests, so that they had better be located in large numbers."""
+        """True if locating records performs I/O, so that many should be located at once."""
         return False
 
     @property
     def is_remote(self) -> bool:
-        """True if records are prefetched by their byte ranges, from a server."""
+        """True if records are prefetched from a server by their byte ranges."""
         return self.files.is_remote
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        """The records of samples, of which something was wrong: past everything that is cached of remote files."""
+        """Reads records again that were damaged, without any cache of remote files."""
         with self.files.bypassing_cache():
             return self.read(indices)
 

@@ -1,7 +1,7 @@
-"""The samples of tar shards, read at random.
+"""The samples of tar shards, with random access.
 
-By an index of their members, made once from the headers (`headrace.storage.tar.index`). A sample's members lie one behind the other, so it
-is one read.
+Members are located through an index, built once from the headers (`headrace.storage.tar.index`). The members of a sample are adjacent, so a
+sample takes one read.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ _FEW = 1000  # extensions that are held as Python objects: there are seldom more
 
 
 class TarSource(Locatable):
-    """The samples of tar shards, as WebDataset has them: consecutive members of a shard whose names are the same up to the first dot.
+    """The samples of tar shards in WebDataset format: consecutive members of a shard whose names are equal up to the first dot.
 
-    A record is a dict from extension (in lower case, without its first dot: "jpg", "cls", "seg.png") to bytes, with "__key__", the
-    path up to that dot, and "__url__", the shard. Hidden files, and members without key or extension, are no part of a sample; links
-    and devices, which have no bytes of their own, neither, and that is said.
+    A record is a dict from extension (in lower case, without its first dot: "jpg", "cls", "seg.png") to bytes, with "__key__", the path up
+    to that dot, and "__url__", the shard. Hidden files, and members without key or extension, are not part of a sample. Neither are links
+    and devices, which have no bytes of their own; this is reported.
 
-    The index is made once, and kept in `cache_dir` by path, size and time (or URL, size and version) of each shard; only what is new is
-    read again.
+    The index is built once and cached in `cache_dir` by path, size and time (or URL, size and version) of each shard. Only new shards are
+    indexed again.
 
     Args:
-        data_path: a shard, a folder (searched through for .tar), a glob, or a list of these: paths, or URLs of one server.
-        cache_dir: where indices are kept; None: the user's cache folder, of local shards for large ones.
-        progress: show a progress bar; None: only on a terminal.
-        reach: how URLs are reached, instead of `cache_dir`.
+        data_path: a shard, a folder (searched recursively for .tar), a glob, or a list of these: paths, or URLs of one server.
+        cache_dir: folder for indexes. None: the user's cache folder; for local shards only large ones are cached there.
+        progress: show a progress bar. None: only on a terminal.
+        reach: options for URLs, instead of `cache_dir`.
 
     Raises:
-        DataNotFoundError: nothing there, or no tar.
-        FormatError: a tar is damaged, cut short, compressed as a whole, or has sparse members or two of one name in a sample.
+        DataNotFoundError: the path does not exist, or contains no tar.
+        FormatError: a tar is damaged, truncated or compressed as a whole, or has sparse members or two members of one name in a sample.
         AccessError: a tar can't be read.
         ConfigError: URLs and paths are mixed, or URLs of several servers.
-        RemoteError: a server does not give what it is asked for.
+        RemoteError: a request to a server failed.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TarSource(Locatable):
 
     @property
     def stored_nbytes(self) -> int:
-        """From each shard's first sample to its last, with the headers between."""
+        """Bytes from each shard's first sample to its last, including the headers in between."""
         edges = self._first.array[self._starts]  # members
         filled = np.flatnonzero(np.diff(edges))
         last = edges[filled + 1] - 1
@@ -157,7 +157,7 @@ class TarSource(Locatable):
     # -- what it is
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each sample, all its members together ([n] int64)."""
+        """Bytes of each sample over all its members ([n] int64)."""
         if not len(self):
             return np.zeros(0, np.int64)
         found: npt.NDArray[np.int64] = np.add.reduceat(self._sizes.array, self._first.array[:-1])
@@ -171,7 +171,7 @@ class TarSource(Locatable):
         return self.blocks_of(block_length(self.cut_nbytes))
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
-        """Samples that begin in the same `nbytes` of a shard."""
+        """Number of samples that start in each range of `nbytes` of a shard."""
         shards, begins = np.repeat(np.arange(len(self._paths)), np.diff(self._starts)), self._offsets.array[self._first.array[:-1]]
         begin_anew = (np.diff(shards, prepend=-1) != 0) | (np.diff(begins // nbytes, prepend=-1) != 0)
         return np.diff(np.flatnonzero(begin_anew), append=len(shards)).astype(np.int64)
@@ -190,7 +190,7 @@ class TarSource(Locatable):
         return f"{redact(self._paths[shard])}, sample {redact(self.keys[index])!r}"
 
     def how(self) -> dict[str, str]:
-        """How much there is, and what is left out."""
+        """Describes the number of samples, and what is left out."""
         others = sum(notes["others"] for notes in self._notes)
         left_out = f"; {others:,} members have no key or no extension, and are no part of a sample" if others else ""
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
