@@ -104,72 +104,72 @@ def pack(
     progress: bool | None = None,
     dry_run: bool = False,
 ) -> Path | str | PackPlan:
-    """Write a dataset into an HDF5 file, or into several, which open as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``.
+    """Packs a dataset into one HDF5 file, or into several parts.
 
-    The file holds the samples, their targets, names, class names and a CRC each, and the fingerprint of the dataset. It appears
-    under its name when it is written, read back and verified, and not before: interrupted at any moment, `pack` leaves at most a
-    temporary file beside it, which the next run takes over. The same dataset gives the same bytes.
+    The result opens as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``. A file contains the samples with a CRC each, their
+    targets, names and class names, and the fingerprint of the dataset. It appears under its name only after it is written, read back and
+    verified. If `pack` is interrupted at any moment, at most a temporary file is left next to it, which the next run reuses. The same
+    dataset gives the same bytes.
 
-    Texts are packed as the tokens of whole documents, whatever `max_length`, `stride` and `packing` say: these are said again when the file
-    is opened. Tokens of a tokenizer that can be known again are kept in `cache_dir`, so an interrupted run does not make them twice.
+    Texts are packed as the tokens of whole documents, regardless of `max_length`, `stride` and `packing`; pass these when you open the
+    file. Tokens are cached in `cache_dir` if the tokenizer can be identified, so an interrupted run does not tokenise twice.
 
-    Other datasets are packed as arrays of one dtype, which ``HDF5Dataset(dst, target_name="targets")`` opens: what `decode` and
-    `split_target` give, not transformed. Of a map-style dataset that is not headrace's they are its samples, where (input, target) tuples
-    have targets; random ones are drawn once. Shapes are equal, but for the length of the first axis; a dict of arrays, each of one
-    shape, becomes a row of named fields; ``bytes`` and ``str`` of any length come back as such. Each sample is decoded twice: the first
-    time for its shape and target.
+    Other datasets are packed as arrays of one dtype, which ``HDF5Dataset(dst, target_name="targets")`` opens. They are the results of
+    `decode` and `split_target`, without transforms. For a map-style dataset of another library they are its samples, with targets for
+    (input, target) tuples; random values are drawn once. Shapes must be equal, except for the length of the first axis. A dict of arrays,
+    each of one shape, becomes a row of named fields. ``bytes`` and ``str`` of any length keep their type. Each sample is decoded twice,
+    first for its shape and target.
 
-    With `shard_size`, `dst` is a folder, and the samples become parts in it (``part-00042-of-01024.h5``). They are planned before the
-    first is written (``plan.json``): which samples a part has follows from the dataset and these arguments alone, and so do its bytes. The
-    same call again goes on where the last one ended, however that was, and several calls with a `part` of their own share the work
-    without knowing of each other. A part is written like a single file, and has a sidecar (``part-00042-of-01024.json``) when it is
-    finished; the call that finds all finished writes ``manifest.json``. `pack_status` says what is missing.
+    With `shard_size`, `dst` is a folder of parts (``part-00042-of-01024.h5``). They are planned before the first one is written
+    (``plan.json``): the samples and bytes of a part depend on the dataset and these arguments only. The same call resumes an interrupted
+    pack, and calls with different `part` share the work without communication. A part is written like a single file and gets a sidecar
+    (``part-00042-of-01024.json``) when it is finished. The call that finds all parts finished writes ``manifest.json``. `pack_status` lists
+    what is missing.
 
     Args:
-        dataset: a dataset of headrace's, or one of your own: a `BaseDataset`, any map-style dataset of torch's kind, or a view; or a path
-            as `open_dataset` takes it.
-        dst: the file to write, or the folder of the parts; the folder that it is in must be there. Parts may go to a URL that fsspec can
-            write to, such as ``s3://bucket/packed``: each is written and verified in the folder for temporary files, and then uploaded.
-        store: "encoded": the bytes of the image files, each of which must pass `check`; "jpeg": the images re-encoded as JPEG, where that
-            makes them smaller; "decoded": the images at the dataset's `image_size` (uint8 [n, H, W, C]), or arrays as they are
-            ([n, ...]). None: as the dataset has them, so encoded for a folder of images. Texts have one way only.
-        max_size: with "jpeg": pixels that the longer side has at most; larger images are made smaller, of equal aspect.
-        quality: with "jpeg": 1 to 100.
-        check: of encoded images: "decode": each is decoded once, so that no damaged one is packed; "header": its header is read alone,
-            which takes a tenth of the time and finds files that are empty or no image.
-        end_token: of texts: an id that is put behind each document; None: none, or what the tokens of the dataset have already.
-        compression: of arrays: "gzip", which h5py reads without more; "lz4" or "zstd", for which h5py needs the package `hdf5plugin`, here
-            and to read them. headrace reads all three by itself. The bytes of numbers of several bytes are shuffled before. None: they
-            stay as they are.
-        chunks: of arrays: samples a chunk; 1: each sample by itself. None: contiguous or, with `compression`, the power of two that
-            stays below 1 MiB (at least 1).
-        format: "hdf5" or "zarr" (None: "hdf5"). With "zarr" `dst` is always a folder of parts, which are the shards of one Zarr 3 group
-            (``data.zarr``): samples of one shape, or encoded images. Which are left out is found out before the first part is packed.
-        shard_size: bytes of samples a part ("1GB"), about, before they are compressed; None: one file, and with format="zarr" "256MB".
-        part: "i/N": pack each N-th part from i on, 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID`` of so many.
+        dataset: a headrace dataset, your own `BaseDataset`, any map-style torch dataset, a view of one, or a path as in `open_dataset`.
+        dst: the file to write, or the folder of the parts. Its parent folder must exist. Parts may be written to a URL that fsspec can
+            write to, such as ``s3://bucket/packed``; each is written and verified in the folder for temporary files and then uploaded.
+        store: "encoded": the bytes of the image files, each of which must pass `check`. "jpeg": images re-encoded as JPEG if that makes
+            them smaller. "decoded": images at the dataset's `image_size` (uint8 [n, H, W, C]), or arrays unchanged ([n, ...]). None: as
+            stored by the dataset, which is "encoded" for a folder of images. Texts have one form only.
+        max_size: for "jpeg": maximum length of the longer side in pixels; larger images are reduced, with the same aspect ratio. None: no
+            limit.
+        quality: for "jpeg": 1 to 100.
+        check: for encoded images: "decode": decode each image once, so that no damaged one is packed. "header": read only the header, which
+            takes a tenth of the time and finds files that are empty or not images.
+        end_token: for texts: id that is appended to each document. None: none, or the one that the dataset's tokens already have.
+        compression: for arrays: "gzip", which h5py reads without plugins; "lz4" or "zstd", for which h5py needs the package `hdf5plugin`,
+            both here and for reading. headrace reads all three itself. Bytes of multi-byte numbers are shuffled first. None: no
+            compression.
+        chunks: for arrays: number of samples per chunk; 1: each sample separately. None: contiguous or, with `compression`, the largest
+            power of two that stays below 1 MiB (at least 1).
+        format: "hdf5" or "zarr" (None: "hdf5"). With "zarr", `dst` is always a folder, and the parts are the shards of one Zarr 3 group
+            (``data.zarr``), with samples of one shape, or encoded images. Unreadable samples are located before the first part is packed.
+        shard_size: approximate bytes of samples per part ("1GB"), before compression. None: one file; with format="zarr" "256MB".
+        part: "i/N": pack every N-th part from i on, with i from 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID``.
         parts: "a:b": pack the parts a to b - 1.
-        workers: threads that read and decode; None: one for each usable core, shared out over `processes`. A source that is not
-            thread-safe is read by the calling thread.
-        processes: that pack parts at the same time, this one included.
-        executor: packs parts, in place of `processes`: any of `concurrent.futures`, whose processes can read the dataset (which is pickled)
-            and write to `dst`.
-        storage_options: of the URL, as fsspec takes them.
-        overwrite: replace `dst` where it is there already; of a folder the plan and what belongs to another one.
-        progress: show progress bars; None: only on a terminal.
-        dry_run: plan, write nothing, and return the plan, which `print` shows: parts, layout, the room that they need, and about how long
-            they take, by some samples that are packed in memory for a second or two. Samples that have to be decoded to know their
-            shapes are, as `pack` does before it writes.
+        workers: number of threads that read and decode. None: one per usable core, divided by `processes`. A source that is not thread-safe
+            is read by the calling thread.
+        processes: number of processes that pack parts at the same time, including this one.
+        executor: any `concurrent.futures` executor, which packs the parts instead of `processes`. Its processes must be able to read the
+            dataset (which is pickled) and to write to `dst`.
+        storage_options: options of fsspec for the URL.
+        overwrite: replace `dst` if it exists; in a folder, replace the plan and the parts of another plan.
+        progress: show progress bars. None: only on a terminal.
+        dry_run: write nothing, and return the plan, which prints parts, layout, required space and estimated time. A few samples are packed
+            in memory for a second or two. Samples that must be decoded to find their shapes are decoded, as `pack` does before it writes.
 
     Returns:
-        The path of the file or the folder; or its URL. With `dry_run` a `PackPlan`.
+        The path of the file or folder, or its URL. With `dry_run` a `PackPlan`.
 
     Raises:
-        SampleError: a sample can't be read, and the dataset's `on_error` is not "skip" (where it is, the sample is left out, with a
-            warning, and the fingerprint is that of a view without it).
-        TargetExistsError, WriteError, AccessError: `dst` is there already; it can't be written, or another job is packing to it.
-            Of parts: `dst` holds the plan of another pack.
-        FileChangedError: a sample of a part is not as it was when the parts were planned.
-        DataNotFoundError, ConfigError: the folder of `dst` is missing; an argument makes no sense.
+        SampleError: a sample can't be read, and the dataset's `on_error` is not "skip". With "skip" the sample is left out, with a warning,
+            and the fingerprint is that of a view without it.
+        TargetExistsError, WriteError, AccessError: `dst` already exists; it can't be written; another job is packing to it; or it contains
+            the plan of another pack.
+        FileChangedError: a sample changed since the parts were planned.
+        DataNotFoundError, ConfigError: the parent folder of `dst` does not exist; an argument is invalid.
     """
     options = StoreOptions(store, max_size, quality, check, end_token, compression, chunks)
     if format not in (None, "hdf5", "zarr"):

@@ -40,13 +40,13 @@ _READ_AT_ONCE = {OFFSETS, NAMES, NAME_OFFSETS}
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
         path: the file, or the folder of the parts, or its URL.
         samples: number of samples read.
-        bad: ``(index, location, error)`` of each sample that is not what was packed; of parts the index is that of the whole pack, and
-            -1 where no single sample is at fault; empty for a sound pack.
+        bad: ``(index, location, error)`` of each sample that differs from what was packed; empty if the pack is intact. For parts the index
+            is that of the whole pack, and -1 if no single sample is the cause.
     """
 
     path: Path | str
@@ -55,7 +55,7 @@ class VerifyResult:
 
     @property
     def ok(self) -> bool:
-        """True if every sample is what was packed."""
+        """True if all samples are as packed."""
         return not self.bad
 
 
@@ -68,26 +68,26 @@ def verify(
     storage_options: dict[str, Any] | None = None,
     progress: bool | None = None,
 ) -> VerifyResult:
-    """Read all of a pack, and compare it with its checksums: each file as a whole, and where one is not what was packed every sample of it,
-    the offsets, names and targets.
+    """Reads a whole pack and compares it with its checksums.
 
-    A file's checksum is of what was read back, sample by sample, when it was packed. Files of earlier versions that have none are compared
-    sample by sample.
+    Each file is compared as a whole. If that fails, all samples, the offsets, names and targets of the file are compared one by one. The
+    checksum of a file was computed from the data read back, sample by sample, when it was packed. Files of earlier versions without one are
+    compared sample by sample.
 
     Args:
-        path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the manifest, too. Parts at a URL are fetched
-            one by one, into the folder for temporary files.
-        workers: threads that read; None: one for each usable core, shared out over `processes`.
-        processes: that verify parts at the same time.
-        storage_options: of the URL, as fsspec takes them.
-        progress: show a progress bar; None: only on a terminal.
+        path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the manifest too. Parts at a URL are fetched
+            one by one into the folder for temporary files.
+        workers: number of threads that read. None: one per usable core, divided by `processes`.
+        processes: number of processes that verify parts at the same time.
+        storage_options: options of fsspec for the URL.
+        progress: show a progress bar. None: only on a terminal.
 
     Returns:
-        The samples that are damaged, one by one.
+        A `VerifyResult`, which lists the damaged samples.
 
     Raises:
-        DataNotFoundError, AccessError: there is no such file; this user may not read it.
-        FormatError: no packed file, a truncated one, or one in which more is damaged than samples.
+        DataNotFoundError, AccessError: the file does not exist, or is not readable.
+        FormatError: it is not a packed file, is truncated, or has damage outside of its samples.
         WorkerError: one of several processes died.
     """
     threads = threads_for(workers, processes)

@@ -1,4 +1,4 @@
-"""Measures what holds a training back, and what would help."""
+"""Measures what limits the speed of a training loop, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ _TRIED = 2  # pieces of advice that are measured
 
 
 def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, seconds: float = 60.0, *, apply: bool = False) -> Profile:
-    """Measures what holds a training back: the step, or which stage of loading; and what would help, by how much.
+    """Measures what limits a training loop, the step or a stage of loading, and what would help, by how much.
 
-    The loop runs as in a training, with the step, and beside it the step with batches that lie in memory: more cannot be gained from data.
-    Then the loader runs alone, and each stage by itself in this process. A copy of the loader is measured; the loader itself is left alone,
-    and the global random generators are put back. A dataset in mode "cached" or "eager" fills its store, as in a training.
+    The loop runs as in training, with the step. For comparison, the step also runs with batches that are already in memory, which is the
+    best that faster loading can achieve. Then the loader runs alone, and each stage separately in this process. A copy of the loader is
+    measured; the loader itself is not touched, and the global random generators are restored. A dataset in mode "cached" or "eager" fills
+    its cache, as in training.
 
     ::
 
@@ -47,17 +48,18 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
         print(profile)
         profile.save_html("profile.html")
 
-    Samples that the system's page cache holds come from there, but for "read (cold)", before which the system is told to forget them.
+    Samples in the system's page cache are read from there, except for "read (cold)", for which the system is told to drop them first.
 
     Args:
-        loader: of headrace's or of torch's.
-        step: called with each batch, the training step; it is called some hundred times, and changes the model. None: loading alone.
-        seconds: for all of it, about; batches that take longer are waited for.
-        apply: measure the advice too, beside the loader as it is: takes half of the time.
+        loader: a `Loader` or a torch `DataLoader`.
+        step: the training step, a callable that is called with each batch. It is called some hundred times, and changes the model. None:
+            measure loading alone.
+        seconds: approximate total time. Batches that take longer are waited for.
+        apply: also measure each advice, next to the unchanged loader. This takes half of the time.
 
     Raises:
-        ConfigError: an argument makes no sense, or there is no batch.
-        Exception: whatever loading, or the step, raises.
+        ConfigError: an argument is invalid, or there is no batch.
+        Exception: any error of loading or of the step.
     """
     _check(loader, step, seconds)
     began = time.perf_counter()

@@ -29,13 +29,13 @@ def find_max_batch_size(
     reset: Callable[[], Any] | None = None,
     max_memory_usage: float | int | str = 0.9,
 ) -> int:
-    """The largest batch size with which a training step runs, twice in a row, in the memory that there is.
+    """Finds the largest batch size with which a training step runs, twice in a row, in the available memory.
 
-    It is tried out: the size doubles as long as the step runs, or is halved until it does, and the rest is found by bisection, with some
-    2 log2(size) sizes in all. An error that says "out of memory" means too large, on a device (CUDA, ROCm, XPU, MPS) or on the host
-    (`MemoryError`, torch's allocator, a `BudgetError` of headrace). A host mostly raises nothing, but kills: so the growth of this
-    process is measured, and a size that would take more than there is, is not tried; a warning says so. The first size has nothing
-    before it: begin with one that is safe.
+    The size doubles while the step succeeds, or is halved until it does, and is then refined by bisection; about 2 log2(size) sizes are
+    tried. An error that says "out of memory" means that the size is too large, on a device (CUDA, ROCm, XPU, MPS) or on the host
+    (`MemoryError`, torch's allocator, a `BudgetError` of headrace). A host usually kills the process instead of raising an error. Therefore
+    the growth of this process is measured, and a size that would need more than is available is not tried, with a warning. There is no
+    measurement before the first size, so start with a safe one.
 
     ::
 
@@ -48,31 +48,31 @@ def find_max_batch_size(
 
         batch_size = find_max_batch_size(step, multiple_of=8)
 
-    The steps are real ones: they change weights, the optimizer's state, statistics of normalisation and schedules. Restore them with
-    `reset`, or make them anew afterwards. Only the global random generators (of Python, NumPy, and torch's of the CPU) are put back here.
-    A batch of the real shapes counts: where they differ, take the largest; a batch from a dataset that has fewer samples tells nothing.
+    The steps are real: they change weights, optimizer state, normalisation statistics and schedules. Restore them with `reset`, or create
+    them again afterwards. Only the global random generators (of Python, NumPy, and torch on the CPU) are restored here. Use batches of real
+    shapes, and the largest if shapes differ. A batch from a dataset with fewer samples than the size gives no valid result.
 
-    With several ranks, each finds its own: call it on all of them at once (a step of DistributedDataParallel needs all ranks, which
-    must then agree on every size: better take the bare model there), and train with the least, by
+    With several ranks, each finds its own size. Call it on all of them at once, with the bare model, since a step of
+    DistributedDataParallel needs all ranks, which would have to agree on every size. Train with the smallest result, by
     ``torch.distributed.all_reduce(size, op=ReduceOp.MIN)``.
 
     Args:
-        step: does all that a training step does with a batch of so many samples: makes it, forward, backward, the optimizer. What it
-            returns is dropped.
-        start: the size that is tried first.
-        limit: the largest that is tried; None: 1,048,576, and a warning if even that runs.
-        multiple_of: only multiples of it; start and limit are rounded down, a smaller start up to it.
-        reset: called after each size that ran or did not fit, the last one too.
-        max_memory_usage: what steps may take of the host's memory: a fraction of what is free (in a container: of what its cgroup
-            leaves, and divided by the ranks of a machine), or bytes ("4GB").
+        step: a callable that takes a batch size and performs a whole training step: makes the batch, forward, backward, optimizer. Its
+            result is ignored.
+        start: first size to try.
+        limit: largest size to try. None: 1,048,576, with a warning if even that succeeds.
+        multiple_of: try only multiples of this number. `start` and `limit` are rounded down to one; a smaller `start` is raised to it.
+        reset: a callable that is called after each size, whether it succeeded or not, including the last one.
+        max_memory_usage: host memory that steps may use: a fraction of the free memory (in a container: of what its cgroup leaves, divided
+            by the ranks of the machine), or bytes ("4GB").
 
     Returns:
-        The size. Leave some of it away where other things will want memory too: validation, other shapes, fragments.
+        The size. Use a smaller one if validation, other shapes or fragmentation will need memory too.
 
     Raises:
-        ConfigError: an argument makes no sense.
+        ConfigError: an argument is invalid.
         BudgetError: not even the smallest size fits.
-        Exception: anything else that `step` raises, with a note of the size.
+        Exception: any other error of `step`, with a note of the size.
     """
     _check(step, start, limit, multiple_of, reset)
     most = (_CEILING if limit is None else limit) // multiple_of

@@ -36,11 +36,11 @@ _PATIENCE = 2  # numbers in a row that gain nothing: more are not tried
 
 
 class SuggestedWorkers(int):
-    """A number of workers, with what it was chosen by. It is an `int`, and can be used as one.
+    """A suggested number of workers, with the measurements behind it. It is an `int`.
 
     Attributes:
-        rates: the batches a second with each number that was tried.
-        reason: why this number, in words.
+        rates: batches per second for each number that was tried.
+        reason: why this number was chosen.
     """
 
     rates: dict[int, float]
@@ -79,10 +79,10 @@ def suggest_num_workers(
     most: int | None = None,
     **overrides: Unpack[PathOptions],
 ) -> SuggestedWorkers:
-    """The least number of workers with which loading is as fast as it gets, measured.
+    """Measures the smallest number of workers that loads at full speed.
 
-    The real loader runs with 0, 1, 2, ... workers, for `seconds` each. The fewest that come within 5 % of the best rate are taken; where
-    the time of a training step is known, the fewest that keep up with it. Numbers beyond which nothing is gained are not tried.
+    The real loader runs with 0, 1, 2, ... workers, for `seconds` each. The result is the smallest number within 5 % of the best rate, or,
+    if the time of a training step is known, the smallest number that keeps up with it. Numbers that can't improve the result are not tried.
 
     ::
 
@@ -90,29 +90,30 @@ def suggest_num_workers(
         print(workers.explain())
         loader = create_dataloader(dataset, batch_size=64, num_workers=workers)
 
-    Each number is measured in an epoch of its own, after a first run that does not count. So of data that the system's page cache holds,
-    the speed from there is measured, and of much larger data mostly that of the disk, unless they come in order (``shuffle=False``). A
-    dataset in mode "cached" is measured as if nothing were held, as in its first epoch, and its cache is left as it is; inside of another
-    dataset it is not recognised, and fills. The global random generators are put back. With several ranks call it on all at once, since
-    they share cores and disk; their numbers may differ.
+    Each number is measured in a separate epoch, after a warm-up run. So for data in the system's page cache the speed of the cache is
+    measured, and for much larger data mostly that of the disk, unless they are read in order (``shuffle=False``). A dataset in mode
+    "cached" is measured with an empty cache, as in its first epoch, and its own cache is not changed; inside of another dataset it is not
+    recognised, and its cache fills. The global random generators are restored. With several ranks call it on all of them at once, since
+    they share cores and disk; their results may differ.
 
     Args:
-        data: a dataset or path, as for `create_dataloader`; or a `Loader` or torch `DataLoader`, which is measured with its own options
-            and is left alone.
+        data: a dataset or path, as in `create_dataloader`; or a `Loader` or torch `DataLoader`, which is measured with its own options and
+            not changed.
         config: options of the loader; only with a dataset or path.
-        step: what is done with a batch: a callable, which is called with each batch while it is measured, since it takes cores and time
-            from the workers; or the seconds that it takes. None: loading alone.
-        seconds: for each number, after its first batches have come; a batch that takes longer is waited for.
-        most: the largest number to try; None: the cores of this rank. Under a block shuffle only numbers that divide `turns` are tried.
+        step: work per batch: a callable, which is called with each batch during the measurement, since it takes cores and time from the
+            workers; or its duration in seconds. None: loading alone.
+        seconds: measuring time for each number, after its first batches. A batch that takes longer is waited for.
+        most: largest number to try. None: the number of cores of this rank. With a block shuffle only numbers that divide `turns` are
+            tried.
         **overrides: see `create_dataloader`.
 
     Returns:
         The number, with `rates`, `reason` and `explain()`.
 
     Raises:
-        ConfigError: an argument makes no sense, or there is no batch.
-        BudgetError: batches don't even fit the memory budget without workers.
-        Exception: whatever loading, or `step`, raises.
+        ConfigError: an argument is invalid, or there is no batch.
+        BudgetError: batches don't fit the memory budget even without workers.
+        Exception: any error of loading or of `step`.
     """
     options: dict[str, Any] = {**overrides}
     _check(data, config, step, seconds, most, options)

@@ -1,4 +1,4 @@
-"""The laws that every dataset keeps, as tests to subclass."""
+"""The laws of headrace for datasets, as tests to subclass."""
 
 from headrace.testing.contract import DatasetContract
 

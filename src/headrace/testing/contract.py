@@ -52,7 +52,7 @@ PROCESSES = [
 
 
 class RandomProbe:
-    """A transform that uses every random generator it may: it returns its input beside what it drew."""
+    """A transform that uses every kind of random generator. It returns its input together with the numbers that it drew."""
 
     def __init__(self) -> None:
         self.generator: np.random.Generator = np.random.default_rng(0)
@@ -66,7 +66,7 @@ class RandomProbe:
 
 
 def same(a: Any, b: Any) -> bool:
-    """True if two samples or batches are the same, bit for bit, with types and dtypes."""
+    """True if two samples or batches are equal bit for bit, including types and dtypes."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
             return False
@@ -86,14 +86,15 @@ def same(a: Any, b: Any) -> bool:
 
 
 class DatasetContract:
-    """The laws of headrace as tests of one dataset. Give it at least 20 samples, small ones: they are read many times."""
+    """The laws of headrace as tests of one dataset. Use at least 20 small samples, since they are read many times."""
 
     def make(self, **options: Any) -> BaseDataset:
-        """Your dataset; `options` are keywords of `BaseDataset`: loading_mode, transform, seed, on_error, return_index, …"""
+        """Returns your dataset; `options` are keywords of `BaseDataset`: loading_mode, transform, seed, on_error, return_index, …"""
         raise NotImplementedError("return your dataset from make(**options)")
 
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]] | None:
-        """The same kind of dataset with some samples that can't be read, and their indices; None: there can't be such."""
+        """Returns the same kind of dataset with some unreadable samples, and their indices. None: there are no unreadable samples of this
+        kind."""
         return None
 
     # -- helpers

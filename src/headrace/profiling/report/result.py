@@ -1,4 +1,4 @@
-"""What a profile has found: stages, advice, and the sentence that sums it up."""
+"""The result of a profile: stages, advice, and a one-sentence summary."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from headrace.profiling.report.page import page_of
 from headrace.profiling.report.plot import save_plot
 
 WORTH = 1.08
-"""A gain below this is within what two runs of the same loader differ by."""
+"""A gain below this is within the variation between two runs of the same loader."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """One stage, measured by itself.
+    """One stage, measured separately.
 
     Attributes:
         name: "read (cold)", "read (warm)", "decode", "transform", "sample", "collate", "workers", "device" or "step".
-        samples_per_second: of one process, alone; of "workers" that of all of them, of "step" with batches that lie in memory.
-        ceiling: samples a second of the same work with nothing around it; None: not known.
-        ceiling_is: what that was.
-        share: of the workers' time on batches while the loader ran; None: it is no part of that.
-        is_limit: True if it holds the training back.
+        samples_per_second: rate of one process; for "workers" of all of them, for "step" with batches in memory.
+        ceiling: rate of the same work without overhead. None: unknown.
+        ceiling_is: what the ceiling was measured with.
+        share: share of the workers' time on batches while the loader ran. None: the stage is not part of it.
+        is_limit: True if this stage limits the loop.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Stage:
 
 @dataclass(slots=True)
 class Advice:
-    """A change, with the gain that is predicted and, where it was tried, what was measured.
+    """A change, with its predicted gain and, if it was tried, the measured one.
 
     Attributes:
         name: an option, such as "num_workers", or the stage that would have to become faster.
-        why: in words.
-        code: to paste; "": there is no option that does it.
-        predicted: by which the rate of the loop is multiplied.
-        measured: the same, measured: the median of several rounds, each beside the loader as it is; None: not measured.
-        spread: the least and the most of those rounds.
-        not_measured: why not.
-        options: of the loader that the change sets.
+        why: the reason.
+        code: code to paste. "": no option achieves it.
+        predicted: factor by which the rate of the loop is predicted to grow.
+        measured: measured factor: the median of several rounds, each next to the unchanged loader. None: not measured.
+        spread: smallest and largest factor of these rounds.
+        not_measured: why it was not measured.
+        options: options of the loader that the change sets.
     """
 
     name: str
@@ -64,28 +64,28 @@ class Advice:
 
 @dataclass(slots=True)
 class Profile:
-    """What `profile_dataloader` has found. As text a table; `as_dict()` for JSON, `save_html()` and `save_plot()` to look at.
+    """The result of `profile_dataloader`. It prints as a table; `as_dict()` is for JSON, `save_html()` and `save_plot()` are for viewing.
 
     Attributes:
-        loader: its repr.
-        verdict: one sentence.
-        limit: what holds the loop back: "step" (nothing is to be gained from data), "workers" (too few), or the stage.
-        has_step: False: the loader was measured alone.
-        samples_per_second: of the loop, with the step if there is one.
-        loading_per_second: of the loader alone.
-        free_per_second: of the step with batches that lie in memory; None without a step.
-        most_gain: by which the rate grows if data cost nothing; None without a step.
-        wait_fraction: share of the loop's time that it was blocked in the loader.
-        gil_fraction: share of the time of the user's own code in which it holds the interpreter's lock; None: there is none, or it is not
-            known.
+        loader: repr of the loader.
+        verdict: one-sentence summary.
+        limit: what limits the loop: "step" (faster loading gains nothing), "workers" (too few), or the stage.
+        has_step: False if the loader was measured alone.
+        samples_per_second: rate of the loop, with the step if there is one.
+        loading_per_second: rate of the loader alone.
+        free_per_second: rate of the step with batches in memory. None without a step.
+        most_gain: factor by which the rate would grow if loading cost nothing. None without a step.
+        wait_fraction: share of the loop's time in which it was blocked in the loader.
+        gil_fraction: share of the time of the user's own code in which it holds the interpreter lock. None: there is no such code, or it is
+            unknown.
         own_code: what that code is: "transform", "collate_fn" or "dataset".
-        workers, cores: of the loader, and of the machine for this rank.
-        stages: in the order in which a sample goes through them.
-        advice: the largest gain first.
-        config: the options of the loader, as they were resolved.
-        batches: the last batches of the loop, for the time line: a `BatchTimes` each, as a dict.
-        series: seconds, samples a second and bytes of memory (PSS of this process and its workers) over the loop.
-        seconds: that the profile took.
+        workers, cores: number of workers of the loader, and of cores of the machine for this rank.
+        stages: the stages, in processing order.
+        advice: all advice, largest gain first.
+        config: the resolved options of the loader.
+        batches: the last batches of the loop, for the time line: one `BatchTimes` each, as a dict.
+        series: seconds, samples per second and bytes of memory (PSS of this process and its workers) over the loop.
+        seconds: duration of the profile.
     """
 
     loader: str
@@ -115,25 +115,25 @@ class Profile:
 
     @property
     def best(self) -> Advice | None:
-        """The measured advice that gains most, if it is worth it; None: there is none."""
+        """The measured advice with the largest gain. None: no gain is large enough."""
         worth = [one for one in self.advice if one.options and (one.measured or 0.0) >= WORTH]
         return max(worth, key=lambda one: one.measured or 0.0, default=None)
 
     def config_to_paste(self) -> str:
-        """The call that makes the loader with the best of what was measured; "" where nothing was better."""
+        """The call that creates the loader with the best measured option. "": nothing was better."""
         return self.best.code if self.best else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can say it."""
+        """Returns the whole profile as JSON-compatible values."""
         return asdict(self)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes one page that needs nothing from elsewhere."""
+        """Writes one self-contained HTML page."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(page_of(self.as_dict()))
 
     def save_plot(self, path: str | os.PathLike[str]) -> None:
-        """Writes a picture (PNG, SVG or PDF, by the ending), which needs the extra `plot`.
+        """Writes a picture (PNG, SVG or PDF, by extension). Needs the extra `plot`.
 
         Raises:
             ConfigError: matplotlib is not installed.
@@ -144,7 +144,7 @@ class Profile:
         return Lines("\n".join(self.lines()))
 
     def lines(self) -> Iterator[str]:
-        """The table as lines."""
+        """The lines of the table."""
         yield self.verdict
         yield ""
         yield f"the loop            {self.samples_per_second:>12,.1f} samples/s, {self.wait_fraction:.0%} of it waiting for data"
