@@ -33,10 +33,10 @@ class DataModuleProtocol(Protocol):
 class DataModule:
     """Training and validation data of one run, and their loaders, which are created once.
 
-    ::
-
-        module = DataModule("photos", val_split=0.1, batch_size=64, seed=7)
-        for images, targets in module.train_dataloader(): ...
+    ```python
+    module = DataModule("photos", val_split=0.1, batch_size=64, seed=7)
+    for images, targets in module.train_dataloader(): ...
+    ```
 
     Args:
         train: a path, a torch dataset, or a HuggingFace dataset. A list of tensors is a dataset: each tensor is a sample. A HuggingFace

@@ -13,18 +13,20 @@ from headrace.monitor.stats import LoadingStats, Stats
 class LoadingMonitor:
     """Collects the statistics of `Loader.get_stats()` for any loop: over a plain DataLoader, a generator, or your own reader.
 
-    ::
+    ```python
+    monitor = LoadingMonitor()
+    for images, targets in monitor.watch(loader, samples=lambda batch: len(batch[0])):
+        ...
+    print(monitor.get_stats())
+    ```
 
-        monitor = LoadingMonitor()
-        for images, targets in monitor.watch(loader, samples=lambda batch: len(batch[0])):
-            ...
-        print(monitor.get_stats())
+    or, without a change to the loop header, with two calls:
 
-    or, without a change to the loop header, with two calls::
-
-        monitor.start_iteration()
-        for images, targets in loader:
-            monitor.update_batch(len(images))
+    ```python
+    monitor.start_iteration()
+    for images, targets in loader:
+        monitor.update_batch(len(images))
+    ```
 
     Time counts from `start_iteration` to the last batch, so pauses between epochs don't count. Use it from one thread only.
 

@@ -26,13 +26,13 @@ STATE_VERSION = 1
 class OrderSampler(torch.utils.data.DistributedSampler[int]):
     """Yields one rank's indices of an epoch, for the `sampler` argument of a DataLoader.
 
-    ::
-
-        sampler = OrderSampler(dataset, batch_size=64, seed=7)
-        loader = DataLoader(dataset, batch_size=64, sampler=sampler)
-        for epoch in range(3):
-            sampler.set_epoch(epoch)
-            for batch in loader: ...
+    ```python
+    sampler = OrderSampler(dataset, batch_size=64, seed=7)
+    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for batch in loader: ...
+    ```
 
     Without `set_epoch` the same epoch repeats, as with torch's sampler. torch.distributed need not be initialised.
 

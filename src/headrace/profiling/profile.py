@@ -42,11 +42,11 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
     measured; the loader itself is not touched, and the global random generators are restored. A dataset in mode "cached" or "eager" fills
     its cache, as in training.
 
-    ::
-
-        profile = headrace.profile_dataloader(loader, step, apply=True)
-        print(profile)
-        profile.save_html("profile.html")
+    ```python
+    profile = headrace.profile_dataloader(loader, step, apply=True)
+    print(profile)
+    profile.save_html("profile.html")
+    ```
 
     Samples in the system's page cache are read from there, except for "read (cold)", for which the system is told to drop them first.
 

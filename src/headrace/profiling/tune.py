@@ -37,16 +37,16 @@ def find_max_batch_size(
     the growth of this process is measured, and a size that would need more than is available is not tried, with a warning. There is no
     measurement before the first size, so start with a safe one.
 
-    ::
+    ```python
+    def step(batch_size):
+        images = torch.randn(batch_size, 3, 224, 224, device="cuda")
+        loss = model(images).logsumexp(1).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-        def step(batch_size):
-            images = torch.randn(batch_size, 3, 224, 224, device="cuda")
-            loss = model(images).logsumexp(1).mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        batch_size = find_max_batch_size(step, multiple_of=8)
+    batch_size = find_max_batch_size(step, multiple_of=8)
+    ```
 
     The steps are real: they change weights, optimizer state, normalisation statistics and schedules. Restore them with `reset`, or create
     them again afterwards. Only the global random generators (of Python, NumPy, and torch on the CPU) are restored here. Use batches of real

@@ -84,11 +84,11 @@ def suggest_num_workers(
     The real loader runs with 0, 1, 2, ... workers, for `seconds` each. The result is the smallest number within 5 % of the best rate, or,
     if the time of a training step is known, the smallest number that keeps up with it. Numbers that can't improve the result are not tried.
 
-    ::
-
-        workers = suggest_num_workers(dataset, batch_size=64)
-        print(workers.explain())
-        loader = create_dataloader(dataset, batch_size=64, num_workers=workers)
+    ```python
+    workers = suggest_num_workers(dataset, batch_size=64)
+    print(workers.explain())
+    loader = create_dataloader(dataset, batch_size=64, num_workers=workers)
+    ```
 
     Each number is measured in a separate epoch, after a warm-up run. So for data in the system's page cache the speed of the cache is
     measured, and for much larger data mostly that of the disk, unless they are read in order (``shuffle=False``). A dataset in mode

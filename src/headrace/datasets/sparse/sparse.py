@@ -26,8 +26,8 @@ from headrace.storage.sparse.source import JoinedRows, SparseSource
 class SparseDataset(BaseDataset):
     """Rows of a CSR matrix in HDF5 files or Zarr stores, such as AnnData writes (.h5ad, .zarr).
 
-    For each batch only the needed parts of `indices` and `data` are read, merged into few requests. Modes "eager" and "cached" cache sparse
-    rows. Several values of one column in a row are summed, as in SciPy. With `targets` a sample is ``(row, target)``.
+    For each batch only the needed parts of `indices` and `data` are read, each for all rows together. Modes "eager" and "cached" cache
+    sparse rows. Several values of one column in a row are summed, as in SciPy. With `targets` a sample is ``(row, target)``.
 
     Args:
         data_path: an HDF5 file or a Zarr store; or several, as a folder, a glob, a pattern with braces or a list. Their rows are

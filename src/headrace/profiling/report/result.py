@@ -23,7 +23,7 @@ class Stage:
     Attributes:
         name: "read (cold)", "read (warm)", "decode", "transform", "sample", "collate", "workers", "device" or "step".
         samples_per_second: rate of one process; for "workers" of all of them, for "step" with batches in memory.
-        ceiling: rate of the same work without overhead. None: unknown.
+        ceiling: samples per second of the same work without overhead. None: unknown.
         ceiling_is: what the ceiling was measured with.
         share: share of the workers' time on batches while the loader ran. None: the stage is not part of it.
         is_limit: True if this stage limits the loop.
