@@ -1,4 +1,4 @@
-"""Cached: bytes move at the first access; what fits the budget is cached, shared by all workers, and the rest is read each time."""
+"""Cached: samples are read at the first access. What fits the budget is cached and shared by all workers; the rest is read each time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from headrace.memory.store import TABLE
 from headrace.modes.stored import OVERHEAD, MachineShare, Stored, make_store
 
 SHARE = 0.75
-"""The part of what is left of the budget that a cache of unknown need takes; the rest is for batches and prefetching."""
+"""Share of the remaining budget that a cache takes if its size is not known in advance. The rest is for batches and prefetching."""
 
 
 class Cached(Stored):
-    """Caches samples as they come, as many as fit.
+    """Caches samples at their first access, as many as fit.
 
     Args:
         length: number of samples.
-        budget: what may be cached.
-        cache_size: at most so many samples (int) or bytes ("2GB"); None: the budget alone.
-        policy: "keep" admits until it is full and never evicts; "lru" makes room for what is read; "auto" is "keep", since under
-            a fresh permutation each epoch an LRU that holds half of the samples hits 15 %, and "keep" 50 %; where a loader samples
-            by weights it is "lru".
-        nbytes: bytes of all samples when cached, where they are known.
-        share: in a store for all ranks of the machine; None: it is of this rank alone.
+        budget: memory budget.
+        cache_size: limit as a number of samples (int) or bytes ("2GB"). None: limited by the budget only.
+        policy: "keep": admit until the cache is full, and never evict. "lru": evict the least recently used samples. "auto": "keep", or
+            "lru" under a loader that draws samples repeatedly (`expect_skew`). "keep" is the default because under a fresh permutation each
+            epoch an LRU of half of the samples has 15 % hits, and "keep" 50 %.
+        nbytes: bytes of all cached samples, if known.
+        share: a store for all ranks of the machine. None: a store of this rank.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Cached(Stored):
 
 
 def check_cache_size(cache_size: int | str | None) -> tuple[int | None, int | None]:
-    """The most samples, and the most bytes, that are to be cached; None where there is no limit."""
+    """The maximum number of samples and of bytes to cache; None: no limit."""
     if isinstance(cache_size, str):
         return None, parse_size(cache_size, "cache_size, given as a string,")
     if cache_size is None:

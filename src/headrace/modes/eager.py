@@ -1,4 +1,4 @@
-"""Eager: bytes move once, at the start, in parallel; every sample is cached, shared by all workers."""
+"""Eager: all samples are read once, at the start, in parallel, cached, and shared by all workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.modes.stored import OVERHEAD, MachineShare, Stored, make_store
 from headrace.sorting import distinct
 
 Load = Callable[[Sequence[int]], list[Any]]
-"""Reads and decodes: a value, or a SampleError, for each index."""
+"""Reads and decodes samples: returns a value or a SampleError for each index."""
 
 _GROUP = 32
 _MEASURED = 32
@@ -29,17 +29,17 @@ _MOST, _MOST_BYTES = 4096, 256 << 10  # of small rows that are read together
 
 
 class Eager(Stored):
-    """Caches all samples.
+    """Caches all samples at the start.
 
     Args:
         length: number of samples.
-        load: reads and decodes samples (called by several threads).
-        budget: what may be cached.
-        nbytes: bytes of all samples when cached, or None where nobody knows before they are read.
-        progress: show a progress bar; None: only on a terminal.
-        threads: that `load` is called by; None: one for each usable CPU.
-        share: in a store that all ranks of the machine fill together; None: it is of this rank alone.
-        spec: shape and dtype of all samples, if they are arrays of one kind; where one is not, all are cached in the general way.
+        load: reads and decodes samples. It is called by several threads.
+        budget: memory budget.
+        nbytes: bytes of all cached samples. None: not known before they are read.
+        progress: show a progress bar. None: only on a terminal.
+        threads: number of threads that call `load`. None: one per usable CPU.
+        share: a store that all ranks of the machine fill together. None: a store of this rank.
+        spec: shape and dtype of all samples, if they are arrays of one kind. If a sample differs, all are cached in the general form.
     """
 
     def __init__(

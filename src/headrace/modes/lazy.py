@@ -1,4 +1,4 @@
-"""Lazy: bytes move at each access, and nothing is cached."""
+"""Lazy: samples are read at each access, and nothing is cached."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from headrace.modes.mode import Mode
 
 
 class Lazy(Mode):
-    """Reads each sample whenever it is asked for."""
+    """Reads each sample at each access."""

@@ -14,71 +14,71 @@ from headrace.memory.store import MISSING
 from headrace.storage.source import Source
 
 Read = Callable[[Sequence[int]], list[Any]]
-"""Reads the records of some indices; raises if one of them can't be read."""
+"""Reads the records of some indices. Raises if one of them can't be read."""
 
 
 class Coming(NamedTuple):
-    """The batches that a process has yet to read of an epoch, the next one first."""
+    """The batches of an epoch that a process has not yet read, the next one first."""
 
     key: Any
-    """Of the epoch: equal while it is the same one."""
+    """Identifies the epoch; equal keys mean the same epoch."""
     steps: range
-    """Their steps."""
+    """Steps of the batches."""
     batches: Callable[[Sequence[int]], list[IntArray]]
-    """Steps -> the indices of each one's samples."""
+    """A callable from steps to the sample indices of each batch."""
     segments: Callable[[], IntArray | None] | None
-    """Gives the edges of runs of stored samples each of which is used up before long (see `EpochOrder.segments`); None: there is no room
-    for those that are in use."""
+    """Returns the edges of runs of stored samples that are all used soon after their first one (see `EpochOrder.segments`). None: there is
+    no memory for the open runs."""
 
 
 class Mode:
-    """Determines what is cached of a dataset, and when it is read. This base caches nothing.
+    """Decides which samples are cached and when they are read. This base class caches nothing.
 
-    Travels to workers with its dataset. What it caches must be shared by them, or be dropped when it is pickled elsewhere.
+    A mode travels to workers with its dataset. What it caches must be shared by them, or be dropped when it is pickled for another purpose.
     """
 
     window = 0
-    """Bytes of records that a process prefetches at most."""
+    """Maximum bytes of records that a process prefetches."""
     caches_samples = False
-    """True if it may cache samples that have been read."""
+    """True if it may cache samples that were read."""
 
     def prefetches_records(self, source: Source) -> bool:
-        """True if records are prefetched as such, so that `read` must be asked for them."""
+        """True if records are prefetched, so that they must be read through `read`."""
         return False
 
     def get(self, indices: Sequence[int]) -> list[Any]:
-        """For each index what is cached of it, a copy, or MISSING."""
+        """Returns for each index a copy of the cached sample, or MISSING."""
         return [MISSING] * len(indices)
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
-        """The samples where they are cached, if all of them are, as arrays of one shape and dtype."""
+        """The cached samples as arrays of one shape and dtype, without a copy. None: not all of them are cached in this form."""
         return None
 
     def admit(self, index: int, value: Any) -> None:
-        """Caches a sample that was missing and has been read, or doesn't."""
+        """Offers a sample that was read; the mode decides whether to cache it."""
 
     def prefetch(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
-        """Begins to read what comes next.
+        """Starts to read the next batches.
 
         Args:
             coming: the batches, in their order.
-            source: where their records are.
-            whole: indices of the batches -> those of the source.
+            source: the source of the records.
+            whole: a callable from indices in batches to indices of the source.
         """
 
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
-        """The records of samples that are not cached; called where `prefetches_records` is True."""
+        """Returns the records of samples that are not cached. Called if `prefetches_records` is True."""
         return read(indices)
 
     def expect_skew(self) -> None:
-        """Some samples will be drawn much more often than others."""
+        """Announces that some samples will be drawn much more often than others."""
 
     def shrink(self, nbytes: int) -> None:
-        """Gives back so many bytes of the budget, or what can be spared, which a loader needs for its batches."""
+        """Releases up to `nbytes` of the budget, which a loader needs for its batches."""
 
     def close(self) -> None:
-        """Gives back what is cached."""
+        """Frees what is cached."""
 
     def stats(self) -> dict[str, int]:
-        """Numbers for `get_stats()`."""
+        """Counters for `get_stats()`."""
         return {}

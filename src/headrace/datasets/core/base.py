@@ -50,7 +50,8 @@ class BaseDataset(Splittable, Dataset[Any]):
         cache_size: limit for mode "cached": a number of samples (int) or bytes ("2GB"). None: limited by the memory budget only.
         max_memory_usage: memory budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
         cache_policy: "keep", "lru" or "auto". "keep" admits samples until the cache is full and never evicts. "lru" evicts the least
-            recently used samples. "auto" is "lru" if a loader samples by weights, else "keep".
+            recently used samples. "auto" is "lru" under a loader that draws samples repeatedly (`weights` or `balanced` with replacement),
+                else "keep".
         hold: what modes "eager" and "cached" cache: "decoded" samples or "encoded" records. None: chosen by the dataset.
         shared: which processes share what "eager" and "cached" cache. "rank": all workers of a process. "machine": all ranks of this user
             on this machine, through a file in `cache_dir`.

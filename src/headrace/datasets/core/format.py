@@ -1,4 +1,4 @@
-"""What a sample is: the steps from a stored record to a decoded value, and on to input and target."""
+"""What a sample is: the steps from a stored record to a decoded value, and from there to input and target."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 
 Failed = Callable[[int, str, Exception], SampleError]
-"""Raises, or gives, the error of a sample: its position in the batch, a few words ("can't be decoded"), and the cause."""
+"""Raises or returns the error of a sample, given its position in the batch, a few words ("can't be decoded"), and the cause."""
 
 
 class HasTargets(Protocol):
-    """A dataset, as far as a format needs it."""
+    """The part of a dataset that a format uses."""
 
     @property
     def targets(self) -> Any: ...
@@ -29,48 +29,48 @@ class HasTargets(Protocol):
 
 
 class SampleFormat:
-    """What the samples of a dataset are. A dataset, its views and the datasets that wrap it share one; it never changes.
+    """Defines the samples of a dataset. A dataset, its views and datasets that wrap it share one format, which never changes.
 
-    A record is decoded to a value of its final size, which modes may hold: `decode`, which is deterministic. The value is split into
-    input and target (`split_target`), the input is what transforms get (`to_input`), and `make_sample` joins both again.
+    `decode` turns a record into a value of its final size, deterministically; modes may cache it. `split_target` splits the value into
+    input and target, `to_input` makes the input that transforms receive, and `make_sample` joins input and target to a sample.
 
-    Inputs that are arrays of one spec are written straight into their batch, where nobody transforms them: `draw`, then `write_input`,
-    which together do what `to_input` does.
+    If inputs are arrays of one spec and have no transforms, they are written directly into their batch by `draw` and `write_input`, which
+    together do the same as `to_input`.
     """
 
     decodes_batches = False
     """True if the records of a batch are decoded together, by `decode_batch`."""
     stores_values = True
-    """True if a record is its value, so that it may be read straight into a batch."""
+    """True if a record is its own value, so that it may be read directly into a batch."""
     splits_targets = False
-    """True if a value holds its target, or a target is found in any other way than in the dataset's `targets`."""
+    """True if a value contains its target, or if targets come from anywhere but the dataset's `targets`."""
     makes_plain_samples = True
     """True if a sample is its input, or a tuple of input and target."""
     always_pairs = False
-    """True if a sample is a pair even where there are no targets."""
+    """True if a sample is a pair even without targets."""
     draws = False
     """True if `draw` draws random numbers."""
     casts_to: np.dtype[Any] | None = None
-    """What the numbers of a record are cast to, where decoding does nothing else."""
+    """The dtype that the numbers of a record are cast to, if decoding does nothing else."""
     copies = True
-    """True if an input is its value, bit for bit."""
+    """True if an input equals its value, bit for bit."""
     names_warnings = False
-    """True if the decoder warns of files without naming them, as Pillow does."""
+    """True if the decoder emits warnings about files without naming them, as Pillow does."""
     decodes_late = False
-    """True if `draw`, `to_input` and `write_input` decode, so that a FormatError there means that the sample can't be decoded."""
+    """True if `draw`, `to_input` and `write_input` decode, so that a FormatError in them means that the sample can't be decoded."""
 
     # -- from record to value
 
     def decode(self, record: Any) -> Any:
-        """The value of a record: deterministic, of its final size. Default: the record itself."""
+        """Decodes a record, deterministically and to its final size. Default: the record itself."""
         return record
 
     def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        """The values of the records of a batch. Default: each by itself, by `decode`.
+        """Decodes the records of a batch. Default: each separately, by `decode`.
 
         Args:
             items: the number of each sample in its source, and its record.
-            failed: called for a sample that can't be decoded; what it returns stands for the value.
+            failed: called for a sample that can't be decoded; its result replaces the value.
         """
         values = []
         for position, (_, record) in enumerate(items):
@@ -81,25 +81,27 @@ class SampleFormat:
         return values
 
     def value_spec(self) -> ArraySpec | None:
-        """Shape and dtype of all values, if they are arrays of one kind and known beforehand."""
+        """Shape and dtype of all values, if they are arrays of one kind and known in advance."""
         return None
 
     # -- from value to sample
 
     def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
-        """Input value and target of a value. Default: the value, and a copy of its entry in the dataset's `targets`."""
+        """Splits a value into input value and target. Default: the value, and a copy of its entry in the dataset's `targets`."""
         return value, None if dataset.targets is None else plain_target(dataset.targets[index])
 
     def to_input(self, value: Any) -> Any:
-        """What a transform gets, and without one the sample's input. Default: the value itself, writable."""
+        """Converts an input value to what the transform receives. Without a transform this is the sample's input. Default: the value
+        itself, writable."""
         return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
-        """Input and target as transforms get them; another format may draw for both at once. Default: `to_input`, and the target itself."""
+        """Converts input value and target to what transforms receive; a format may draw random numbers for both at once. Default:
+        `to_input`, and the target itself."""
         return self.to_input(value), target
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
-        """A sample of its input and target. Default: both as a tuple, or the input alone."""
+        """Makes a sample of input and target. Default: a tuple of both, or the input alone."""
         return (value, target) if has_target else value
 
     def packed_value(self, value: Any) -> Any:
@@ -113,11 +115,11 @@ class SampleFormat:
     # -- from value to a row of a batch
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
-        """Shape and dtype of the input of such a value; None: inputs are no arrays, or can't be written by `write_input`."""
+        """Shape and dtype of the input of such a value. None: inputs are not arrays, or `write_input` can't write them."""
         return value
 
     def draw(self, value: Any) -> Any:
-        """Random numbers for one value; called in the order of the samples, under generators that are seeded for this one."""
+        """Draws the random numbers for one value. Called in the order of the samples, with generators seeded for this sample."""
         return None
 
     def write_input(self, value: Any, drawn: Any, out: npt.NDArray[Any]) -> None:
@@ -125,7 +127,7 @@ class SampleFormat:
         np.copyto(out, value)
 
     def sample_nbytes(self) -> int | None:
-        """Bytes of one sample that nobody transforms, if they are known and the same for all."""
+        """Bytes of one sample without transforms. None: unknown, or they differ between samples."""
         return None
 
     def random_steps(self) -> list[Any]:
@@ -135,26 +137,26 @@ class SampleFormat:
     # -- variants
 
     def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
-        """The format of a dataset with another transform, and what is left of the transform for the dataset to call."""
+        """Returns the format of a dataset with another transform, and the part of the transform that the dataset must call."""
         return self, chained(transform)
 
     def unnormalized(self) -> Unnormalized | str | None:
-        """What leaves images uint8, for a device that normalises them; else why the host is to make them what they are; None: these are no
-        images, or stay uint8."""
+        """The format that leaves images uint8 for a device that normalises them; or the reason why the host must normalise them. None:
+        inputs are not images, or stay uint8."""
         return None
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        """A way of making batches that this format alone has, if it fits the dataset and the collate function."""
+        """A way of making batches that only this format has, if it fits the dataset and the collate function."""
         return None
 
 
 class Unnormalized(NamedTuple):
-    """A format whose inputs are as another's, before they are normalised.
+    """A format with the same inputs as another one, before they are normalised.
 
     Attributes:
-        format: gives images as uint8 [C, H, W].
-        normalization: makes of them what the other format gives.
-        path: keys of the image inside of an input; (): the input is the image.
+        format: returns images as uint8 [C, H, W].
+        normalization: converts them to what the other format returns.
+        path: keys of the image inside an input; (): the input is the image.
     """
 
     format: SampleFormat

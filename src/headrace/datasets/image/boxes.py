@@ -1,4 +1,4 @@
-"""Samples of an image and the boxes in it, which follow its resizing, cropping and mirroring."""
+"""Samples of an image and its bounding boxes, which follow resizing, cropping and mirroring of the image."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Found(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class BoxFormat(JointFormat):
-    """Pairs of an image and a dict of the objects in it. Values are the pixels and the size that the image had where it is stored.
+    """Pairs of an image and a dict of its objects. Values are the pixels and the size of the stored image.
 
     A target has `boxes` (float32 [N, 4]: left, top, right, bottom in pixels of the input), `labels` (int64 [N]), `area` (float32 [N]),
-    `iscrowd` (int64 [N]), `image_id` (int) and, where they are wanted, `masks` (uint8 [N, H, W]).
+    `iscrowd` (int64 [N]), `image_id` (int) and, on request, `masks` (uint8 [N, H, W]).
     """
 
     def decode(self, record: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Decodes masks, whose pixels are class numbers: they are never blended, nor taken for colours."""
+"""Decodes masks, whose pixels are class numbers. They are never interpolated or treated as colours."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _WIDEST = 8  # bytes a pixel: Pillow's image and the array
 
 @decoding
 def decode_mask(data: Any, left: Left | None = None) -> Mask:
-    """The class numbers of an encoded mask, as they are stored: the indices of a palette, grey of 8, 16 or 32 bits; of one bit 0 and 1.
+    """Decodes a mask to the class numbers as stored: palette indices, greyscale of 8, 16 or 32 bits, or 0 and 1 for one bit.
 
-    EXIF is not looked at. (A TIFF's own orientation tag is part of its format, and is applied by Pillow.) Grey PNGs of 2 and 4 bits are
-    scaled to 0..255, which is what their values mean. Of GIF and TIFF the first frame counts.
+    EXIF is ignored. (A TIFF's own orientation tag is part of its format and is applied by Pillow.) Greyscale PNGs of 2 and 4 bits are
+    scaled to 0..255, as the format defines. GIF and TIFF files yield their first frame.
 
     Args:
-        data: the file's bytes (bytes-like).
-        left: says what the memory budget leaves; see `headrace.datasets.image.pixels.decode_image`.
+        data: bytes of the file (bytes-like).
+        left: returns the remaining memory budget; see `headrace.datasets.image.pixels.decode_image`.
 
     Returns:
         [H, W] uint8, uint16 or int32, in memory of its own.
 
     Raises:
-        FormatError: no image, a broken one, one of colours, floats or alpha, or one that is too large.
+        FormatError: the file is not an image, is broken or too large, or has colours, floats or alpha.
     """
     if len(data) == 0:
         raise FormatError("the file is empty (0 bytes)")

@@ -80,24 +80,24 @@ def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @decoding
 def decode_image(data: Any, color: str = "RGB", left: Left | None = None) -> Pixels:
-    """The pixels of an encoded image.
+    """Decodes an image file to pixels.
 
-    The colours are those of Pillow's ``convert``, and the orientation of EXIF (or XMP) is applied. Grey of more than 8 bits is
-    scaled and not clipped: 16 bits by 1/257, other depths of TIFF by their BitsPerSample or MaxSampleValue, floats from 0..1 where all
-    lie there; other floats and integers stay as they are where all lie in 0..255, and else are refused. (12 bits in 16 of which no
-    tag tells stay dark.) Alpha is dropped; of GIF and TIFF the first frame counts.
+    Colours are those of Pillow's ``convert``, and the orientation of EXIF (or XMP) is applied. Greyscale images of more than 8 bits are
+    scaled and not clipped: 16 bits by 1/257, other depths of TIFF by their BitsPerSample or MaxSampleValue, floats from 0..1 if all values
+    are in this range. Other floats and integers are unchanged if all values are in 0..255, and refused otherwise. (Images of 12 bits stored
+    in 16, without a tag that says so, stay dark.) Alpha is dropped. GIF and TIFF files yield their first frame.
 
     Args:
-        data: the file's bytes (bytes-like).
+        data: bytes of the file (bytes-like).
         color: "RGB" or "L".
-        left: says what the memory budget leaves; it is asked where an image takes more than `FREE`.
+        left: returns the remaining memory budget; it is called for images that take more than `FREE`.
 
     Returns:
         [H, W, 3] or [H, W, 1] uint8.
 
     Raises:
-        FormatError: no image, a broken one, one of so many pixels that it may be a decompression bomb, or that takes more than the
-            budget leaves.
+        FormatError: the file is not an image, is broken, has so many pixels that it may be a decompression bomb, or takes more memory than
+            the remaining budget.
     """
     with Claim(left) as claim:
         return decode_claimed(data, color, claim, None)
