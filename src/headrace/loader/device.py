@@ -1,27 +1,27 @@
-"""Moves batches to a device; on CUDA and XPU the next one is copied while the current one computes.
+"""Moves batches to a device. On CUDA and XPU the next batch is copied while the current one is processed.
 
 NOTE [ CUDA prefetcher ]
 
-* Copies go to a copy stream, one a device and process, and so wait for none of the user's kernels. From pinned memory they
-  are asynchronous. From other memory this process waits for the copy, but for nothing else that the device has to do.
-* A batch is handed over without waiting: the stream that is current *at that moment* in the user's code is told to wait for the copy's
-  event, and is recorded for each tensor. Their memory is the copy stream's, and without the record the next copy might get it while the
-  user's kernels still read it.
-* The source is held until the copy's event has come, which is asked at each batch, without waiting; at the end of an epoch, and where an
-  iterator is dropped, it is waited for (copies wait for no kernel, so that is short).
-* A copy begins as soon as its batch can be had without waiting: when batch n is handed over, batch n + 1 is taken if it lies
-  ready, pinned. Where the device is the slower side, workers are ahead and it does; so a loop that waits for the device in each step
-  (`loss.item()`) has its copies during the kernels too. A `next` that waited for batch n + 1 there would keep batch n from the user
-  meanwhile. A thread that waits in its stead would be one more that competes for the interpreter's lock with the training, and torch's
-  news of a dead worker reach the main thread alone. Otherwise (no worker has made it yet; no workers; not pinned) the copy begins when
-  the batch is asked for, and overlaps with what the device has still in its queue.
-* Images that came as uint8 are normalised on the copy stream too, before the copy's event, so that the user's kernels find them
-  finished. What is in between is memory of that stream alone.
-* A batch that was taken early has not been received: its report, its error or the end of the epoch are seen when the user asks for it,
-  and `state_dict()` does not count it.
-* This process runs ahead of the device, and device memory that another stream has used can't be used again before that stream is
-  through. So that they don't pile up, a batch is handed out only when the device is through with all but the last two, and an epoch ends
-  only when it is through with all but the last; that wait is the device's, and is not counted as waiting for data.
+* Copies use a copy stream, one per device and process, and so wait for none of the user's kernels. From pinned memory they are
+  asynchronous. From other memory this process waits for the copy, but for no other work of the device.
+* A batch is handed over without waiting: the stream that is current *at that moment* in the user's code is told to wait for the event of
+  the copy, and is recorded for each tensor. The memory of the tensors belongs to the copy stream; without the record the next copy might
+  reuse it while the user's kernels still read it.
+* The source of a copy is kept alive until the event of the copy has completed. This is polled at each batch, without waiting. At the end of
+  an epoch, and when an iterator is dropped, it is waited for (copies wait for no kernel, so that is short).
+* A copy starts as soon as its batch is available without waiting: when batch n is handed over, batch n + 1 is taken if it is ready and
+  pinned. If the device is the slower side, workers are ahead and it is; so a loop that waits for the device in each step (`loss.item()`)
+  also overlaps its copies with the kernels. If `next` waited for batch n + 1, it would withhold batch n from the user. A thread that waits
+  instead would compete with the training for the interpreter lock, and torch reports a dead worker to the main thread only. Otherwise (no
+  worker has made the batch yet; no workers; not pinned) the copy starts when the batch is requested, and overlaps with the work that is
+  still queued on the device.
+* Images that arrive as uint8 are normalised on the copy stream too, before the event of the copy, so that the user's kernels find them
+  finished. Intermediate values use memory of that stream only.
+* A batch that was taken early does not count as received: its report, its error or the end of the epoch take effect when the user requests
+  it, and `state_dict()` does not count it.
+* This process runs ahead of the device, and device memory that another stream has used can't be reused before that stream has finished with
+  it. To keep such memory bounded, a batch is handed out only when the device has finished all but the last two, and an epoch ends only when
+  it has finished all but the last. This is waiting for the device, and is not counted as waiting for data.
 """
 
 from __future__ import annotations

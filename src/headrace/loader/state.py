@@ -1,16 +1,16 @@
-"""The position of a loader, and its saved state: the order's parameters and the number of global batches that the user has received.
+"""The position of a loader, and its saved state: the parameters of the order, and the number of global batches that the user received.
 
 NOTE [ epochs and positions ]
 
-* `set_epoch(e)` names the epoch of the next iterator; without it each iterator takes the epoch after the last one's.
-* The position is the number of batches of the current epoch that the user has received. `state_dict()` holds both; between
-  `set_epoch` and the next iterator, the named epoch and 0.
-* After `load_state_dict` the next iterator goes on at the position. `set_epoch` with the loaded epoch keeps it (also at the
-  epoch's end: nothing is left then), with another epoch drops it. A state saved at the end of an epoch, without `set_epoch`, goes on
-  with the next epoch.
-* An iterator that is left early leaves its position in `state_dict()`; the next iterator begins the next epoch.
-* An epoch is at its end when the user has been told so (`StopIteration`). A state that was saved after the last batch and before that goes
-  on with what is left, which is nothing: a loop over the rest of that epoch ends at once, as it would have. torchdata has it so too.
+* `set_epoch(e)` sets the epoch of the next iterator. Without it, each iterator uses the epoch after the last one.
+* The position is the number of batches of the current epoch that the user received. `state_dict()` contains both. Between `set_epoch` and
+  the next iterator it contains the new epoch and 0.
+* After `load_state_dict` the next iterator continues at the position. `set_epoch` with the loaded epoch keeps the position (also at the end
+  of the epoch: nothing is left then); with another epoch it drops the position. A state saved at the end of an epoch, without `set_epoch`,
+  continues with the next epoch.
+* An iterator that is abandoned leaves its position in `state_dict()`. The next iterator starts the next epoch.
+* An epoch ends when the user has received `StopIteration`. A state saved after the last batch but before that continues with what is left,
+  which is nothing: a loop over the rest of the epoch ends at once. torchdata behaves the same.
 """
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 
 NOTE [ states of datasets ]
 
-* A dataset with `state_dict` and `load_state_dict`, and an iterator of an iterable dataset with both, is asked right after each batch,
-  in the process that made it. The answer is pickled at once, so that it stays what it was, and travels with the batch. So a loader's
-  state holds what belongs to the batches that the user has received, however far workers are ahead. Who has no such methods is not
-  asked, and pays nothing.
-* To go on, each worker gets its own state back, with its first request: first the dataset, then its iterator is made, then the iterator
-  gets its own. The first batch is made by the worker whose turn it was; those before it get an idle request, which makes no batch.
-* A new epoch has a new iterator, which begins at its beginning: the state of an iterator, and of an iterable dataset whose iterator has
-  none (where it must hold the position), is not taken there, if the epoch before was broken off. What else a dataset has as its state is,
-  but where workers live for an epoch only: then each epoch begins with the dataset as it is in the main process.
-* When an iterator is through, the dataset is asked once more ("at_end"): it may count epochs. This state goes to the dataset before
-  the next epoch's iterator is made. If that one is at its end at once, the state held the position, and the next one is taken.
-* The random numbers that such an iterator draws follow from (seed, epoch, step), not from what was drawn before.
+* A dataset with `state_dict` and `load_state_dict`, and an iterator of an iterable dataset with both, is asked for its state right after
+  each batch, in the process that made the batch. The state is pickled at once, so that it can't change, and travels with the batch. So a
+  loader's state belongs to the batches that the user received, however far workers have prefetched. Objects without these methods are not
+  asked, and cost nothing.
+* On resume, each worker gets its own state back with its first request: the dataset first, then its iterator is created, then the iterator
+  gets its state. The first batch is made by the worker whose turn it was. Workers before it get an idle request, which makes no batch.
+* A new epoch has a new iterator, which starts at the beginning. If the previous epoch was abandoned, the state of its iterator is not
+  restored, nor that of an iterable dataset whose iterator has no state (it must then contain the position). Other states of datasets are
+  restored, except if workers live for one epoch only: then each epoch starts with the dataset as it is in the main process.
+* When an iterator ends, the dataset is asked once more ("at_end"), since it may count epochs. It gets this state back before the next
+  epoch's iterator is created. If that iterator is at its end at once, the state contained the position, and the next one is used.
+* The random numbers of such an iterator depend on (seed, epoch, step), not on what was drawn before.
 """
 
 from __future__ import annotations

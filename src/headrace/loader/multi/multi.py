@@ -2,11 +2,11 @@
 
 NOTE [ passes ]
 
-* An epoch has a number of batches that the loaders' lengths say beforehand. A loader that is through earlier begins another pass: pass
-  c of epoch e goes by the order of epoch `pass_epoch(e, c)`, a hash, so that no pass repeats another's order, nor an epoch's.
-* Each loader keeps its own position, in its own state. Here are only the schedule's integers and the number of each loader's pass.
-* Epochs and positions are named, counted, saved and loaded as a `Loader`'s are (NOTE [ epochs and positions ] in `state.py`). At its
-  beginning an epoch names the epoch of every loader, so that their states belong together at any moment.
+* The number of batches of an epoch is computed in advance from the lengths of the loaders. A loader that ends earlier starts another pass:
+  pass c of epoch e uses the order of epoch `pass_epoch(e, c)`, a hash, so that no pass repeats the order of another pass or epoch.
+* Each loader keeps its position in its own state. This module only keeps the integers of the schedule and the number of each loader's pass.
+* Epochs and positions are set, counted, saved and loaded like those of a `Loader` (NOTE [ epochs and positions ] in `state.py`). At the
+  start of an epoch, the epoch of every loader is set, so that their states belong together at any moment.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class MultiDataLoader:
             epoch) and replayed on resume.
         strategy: "round_robin": one batch of each loader in turn. "sequential": one loader after the other. "weighted": exact quotas,
             spread evenly (see `Schedule`). "alternating": as given by `pattern`.
-        weights: for "weighted": ``{name: number}``; 0: never. None: the lengths of the loaders.
+        weights: for "weighted": ``{name: number}``, or a list of numbers in the order of the loaders; 0: never. None: the lengths of the
+            loaders.
         pattern: for "alternating": list of names, which is repeated. A loader that is not in it is not used. None: all in turn.
         epoch_length: number of batches per epoch: "sum", "max" or "min" of the lengths of the loaders that are used and not empty.
         steps: number of batches per epoch, instead of `epoch_length`.
@@ -227,8 +228,10 @@ class MultiDataLoader:
             closable.close()
 
     def get_stats(self) -> dict[str, dict[str, Any]]:
-        """Returns the statistics of each loader by name; for a torch `DataLoader`, what can be measured from outside. A dict, which prints
-        as tables."""
+        """Returns the statistics of each loader by name, which print as tables.
+
+        For a torch `DataLoader` these are only dataset size, number of batches, batch size and number of workers.
+        """
         return Stats({name: loader.get_stats() for name, loader in self.loaders.items()})
 
     # -- state

@@ -1,7 +1,7 @@
-"""Schedules which of several loaders gives the next batch, and iterates over an epoch of them.
+"""Schedules which of several loaders yields the next batch, and iterates over an epoch of them.
 
-A schedule is a pure function of the strategy and of what was received so far: a few integers, no dice. So every rank draws from the same
-loaders in the same order, and a run can go on anywhere.
+A schedule is a pure function of the strategy and of what was received so far: a few integers, no random numbers. So every rank draws from
+the same loaders in the same order, and a run can be resumed at any batch.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
 
 
 class Schedule:
-    """The loaders' numbers, batch by batch, and where an epoch of them stands.
+    """The sequence of loader numbers, one per batch, and the position in an epoch.
 
     "weighted" follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of Apportionment", Amer. Math. Monthly 82,
-    1975): of those loaders whose quota ``weight / sum(weights) * (step + 1)`` exceeds the batches that they gave, the one with the
-    largest ``weight / (batches + 1)`` is next. After every step each loader has given its quota, rounded up or down. A loader that has
-    dropped out leaves its share to the others.
+    1975): of the loaders whose quota ``weight / sum(weights) * (step + 1)`` exceeds the number of their batches so far, the one with the
+    largest ``weight / (batches + 1)`` is next. After every step each loader has yielded its quota, rounded up or down. The share of a
+    loader that has dropped out is divided among the others.
 
     Args:
         strategy: one of `STRATEGIES`.
-        weights: one integer a loader, 0 or more; only "weighted" looks at them.
-        pattern: numbers of loaders, taken in turn by "round_robin" and "alternating", and gone through by "sequential".
-        cycles: True if a loader begins again at its end; else it drops out.
+        weights: one integer per loader, 0 or more; only "weighted" uses them.
+        pattern: numbers of loaders; "round_robin" and "alternating" take them in turn, "sequential" one after the other.
+        cycles: True if a loader starts again at its end; otherwise it drops out.
 
     Attributes:
-        epoch: its number.
-        counts: batches that each loader has given.
-        passes: number of the pass that each loader is in.
-        cursor: where the pattern stands.
+        epoch: number of the epoch.
+        counts: number of batches that each loader has yielded.
+        passes: number of the pass of each loader.
+        cursor: position in the pattern.
         out: loaders that have dropped out.
         has_ended: True if all loaders ended before the number of batches was reached.
     """
