@@ -76,7 +76,7 @@ class VisionCollator:
         made_as = known_dtype(normalized_dtype(dtype)) or torch.float32
         self._normalization = dataclasses.replace(_statistics(statistics, mean, std), dtype=made_as)
         self.device_normalization: Normalization | str | None = self._normalization if normalize is True else None
-        """How uint8 images may be normalised on a device; else why the host does it; None: nothing is normalised."""
+        """How a device normalises uint8 images; a str: the reason why the host does it. None: nothing is normalised."""
         if normalize == "host":
             self.device_normalization = "normalize='host'"
         self._pixels: list[torch.Tensor] | None = None
@@ -112,7 +112,8 @@ class VisionCollator:
 
     @contextlib.contextmanager
     def leaving_pixels(self) -> Iterator[list[torch.Tensor]]:
-        """Meanwhile batches of uint8 images stay uint8, and are listed: what gets them normalises them, by `device_normalization`."""
+        """Context in which batches of uint8 images stay uint8 and are collected in the yielded list. The receiver normalises them, by
+        `device_normalization`."""
         pixels: list[torch.Tensor] = []
         self._pixels = pixels
         try:

@@ -27,8 +27,8 @@ class StreamingDataset(DelegatingDataset):
 
     Samples by format:
 
-    * .tar (WebDataset): a dict by extension, with "__key__" and "__url__". Images (.jpg, .png, .webp, ...) are uint8 tensors [3, H, W],
-      .cls and the like int, .txt str, .json parsed values, .npy arrays, .npz dicts of arrays, all others bytes;
+    * .tar (WebDataset): a dict by extension, with ``"__key__"`` and ``"__url__"``. Images (.jpg, .png, .webp, ...) are uint8 tensors [3, H,
+      W], .cls and the like int, .txt str, .json parsed values, .npy arrays, .npz dicts of arrays, all others bytes;
     * .jsonl: the parsed line. .txt: the line as str. Both also as .gz and .zst;
     * .h5 and .zarr: as in `HDF5Dataset` and `ZarrDataset`. Packs of `headrace.pack`: for images as in `ImageDataset`, for texts as in
       `TextDataset`.

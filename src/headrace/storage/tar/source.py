@@ -38,9 +38,9 @@ _FEW = 1000  # extensions that are held as Python objects: there are seldom more
 class TarSource(Locatable):
     """The samples of tar shards in WebDataset format: consecutive members of a shard whose names are equal up to the first dot.
 
-    A record is a dict from extension (in lower case, without its first dot: "jpg", "cls", "seg.png") to bytes, with "__key__", the path up
-    to that dot, and "__url__", the shard. Hidden files, and members without key or extension, are not part of a sample. Neither are links
-    and devices, which have no bytes of their own; this is reported.
+    A record is a dict from extension (in lower case, without its first dot: "jpg", "cls", "seg.png") to bytes, with ``"__key__"``, the path
+    up to that dot, and ``"__url__"``, the shard. Hidden files, and members without key or extension, are not part of a sample. Neither are
+    links and devices, which have no bytes of their own; this is reported.
 
     The index is built once and cached in `cache_dir` by path, size and time (or URL, size and version) of each shard. Only new shards are
     indexed again.
