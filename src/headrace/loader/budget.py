@@ -1,4 +1,4 @@
-"""Fits batches on their way, and the decoded and fetched blocks of each process, into the memory budget."""
+"""Fits prefetched batches, and the decoded and fetched blocks of each process, into the memory budget."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Explains in words what a loader chose, why, and what follows from it.
+"""Explains what a loader chose, why, and what follows from it.
 
-First a line for each option, then what an epoch is, where its order comes from, how often blocks of the storage are decoded or fetched for
-it, what would save some of that, and what is set aside in memory.
+The text has a line for each option, then the number of batches of an epoch, the origin of its order, how often storage blocks are decoded
+or fetched, how to reduce that, and the reserved memory.
 
-Where chunks are decoded, or remote blocks fetched, as a whole, each process that has samples of one does so. The numbers follow from the
-order (see `order/visits.py`), for all ranks and workers together; only where batches take from everywhere (a full shuffle, weights), they
-are drawn from some of them.
+If chunks are decoded, or remote blocks fetched, as a whole, each process that has samples of one does so. The numbers follow from the order
+(see `order/visits.py`), for all ranks and workers together. If batches take samples from everywhere (a full shuffle, weights), the numbers
+are estimated from some of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Plans the batches of one rank's epoch and hands out their requests.
+"""Plans the batches of one rank's epoch, and yields their requests.
 
-They follow headrace's own order, computed at any step; a sampler of the user's, replayed; or an iterable dataset, whose end nobody knows
-beforehand.
+Batches follow headrace's own order, computed at any step; or a sampler of the user, which is replayed; or an iterable dataset, whose length
+is not known in advance.
 """
 
 from __future__ import annotations
@@ -148,11 +148,11 @@ class OrderPlan(Plan):
 
 
 class SamplerPlan(Plan):
-    """A sampler, or batch sampler, of the user's.
+    """A sampler, or batch sampler, of the user.
 
-    Whatever it draws from, be it a global generator or one of its own, is seeded by (seed, epoch), so that it draws the same again:
-    to resume, it is replayed from its start. Where it, or its iterator, has a `state_dict` and a `load_state_dict`, it is asked for its
-    state after each batch, and goes on from the state of the last one that the user has received.
+    The random generators that it uses, global ones or its own, are seeded by (seed, epoch), so that it draws the same numbers again. To
+    resume, it is replayed from its start. If it or its iterator has a `state_dict` and a `load_state_dict`, it is asked for its state after
+    each batch, and resumes from the state of the last batch that the user received.
     """
 
     def __init__(
@@ -255,10 +255,10 @@ def _index(given: Any) -> Any:
 
 
 class IterablePlan(Plan):
-    """Requests without an end for a foreign `IterableDataset`: its workers say when they have nothing left.
+    """Endless requests for an `IterableDataset` of another library. Its workers report when they have nothing left.
 
-    Its order depends on the number of workers, and its own length says little of the number of batches: each worker ends with
-    a batch of its own.
+    Its order depends on the number of workers, and its length does not determine the number of batches: each worker ends with its own
+    incomplete batch.
     """
 
     def __init__(self, seed: int, batch_size: int | None, length: int | None, drop_last: bool, workers: int = 0) -> None:

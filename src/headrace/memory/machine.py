@@ -1,16 +1,16 @@
 """A sample store that all ranks of a machine share.
 
-In a file that they find by its name, in a folder of the user's. Its pages are shared by all processes that map it.
+It is a file that they find by its name, in a folder of the user. All processes that map it share its pages.
 
 NOTE [ life of a shared file ]
 
-* Whoever uses the file holds a shared `flock` on it, which workers inherit with the descriptor, and which the kernel releases when the
-  last of them is gone, however. A file that nobody has locked is nobody's.
-* Opening and leaving happen inside the door: an exclusive `flock` on the folder, held for milliseconds. There the file is made anew if
-  nobody uses it: what a job left behind that was killed is never trusted. Files of other keys that nobody uses are removed.
-* The last one to leave removes the file. After SIGKILL it stays until the next opening in that folder.
-* Samples are written by `pwrite`, which says when the disk is full, where writing to mapped memory would kill the process; what comes
-  before them is allocated at the start. They are read from mapped memory.
+* Each user of the file holds a shared `flock` on it, which workers inherit with the descriptor, and which the kernel releases when the last
+  of them has ended, however that happens. A file without a lock is unused.
+* Opening and leaving hold an exclusive `flock` on the folder, for milliseconds. An unused file is created again at this point, since what a
+  killed job left behind is never trusted. Unused files of other keys are removed.
+* The last process that leaves removes the file. After SIGKILL it stays until the next opening in that folder.
+* Samples are written by `pwrite`, which reports a full disk, whereas writing to mapped memory would kill the process. The space before them
+  is allocated at the start. Samples are read from mapped memory.
 """
 
 from __future__ import annotations

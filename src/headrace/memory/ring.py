@@ -1,30 +1,29 @@
 """A ring of recycled shared-memory buffers that batches are written into.
 
-In a slot of a ring: anonymous shared memory that is used again for later batches, so that no batch pays for page faults, names in
-shared memory, or a second copy.
+A slot of the ring is anonymous shared memory that is reused for later batches, so that no batch costs page faults, names in shared memory,
+or a second copy.
 
 NOTE [ ring life cycle ]
 
-1. The parent alone owns slots. For each batch that it hands out it takes one (`Ring.take`), and the slot's number travels to the
-   worker with the indices (`order.BatchRequest`). There is no queue between processes, so a worker that dies takes nothing with it.
-2. The worker collates inside `Ring.arena(slot)`: `empty(...)` gives tensors that lie in the slot, so that a batch is stacked
-   straight into it. `Arena.pack(batch)` copies whatever tensors and arrays lie elsewhere, and returns a `Delivery`: the slot's
-   number, and a pickle of the layout and everything else. Where that is long it goes into the slot too: what travels through
-   torch's pipe stays below `PIPE_BUF`, is written whole or not at all, and a worker killed in the midst of it leaves no half of a
-   message, whose rest the parent would wait for.
-3. Unpickling the `Delivery` in the parent makes the tensors over the slot. They all hold one `_Lease`; when the last of them dies,
-   the lease does, and the slot is free again. A user who keeps batches keeps their slots; who keeps the labels alone does not: a
-   tensor that is small, and a small part of its batch, is copied out (`_is_light`). With pin_memory the pinned copy is made in
-   torch's own thread, and the slot is free as soon as that is done.
-4. No slot is free: the file grows by one. Nothing waits for a slot, so nothing can hang. Slots above the planned number give
-   their pages back to the system when they are free. Where a user keeps very many batches, further ones are copied out of theirs.
-   `Ring.stats` counts both.
-5. A batch that failed comes back as a `Delivery` too, and frees its slot. If a worker dies, its ring is dropped with the job.
+1. The parent alone owns slots. It takes one for each batch that it requests (`Ring.take`), and the number of the slot travels to the worker
+with the indices (`order.BatchRequest`). There is no queue between processes, so a worker that dies takes nothing with it.
+2. The worker collates inside `Ring.arena(slot)`: `empty(...)` returns tensors in the slot, so that a batch is stacked directly into it.
+`Arena.pack(batch)` copies tensors and arrays that are elsewhere, and returns a `Delivery`: the number of the slot, and a pickle of the
+layout and everything else. A long pickle goes into the slot too. What travels through torch's pipe stays below `PIPE_BUF` and is therefore
+written whole or not at all, so a worker that is killed while it writes leaves no partial message for whose rest the parent would wait.
+3. Unpickling the `Delivery` in the parent makes the tensors over the slot. They all hold one `_Lease`. When the last tensor is freed, so is
+the lease, and the slot is free again. A user who keeps batches keeps their slots. A user who keeps only the labels does not: a tensor that
+is small, and a small part of its batch, is copied out (`_is_light`). With pin_memory the pinned copy is made in torch's own thread, and the
+slot is free as soon as that is done.
+4. If no slot is free, the file grows by one. Nothing waits for a slot, so nothing can hang. Slots above the planned number return their
+pages to the system when they are free. If a user keeps very many batches, further ones are copied out of their slots. `Ring.stats` counts
+both.
+5. A batch that failed comes back as a `Delivery` too, and frees its slot. If a worker dies, its ring is dropped with the worker pool.
 
-With `num_workers=0` the same arena serves in the main process, and nothing is pickled.
+With `num_workers=0` the same arena is used in the main process, and nothing is pickled.
 
-Each process maps a slot at first use, and has the kernel make the pages at once (`MADV_POPULATE_WRITE`), not one by one as they are
-touched. The last slot that came back is the next to be taken, so that its bytes may still be in the processor's cache.
+Each process maps a slot at first use, and has the kernel make its pages at once (`MADV_POPULATE_WRITE`) instead of one by one at the first
+touch. The slot that came back last is taken next, since its bytes may still be in the processor's cache.
 """
 
 from __future__ import annotations
@@ -106,11 +105,11 @@ class _Window(np.ndarray[Any, np.dtype[np.uint8]]):
 class Ring:
     """A number of recycled batch buffers; see NOTE [ ring life cycle ].
 
-    `take` and `give` belong to the process that made the ring; `arena` works in any process that inherited it or received it.
-    `give` may be called from any thread and from the garbage collector.
+    `take` and `give` belong to the process that made the ring. `arena` works in any process that inherited it or received it. `give` may be
+    called from any thread and from the garbage collector.
 
     Args:
-        slots: how many batches may be on their way at once; more are made when they are needed, and given back.
+        slots: planned number of batches at a time. More slots are made when they are needed, and freed afterwards.
     """
 
     def __init__(self, slots: int) -> None:

@@ -1,27 +1,27 @@
 """A store of cached samples in shared memory, for all workers of a rank.
 
-One `SampleStore` holds the samples of a dataset for all workers of a rank: a table with a position for every index, and a circular
-log of samples behind it, in anonymous shared memory.
+One `SampleStore` holds the samples of a dataset for all workers of a rank: a table with a position for every index, followed by a circular
+log of samples, in anonymous shared memory.
 
 NOTE [ store protocol ]
 
-Positions in the log only ever grow; position p lies at byte p % capacity. The samples between `tail` and `head` are held.
+Positions in the log only grow; position p is at byte p % capacity. The samples between `tail` and `head` are valid.
 
-* Writers hold the lock: a `threading.Lock` within a process, a POSIX record lock between processes (the kernel releases it when its
-  holder dies, however). A writer writes the sample behind `head`, then moves `head`, then puts the position into the table. Killed
-  at any instruction it leaves a sample that no table entry points to, and the next writer goes on.
-* To make room a writer clears the table entry of the oldest sample, then moves `tail`, and only then are its bytes written over.
-* Readers take no lock. They copy the sample, and then look at `tail` and at the table entry again: if either moved past the
-  sample, the copy may be torn, it is dropped, and the sample counts as missing.
-* As long as all samples that ever came were arrays of one shape and dtype, their entries are of one size and begin at multiples of
-  it, since no entry straddles the end of the log. Then a whole batch is copied at once (`rows`), and looked at again likewise.
+* Writers hold the lock: a `threading.Lock` within a process, a POSIX record lock between processes (which the kernel releases when its
+  holder dies, however that happens). A writer writes the sample behind `head`, then moves `head`, then writes the position into the table.
+  If it is killed at any instruction, it leaves a sample that no table entry points to, and the next writer continues.
+* To make room, a writer clears the table entry of the oldest sample, then moves `tail`, and only then overwrites its bytes.
+* Readers take no lock. They copy the sample and then check `tail` and the table entry again. If either has moved past the sample, the copy
+  may be torn; it is dropped, and the sample counts as missing.
+* While all samples so far are arrays of one shape and dtype, their entries have one size and start at multiples of it, since no entry
+  straddles the end of the log. A whole batch is then copied at once (`rows`) and checked again in the same way.
 
-* Under memory pressure the oldest samples are evicted in the same way, and then the pages outside of `tail` to `head` go back to
-  the system (`release`). Until it is over the store holds less than its capacity.
-* Zeros are the state of an empty store, so that a shared file needs no set-up that another process might see half-way.
+* Under memory pressure the oldest samples are evicted in the same way, and the pages outside of `tail` to `head` return to the system
+  (`release`). The store stays below its capacity until the pressure ends.
+* Zeros are the state of an empty store, so a shared file needs no initialisation that another process might see half-done.
 
-"keep" admits until the log is full and never evicts. "lru" evicts the oldest sample that was not read since it was written or
-last spared: the CLOCK approximation of LRU (Corbato 1968), "second chance", done by appending a spared sample anew.
+"keep" admits until the log is full and never evicts. "lru" evicts the oldest sample that was not read since it was written or last spared:
+the CLOCK approximation of LRU (Corbato 1968), "second chance", implemented by appending a spared sample again.
 """
 
 from __future__ import annotations
@@ -57,18 +57,17 @@ _SPARED = 32  # samples that one write may spare at most, so that its time is bo
 
 
 class SampleStore:
-    """Holds samples (arrays, bytes, tuples and dicts of them: what pickle takes) by index, up to a number of bytes.
+    """Stores samples (arrays, bytes, tuples and dicts of these: anything that can be pickled) by index, up to a number of bytes.
 
-    Shared by all processes that inherit it by fork or receive it when they are spawned. Thread-safe. A sample that was read is a
-    copy: writing into it changes nothing here.
+    Shared by all processes that inherit it by fork or receive it when they are spawned. Thread-safe. A sample that is read is a copy, so
+    writing to it changes nothing here.
 
     Args:
         length: number of samples of the dataset; indices are 0 to length - 1.
-        capacity: bytes for the samples, the store's own 64 bytes a sample included. The index table takes 9 bytes a sample more.
+        capacity: bytes for the samples, including 64 bytes of overhead per sample. The index table takes another 9 bytes per sample.
         policy: "keep" or "lru", see above.
-        max_items: hold at most that many samples.
-        memory: what the store lies in, of which `layout` says how large it is; zeros, or a store of the same length and capacity. None:
-            anonymous memory.
+        max_items: maximum number of samples.
+        memory: memory of the store, whose size `layout` returns: zeros, or a store of the same length and capacity. None: anonymous memory.
     """
 
     def __init__(

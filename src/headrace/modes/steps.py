@@ -1,4 +1,4 @@
-"""Eager and cached for windows that overlap: the steps are cached, each once, and windows are cut out of them."""
+"""Eager and cached modes for overlapping windows: each step is cached once, and windows are cut out of the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What eager and cached share: a sample store, its part of the budget, and its size while memory is short."""
+"""The common part of eager and cached: a sample store, its share of the budget, and its size under memory pressure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.memory.store import MISSING, SampleStore
 from headrace.modes.mode import Mode
 
 OVERHEAD = 512
-"""Bytes that caching a sample costs beside its own: the store's header, pickle, padding and table, rounded up."""
+"""Overhead in bytes of a cached sample: the store's header, pickle, padding and table, rounded up."""
 
 
 class MachineShare(NamedTuple):

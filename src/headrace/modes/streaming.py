@@ -1,12 +1,12 @@
-"""Streaming: bytes move ahead of the reader, in order; the prefetched window is all that is held.
+"""Streaming: samples are read ahead of the reader, in order, and only the prefetched window is held.
 
-The order of an epoch is known, so each worker knows which batches it will be asked for, and in which blocks their samples lie.
+The order of an epoch is known, so each worker knows which batches will be requested from it, and in which blocks their samples are.
 
-* Local records are read by threads while the batches before them are decoded, a few batches ahead.
-* Remote bytes are fetched until `window` of them are on their way, however many batches that is: of a block shuffle whole segments,
-  each once, else what each batch takes. See NOTE [ life of prefetched bytes ] in `headrace.io.remote.prefetch`.
-* A block shuffle's first batch has few samples of each of its segments. Those are fetched alone, and the rest of these segments when a
-  batch takes samples of them again: a training waits for the first batch, and has time for what comes after it.
+* Local records are read by threads, a few batches ahead, while earlier batches are decoded.
+* Remote bytes are requested until `window` bytes are in flight, however many batches that is: with a block shuffle whole segments, each
+  once; otherwise what each batch takes. See NOTE [ life of prefetched bytes ] in `headrace.io.remote.prefetch`.
+* The first batch of a block shuffle has few samples of each of its segments. Those are fetched alone, and the rest of these segments when a
+  later batch takes samples of them, because the training waits for the first batch and has time for the following ones.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ AHEAD = 2
 
 
 class Streaming(Mode):
-    """Prefetches what comes next.
+    """Prefetches the next batches.
 
     Args:
-        window: bytes that may be prefetched. One batch always is, however large.
+        window: maximum bytes to prefetch. One batch is always prefetched, whatever its size.
     """
 
     def __init__(self, window: int = WINDOW) -> None:

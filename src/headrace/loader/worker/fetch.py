@@ -1,6 +1,6 @@
-"""Turns batch requests into batches in their ring slots, inside a worker or this process.
+"""Turns batch requests into batches in their ring slots, in a worker or in this process.
 
-What was counted travels along; so does an error in place of a batch, which the parent raises itself.
+Counters travel with the batch. An error travels in place of a batch, and the parent raises it.
 """
 
 from __future__ import annotations

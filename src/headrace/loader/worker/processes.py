@@ -1,17 +1,17 @@
-"""Torch's worker processes of one loader: started, received from, replaced where they were born deadlocked, and ended.
+"""Torch's worker processes of one loader: starts them, receives from them, replaces those that deadlock at their start, and ends them.
 
 NOTE [ workers that never begin ]
 
-* A fork copies the locks of all threads of the parent, and only the thread that forks. A lock that another thread held at that moment is
-  held for ever in the child. Torch's worker seeds the generators of torch and NumPy before its loop begins: if a thread was drawing from
-  one of them, the worker waits for the generator's lock, and the parent for the worker's batch.
-* A worker says hello, with a byte in shared memory, when its loop begins (`WorkerInit`). While the parent waits for a batch it looks at
-  the forked workers that have not: one that sleeps, and whose CPU time stands still, in `LOOKS` looks one after the other will never
-  begin. Looks are counted, not seconds: a machine that stands still does not look.
-* It is killed, and another one is started in its place by forkserver; by fork again where that can't be (see `start.py`). What was sent to
-  the old one lies unread in its queue, and is sent to the new one, which makes the same batches of it.
-* Queues of a fork's context hold semaphores without a name, which no process but a fork can reach. The new worker has queues of its own
-  that need no locks: at each end of them is one process.
+* A fork copies the locks of all threads of the parent, but only the forking thread. A lock that another thread held at that moment stays
+  locked in the child for ever. Torch's worker seeds the generators of torch and NumPy before its loop begins: if a thread was drawing from
+  one of them, the worker waits for the lock of the generator, and the parent for the worker's batch.
+* A worker sets a byte in shared memory when its loop begins (`WorkerInit`). While the parent waits for a batch, it looks at the forked
+  workers that have not done so. A worker that sleeps, and whose CPU time does not grow, in `LOOKS` consecutive looks will never begin.
+  Looks are counted instead of seconds, since a suspended machine does not look.
+* It is killed and replaced by another worker, started by forkserver, or by fork if that is not possible (see `start.py`). What was sent to
+  the old worker is still unread in its queue. It is sent to the new worker, which makes the same batches from it.
+* Queues of a fork context use unnamed semaphores, which only forked processes can reach. The new worker has its own queues, which need no
+  locks, since there is one process at each end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the fork server does that imports this: it imports headrace and the main script, and removes its socket when it ends.
+"""What the fork server does when it imports this module: it imports headrace and the main script, and removes its socket when it ends.
 
-`multiprocessing` has the process that started the server remove the socket, which does not where it was killed. The server itself ends
-with that process in any case.
+In `multiprocessing` the process that started the server removes the socket, but not if it was killed. The server itself ends with that
+process in any case.
 """
 
 from __future__ import annotations

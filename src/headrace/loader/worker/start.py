@@ -2,15 +2,14 @@
 
 NOTE [ fork and threads ]
 
-A fork copies the locks of all threads, and only the thread that forks: a lock that another thread holds at that moment is held for ever
-in the child. So where other threads run, workers are started by forkserver, if nothing speaks against it: the dataset must be
-picklable, in little time, and the main script importable, since a process that was not forked imports it again (without
-``if __name__ == "__main__"`` it would run once more, in each worker).
+A fork copies the locks of all threads, but only the forking thread: a lock that another thread holds at that moment stays locked in the
+child for ever. So if other threads run, workers are started by forkserver, if nothing prevents it: the dataset must pickle fast, and the
+main script must be importable, since a process that is not forked imports it again (without ``if __name__ == "__main__"`` the script would
+run once more in each worker).
 
-Threads of headrace and of the event loops that it drives, of torch's loaders, of CUDA's driver, the pools of OpenBLAS, OpenMP and Arrow
-(which have the name of the process), and that of jemalloc, which comes with pyarrow and knows forks, are not other ones: idle, they hold
-no lock that a worker takes. A forked worker that hangs all the
-same is replaced (see `processes.py`).
+These threads don't count, since they hold no lock that a worker takes while they are idle: those of headrace and of the event loops that it
+drives, of torch's loaders, of CUDA's driver, the pools of OpenBLAS, OpenMP and Arrow (which have the name of the process), and that of
+jemalloc, which comes with pyarrow and handles forks. A forked worker that hangs nevertheless is replaced (see `processes.py`).
 """
 
 from __future__ import annotations
