@@ -2,13 +2,13 @@
 
 NOTE [ life of an array file ]
 
-* It lies in `cache_dir`, named by a hash of what it is about, which also stands inside. Whether it still holds is for its owner to say.
-* Its head, a line of JSON, holds that hash, dtypes and sizes, and a checksum of these and of all that follows: the arrays, each aligned.
-  The first may be long: it can be written a piece at a time, and mapped by all processes that read it.
-* It is written under a temporary name and gets its own when it is on the disk. One that is damaged, of another version, another user's, or
-  that others may write to, is not trusted, and written anew.
-* A writer that is killed leaves its temporary file; the next one removes such files an hour later.
-* Up to version 0.1 files that were only loaded had a form of their own, which is still read (`_load_0_1`).
+* It is in `cache_dir`, named by a hash of the key it belongs to, which is also stored inside. Its owner decides whether it is still valid.
+* Its head, a line of JSON, has this hash, dtypes and sizes, and a checksum of these and of everything that follows: the arrays, each
+  aligned. The first array may be long: it can be written in pieces, and mapped by all processes that read it.
+* It is written under a temporary name and renamed when it is on disk. A file that is damaged, has another version, belongs to another user,
+  or is writable by others is not trusted, and written again.
+* A writer that is killed leaves its temporary file. The next writer removes such files after an hour.
+* Up to version 0.1 files that were only loaded had a separate format, which can still be read (`_load_0_1`).
 """
 
 from __future__ import annotations

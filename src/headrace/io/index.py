@@ -1,11 +1,11 @@
-"""Indices of remote files: what is needed to open one fast, cached on disk or found beside it.
+"""Indexes of remote files: the data needed to open one fast, cached on disk or found next to it.
 
 NOTE [ life of an index ]
 
-* It is a few arrays, which the file's format makes of the file (`IndexKind.make`): that may take many round trips, and once.
-* It is looked for in `cache_dir`, by URL, size and version of the file; and beside the file, under its URL and ".index", where whoever
-  wrote the file may have put it (`headrace.write_index`), by its size alone. Neither is trusted without its checksum.
-* One that was made is kept in `cache_dir`. That it can't be kept is said, and nothing else becomes of it.
+* It consists of a few arrays, which the format creates from the file (`IndexKind.make`), once; this may take many round trips.
+* It is looked up in `cache_dir`, by URL, size and version of the file, and next to the file, under its URL and ".index", where the writer
+  of the file may have put it (`headrace.write_index`), by its size alone. Neither is used without a valid checksum.
+* A new index is cached in `cache_dir`. If that fails, there is a warning and no other effect.
 * See also NOTE [ life of an array file ] in `headrace.io.array_file`.
 """
 

@@ -2,10 +2,11 @@
 
 NOTE [ versions of whole files ]
 
-* A whole file (`headrace.io.ranges.WHOLE`) is read as it is at that moment, unless its version was asked for before.
-* What is cached of it must be known with its version, which the server is asked for at each read; of numbered files (`share_versions`) once
-  in a run: all processes share what was said, as a number a file in shared memory.
-* What is not cached is asked for again with its version, and fetched in that: so what is cached under a version is of that version.
+* A whole file (`headrace.io.ranges.WHOLE`) is read in its current version, unless its version was requested before.
+* To cache a whole file, its version must be known. It is requested from the server at each read; for numbered files (`share_versions`) once
+  per run: all processes share the answers, as one number per file in shared memory.
+* A file that is not cached is requested again with its version, and fetched in this version: so what is cached under a version is of that
+  version.
 """
 
 from __future__ import annotations

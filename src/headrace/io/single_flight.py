@@ -1,7 +1,7 @@
 """Cross-process single flight: one process fetches or builds what is missing, the others wait for it.
 
-By kernel locks on single bytes of a file: a process that is killed holds none. Who waits in vain (for a process that is stopped, say) does
-the work too, and nothing becomes of it but that.
+It uses kernel locks on single bytes of a file, which a killed process does not keep. A process that waits in vain (for a stopped process,
+for example) does the work too; nothing else goes wrong.
 """
 
 from __future__ import annotations

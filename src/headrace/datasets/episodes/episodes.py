@@ -146,8 +146,7 @@ class EpisodeDataset(BaseDataset):
             of rows. None: all arrays that have an axis.
         groups: pattern of the groups' paths, such as ``"data/demo_*"``; "": each file is an episode. None: a replay buffer, if the file has
             "meta/episode_ends"; else ``"data/*"``, if "data" is a group of groups; else the numbered groups of the file; else the file
-            itself.
-            Episodes are ordered by file, and within a file by name in natural order: demo_2 comes before demo_10.
+            itself. Episodes are ordered by file, and within a file by name in natural order: demo_2 comes before demo_10.
         episodes: names of the episodes to read, or the path of an array of names in each file (robomimic: "mask/train"). Episodes of a
             replay buffer are called "episode_0", "episode_1" and so on in each file; an array holds their numbers, or one bool per episode.
             None: all.

@@ -1,18 +1,17 @@
-"""The disk cache of remote blocks, shared by many processes, within a limit.
+"""The disk cache of remote blocks, shared by many processes, within a size limit.
 
 NOTE [ life of a cached block ]
 
-* A block is a file, named by a hash of its file's URL and version and of its place there, so that no two buckets, and no two versions of
-  a file, are ever mixed. Its head holds length and checksum, which are compared whenever it is read; one that is damaged is
-  removed, and fetched again.
-* It is written under a temporary name, on which its writer holds a lock of the kernel's, then flushed to the disk, then named. A writer
-  that is killed leaves that file without a lock: the next eviction removes it.
-* A reader opens the file and reads it whole: an eviction that takes its name away meanwhile takes nothing from it.
-* The ledger is a number: bytes of all blocks and of those being written. It is raised before a block is written, and lowered after one is
-  removed, under a lock: so it may be too high, where somebody was killed, and never too low. Eviction looks at the folder itself and
-  puts it right. So all processes together stay below the limit.
-* One process fetches a block, others that want it wait for that (`claimed`): as long as the fetch may take, and no longer.
-* Without room, or leave to write, everything goes on without the cache, and that is said once. Each user has a folder of their own.
+* A block is a file, named by a hash of its file's URL and version and of its position there, so that two buckets, or two versions of a
+  file, are never mixed. Its head has length and checksum, which are compared at each read; a damaged block is removed and fetched again.
+* It is written under a temporary name, on which its writer holds a kernel lock, then flushed to disk, then renamed. A writer that is killed
+  leaves this file without a lock, and the next eviction removes it.
+* A reader opens the file and reads all of it, so an eviction that removes its name meanwhile does not disturb it.
+* The ledger is the number of bytes of all blocks, including those being written. It is raised before a block is written, and lowered after
+  one is removed, under a lock: so it may be too high after a process was killed, but never too low. Eviction measures the folder itself and
+  corrects it. So all processes together stay below the limit.
+* One process fetches a block, and others that need it wait (`claimed`), at most as long as the fetch may take.
+* Without disk space or write permission, everything works without the cache, with one warning. Each user has a separate folder.
 """
 
 from __future__ import annotations

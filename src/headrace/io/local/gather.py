@@ -1,8 +1,8 @@
 """Reads many short byte ranges of a large local file by one system call.
 
-The file is mapped, and the system itself copies the ranges out of the mapping, into scratch memory: by `pwritev`, as if they were
-written to a file. Nothing here touches the mapping, so a file that is cut short under its reader is an error, and no signal that ends the
-process (SIGBUS). Only where the system has anonymous files (Linux).
+The file is mapped, and the system itself copies the ranges out of the mapping into scratch memory, by `pwritev`, as if they were written to
+a file. No code here touches the mapping, so a file that is truncated during reading is an error, and not a signal that ends the process
+(SIGBUS). Only available on systems with anonymous files (Linux).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prefetches a batch's byte ranges into the system's cache, while reads wait for the disk.
 
-A disk works on many requests at once, and gets one at a time from who reads one stretch after the other. What is in the system's memory
-already needs no telling, and that takes a third of a microsecond a stretch: so the system is told only while reads have lately been slow,
-and waited: a read that was slow because another process had the core is no reason.
+A disk works on many requests at once, but receives one at a time from a process that reads ranges one after the other. Ranges that are in
+the system's cache need no hint, and a hint costs a third of a microsecond. So hints are given only while recent reads were slow because
+they waited; a read that was slow because another process had the core does not count.
 """
 
 from __future__ import annotations

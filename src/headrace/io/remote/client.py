@@ -1,20 +1,20 @@
-"""Byte ranges of a server, with retries, deadlines, adaptive concurrency and versions.
+"""Reads byte ranges from a server, with retries, deadlines, adaptive concurrency and versions.
 
 NOTE [ a fetch ]
 
-* Ranges that lie close to one another become one; long ones are cut, so that several connections share them. Each piece is asked for
-  by itself.
-* A piece is asked for again after errors that may pass (5xx, 408, 429, resets, time-outs, bodies of another length), after a random wait
-  that grows ("full jitter": M. Brooker, "Exponential backoff and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All
-  its attempts end at the deadline, which is later by what one takes longer since bytes still come. Time is that of the monotonic clock.
-* How many pieces are on their way at once follows from how it goes: see `headrace.io.remote.concurrency`.
-* Files are known with size and version (ETag). Where the protocol can, each request says which version it wants; elsewhere the length is
-  compared. A file that was replaced is an error, never a mix.
-* Nothing is returned but bytes of the length asked for. The first error of a fetch cancels the rest of it.
-* While the server has never answered, an unknown host or a refused connection is given up within a second: a wrong URL is likelier than a
-  server that restarts. Each retry is logged, from the second on at WARNING.
-* After a piece was given up, and until something comes again, each piece is asked for once only: who waits for many of a server that is
-  gone does not wait a deadline for each.
+* Ranges with small gaps between them are merged. Long ranges are cut, so that several connections share them. Each piece is one request.
+* A piece is requested again after temporary errors (5xx, 408, 429, resets, time-outs, bodies of another length), after a random wait that
+  grows ("full jitter": M. Brooker, "Exponential backoff and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All its
+  attempts end at the deadline, which is extended by the time that an attempt takes longer because bytes still arrive. Time is measured by
+  the monotonic clock.
+* The number of concurrent pieces adapts to the server: see `headrace.io.remote.concurrency`.
+* Files are identified with size and version (ETag). If the protocol supports it, each request names the expected version; otherwise the
+  length is compared. A file that was replaced is an error; versions are never mixed.
+* Only bytes of the requested length are returned. The first error of a fetch cancels the rest of it.
+* While the server has never answered, an unknown host or a refused connection fails within a second, since a wrong URL is more likely than
+  a restarting server. Each retry is logged, from the second on at WARNING.
+* After a piece has failed, each further piece is requested only once until one succeeds, so that reading many pieces from a dead server
+  does not wait for a deadline each.
 """
 
 from __future__ import annotations

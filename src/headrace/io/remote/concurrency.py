@@ -1,8 +1,9 @@
-"""Adaptive concurrency of the pieces that are asked of a server.
+"""Adaptive concurrency of requests to a server.
 
-It follows from how it goes: one more after each success until the server is overloaded for the first time, then one more after as many
-successes; half as many when it is overloaded (slow start, additive increase, multiplicative decrease: V. Jacobson, "Congestion avoidance
-and control", 1988). Never more bytes than `window`.
+The number of concurrent pieces grows by one after each success until the server is overloaded for the first time; from then on it grows by
+one after as many successes as there are concurrent pieces. It is halved at each overload (slow start, additive increase, multiplicative
+decrease: V. Jacobson, "Congestion avoidance and control", 1988). Pieces in flight never exceed `window` bytes, except for a single larger
+    piece.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Byte ranges that are fetched before they are read.
+"""Fetches byte ranges before they are read.
 
 NOTE [ life of prefetched bytes ]
 
-* Whoever knows the order says which ranges come next, in pieces that are fetched each by itself: as a coroutine of the server's loop.
-* What has come waits until it was read once, and is then forgotten: chunks and rows are read once in an epoch. What is left over, since
-  another process reads the rest, or the user went away, goes when there is no more room, the oldest first.
-* A read takes what is on its way already, and waits for it; everything else it fetches itself, in one go.
-* An error stays with its piece: the next read of it raises it, and forgets the piece, so that the one after fetches anew.
+* The part of the program that knows the order announces the next ranges, in pieces that are fetched independently, each as a coroutine of
+  the server's loop.
+* Fetched bytes are kept until they were read once, and then dropped: chunks and rows are read once per epoch. Bytes that are never read,
+  since another process reads the rest or the iteration was abandoned, are dropped when space is needed, oldest first.
+* A read takes pieces that are in flight, and waits for them. It fetches everything else itself, in one go.
+* An error stays with its piece. The next read of it raises the error and drops the piece, so that the read after that fetches again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time limits of attempts to fetch byte ranges.
 
-An attempt takes as long as it is given, and longer while bytes come: of a slow line many pieces have a share each, and what has come of
-them is not to be thrown away. Whoever gives less than `SLOWEST` all the time is given up.
+An attempt may take its time limit, and longer while bytes arrive: on a slow line many pieces share the bandwidth, and what has arrived
+should not be discarded. A server that stays slower than `SLOWEST` is given up.
 """
 
 from __future__ import annotations

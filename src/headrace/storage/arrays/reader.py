@@ -1,16 +1,15 @@
-"""Rows and boxes of an array, read by the chunks that a batch needs.
+"""Reads rows and boxes of an array through the chunks that a batch needs.
 
 NOTE [ from a batch's indices to its rows ]
 
-1. Where the bytes of a row lie as they are (no codec), they are read to their place by `preadv`; rows that lie one after the other, by
-   one call. Nothing of the rest of their chunks is read.
-2. Else the chunks that the batch needs are found, each once. What the cache holds of them is taken from there. Of the others the
-   stored bytes are read, neighbours by one call, and are decoded, in threads where there are some; the rows are copied straight into
-   the batch.
-3. Decoded chunks of several rows go to the cache, which holds those used last within a number of bytes. One that has given all its
-   rows is dropped: under a block shuffle nobody comes back to it.
+1. Rows that are stored without a codec are read to their destination by `preadv`; consecutive rows by one call. The rest of their chunks is
+not read.
+2. Otherwise the chunks of the batch are determined, each once. Cached chunks are taken from the cache. The stored bytes of the others are
+read, neighbours by one call, and decoded, in threads if there are any. The rows are copied directly into the batch.
+3. Decoded chunks of several rows go to the cache, an LRU bounded in bytes. A chunk that has yielded all its rows is dropped: under a block
+shuffle it is not needed again.
 
-Chunks that only another library can read (`LibraryChunks`) go the same way from there on.
+Chunks that only another library can read (`LibraryChunks`) follow the same steps from there on.
 """
 
 from __future__ import annotations

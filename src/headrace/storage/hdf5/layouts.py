@@ -1,13 +1,13 @@
-"""Keeps the layouts of remote HDF5 files, by which datasets of them are opened again without h5py.
+"""Caches the layouts of remote HDF5 files, so that datasets of them can be opened again without h5py.
 
 NOTE [ kept layouts ]
 
-* To say where rows lie h5py takes about a millisecond a file, also where all that it reads is part of the file's index. Of arrays that are
-  read directly the answer is a shape, a dtype and a table of chunks. Those of all files that were opened together are kept in one file of
-  `cache_dir`, with their targets.
-* That file is found by URL, size and version of each of them, and by what was asked of them. Where one has changed it is not found, and
-  h5py opens them all.
-* Arrays that are decoded on their way, or that h5py reads, packed files and tables of pandas have no kept layout.
+* To locate rows, h5py takes about a millisecond per file, even if everything that it reads is in the file's index. For arrays that are read
+  directly, the result is a shape, a dtype and a table of chunks. The layouts of all files that were opened together are cached in one file
+  of `cache_dir`, with their targets.
+* That file is identified by URL, size and version of each of them, and by what was read from them. If one of them has changed, no cached
+  layout matches, and h5py opens all of them.
+* Arrays that are converted on reading or read by h5py, packed files, and tables of pandas have no cached layout.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Gives h5py a remote file to read, and caches what opening it reads, so that the next start asks for nothing.
+"""Gives h5py a remote file to read, and caches what opening it reads, so that the next start needs no requests.
 
 NOTE [ h5py and remote files ]
 
-* h5py reads through a file object, here `RemoteFile`: from what is known of the file already, else in aligned pieces from the server.
-* While a dataset is opened, exactly what h5py reads is recorded, and becomes the file's index: superblock, groups, headers, lists of
-  chunks, the columns of packed files. A later opening finds it all there. What it needs beside it (another name) is fetched, and the
-  index is kept anew, with both. Chunks that are read to compare our decoding with h5py's are no part of it; what came of it is.
-* h5py calls the file object with its global lock, which whoever destroys an h5py object needs too: so may the garbage collector, in any
-  thread, that of the connections included, which would then wait for the one who waits for it. So nothing is collected while a fetch is
-  waited for; and one that takes long is waited for with the lock given back: h5py's call ends with a `LaterError`, and is repeated when the
-  bytes are there (`patiently`).
-* Errors of the server come out of h5py as they went in (`headrace.io.library_errors.remember`).
+* h5py reads through a file object, here `RemoteFile`: from the known parts of the file, else in aligned pieces from the server.
+* While a dataset is opened, exactly what h5py reads is recorded and becomes the file's index: superblock, groups, headers, lists of chunks,
+  the columns of packed files. Later openings find it there. If they need more (another name), it is fetched, and the index is cached again
+  with both. Chunks that are read to compare our decoding with h5py's are not part of it; the result of the comparison is.
+* h5py calls the file object while it holds its global lock. Destroying an h5py object needs the same lock. The garbage collector may do so
+  in any thread, including those of the connections, which would then deadlock with the thread that waits for them. Therefore garbage
+  collection is off while a fetch is waited for. For a long fetch the lock is released: h5py's call ends with a `LaterError`, and is
+  repeated when the bytes have arrived (`patiently`).
+* Errors of the server pass through h5py unchanged (`headrace.io.library_errors.remember`).
 """
 
 from __future__ import annotations

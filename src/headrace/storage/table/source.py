@@ -2,12 +2,12 @@
 
 NOTE [ from a batch's indices to the rows of tables ]
 
-1. Which block each row is in is looked up in the numbers of their first rows. Each block that a batch needs is taken once.
-2. Blocks that have to be decoded come from the cache of decoded chunks, which holds those used last within a number of bytes of the
-   memory budget; or their bytes are read, all by one call, and are decoded, in threads where there are some. One that has given all its
-   rows is dropped, unless there is room for all: under a block shuffle nobody comes back to it.
-3. Record batches of local files that are not compressed are not decoded: their columns are views of the mapped file, and a row takes
-   from the disk what it is made of.
+1. The block of each row is looked up in the numbers of the blocks' first rows. Each block of a batch is taken once.
+2. Blocks that need decoding come from the cache of decoded chunks, an LRU within the memory budget. The bytes of the others are read, all
+by one call, and decoded, in threads if there are any. A block that has yielded all its rows is dropped, unless there is memory for all:
+under a block shuffle it is not needed again.
+3. Record batches of local uncompressed files are not decoded: their columns are views of the mapped file, and only the bytes of the rows
+are read from disk.
 """
 
 from __future__ import annotations

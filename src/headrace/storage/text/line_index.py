@@ -1,7 +1,7 @@
-"""Places of very many lines, stored in little more than a byte a line.
+"""Positions of very many lines, stored in little more than a byte per line.
 
-As distances from one to the next, in groups: each group takes as many bytes a distance as its largest needs, and notes the place itself
-of every 64th line. So a line's place is that of the last one noted before it and a sum of at most 63 distances.
+Distances between lines are stored in groups. Each group uses as many bytes per distance as its largest one needs, and stores the position
+of every 64th line. So a line's position is the last stored one before it plus a sum of at most 63 distances.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Finds where the lines of a text begin.
+"""Finds where the lines of a text start.
 
-A vectorised scan, a piece at a time: nothing but the places of a few pieces is ever in memory. Of a large text, threads read the pieces
-that come next and look for LFs in them, eight bytes at a time; what depends on the piece before (a CR at its end, an open quote) is done
-in order. Lines end as Python's ``open(newline=...)`` has it.
+A vectorised scan, piece by piece, so that only the positions of a few pieces are in memory. For a large text, threads read the next pieces
+and look for LFs in them, eight bytes at a time; whatever depends on the previous piece (a CR at its end, an open quote) is done in order.
+Line endings are those of Python's ``open(newline=...)``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The lines and records of many text files, local or remote, read at random.
+"""The lines and records of many text files, local or remote, with random access.
 
-By a table of the places where they begin: little more than a byte a line (see `headrace.storage.text.line_index`), made in one pass,
-kept in `cache_dir` and mapped, so that no process holds it. There the files follow one another as if they were one.
+They are located through a table of their positions: little more than a byte per line (see `headrace.storage.text.line_index`), built in one
+pass, cached in `cache_dir` and mapped, so that no process holds it in memory. In the table the files are concatenated.
 """
 
 from __future__ import annotations

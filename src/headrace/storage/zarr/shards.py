@@ -1,15 +1,16 @@
-"""The index of a Zarr array: where its files lie, and the chunks inside of shards.
+"""The chunk index of a Zarr array: the locations of its files, and of the chunks inside shards.
 
 NOTE [ remote shards ]
 
-* A shard's version must be asked for, and its index read, before its chunks can be: two round trips, for all shards that are needed
-  together. An array of not too many shards has that done when it is first opened, and it is cached (see `headrace.io.index`): an index
-  of shards holds, for each, its size, its version and its index.
-* When the store is opened again, some shards are compared with what was cached, and whatever is read of any is of the version that was
-  cached: a shard that was replaced is an error, and what was cached is removed, so that the next start makes it anew.
-* An index that was written elsewhere (`headrace.write_index`) says no versions: those are asked for when a shard is first read. One of
-  another size than the index says is an error.
-* Of an array of very many shards without an index, those are asked that are needed: in mode streaming, of the next batches together.
+* Before its chunks can be read, a shard's version must be requested and its index read: two round trips, for all needed shards together.
+  For arrays with a limited number of shards this is done when they are first opened, and cached (see `headrace.io.index`): the index of the
+  shards holds the size, version and index of each.
+* When the store is opened again, some shards are compared with the cached index, and every read requests the cached version. A shard that
+  was replaced is an error, and the cached index is removed, so that the next start builds it again.
+* An index that was written elsewhere (`headrace.write_index`) has no versions. They are requested when a shard is first read. A shard whose
+  size differs from that in the index is an error.
+* For an array with very many shards and no index, versions and indexes are requested when they are needed; in mode streaming, for the next
+  batches together.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Zarr stores that are folders, local or remote, and what opens a store of any kind.
+"""Zarr stores that are folders, local or remote, and the function that opens a store of any kind.
 
 NOTE [ a local store that changes ]
 
 Rows of two versions of a store must not be mixed. Each batch costs one `stat` of the array's metadata file, which must be the one that was
-read. A chunk file must not have been written after the store was opened: its time says so, and it is known where the file is opened, or
-looked for, anyway. So nothing needs to be known of each file beforehand. A file that is missing counts as removed where its folder was
-written to since. Where a file server's clock is ahead of this machine's, files that were written just before would seem to be changed: so
-the last chunk's file and its folders are looked at first, and what is as old as these is not.
+read. A chunk file must not have been written after the store was opened. Its time is known without extra cost when the file is opened or
+looked up, so nothing needs to be known about each file in advance. A missing file counts as removed if its folder was written to since. If
+the clock of a file server is ahead of this machine's, files that were written just before opening would seem changed. Therefore the last
+chunk's file and its folders are checked at opening, and files that are not newer than these count as unchanged.
 """
 
 from __future__ import annotations
