@@ -144,7 +144,10 @@ def keys_for(keys: Mapping[str, Any], files: FileSet, where: str = "targets") ->
             found.append(key)
     if missing:
         others = f", nor for {len(missing) - 1:,} others of {len(files):,} files" if len(missing) > 1 else ""
-        raise ConfigError(f"{where} has no entry for {redact(missing[0])} (neither by relative path nor by file name){others}")
+        raise ConfigError(
+            f"{where} has no entry for {redact(missing[0])} (neither by relative path nor by file name){others}: add the entries, or move "
+            "the files"
+        )
     return found
 
 
