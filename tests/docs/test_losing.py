@@ -35,8 +35,8 @@ def test_every_script_that_is_run_is_named() -> None:
 
 
 def test_the_figures_of_layouts_stand_in_the_benchmarks() -> None:
-    """docs/hdf5_and_zarr.md, "How to lay out files", has some figures of the arrays."""
-    page = (ROOT / "docs" / "hdf5_and_zarr.md").read_text(encoding="utf-8").partition("## How to lay out files")[2].partition("\n## ")[0]
+    """docs/hdf5.md, "How to lay out files", has some figures of the arrays."""
+    page = (ROOT / "docs" / "hdf5.md").read_text(encoding="utf-8").partition("## How to lay out files")[2].partition("\n## ")[0]
     rows = [line for line in page.splitlines() if re.match(r"\| (contiguous|\d+) \|", line)]
     figures = [cell.strip() for line in rows for cell in line.strip("|").split("|")[1:] if cell.strip()]
     text = _section("hdf5-and-zarr-random-rows-of-chunked-arrays")
