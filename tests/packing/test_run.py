@@ -170,7 +170,7 @@ def test_targets_that_are_arrays(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", [lambda path: [len(path)] * len(path), lambda path: {"a": 1}, lambda path: None, lambda path: [1, 2]],
+    "target", [lambda path: [len(path)] * len(path), lambda path: {"a": [len(path)] * len(path)}, lambda path: None, lambda path: [1, 2]],
     ids=["ragged", "dicts", "nothing", "lists"],
 )  # fmt: skip
 def test_targets_that_no_file_can_give_back(photos: Path, tmp_path: Path, target: Callable[[str], Any]) -> None:
