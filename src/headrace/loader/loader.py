@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, Unpack
@@ -234,7 +233,7 @@ class Loader(DataLoader[Any]):
         if self.config.enable_monitoring:
             self._pids.add(delivered.report["pid"])
             if self._stats.batches:  # the first batch does not wait for it
-                self._stats.look(self._pids - {os.getpid()})
+                self._stats.look(self._pids)
 
     def _ended(self, at: Position) -> None:
         """An epoch has ended."""
@@ -393,7 +392,7 @@ class Loader(DataLoader[Any]):
         * If samples were skipped: skipped_samples, the first 1,000 as (index, path, error).
         """
         if self.config.enable_monitoring and self._stats.batches < 2:
-            self._stats.look(self._pids - {os.getpid()})
+            self._stats.look(self._pids)
         running = self._cursor.running
         queued = 0 if running is None else max(0, running.pool.dispatch.handed_out - running.received)
         pool = self._pool if running is None else running.pool

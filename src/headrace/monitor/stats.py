@@ -155,11 +155,11 @@ class LoadingStats:
 
     def look(self, worker_pids: Iterable[int]) -> None:
         """Samples memory and CPU of this process and its workers, at most once a second, and for a hundredth of the time at most: to count
-        the pages of a process that maps large files takes long."""
+        the pages of a process that maps large files takes long. This process may be among `worker_pids`."""
         now = time.monotonic()
         if now < self._look_next:
             return
-        pids = [os.getpid(), *worker_pids]
+        pids = list(dict.fromkeys((os.getpid(), *worker_pids)))
         self._processes = {pid: self._processes.get(pid) or _process(pid) for pid in pids}  # type: ignore[misc]
         self._limit = self._limit or tightest(memory_limits()).total
         self._memory.append(sum(pss_of(pid) for pid in pids))

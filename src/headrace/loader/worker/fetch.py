@@ -87,7 +87,8 @@ class Fetch(Dataset[Any]):
                     counts[name] = counts[name] + value if name in counts else value
             counts["work_seconds"], counts["work_cpu_seconds"] = time.perf_counter() - start, time.process_time() - cpu
             counts["sample_seconds"], self._sample_seconds = self._sample_seconds, 0.0
-            counts["normalized_on_device"] = int(bool(report.get("pixels")))
+            if report.get("pixels"):
+                counts["normalized_on_device"] = 1
             report["samples"], report["counts"] = len(request) if made is None else made.samples, counts
             if error is None and get_worker_info() is None:
                 return Delivered(made.batch if arena is None else arena.lightened(made.batch), report, 0 if arena is None else arena.nbytes)
