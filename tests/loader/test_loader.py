@@ -27,7 +27,7 @@ from headrace.collate import stack_collate
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(4)
+pytestmark = pytest.mark.quick_every(8)
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 

@@ -18,7 +18,7 @@ from headrace import HDF5Dataset, HeadraceWarning, ImageDataset, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(6)
+pytestmark = pytest.mark.quick_every(12)
 
 
 @pytest.fixture

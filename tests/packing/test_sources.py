@@ -35,7 +35,7 @@ from headrace.storage.hdf5.packed import packed_info
 from tests.packing.test_values import Samples
 from tests.servers.ranges import RangeServer
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(6)
 
 RNG = np.random.default_rng(7)
 IMAGES, ROWS = RNG.integers(0, 256, (30, 3, 4), dtype=np.uint8), RNG.random((30, 2, 3)).astype(np.float32)

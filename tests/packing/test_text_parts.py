@@ -29,7 +29,7 @@ from headrace.testing.contract import same
 from tests.packing.shared import contents, kill_four_times
 from tests.servers.ranges import RangeServer
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.quick_every(3)]
 
 MODES = ("lazy", "eager", "cached", "streaming")
 WAYS: dict[str, dict[str, Any]] = {

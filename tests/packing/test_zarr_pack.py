@@ -38,7 +38,7 @@ from headrace.packing.zarr.shard import encoded
 from tests.packing.shared import contents, kill_four_times
 from tests.servers.s3 import S3Server
 
-pytestmark = pytest.mark.quick_every(4)
+pytestmark = pytest.mark.quick_every(8)
 
 SHARD = 16_000
 """Bytes: the 24 photographs of the fixture become several parts."""
