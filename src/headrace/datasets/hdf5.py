@@ -224,6 +224,8 @@ def _targets(source: HDF5Source, table: list[Column] | None, name: str, path: st
         raise MissingNameError(f"{source.path}: {name!r} is no column of the table, and no dataset; its columns are: {names}")
     if column is not None:
         return source.table_column(column)
+    if "/" not in name.strip("/"):  # in no table: the file need not be opened for it
+        return source.column(name)
     with opened.hdf5.reading(path) as file:
         group = frames.column_of_group(HDF5Groups(file, path, opened), name, len(source))
     return source.column(name) if group is None else group
