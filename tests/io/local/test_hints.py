@@ -19,15 +19,15 @@ from headrace.io.local import hints
 from headrace.io.local.hints import HINTS
 
 pytestmark = [pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told"), pytest.mark.slow]
-WAITED = hints.Began(0.0, -1)
+WAITED: hints.Began = 0.0, -1
 ROWS = np.random.default_rng(0).integers(0, 256, (60, 40, 50), np.uint8)
 
 
 @pytest.fixture(autouse=True)
 def calm() -> Iterator[None]:
-    HINTS._left = 0
+    HINTS._left = HINTS._watched = 0
     yield
-    HINTS._left = 0
+    HINTS._left = HINTS._watched = 0
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     monkeypatch.setattr(hints, "_CALM", -1e9)  # anything is slow
     waits = itertools.count()
     monkeypatch.setattr(hints, "_waits", lambda: next(waits))
-    HINTS._left = 1
+    HINTS._left = HINTS._watched = 1
     return found
 
 
@@ -70,13 +70,32 @@ class TestWhen:
         assert not watch.are_wanted
 
     def test_not_after_reads_that_did_not_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        watch = self.clock(monkeypatch, 0.0, 1.0, 1.0)
+        watch = self.clock(monkeypatch, 1.0, 1.0)
+        monkeypatch.setattr(hints, "_waits", lambda: 7)
+        watch.note((0.0, 7), 64, 6400)  # another process had the core
+        assert not watch.are_wanted
+        watch.note((0.0, 6), 64, 6400)
+        assert watch.are_wanted
+
+    def test_the_first_slow_one_is_believed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        watch = self.clock(monkeypatch, *[float(second) for second in range(100)])
         monkeypatch.setattr(hints, "_waits", lambda: 7)
         began = watch.begin()
-        watch.note(began, 64, 6400)  # another process had the core
-        assert not watch.are_wanted
-        watch.note(began._replace(waits=6), 64, 6400)
+        assert began == (0.0, None)  # nobody asks while all is fast
+        watch.note(began, 64, 6400)
         assert watch.are_wanted
+        began = watch.begin()
+        assert began == (2.0, 7)
+        watch.note(began, 64, 6400)  # as slow, and did not wait
+        assert not watch.are_wanted
+
+    def test_waits_are_counted_for_a_while_after_slow_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        watch = self.clock(monkeypatch, 0.001, *[0.0] * 100)
+        watch.note((0.0, None), 64, 6400)
+        for _ in range(hints._LONG):
+            assert watch.begin()[1] is not None
+            watch.note((0.0, hints._waits()), 64, 6400)
+        assert watch.begin()[1] is None
 
     @pytest.mark.skipif(hints._THREAD is None, reason="the system does not count")
     def test_waits_are_counted(self) -> None:

@@ -2,7 +2,8 @@
 
 A disk works on many requests at once, but receives one at a time from a process that reads ranges one after the other. Ranges that are in
 the system's cache need no hint, and a hint costs a third of a microsecond. So hints are given only while recent reads were slow because
-they waited; a read that was slow because another process had the core does not count.
+they waited; a read that was slow because another process had the core does not count. To know that costs a system call, so it is asked
+only after a slow read, which is itself believed for one batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TypeAlias
 
 try:
     import resource
@@ -25,19 +26,16 @@ TO_THE_END = sys.maxsize
 _LONG = 32  # batches that are told of after a slow one
 
 
-class Began(NamedTuple):
-    """When reads began."""
-
-    seconds: float
-    waits: int
-    """How often this thread had waited by then."""
+Began: TypeAlias = tuple[float, int | None]
+"""When reads began, in seconds, and how often this thread had waited by then; None: nobody asked."""
 
 
 class Hints:
     """Watches the reads of this process. Thread-safe: at worst it tells too much or too little."""
 
     def __init__(self) -> None:
-        self._left = 0
+        self._left = 0  # reads that are told of
+        self._watched = 0  # and those whose waits are counted
 
     @property
     def are_wanted(self) -> bool:
@@ -53,16 +51,24 @@ class Hints:
 
     def begin(self) -> Began:
         """What `note` needs to know of the time before some reads."""
-        return Began(time.perf_counter(), _waits())
+        return time.perf_counter(), _waits() if self._watched else None
 
     def note(self, began: Began, stretches: int, nbytes: int) -> None:
         """So many stretches of so many bytes in all have been read since `began`, by the same thread."""
         if not _CAN_TELL or not stretches:
             return
-        if time.perf_counter() - began.seconds > stretches * _CALM + nbytes / _RATE and _waits() != began.waits:
+        seconds, waits = began
+        is_slow = time.perf_counter() - seconds > stretches * _CALM + nbytes / _RATE
+        if is_slow and waits is None:
+            self._left = max(self._left, 1)
+        elif is_slow and _waits() != waits:
             self._left = _LONG
         elif self._left:
             self._left -= 1
+        if is_slow:
+            self._watched = _LONG
+        elif self._watched:
+            self._watched -= 1
 
 
 def _waits() -> int:
