@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
+from headrace.casting import dtype_named
 from headrace.datasets.image import pixels as pixels_module
 from headrace.datasets.image import sizing
 from headrace.datasets.image.claims import Claim
@@ -459,6 +460,18 @@ class TestLayoutAndValues:
         mean, std = sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3
         wanted = (torch.from_numpy(pixels.copy()).double() / 255 - mean) / std
         assert (normalize(pixels).double() - wanted).abs().max() < 1e-6
+
+    @pytest.mark.parametrize("channels", [1, 3])
+    @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_16_bits_are_the_nearest_of_each_value(
+        self, channels: int, half: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        pixels = np.tile(np.arange(256, dtype=np.uint8).reshape(1, 16, 16), (channels, 1, 1))
+        values = normalize(pixels)
+        assert not (values.view(torch.int32) & 0xFFFF == 0x8000).any()  # none lies halfway between two of bfloat16
+        assert torch.equal(normalize(pixels, dtype_named(half)), values.to(half))
 
     def test_extensions(self) -> None:
         assert set(EXTENSIONS) == {".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif"}

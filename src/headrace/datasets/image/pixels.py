@@ -22,6 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from headrace.casting import as_tensor, cast_into
 from headrace.collate.normalization import STATISTICS, Normalization
 from headrace.datasets.image.claims import FREE, SIXTEEN_BIT, Claim, Left, jpeg_nbytes, pillow_nbytes
+from headrace.dtypes import BFLOAT16
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
 
@@ -298,6 +299,7 @@ def _factors(channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.flo
 
 _BESIDE = 1 << 18  # numbers of a thread's float32, 1 MB: a whole image of 224 x 224
 _thread = threading.local()
+_HALF, _DROPPED = np.uint32(1 << 15), np.uint32(16)  # of the bits that bfloat16 does not have
 
 
 def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
@@ -325,11 +327,24 @@ def _normalize_beside(pixels: Pixels, out: npt.NDArray[Any]) -> None:
         part = pixels[:, top : top + rows]
         beside = values[: part.size] if part.size <= _BESIDE else np.empty(part.size, np.float32)
         normalize_into(part, beside := beside.reshape(part.shape))
-        if rows >= height:
+        if out.dtype == BFLOAT16 and torch.get_num_threads() > 1:
+            _round_into(beside, out[:, top : top + rows])
+        elif rows >= height:
             cast_into(beside, out)
-            return
-        for channel in range(channels):
-            cast_into(beside[channel], out[channel, top : top + rows])
+        else:
+            for channel in range(channels):
+                cast_into(beside[channel], out[channel, top : top + rows])
+
+
+def _round_into(values: npt.NDArray[np.float32], out: npt.NDArray[Any]) -> None:
+    """Rounds normalised pixels to bfloat16, and writes over them: as `cast_into`, since none lies halfway between two of bfloat16.
+
+    Twice as fast as `cast_into` where torch has several threads, which would wait for each other; slower by a seventh where it has one.
+    """
+    bits = values.view(np.uint32)
+    np.add(bits, _HALF, out=bits)
+    np.right_shift(bits, _DROPPED, out=bits)
+    np.copyto(out.view(np.uint16), bits, casting="unsafe")
 
 
 def normalize(pixels: Pixels, dtype: npt.DTypeLike = np.float32) -> torch.Tensor:
