@@ -3,7 +3,7 @@
 A disk works on many requests at once, but receives one at a time from a process that reads ranges one after the other. Ranges that are in
 the system's cache need no hint, and a hint costs a third of a microsecond. So hints are given only while recent reads were slow because
 they waited; a read that was slow because another process had the core does not count. To know that costs a system call, so it is asked
-only after a slow read, which is itself believed for one batch.
+only after a slow read, which is itself believed for a few batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ except ImportError:  # Windows
 _CALM, _RATE = 10e-6, 1e9  # no slower than this, seconds a stretch and bytes a second, is what comes out of memory
 TO_THE_END = sys.maxsize
 """Bytes that no file has."""
-_LONG = 32  # batches that are told of after a slow one
+_LONG = 32  # batches that are told of after a slow one that waited
+_SHORT = 4  # and after a slow one of which nobody knows whether it waited
 
 
 Began: TypeAlias = tuple[float, int | None]
@@ -60,7 +61,7 @@ class Hints:
         seconds, waits = began
         is_slow = time.perf_counter() - seconds > stretches * _CALM + nbytes / _RATE
         if is_slow and waits is None:
-            self._left = max(self._left, 1)
+            self._left = max(self._left, _SHORT)
         elif is_slow and _waits() != waits:
             self._left = _LONG
         elif self._left:
