@@ -25,9 +25,9 @@ ROWS = np.random.default_rng(0).integers(0, 256, (60, 40, 50), np.uint8)
 
 @pytest.fixture(autouse=True)
 def calm() -> Iterator[None]:
-    HINTS._left = HINTS._watched = 0
+    HINTS.__init__()  # type: ignore[misc]
     yield
-    HINTS._left = HINTS._watched = 0
+    HINTS.__init__()  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -69,6 +69,24 @@ class TestWhen:
             watch.note(WAITED, 64, 6400)
         assert not watch.are_wanted
 
+    def test_longer_where_the_first_without_them_is_slow_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hints.time, "perf_counter", lambda: seconds)
+        watch, spans = hints.Hints(), []
+        for _ in range(8):
+            seconds, span = 1.0, 0
+            watch.note(WAITED, 64, 6400)
+            seconds = 0.0
+            while watch.are_wanted:
+                watch.note(WAITED, 64, 6400)
+                span += 1
+            spans.append(span)
+        assert spans == [32, 64, 128, 256, 512, 1024, 1024, 1024]
+        for _ in range(hints._SHORT):
+            watch.note(WAITED, 64, 6400)
+        seconds = 1.0
+        watch.note(WAITED, 64, 6400)  # fast without them in between
+        assert watch._left == hints._LONG
+
     def test_not_after_reads_that_did_not_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         watch = self.clock(monkeypatch, 1.0, 1.0)
         monkeypatch.setattr(hints, "_waits", lambda: 7)
@@ -77,26 +95,25 @@ class TestWhen:
         watch.note((0.0, 6), 64, 6400)
         assert watch.are_wanted
 
-    def test_the_first_slow_one_is_believed_for_a_few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        watch = self.clock(monkeypatch, *[float(second) for second in range(100)])
+    def test_waits_are_counted_at_first_and_after_slow_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seconds = 0.0
+        monkeypatch.setattr(hints.time, "perf_counter", lambda: seconds)
         monkeypatch.setattr(hints, "_waits", lambda: 7)
-        began = watch.begin()
-        assert began == (0.0, None)  # nobody asks while all is fast
-        watch.note(began, 64, 6400)
-        for _ in range(hints._SHORT):
-            assert watch.are_wanted
-            began = watch.begin()
-            assert began[1] == 7
-            watch.note(began, 64, 6400)  # as slow, and did not wait
-        assert not watch.are_wanted
-
-    def test_waits_are_counted_for_a_while_after_slow_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        watch = self.clock(monkeypatch, 0.001, *[0.0] * 100)
-        watch.note((0.0, None), 64, 6400)
+        watch = hints.Hints()
         for _ in range(hints._LONG):
-            assert watch.begin()[1] is not None
-            watch.note((0.0, hints._waits()), 64, 6400)
-        assert watch.begin()[1] is None
+            assert watch.begin() == (0.0, 7)
+            watch.note((0.0, 7), 64, 6400)
+        assert watch.begin() == (0.0, None)  # all is fast, and nobody asks
+        seconds = 1.0
+        watch.note((0.0, None), 64, 6400)
+        for _ in range(hints._SHORT):  # believed
+            assert watch.are_wanted and watch.begin() == (1.0, 7)
+            watch.note((0.0, 7), 64, 6400)  # as slow, and did not wait
+        assert not watch.are_wanted
+        for _ in range(hints._LONG):
+            assert watch.begin() == (1.0, 7)
+            watch.note((1.0, 7), 64, 6400)
+        assert watch.begin() == (1.0, None)
 
     @pytest.mark.skipif(hints._THREAD is None, reason="the system does not count")
     def test_waits_are_counted(self) -> None:

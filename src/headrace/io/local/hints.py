@@ -3,7 +3,8 @@
 A disk works on many requests at once, but receives one at a time from a process that reads ranges one after the other. Ranges that are in
 the system's cache need no hint, and a hint costs a third of a microsecond. So hints are given only while recent reads were slow because
 they waited; a read that was slow because another process had the core does not count. To know that costs a system call, so it is asked
-only after a slow read, which is itself believed for a few batches.
+only for a while after a slow read; one that comes later is believed for a few batches. Hints make reads fast, so only a batch without
+them shows whether they are still needed: one is after 32 batches, then after 64, up to 1,024.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ except ImportError:  # Windows
 _CALM, _RATE = 10e-6, 1e9  # no slower than this, seconds a stretch and bytes a second, is what comes out of memory
 TO_THE_END = sys.maxsize
 """Bytes that no file has."""
-_LONG = 32  # batches that are told of after a slow one that waited
-_SHORT = 4  # and after a slow one of which nobody knows whether it waited
+_SHORT = 4  # batches that are told of after a slow one of which nobody knows whether it waited
+_LONG, _LONGEST = 32, 1024  # and after a slow one that waited
 
 
 Began: TypeAlias = tuple[float, int | None]
@@ -35,8 +36,9 @@ class Hints:
     """Watches the reads of this process. Thread-safe: at worst it tells too much or too little."""
 
     def __init__(self) -> None:
-        self._left = 0  # reads that are told of
-        self._watched = 0  # and those whose waits are counted
+        self._left = 0  # batches that are told of
+        self._watched = _LONG  # and those whose waits are counted: at first, and longer than they are told of
+        self._span = _LONG // 2  # of `_left`
 
     @property
     def are_wanted(self) -> bool:
@@ -63,11 +65,14 @@ class Hints:
         if is_slow and waits is None:
             self._left = max(self._left, _SHORT)
         elif is_slow and _waits() != waits:
-            self._left = _LONG
+            if not self._left:
+                is_again = self._watched > _LONG - _SHORT
+                self._span = min(2 * self._span, _LONGEST) if is_again else _LONG
+            self._left = self._span
         elif self._left:
             self._left -= 1
         if is_slow:
-            self._watched = _LONG
+            self._watched = self._left + _LONG
         elif self._watched:
             self._watched -= 1
 
