@@ -35,10 +35,12 @@ with temporary_folder() as folder:
     child = os.fork()
     if child == 0:  # a signal that comes before Python's own work after a fork is lost
         print(folder, os.getpid(), flush=True)
-        time.sleep(600)
+        while True:  # a signal that comes just before a sleep is handled after it
+            time.sleep(0.05)
     os.waitpid(child, 0)
     print("alone", flush=True)
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)
 """
 
 
