@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def turns(job: text.Job, batches: int, make: Callable[[dict[str, Any]], tuple[li
 
     while True:
         files, loader = make(options)
-        for _ in zip(range(2), loader, strict=False):  # what is opened once is open, and headrace has looked at what memory is taken
+        for _ in itertools.islice(loader, 2):  # what is opened once is open, and headrace has looked at what memory is taken
             pass
         for file in files:
             forget(file)
