@@ -32,7 +32,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from two_nodes import TwoNodes, die_with_parent, free_port, one_node
+from two_nodes import TwoNodes, die_with_parent, end, free_port, one_node
 
 if "--die-with-parent" in sys.argv:
     die_with_parent()  # before the long imports
@@ -286,12 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except PeersLost as error:
         print(f"lost the other ranks: {error}\nstart again with the nodes that are left: it goes on from {given.out / 'checkpoint.json'}",
-              file=sys.stderr, flush=True)  # fmt: skip
-        os._exit(3)  # what connects to ranks that are gone may wait for them at an orderly end; the loader's workers end with their parent
+              file=sys.stderr)  # fmt: skip
+        return 3
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -1,4 +1,4 @@
-"""How does one machine stand in for two, one of which is lost?
+"""One machine stands in for two nodes, one of which is lost.
 
 A node is a `torchrun` with all that it starts. Where it is allowed (Linux, root, `ip` and `unshare`), each node has a network of its own,
 and a cable between the two; else both share the loopback interface.
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -40,6 +41,21 @@ def die_with_parent(parent: int | None = None) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1 if parent is None else os.getppid() != parent:  # it has ended already
             os._exit(1)
+
+
+def end(status: int) -> NoReturn:
+    """Ends this process with an exit status.
+
+    At once where its process group still stands, as after an error: an orderly end may wait for ranks that are gone, and threads of gloo
+    that still hold tensors abort it (https://github.com/pytorch/pytorch/issues/190489). The loader's workers end with their parent.
+    """
+    import torch.distributed as dist  # not at the top: `die_with_parent` is called before the long imports
+
+    if dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 class Node:

@@ -176,6 +176,26 @@ def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Pat
     assert not list(one.iterdir())
 
 
+# -- the end of a rank
+
+
+@pytest.mark.parametrize(("before", "said"), [("", "said"), ("dist.destroy_process_group()", "said\nan orderly end")])
+def test_rank_whose_group_still_stands_ends_at_once(before: str, said: str) -> None:
+    script = f"""
+import atexit, sys
+import torch.distributed as dist
+from two_nodes import end
+
+atexit.register(print, "an orderly end")
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print("said")
+{before}
+end(5)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], cwd=SCRIPT.parent, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (5, said, "")
+
+
 # -- two nodes
 
 
