@@ -368,6 +368,8 @@ def test_what_can_not_be_opened(tmp_path: Path) -> None:
         HDF5Dataset(["https://host/a.h5?key=secret", path])
     with pytest.raises(ConfigError, match="dataset_name must be"):
         HDF5Dataset(path, [])
+    with pytest.raises(ConfigError, match="target_name must be"):
+        HDF5Dataset(path, "data", target_name=["other"])
     with pytest.raises(MissingNameError, match="it has: data"):
         HDF5Dataset(path, ["data", "other"])
     with h5py.File(tmp_path / "null.h5", "w") as file:

@@ -620,3 +620,24 @@ class TestAnotherAxisKeepsTheLaws(DatasetContract):
 
     def make(self, **options: Any) -> ZarrDataset:
         return ZarrDataset(self.path, axis=2, **options)
+
+
+@pytest.mark.parametrize("options", [{"edges": "shift"}, {"edges": "nonsense"}, {"pad": "edge"}, {"stride": 2}])
+def test_options_of_patches_need_a_patch_shape(options: Any, tmp_path: Path) -> None:
+    zarr.create_array(str(tmp_path / "v.zarr"), shape=(8, 8, 8), chunks=(4, 4, 4), dtype="f4")
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} goes with patches: give patch_shape too"):
+        ZarrDataset(tmp_path / "v.zarr", **options)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "said"),
+    [
+        ([], {}, "dataset_name must be"),
+        ([1], {}, "dataset_name must be"),
+        ("x", {"target_name": ["y"]}, "target_name must be"),
+    ],
+)
+def test_names_of_arrays_are_checked(names: Any, options: Any, said: str, tmp_path: Path) -> None:
+    zarr.open_group(str(tmp_path / "g.zarr"), mode="w").create_array("x", data=np.zeros((4, 3)))
+    with pytest.raises(ConfigError, match=said):
+        ZarrDataset(tmp_path / "g.zarr", names, **options)

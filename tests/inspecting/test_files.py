@@ -140,3 +140,26 @@ def test_remote_files_are_those_of_this_machine(photos: Path, tmp_path: Path) ->
         for name in ("a.tar", "a.jsonl", "a.png"):
             near, far = inspect(tmp_path / name), inspect(f"{server.url}/{name}", reach=RemoteOptions(cache_dir=tmp_path / "cache"))
             assert (near.format, near.samples, near.stored) == (far.format, far.samples, far.stored), name
+
+
+@pytest.mark.parametrize(("name", "text"), [("bmi.csv", "BMI,text\n22,hello\n"), ("bmw.txt", "BMW made this, and it goes on and on.\n")])
+def test_texts_that_begin_as_bitmaps_do(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert inspect(tmp_path / name).samples == 1
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
+def test_bitmaps_are_known(mode: str, tmp_path: Path) -> None:
+    Image.new(mode, (8, 8)).save(tmp_path / "a.bmp")
+    assert inspect(tmp_path / "a.bmp").samples == 1
+    (tmp_path / "a.bmp").rename(tmp_path / "a.csv")
+    with pytest.raises(headrace.FormatError, match=r"a.csv is a BMP image, though its name says texts"):
+        inspect(tmp_path / "a.csv")
+
+
+def test_the_field_of_the_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("body,label\nhello,1\n")
+    report = inspect(tmp_path / "a.csv")
+    assert report.opens_as == f"headrace.TextDataset({str(tmp_path / 'a.csv')!r}, text_field='body')"
+    assert "no field is called 'text': name that of the text by text_field=, one of body, label" in report.notes
+    assert eval(report.opens_as).text_of(0) == "hello"

@@ -286,3 +286,9 @@ def test_packed_numbers_of_several_files(tmp_path: Path) -> None:
     with HDF5Dataset(tmp_path, "t2m", decode_cf=True) as dataset:
         assert report.samples == len(dataset) == 27 and report.fingerprint == dataset.fingerprint
     assert report.opens_as == f"headrace.HDF5Dataset({str(tmp_path)!r}, 't2m', decode_cf=True)"
+
+
+def test_an_array_without_elements(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["empty"] = np.zeros((7, 3)), np.zeros((7, 0))
+    assert inspect(tmp_path / "a.h5").samples == 7 and inspect(tmp_path / "a.h5", "empty").samples == 7

@@ -9,12 +9,16 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zarr
 from PIL import Image
 
 import headrace
+from headrace import SparseDataset
 from headrace.cli.main import main
 from headrace.cli.output import Output
 from headrace.cli.preview import _for_iterm, _for_kitty, _way_of_terminal
@@ -226,3 +230,18 @@ def test_terminals_get_pictures_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     pieces = _for_kitty(sheet).split("\x1b\\")[:-1]
     assert len(pieces) > 1 and pieces[0].startswith("\x1b_Ga=T,f=100,m=1;") and pieces[-1].startswith("\x1b_Gm=0;")
     assert _for_iterm(sheet).startswith("\x1b]1337;File=inline=1")
+
+
+def test_a_field_called_index_is_shown(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"index": ["q", "w"], "x": [1, 2]}), tmp_path / "t.parquet")
+    seen = preview(tmp_path / "t.parquet", shuffle=False)
+    assert [item.caption for item in seen.items] == ["index q, x 1", "index w, x 2"]
+
+
+def test_sparse_rows_are_shown(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "cells.h5", "w") as file:
+        group = file.create_group("X")
+        group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [2, 3]})
+        group["data"], group["indices"], group["indptr"] = np.float32([1, 2]), [0, 2], [0, 1, 2]
+    dense, csr = (preview(SparseDataset(tmp_path / "cells.h5", "X", layout=layout), shuffle=False) for layout in ("dense", "csr"))
+    assert [item.value.ravel().tolist() for item in csr.items] == [item.value.tolist() for item in dense.items] == [[1, 0, 0], [0, 0, 2]]

@@ -13,7 +13,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
-from headrace.errors import FormatError
+from headrace.errors import ConfigError, FormatError
 from headrace.storage.arrays.packed import PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
@@ -126,6 +126,20 @@ def _values_of(sources: Sequence[ArraysSource]) -> str | None:
                 f"{values[0] or 'arrays'} there"
             )
     return values[0]
+
+
+def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] | None:
+    """Gives the name of an array, or several as a tuple.
+
+    Raises:
+        ConfigError: these, or that of the targets, are no names.
+    """
+    names = dataset_name if dataset_name is None or isinstance(dataset_name, str) else tuple(dataset_name)
+    if isinstance(names, tuple) and not (names and all(isinstance(name, str) for name in names)):
+        raise ConfigError(f"dataset_name must be the name of an array, or a list of such, not {dataset_name!r}")
+    if not (target_name is None or isinstance(target_name, str)):
+        raise ConfigError(f"target_name must be the name of one array, not {target_name!r}")
+    return names
 
 
 def labelled_targets(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
-from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, labelled_targets
+from headrace.datasets.arrays import ArrayDataset, ArrayFormat, checked_names, joined_rows, labelled_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.errors import ConfigError, FormatError, MissingNameError
@@ -109,9 +109,7 @@ class HDF5Dataset(ArrayDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        wanted: Any = dataset_name if dataset_name is None or isinstance(dataset_name, str) else tuple(dataset_name)
-        if isinstance(wanted, tuple) and not (wanted and all(isinstance(name, str) for name in wanted)):
-            raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
+        wanted: Any = checked_names(dataset_name, target_name)
         codec = _encoding_named(encoding)
         axis = checked_axis(axis)
         check_flag("reverse_axes", reverse_axes)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import DTypeArgument, cast, dtype_named
-from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, labelled_targets
+from headrace.datasets.arrays import ArrayDataset, ArrayFormat, checked_names, joined_rows, labelled_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import HasTargets
 from headrace.datasets.core.options import PathOptions, split_options
@@ -133,6 +133,7 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError(f"missing must be 'fill' or 'error', not {missing!r}")
         if pad not in PADS:
             raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
+        checked_names(dataset_name, target_name)
         reach, common = split_options(options)
         files = resolve(data_path, ZARR, reach)
         paths, opened = files.urls(), OpenZarr(files.server, direct=direct, missing=missing)
@@ -144,9 +145,9 @@ class ZarrDataset(ArrayDataset):
         if axis != 0 and patch_shape is not None:
             raise ConfigError("axis is for rows, and patches are cut along all axes: leave it out, or leave out patch_shape")
         if patch_shape is None:
-            for option, value in (("stride", stride), ("boxes", boxes)):
-                if value is not None:
-                    raise ConfigError(f"{option} goes with patches: give patch_shape too")
+            given = {"stride": stride is not None, "boxes": boxes is not None, "edges": edges != "drop", "pad": pad != "reflect"}
+            if any(given.values()):
+                raise ConfigError(f"{next(filter(given.get, given))} goes with patches: give patch_shape too")
             if not is_one and scale is not None:
                 raise ConfigError("scale= goes with one dataset_name, of an image of OME-NGFF")
         elif not is_one:

@@ -22,7 +22,6 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"MM\x00*", "TIFF image"),
     (0, b"II+\x00", "BigTIFF image"),
     (8, b"WEBP", "WebP image"),
-    (0, b"BM", "BMP image"),
     (128, b"DICM", "DICOM image"),
     (344, b"n+1\x00", "NIfTI image"),
     (0, b"PAR1", "Parquet table"),
@@ -43,6 +42,8 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (4, b"ftyp", "MP4 video"),
 )
 """Place, bytes and name of what formats begin with; what comes first counts."""
+_BMP_HEADERS = (12, 16, 40, 52, 56, 64, 108, 124)
+"""Sizes of the header that follows that of the file, by version."""
 _HEAD = 1024
 
 
@@ -51,6 +52,8 @@ def sniffed(head: bytes) -> str | None:
     for place, magic, name in _MAGIC:
         if head[place : place + len(magic)] == magic:
             return name
+    if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in _BMP_HEADERS:  # texts begin with BM too
+        return "BMP image"
     start = head.lstrip()[:64].lower()
     if start.startswith((b"<!doctype html", b"<html")):
         return "web page"

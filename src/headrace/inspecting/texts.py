@@ -76,12 +76,12 @@ def inspect_texts(data_path: Any, reach: RemoteOptions) -> Report:
         if files.server is not None:
             files.server.close()
     encoding = report.details.get("encoding")
-    named = f", encoding={encoding!r}" if encoding in _OTHERS else ""
+    named = _naming_text(report) + (f", encoding={encoding!r}" if encoding in _OTHERS else "")
     of_chats = ", unit='chat', tokenizer=tokenizer" if "chats" in report.details else ""
     report.opens_as = f"headrace.TextDataset({report.path!r}{of_chats}{named})"
     if of_chats:
         report.notes.append("chats need a HuggingFace tokenizer with a chat template: only the assistant's turns are labels")
-    report.advice = _advice(report, files, str(encoding) if named else None)
+    report.advice = _advice(report, files, str(encoding) if encoding in _OTHERS else None)
     return report
 
 
@@ -246,6 +246,16 @@ def _fields(name: str, head: bytes, encoding: str) -> dict[str, str] | None:
     except ValueError:
         return None
     return {key: type(value).__name__ for key, value in record.items()} if isinstance(record, dict) else {"": type(record).__name__}
+
+
+def _naming_text(report: Report) -> str:
+    """The argument that names the field of the text, where none of the records' fields has the default name."""
+    fields = report.details.get("fields") or {}
+    texts = [name for name, kind in fields.items() if kind == "str" and name]
+    if not texts or records.TEXT_FIELD in fields or "chats" in report.details:
+        return ""
+    report.notes.append(f"no field is called {records.TEXT_FIELD!r}: name that of the text by text_field=, one of {', '.join(texts)}")
+    return f", text_field={texts[0]!r}"
 
 
 def _advice(report: Report, files: FileSet, encoding: str | None) -> list[Advice]:

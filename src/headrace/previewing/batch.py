@@ -101,7 +101,13 @@ def preview(
         order: dict[str, Any] = {} if isinstance(dataset, StreamingDataset) else {"shuffle": shuffle}
         loader_options: dict[str, Any] = {"batch_size": count, "num_workers": 0, "seed": seed, "pin_memory": False, **order}
         try:
-            batch = _first(dataset, epoch, loader_options)
+            try:
+                batch = _first(dataset, epoch, loader_options)
+            except ConfigError:
+                if not (is_own and dataset.return_index):
+                    raise
+                dataset.return_index = False  # samples may have a field "index" of their own
+                batch = _first(dataset, epoch, loader_options)
         except CollateError as error:
             notes.append(f"a loader with the default collate function raises: {' '.join(str(error).split())}")
             batch = _first(dataset, epoch, {**loader_options, "collate_fn": "list"})
@@ -225,7 +231,8 @@ def _decoded(tokenizer: Any, ids: npt.NDArray[np.int64]) -> str | None:
 
 def _array(value: Any) -> npt.NDArray[Any] | None:
     if isinstance(value, torch.Tensor):
-        return value.detach().to(torch.float32 if value.dtype == torch.bfloat16 else value.dtype).numpy()
+        dense = value.detach().to_dense()  # a dense one as it is
+        return dense.to(torch.float32 if dense.dtype == torch.bfloat16 else dense.dtype).numpy()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return np.abs(value) if value.dtype.kind == "c" else value
     return None

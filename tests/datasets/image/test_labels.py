@@ -532,3 +532,32 @@ class TestTablesKeepTheLaws(DatasetContract):
 
     def make(self, **options: Any) -> ImageDataset:
         return ImageDataset(self.photos, targets=self.labels, image_size=8, **options)
+
+
+@pytest.mark.parametrize("other", ["deep/1.jpg", "a/1.jpg"])
+def test_a_file_s_own_name_is_that_of_no_other(other: str, tmp_path: Path) -> None:
+    files = files_of(tmp_path, ["1.jpg", other])
+    with pytest.raises(ConfigError, match=rf"the file name 1.jpg fits (1.jpg and {other}|{other} and 1.jpg): give relative paths"):
+        given_targets({"1.jpg": 7}, files)
+    assert sorted(given_targets({"1.jpg": 7, other: 8}, files).targets.tolist()) == [7, 8]
+
+
+class TestCellsOfATable:
+    def opened(self, tmp_path: Path, table: str, **options: Any) -> ImageDataset:
+        for name in "xyz":
+            Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
+        (tmp_path / "labels.csv").write_text(table)
+        return ImageDataset(tmp_path, targets=tmp_path / "labels.csv", **options)
+
+    def test_with_underscores_are_texts(self, tmp_path: Path) -> None:
+        dataset = self.opened(tmp_path, "file,label\nx.png,1_2\ny.png,12\nz.png,1_3\n")
+        assert (list(dataset.targets), dataset.classes) == ([1, 0, 2], ["12", "1_2", "1_3"])
+
+    def test_beyond_64_bits_matter_only_as_targets(self, tmp_path: Path) -> None:
+        table = f"file,label,study\nx,cat,{1 << 63}\ny,dog,{1 << 70}\nz,cat,1\n"
+        dataset = self.opened(tmp_path, table, target_name="label")
+        assert list(dataset.targets) == [0, 1, 0] and list(dataset.label_columns["study"]) == [1 << 63, 1 << 70, 1]
+        with pytest.raises(ConfigError, match=rf"column 'study' of .*labels.csv has {1 << 63}, an integer of more than 64 bits"):
+            self.opened(tmp_path, table)
+        with pytest.raises(ConfigError, match="targets has 9223372036854775808, an integer"):
+            ImageDataset(tmp_path, targets=dict(zip("xyz", (1, 2, 1 << 63), strict=True)))

@@ -905,3 +905,29 @@ def test_a_small_table_stays_decoded_in_blocks(tmp_path: Path, usage: str, decod
                 assert cached.nbytes <= cached.max_bytes <= dataset.budget.limit - dataset.budget.available
             assert sorted(rows) == list(range(20_000))
         assert decodes <= loader.get_stats()["chunks_decoded"] <= decodes + 3 * 1
+
+
+def test_lists_of_any_length_are_targets(tmp_path: Path) -> None:
+    tags = pa.array([[3, 7], [5], []], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"x": [1.0, 2.0, 3.0], "tags": tags}), tmp_path / "t.parquet")
+    dataset = TableDataset(tmp_path / "t.parquet", "x", target_name="tags")
+    assert [target.tolist() for _, target in map(dataset.__getitem__, range(3))] == [[3, 7], [5], []]
+
+
+@pytest.mark.parametrize("null", range(5))
+def test_the_row_of_a_missing_target_is_named(null: int, tmp_path: Path) -> None:
+    numbers = [None if row == null else row for row in range(5)]
+    for name, some in (("a", slice(0, 2)), ("b", slice(2, 5))):
+        table = pa.table({"x": list(range(5))[some], "y": pa.array(numbers[some], pa.int64())})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    where = f"a.parquet, row {null}" if null < 2 else f"b.parquet, row {null - 2}"
+    with pytest.raises(FormatError, match=rf"{where}: column 'y' has no value \(null\)"):
+        TableDataset(tmp_path, target_name="y")
+
+
+def test_a_column_called_index_is_not_replaced(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"index": ["q", "w"], "x": [1, 2]}), tmp_path / "t.parquet")
+    assert TableDataset(tmp_path / "t.parquet")[1] == {"index": "w", "x": torch.tensor(2)}
+    with pytest.raises(ConfigError, match="have a field 'index' of their own, which return_index=True would replace"):
+        TableDataset(tmp_path / "t.parquet", return_index=True)[0]
+    assert TableDataset(tmp_path / "t.parquet", columns=["x"], return_index=True)[1] == {"index": 1, "x": torch.tensor(2)}

@@ -229,6 +229,9 @@ class TestBadInput:
                 dataset[number]
             assert len(str(raised.value)) < 500
         skipping = TextDataset(path, unit="record", on_error="skip")
+        assert skipping.text_of(0) == "a"
+        with pytest.raises(SampleError, match="sample 1 can't be decoded"):
+            skipping.text_of(1)
         assert [text(sample) for sample in skipping.__getitems__(range(len(skipping)))] == ["a", "b"]
         replaced = TextDataset(path, unit="record", on_error=lambda index, path, error: (index, path.rpartition(" ")[2]))
         assert replaced.__getitems__([0, 1, 2])[1:] == [(1, "3"), (2, "4")]
@@ -294,6 +297,7 @@ class TestBadInput:
             ({"packing": "wrapped"}, "packing must be True, False or 'bfd', not 'wrapped'"),
             ({"packing": "bfd"}, "packing='bfd' needs max_length=, the tokens of a sample"),
             ({"packing": "bfd", "max_length": 4, "stride": 2}, "can't be given together"),
+            ({"packing": True, "max_length": 4, "labels": "folders"}, "labels can't be given with packing"),
             ({"packing": True, "stride": 5}, "can't be given together"),
             ({"end_token": 1}, "end_token has a meaning with stride or packing only"),
             ({"end_token": -1, "packing": True}, "end_token"),

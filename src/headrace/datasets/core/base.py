@@ -59,7 +59,7 @@ class BaseDataset(Splittable, Dataset[Any]):
         on_error: what to do with a sample that can't be read. "raise": raise a `SampleError`. "skip": leave it out of its batch, count it
             and list it. A callable ``(index, path, error) -> sample``: use its result instead.
         seed: seed of the order and of random transforms. Under a `Loader`, the loader's seed counts instead.
-        return_index: append the index to each sample.
+        return_index: append the index to each sample; to a dict as the field ``"index"``.
         progress: show progress bars. None: only on a terminal.
 
     Raises:

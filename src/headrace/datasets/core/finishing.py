@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.reader import nothing_readable
 from headrace.datasets.core.warnings import naming
-from headrace.errors import FormatError, SampleError, warn
+from headrace.errors import ConfigError, FormatError, SampleError, warn
 from headrace.order.request import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
 
@@ -197,5 +197,7 @@ def _call(dataset: Any, value: Any, target: Any) -> tuple[Any, Any]:
 
 def _with_index(sample: Any, index: int) -> Any:
     if isinstance(sample, dict):
+        if "index" in sample:
+            raise ConfigError("samples have a field 'index' of their own, which return_index=True would replace: rename or omit it")
         return {**sample, "index": index}
     return (*sample, index) if type(sample) is tuple else (sample, index)

@@ -163,6 +163,7 @@ def given_targets(
         assert callable(targets)  # by `checked_targets`
         values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
     made, classes = _encoded(_separated(values, label_separator))
+    _check_range(made, "targets")
     _check_classes(classes, made, files)
     return Labels(made, classes)
 
@@ -209,6 +210,8 @@ def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | N
             columns[name], classes[name] = np.array(values, np.float64), []
         else:
             columns[name], classes[name] = (values, []) if gap is not None else _encoded(values)
+        if name in chosen:
+            _check_range(columns[name], f"targets: column {name!r} of {table.where}")
     named = {name: found for name, found in classes.items() if found}
     if len(chosen) > 1 or not (target_name is None or isinstance(target_name, str)):
         return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
@@ -256,9 +259,20 @@ def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
     if all(isinstance(v, (list, tuple, set, frozenset)) and all(isinstance(label, str) for label in v) for v in values) and any(values):
         several = MultiHot.of(values)
         return several, several.classes
-    if all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
+    if all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values) and not any(map(_is_beyond, values)):
         return np.array(values, np.int64), []
     return list(values), []
+
+
+def _is_beyond(value: Any) -> bool:
+    """True if a value is an integer of more than 64 bits, which no tensor has."""
+    return isinstance(value, (int, np.integer)) and not -(1 << 63) <= value < 1 << 63
+
+
+def _check_range(values: Any, where: str) -> None:
+    beyond = next(filter(_is_beyond, values), None) if isinstance(values, list) else None
+    if beyond is not None:
+        raise ConfigError(f"{where} has {beyond}, an integer of more than 64 bits: give numbers in the range of int64, or strings")
 
 
 class MultiHot(TargetSequence):

@@ -136,7 +136,7 @@ def keys_for(keys: Mapping[str, Any], files: FileSet, where: str = "targets") ->
         key = next((key for key in names_of(name) if key in keys), None)
         if key is None:
             missing.append(name)
-        elif key != name and by_name.setdefault(key, name) != name:
+        elif by_name.setdefault(key, name) != name:
             raise ConfigError(
                 f"targets: the file name {redact(key)} fits {redact(by_name[key])} and {redact(name)}: give relative paths instead"
             )

@@ -121,6 +121,8 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
 
 def parsed(cells: Sequence[str]) -> list[Any]:
     """Integers or floats, where all cells that are not empty are such, and else texts; an empty cell of numbers is None."""
+    if any("_" in cell for cell in cells):  # for Python 1_2 is 12
+        return list(cells)
     for kind in (int, float):
         try:
             return [kind(cell) if cell else None for cell in cells]

@@ -347,8 +347,8 @@ def _targets(source: TableSource, name: str) -> tuple[Any, list[str]]:
     for table in source.tables:
         table.check([name])
     found = source.column(name)
-    if isinstance(found, list) and None in found:
-        row = found.index(None)
+    row = next((row for row, value in enumerate(found) if value is None), None) if isinstance(found, list) else None
+    if row is not None:
         raise FormatError(f"{source.location(row)}: target_name={name!r}: there is no value (null)")
     if not is_categorical(source.first.schema.field(name).type):
         return found, classes_in(source.first.schema, name)

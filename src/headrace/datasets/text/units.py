@@ -156,6 +156,8 @@ class TokenizedTexts(TextUnit):
 
     def text_of(self, index: int, reader: SampleReader) -> str:
         record = reader.records([index], self.source.read)[0]
+        if isinstance(record, SampleError):
+            raise record
         try:
             return self.text_and_target(index, record)[0]
         except FormatError as error:

@@ -32,8 +32,8 @@ class Grid(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Chunks along each axis."""
-        return tuple(-(-extent // chunk) for extent, chunk in zip(self.shape, self.chunks, strict=True))
+        """Chunks along each axis; none along one of no extent, whose chunks may have none either."""
+        return tuple(-(-extent // max(1, chunk)) for extent, chunk in zip(self.shape, self.chunks, strict=True))
 
     @property
     def inner(self) -> int:

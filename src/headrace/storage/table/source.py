@@ -18,7 +18,7 @@ import json
 import math
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -376,13 +376,34 @@ class TableSource(RowSource, Locatable):
         """All values of a column, which may be one that is not read else: numbers as an array [n], others as a list.
 
         Raises:
-            FormatError: a number is missing.
+            FormatError: a number is missing; the message says in which row.
         """
         alone = TableSource(list(map(unchosen, self.tables)), self.files, [name], True)
-        spec, everything = alone.array_spec, range(len(alone))
-        out: Out = [None] * len(alone) if spec is None else np.empty((len(alone), *spec.shape), spec.dtype)
-        alone.read_columns(everything, {name: out})
-        return out
+
+        def read(rows: range) -> Out:
+            spec = alone.array_spec
+            out: Out = [None] * len(rows) if spec is None else np.empty((len(rows), *spec.shape), spec.dtype)
+            alone.read_columns(rows, {name: out})
+            return out
+
+        try:
+            return read(range(len(alone)))
+        except FormatError as error:
+            raise FormatError(f"{alone.location(_first_failing(read, len(alone)))}: {error}") from error
+
+
+def _first_failing(read: Callable[[range], object], count: int) -> int:
+    """The first of so many rows that raises a FormatError where it is read; one does."""
+    first, end = 0, count
+    while end - first > 1:
+        middle = (first + end) // 2
+        try:
+            read(range(first, middle))
+        except FormatError:
+            end = middle
+        else:
+            first = middle
+    return first
 
 
 def _write_blocks(parts: Sequence[tuple[Block, int, int]], rows: IntArray, places: IntArray, outs: Mapping[str, Out]) -> None:
