@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -367,3 +368,71 @@ def test_none_stays_where_it_may_stand() -> None:
     assert stack_collate([(x, None), (x, None)])[1] == [None, None]
     assert stack_collate([{"mask": None}] * 2) == {"mask": [None, None]}
     assert list_collate([PHOTO, None]) == [PHOTO, None]
+
+
+# -- what the order of the samples does not decide
+
+
+@pytest.mark.parametrize("numbers", [[1, np.int64(2)], [True, np.bool_(False)], [1.5, np.float32(2), 3], [1, np.uint8(2), np.int64(3)]])
+def test_numbers_of_python_and_numpy_are_numbers(numbers: list[Any]) -> None:
+    for samples in (numbers, numbers[::-1]):
+        assert same(stack_collate(samples), stack_collate([getattr(one, "item", lambda one=one: one)() for one in samples]))
+    assert same(stack_collate(numbers), default_collate([getattr(one, "item", lambda one=one: one)() for one in numbers]))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (None, torch.zeros(2)),
+        (None, np.zeros(2)),
+        ("a", {"a": 1}),
+        (None, (1, 2)),
+        (3, torch.zeros(2)),
+        ("a", [1]),
+        (None, Row(torch.ones(1), "")),
+    ],
+)
+def test_mixtures_are_refused_in_any_order(one: Any, other: Any) -> None:
+    for samples in ([one, other], [other, one], [one, one, other]):
+        with pytest.raises(CollateError):
+            stack_collate([(torch.ones(1), sample) for sample in samples])
+
+
+def test_texts_and_what_is_missing_stay_a_list() -> None:
+    for values in (["a", "b"], [None, 1, None], [1, None], ["a", None], [object, "a"]):
+        assert stack_collate([{"field": value} for value in values]) == {"field": values}
+
+
+class Fields(MutableMapping[str, Any]):
+    """Keeps its fields in a dict, which a shallow copy shares."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields_of = fields
+
+    def __getitem__(self, key: str) -> Any:
+        return self._fields_of[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._fields_of[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._fields_of[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._fields_of)
+
+    def __len__(self) -> int:
+        return len(self._fields_of)
+
+
+class SlottedFields(Fields):
+    __slots__ = ()
+
+
+def test_samples_of_a_mapping_of_one_s_own_stay_as_they_are() -> None:
+    for made in (Fields, SlottedFields):
+        samples = [made(x=torch.tensor([float(i)])) for i in range(2)]
+        for _ in range(2):
+            batch = stack_collate(samples)
+            assert type(batch) is made and batch["x"].tolist() == [[0.0], [1.0]]
+        assert [sample["x"].tolist() for sample in samples] == [[0.0], [1.0]]

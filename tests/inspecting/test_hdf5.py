@@ -291,4 +291,4 @@ def test_packed_numbers_of_several_files(tmp_path: Path) -> None:
 def test_an_array_without_elements(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["empty"] = np.zeros((7, 3)), np.zeros((7, 0))
-    assert inspect(tmp_path / "a.h5").samples == 7 and inspect(tmp_path / "a.h5", "empty").samples == 7
+    assert inspect(tmp_path / "a.h5").samples == 7 and inspect(tmp_path / "a.h5", dataset_name="empty").samples == 7

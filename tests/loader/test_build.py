@@ -2,13 +2,14 @@
 
 import multiprocessing
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from headrace import BudgetError, ConfigError, DataLoaderConfig, HeadraceWarning, ImageDataset, Loader, create_dataloader
 from headrace.loader import build, data
@@ -407,3 +408,24 @@ def test_ranks_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_numpy_dataset_is_no_path() -> None:
     loader = create_dataloader(np.arange(6), batch_size=3, num_workers=0, shuffle=False)
     assert [b.tolist() for b in loader] == [[0, 1, 2], [3, 4, 5]]
+
+
+class Ten(IterableDataset[int]):
+    """It does not divide its samples among workers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def test_a_stream_of_one_s_own_comes_once(machine: Any) -> None:
+    machine(16)
+    loader = workers_of(Ten())
+    assert torch.cat(list(loader)).tolist() == list(range(10))
+    assert loader.config.num_workers == 0 and "each worker would yield all samples of an IterableDataset" in loader.explain()
+    assert workers_of(Ten(), num_workers=2).config.num_workers == 2
+
+
+@pytest.mark.parametrize("given", [1, 0, 3.5])
+def test_lengths_that_are_none(given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"bucket_by_length must be True, False or one integer a sample, not {given}"):
+        workers_of(SquareDataset(), num_workers=0, bucket_by_length=given)

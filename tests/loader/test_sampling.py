@@ -421,3 +421,84 @@ def test_a_sampler_whose_state_raises_says_so(loader_of: Any) -> None:
 
     with pytest.raises(OSError, match="no state today"):
         next(iter(loader_of(sampler=Broken())))
+
+
+class CountsEpochs:
+    """A sampler whose order is that of an epoch in its state, which counts on at its end."""
+
+    def __init__(self) -> None:
+        self.epoch, self.at = 0, 0
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        while self.at < N:
+            self.at += 1
+            yield order[self.at - 1]
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class BeginsAnew(CountsEpochs):
+    """The same, which has no position: each pass begins at its start."""
+
+    def __iter__(self) -> Any:
+        self.at = 0
+        yield from super().__iter__()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "at": 0}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("make", [CountsEpochs, BeginsAnew])
+def test_a_sampler_that_counts_epochs_goes_on_with_the_next(loader_of: Any, make: Any, drop_last: bool, workers: int) -> None:
+    options = {"drop_last": drop_last, "num_workers": workers, "batch_size": 5}
+    loader = loader_of(sampler=make(), **options)
+    expected = [numbers(loader) for _ in range(4)]
+    assert len({str(epoch) for epoch in expected}) == 4
+    saving = loader_of(sampler=make(), **options)
+    for epoch in range(3):
+        assert numbers(saving) == expected[epoch]
+        resumed = loader_of(sampler=make(), **options)
+        resumed.load_state_dict(json.loads(json.dumps(saving.state_dict())))
+        assert [numbers(resumed) for _ in range(epoch + 1, 4)] == expected[epoch + 1 :]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_the_last_batch_and_before_the_end(loader_of: Any, workers: int) -> None:
+    """The state is of an epoch of which nothing is left."""
+    expected = [numbers(loader) for loader in [loader_of(sampler=CountsEpochs())] for _ in range(2)]
+    loader = loader_of(sampler=CountsEpochs(), num_workers=workers)
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    resumed = loader_of(sampler=CountsEpochs(), num_workers=workers)
+    resumed.load_state_dict(loader.state_dict())
+    assert [numbers(resumed) for _ in range(2)] == [[], expected[1]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_position_is_kept_where_no_iterator_can_be_made(loader_of: Any, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, loader = numbers(loader_of()), loader_of()
+    next(iter(loader))
+    resumed = loader_of(num_workers=workers)
+    resumed.load_state_dict(state := loader.state_dict())
+
+    def failing() -> None:
+        raise OSError("no process today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resumed, "_begin", failing)
+        with pytest.raises(OSError, match="no process today"):
+            iter(resumed)
+    assert resumed.state_dict() == state and resumed.next_epoch == 0
+    assert numbers(resumed) == expected[1:] and resumed.next_epoch == 1

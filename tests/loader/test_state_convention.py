@@ -717,3 +717,24 @@ def test_failing_iterator_gives_no_items_of_the_last(loader_of: Any) -> None:
     with pytest.raises(OSError, match="no connection"):
         next(iterator)
     assert list(iterator) == []
+
+
+class FormattedError(Exception):
+    """It formats its arguments, and pickle would pass it the result."""
+
+    def __init__(self, path: str, code: int = 7) -> None:
+        super().__init__(f"can't read {path} (code {code})")
+        self.path = path
+
+
+class Unreadable(Counting):
+    def __getitem__(self, index: int) -> Any:
+        raise FormattedError("/data/0.bin", 5)
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_error_that_formats_its_arguments_keeps_its_message(loader_of: Any, workers: int) -> None:
+    with pytest.raises(FormattedError) as raised:
+        list(loader_of(Unreadable(), num_workers=workers))
+    assert (str(raised.value), raised.value.path) == ("can't read /data/0.bin (code 5)", "/data/0.bin")

@@ -520,6 +520,25 @@ class TestPressure:
         store.grow(1 << 30)
         assert store.limit == store.capacity
 
+    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.timeout(60)
+    @pytest.mark.quick_every(1)
+    def test_a_limit_that_is_lowered_before_the_lock_is_held(self, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another process may release memory between the first look at the limit and the lock."""
+        store = self.filled(policy)
+        held, lowered = type(store._lock).held, list[bool]()
+
+        def late(lock: Any, *arguments: Any) -> Any:
+            if not lowered:
+                lowered.append(True)
+                store.release(1 << 30)
+            return held(lock, *arguments)
+
+        monkeypatch.setattr(type(store._lock), "held", late)
+        assert not store.put(0, np.zeros(20_000, np.uint8)) and store.nbytes == 0
+        store.grow(1 << 30)
+        assert store.put(0, np.zeros(20_000, np.uint8)) or policy == "keep"
+
     def test_lru_goes_on_within_less(self) -> None:
         store = self.filled("lru")
         store.release(600_000)

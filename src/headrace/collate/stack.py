@@ -75,10 +75,12 @@ def stack_inside(values: list[Any], path: FieldPath, special: Special | None, re
     first = values[0]
     if isinstance(first, torch.Tensor):
         return _stack_tensors(values, path, remedy)
-    if is_numeric(first):
+    if is_numeric(first) and not (isinstance(first, np.generic) and _are_mixed_numbers(values)):
         return _stack_tensors([from_array(v) if is_numeric(v) else v for v in values], path, remedy)
     if isinstance(first, (bool, int, float)) and all(isinstance(v, (bool, int, float)) for v in values):
         return _stack_numbers(values, path)
+    if _are_mixed_numbers(values):
+        return _stack_numbers([v.item() if isinstance(v, np.generic) else v for v in values], path)
     if isinstance(first, Mapping):
         keys = list(first)
         for number, value in enumerate(values):
@@ -99,7 +101,25 @@ def stack_inside(values: list[Any], path: FieldPath, special: Special | None, re
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         return _stack_dataclass(values, path, special, remedy)
     _refuse_unfinished(values, path)
+    for number, value in enumerate(values):
+        if _is_stacked(value):  # else the order of the samples would decide whether this is an error
+            raise _unlike(number, value, first, path, remedy)
     return values
+
+
+def _is_stacked(value: Any) -> bool:
+    """True of what is no batch as a list of values."""
+    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, (torch.Tensor, Mapping, tuple, list)) or is_object or (isinstance(value, np.ndarray) and is_numeric(value))
+
+
+def _are_mixed_numbers(values: list[Any]) -> bool:
+    """True if all are numbers, some of Python and some of NumPy."""
+    kinds = {type(value) for value in values}
+    are_numbers = all(
+        issubclass(kind, (bool, int, float)) or (issubclass(kind, np.generic) and np.dtype(kind).kind in "biuf") for kind in kinds
+    )
+    return are_numbers and 0 < sum(issubclass(kind, np.generic) for kind in kinds) < len(kinds)
 
 
 def _refuse_unfinished(values: list[Any], path: FieldPath) -> None:

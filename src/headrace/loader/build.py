@@ -41,7 +41,11 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
         changes["seed"], reasons["seed"] = config.generator.initial_seed() & ((1 << 63) - 1), "the generator's seed"
     if config.num_workers is None:
         block = changes.get("shuffle", config.shuffle) == "block"
-        changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world, _turns(config, dataset) if block else None)
+        changes["num_workers"], reasons["num_workers"] = (
+            (0, "each worker would yield all samples of an IterableDataset that does not divide them")
+            if foreign_stream
+            else _auto_workers(dataset, world, _turns(config, dataset) if block else None)
+        )
     if changes.get("num_workers", config.num_workers):
         for name, default in {"prefetch_factor": 2, "persistent_workers": True}.items():
             if getattr(config, name) is None:

@@ -171,19 +171,19 @@ class Loader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         check_world(self.given, self.config, self._reasons["world_size"])
         self._agreement.look()
-        goes_on = self._cursor.start()
-        if self._pool is not None and not self._pool.is_sound:
-            self._pool = None
-        self._refit()
-        if not goes_on:
-            self._states = self._states_of_next_epoch()
-        try:
-            iterator = self._begin()
-        except RuntimeError as error:
-            if self._pool is None or not is_of_workers(error):
-                raise
-            self._pool = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
-            iterator = self._begin()
+        with self._cursor.starting() as goes_on:
+            if self._pool is not None and not self._pool.is_sound:
+                self._pool = None
+            self._refit()
+            if not goes_on:
+                self._states = self._states_of_next_epoch()
+            try:
+                iterator = self._begin()
+            except RuntimeError as error:
+                if self._pool is None or not is_of_workers(error):
+                    raise
+                self._pool = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
+                iterator = self._begin()
         self._cursor.running = iterator
         return iterator
 

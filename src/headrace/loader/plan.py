@@ -152,7 +152,8 @@ class SamplerPlan(Plan):
 
     The random generators that it uses, global ones or its own, are seeded by (seed, epoch), so that it draws the same numbers again. To
     resume, it is replayed from its start. If it or its iterator has a `state_dict` and a `load_state_dict`, it is asked for its state after
-    each batch, and resumes from the state of the last batch that the user received.
+    each batch, and resumes from the state of the last batch that the user received; a sampler is asked at its end too, since it may count
+    epochs, and begins the next epoch from that state.
     """
 
     def __init__(
@@ -171,18 +172,21 @@ class SamplerPlan(Plan):
         self._seeder = SampleSeeder(self._source)
         self.origin: str = f"{self._kind} {type(self._source).__name__}"
         self._states: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and position; of batches that are on their way
+        self._loaded_end: Any = None  # a state that was loaded, of the end of an epoch: the next one begins with it
 
     def steps(self) -> int | None:
         return _steps(length_of(self._source), self._size, self._drop_last)
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         source: Any = self._source
+        saved = self._states.get((epoch, start))
+        self._states = {} if saved is None else {(epoch, start): saved}
+        if saved is None and self._loaded_end is not None and not start:
+            source.load_state_dict(copy.deepcopy(self._loaded_end))
         for part in (source, getattr(source, "sampler", None)):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
-        saved = self._states.get((epoch, start))
-        self._states = {} if saved is None else {(epoch, start): saved}
         if saved is not None and (saved.get("ended") or self.ends_at(start)):
             return  # a sampler at its end may begin anew when it is asked again
         first_step, position, draws = 0, 0, Draws(self._seeder, self.seed, epoch, OF_SAMPLER)
@@ -195,12 +199,18 @@ class SamplerPlan(Plan):
                 if saved["of_iterator"]:
                     rest.load_state_dict(copy.deepcopy(saved["state"]))
         holder = next((part for part in (rest, source) if self._tells_state(part)), None)
+        was_at_end, self._loaded_end = saved is None and self._loaded_end is not None, None
         for step in itertools.count(first_step):
             with draws():
                 indices = self._next(rest)
+                if indices is None and was_at_end and not step:  # the state held the position too
+                    rest = iter(source)
+                    indices = self._next(rest)
             if indices is None:
-                if (epoch, step) in self._states:
-                    self._states[epoch, step]["ended"] = True
+                if (last := self._states.get((epoch, step))) is not None:
+                    last["ended"] = True
+                    if not last["of_iterator"]:  # asked once more, since it may count epochs
+                        last["state"] = copy.deepcopy(source.state_dict())
                 return
             first, position = position, position + len(indices)
             if holder is not None:
@@ -240,6 +250,9 @@ class SamplerPlan(Plan):
         if state is not None and not (isinstance(state, dict) and {"of_iterator", "samples", "state"} <= state.keys()):
             raise StateError(f"load_state_dict: the state is damaged: its sampler_state is {state!r:.80}")
         self._states = {} if state is None else {(epoch, position): copy.deepcopy(state)}
+        self._loaded_end = None
+        if state is not None and not state["of_iterator"] and (state.get("ended") or self.ends_at(position)):
+            self._loaded_end = copy.deepcopy(state["state"])
 
 
 def _steps(samples: int | None, batch_size: int, drop_last: bool) -> int | None:
@@ -342,6 +355,8 @@ def _lengths_of(given: Any, dataset: Any, n: int) -> Any:
         raise ConfigError(
             f"bucket_by_length=True: {type(dataset).__name__} does not know how long its samples are: pass one integer a sample"
         )
+    if not hasattr(lengths, "__len__"):
+        raise ConfigError(f"bucket_by_length must be True, False or one integer a sample, not {lengths!r}")
     if len(lengths) != n:
         raise ConfigError(f"bucket_by_length holds {len(lengths):,} lengths, and there are {n:,} samples: pass one for each")
     return lengths

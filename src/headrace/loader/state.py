@@ -8,6 +8,7 @@ NOTE [ epochs and positions ]
 * After `load_state_dict` the next iterator continues at the position. `set_epoch` with the loaded epoch keeps the position (also at the end
   of the epoch: nothing is left then); with another epoch it drops the position. A state saved at the end of an epoch, without `set_epoch`,
   continues with the next epoch.
+* If an iterator can't be made, the next attempt begins at the same position.
 * An iterator that is abandoned leaves its position in `state_dict()`. The next iterator starts the next epoch.
 * An epoch ends when the user has received `StopIteration`. A state saved after the last batch but before that continues with what is left,
   which is nothing: a loop over the rest of the epoch ends at once. torchdata behaves the same.
@@ -16,7 +17,8 @@ NOTE [ epochs and positions ]
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from headrace.errors import StateError, warn
@@ -80,6 +82,16 @@ class Cursor(Generic[P]):
         self.at = loaded if loaded is not None and goes_on else self._begin(self.next_epoch)
         self.next_epoch, self._is_named = self.at.epoch + 1, False
         return goes_on
+
+    @contextmanager
+    def starting(self) -> Iterator[bool]:
+        """`start`, which is undone where the iterator can't be made: the next attempt begins at the same position."""
+        before = self.loaded, self.at, self.next_epoch, self._is_named
+        try:
+            yield self.start()
+        except BaseException:
+            self.loaded, self.at, self.next_epoch, self._is_named = before
+            raise
 
     def load(self, position: P, has_ended: bool) -> None:
         """Goes on at a saved position; with the next epoch where that one has ended."""

@@ -224,7 +224,7 @@ class SampleStore:
         if entry[1] > self.limit:
             return False
         with self._lock.held() as locked:
-            if not locked:
+            if not locked or entry[1] > self.limit:  # which another process may have lowered meanwhile
                 return False
             if self._table[index]:
                 return True  # another worker was faster

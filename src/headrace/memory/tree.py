@@ -39,6 +39,8 @@ def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
     try:
         if isinstance(example, MutableMapping):  # a copy keeps what else it has, as a defaultdict its factory
             made = copy.copy(example)
+            if not (isinstance(example, dict) or hasattr(type(example), "__copy__")):  # the copy shares the dict inside
+                vars(made).update({name: copy.copy(value) for name, value in vars(made).items() if isinstance(value, MutableMapping)})
             made.update(fields)
             return made
         return type(example)(fields)  # type: ignore[call-arg]
