@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 import headrace
-from headrace import ImageDataset
+from headrace import HDF5Dataset, ImageDataset
 from headrace.cli import pack
 from headrace.cli.main import main
 from headrace.datasets.text.options import CHAT, UNITS
@@ -180,3 +181,57 @@ def test_an_array_is_named_by_a_flag(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "name one of them by --dataset-name: " in told["message"] and told["type"] == "MissingNameError"
     assert main([*arguments, "--dataset-name", "b"]) == 0
     assert len(headrace.HDF5Dataset(tmp_path / "out.h5")) == 5
+
+
+def test_verify_goes_on_after_a_file_that_can_t_be_read(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sound, cut, gone = (str(tmp_path / f"{name}.h5") for name in ("sound", "cut", "gone"))
+    assert main(["pack", str(photos), sound]) == 0
+    Path(cut).write_bytes(Path(sound).read_bytes()[:3000])
+    capsys.readouterr()
+    assert main(["verify", gone, sound]) == 2
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].startswith(f"{gone}: not verified: {gone} does not exist") and not said.err
+    assert said.out.splitlines()[1] == f"{sound}: 24 samples, all sound"
+    assert main(["verify", gone, cut, sound]) == 1 and f"{cut}: not verified: {cut} is no HDF5 file" in capsys.readouterr().out
+    assert main(["verify", gone, sound, "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert not told["ok"] and told["files"][0]["error"]["type"] == "DataNotFoundError" and told["files"][1]["samples"] == 24
+    assert main(["verify", gone]) == 2 and "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["s3://bucket/x.h5", "file:///tmp/x.h5", "memory://x.h5"])
+def test_single_file_is_no_url(end: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["pack", str(photos), end]) == 2
+    assert f"{end}: a single file is written on this machine: pass --shard-size 1GB, to pack into a store" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_command_helps_where_the_folder_of_dst_is_missing(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", str(photos), str(tmp_path / "none" / "x.h5")]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"headrace pack: error: {tmp_path / 'none'}, where x.h5 should go, is no folder: make it first"
+    ]
+
+
+@pytest.mark.parametrize("verb", ["status", "join"])
+def test_parts_are_no_file(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.h5").touch()
+    assert main([verb, str(tmp_path / "a.h5")]) == 2
+    assert f"{tmp_path / 'a.h5'} is a file, and a pack of parts is a folder: name that" in capsys.readouterr().err
+
+
+def test_arrays_are_packed_with_their_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"], file["labels"] = np.zeros((20, 4), "u1"), np.arange(20) % 3
+    source, out = str(tmp_path / "a.h5"), str(tmp_path / "out.h5")
+    assert main(["pack", source, out, "--dataset-name", "images", "--target-name", "labels"]) == 0
+    with HDF5Dataset(out, target_name="targets") as packed:
+        assert [int(packed[i][1]) for i in range(20)] == [i % 3 for i in range(20)]
+    assert main(["pack", source, out, "--dataset-name", "images", "--targets", "x", "--overwrite"]) == 2
+    assert "--size, --color, --targets and --masks are for images" in capsys.readouterr().err
+
+
+def test_flags_with_points(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", str(photos), str(tmp_path / "x.h5"), "--masks"]) == 2
+    assert "pass --targets labels.csv or 'instances.json'" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from headrace import HDF5Dataset, ImageDataset, create_dataloader, open_dataset, pack
+from headrace import HDF5Dataset, ImageDataset, TextDataset, create_dataloader, open_dataset, pack
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,
@@ -484,3 +484,23 @@ def test_kills_lose_nothing(photos: Path, tmp_path: Path, store: str, processes:
     out, choose = tmp_path / "out", random.Random(f"{store}{processes}")
     kill_four_times(_JOB, [photos, out, 6000, store, processes], out, choose, removes=True)
     assert contents(out) == contents(undisturbed)
+
+
+def test_a_single_part_is_the_whole(photos: Path, tmp_path: Path) -> None:
+    source = ImageDataset(photos)
+    for kind in ("hdf5", "zarr"):
+        out = pack(source, tmp_path / kind, shard_size="1GB", format=kind)
+        assert pack_status(out).parts == 1
+        with open_dataset(out) as packed:
+            assert packed.fingerprint == source.fingerprint
+            resumed, loader = (create_dataloader(one, batch_size=2, num_workers=0) for one in (packed, source))
+            next(iter(loader))
+            resumed.load_state_dict(loader.state_dict())
+
+
+def test_a_single_part_of_texts_is_the_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one line\nanother one\nthe last of all\n")
+    texts = TextDataset(tmp_path / "a.txt", unit="line")
+    packs = [pack(texts, tmp_path / "one.h5"), *(pack(texts, tmp_path / size, shard_size=size) for size in ("1GB", "20B"))]
+    assert [pack_status(path).parts for path in packs[1:]] == [1, 2]
+    assert len({TextDataset(path).fingerprint for path in packs}) == 1

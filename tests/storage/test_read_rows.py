@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -252,3 +253,79 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
 def test_it_needs_no_torch(folder: Path) -> None:
     code = f"import sys, headrace; headrace.read_rows({str(folder / 'a.h5')!r}, 'gzip', [3, 1]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+NUMBERS = np.arange(100, 100 + N, dtype="i4")
+OF_NUMBERS: dict[str, dict[str, Any]] = {
+    "contiguous": {},
+    "raw": {"chunks": (16,)},
+    "alone": {"chunks": (1,)},
+    "gzip, alone": {"chunks": (1,), "compression": "gzip"},
+    "lzf, alone": {"chunks": (1,), "compression": "lzf"},
+    "gzip": {"chunks": (16,), "compression": "gzip"},
+    "lzf": {"chunks": (16,), "compression": "lzf"},
+}
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Arrays of one axis, whose rows are numbers."""
+    folder = tmp_path_factory.mktemp("numbers")
+    with h5py.File(folder / "a.h5", "w") as file:
+        for name, how in OF_NUMBERS.items():
+            file.create_dataset(name, data=NUMBERS, **how)
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_layout(h5py.h5d.COMPACT)
+        h5py.h5d.create(file.id, b"compact", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((N,)), plist)
+        file["compact"][...] = NUMBERS
+        layout = h5py.VirtualLayout((N,), "i4")
+        layout[:] = h5py.VirtualSource(file["contiguous"])
+        file.create_virtual_dataset("virtual", layout)
+        pairs = file.create_dataset("pairs", (N,), [("a", "i4"), ("b", "f8")], chunks=(1,), compression="gzip")
+        pairs["a"] = NUMBERS
+        for name, chunks in (("partly", 16), ("partly, alone", 1)):
+            file.create_dataset(name, (N,), "i4", chunks=(chunks,), fillvalue=7)[:16] = NUMBERS[:16]
+    root = zarr.open_group(folder / "b.zarr", mode="w", zarr_format=2)
+    for name, chunks, compressor in (("alone", 1, numcodecs.Zstd()), ("bz2, alone", 1, numcodecs.BZ2()), ("bz2", 16, numcodecs.BZ2())):
+        root.create_array(name, data=NUMBERS, chunks=(chunks,), compressors=[compressor])
+    return folder
+
+
+@pytest.fixture
+def dirty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New arrays are full of something, as after a program that has run for a while."""
+    empty = np.empty
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        made = empty(*arguments, **options)
+        if not made.dtype.hasobject:
+            made.reshape(-1).view("u1")[...] = 0xA5
+        return made
+
+    monkeypatch.setattr(np, "empty", full)
+
+
+@pytest.mark.usefixtures("dirty")
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_that_are_numbers(numbers: Path, direct: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.storage.read_rows._WORTH", 100)
+    with h5py.File(numbers / "a.h5") as file:
+        arrays = {(str(numbers / "a.h5"), name): file[name][...] for name in file}
+    root = zarr.open_group(numbers / "b.zarr", mode="r")
+    arrays |= {(str(numbers / "b.zarr"), name): root[name][...] for name in root.array_keys()}
+    assert len(arrays) == 15
+    for (path, name), whole in arrays.items():
+        for what, indices in INDICES.items():
+            found = read_rows(path, name, indices, direct=direct, threads=threads)
+            expected = whole[np.asarray(indices, np.int64) if isinstance(indices, (list, range)) else indices]
+            assert type(found) is type(expected) and found.tobytes() == expected.tobytes(), (name, what)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (400,)])
+def test_what_was_never_written_in_a_file_with_a_user_block(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=512) as file:
+        file.create_dataset("data", shape, "i8", fillvalue=-1)
+        file.create_dataset("written", data=np.arange(4))
+    assert (read_rows(tmp_path / "a.h5", "data", slice(None)) == np.full(shape, -1)).all()
+    assert read_rows(tmp_path / "a.h5", "written", slice(None)).tolist() == [0, 1, 2, 3]

@@ -31,12 +31,13 @@ _SAME = (
     *("dataset_name", "workers", "shard_size", "format"),
 )
 _FLAGS = {**{name: f"--{name.replace('_', '-')}" for name in _SAME}, "image_size": "--size"}
-_ARGUMENT = re.compile(rf"\b({'|'.join(_FLAGS)})=(?:'([\w-]+)'|\"([\w-]+)\"|([\w-]+)|\(height, width\))?")
+_ARGUMENT = re.compile(rf"\b({'|'.join(_FLAGS)})=(?:'([\w./-]+)'|\"([\w./-]+)\"|([\w-]+)|\(height, width\))?")
 _NAME = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
 _IN_WORDS = {
     'pass on_error="skip"': "pass --skip-bad",
     "overwrite=True (--overwrite)": "--overwrite",
     "leave out shard_size": "leave out --shard-size",
+    "pass shard_size, such as '1GB'": "pass --shard-size 1GB",
     "leave out format": "leave out --format",
     "pass encoding= or errors=": "pass encoding=",
     "name one as dataset_name": "name one by dataset_name=",

@@ -6,8 +6,13 @@ import argparse
 import os
 import shlex
 
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError
+from headrace.errors import ConfigError, DataNotFoundError, FileChangedError, FormatError, MissingNameError, SampleError
 from headrace.io.paths import is_url, redact
+
+
+def exit_code_of(error: BaseException) -> int:
+    """1 where the data are wrong, else 2."""
+    return 1 if isinstance(error, FormatError | SampleError | FileChangedError) else 2
 
 
 def next_command(error: BaseException, given: argparse.Namespace) -> str | None:
@@ -17,6 +22,9 @@ def next_command(error: BaseException, given: argparse.Namespace) -> str | None:
         return None
     if verb == "join" and path is not None and os.path.isdir(path):
         return f"headrace status {shlex.quote(redact(path))}"
+    dst = getattr(given, "dst", None)
+    if isinstance(dst, str) and not (is_url(dst) or os.path.isdir(os.path.dirname(os.path.abspath(os.path.expanduser(dst))))):
+        return None
     if isinstance(error, DataNotFoundError) and path is not None:
         nearest = path if os.path.isdir(path) and verb != "info" else _nearest_folder(path)
         return None if nearest is None else f"headrace info {shlex.quote(nearest)}"

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 from headrace import __version__
 from headrace.cli import bench, cache, env, index, info, join, pack, preview, profile, status, verify
 from headrace.cli.flags import as_flags
-from headrace.cli.hints import next_command
+from headrace.cli.hints import exit_code_of, next_command
 from headrace.cli.output import Output, has_colors, write
-from headrace.errors import FileChangedError, FormatError, HeadraceError, SampleError
+from headrace.errors import HeadraceError
 
 Run = Callable[[argparse.Namespace, Output], int]
 
@@ -30,7 +30,6 @@ VERBS = {
     **{"pack": pack, "verify": verify, "status": status, "join": join, "index": index},
     **{"cache": cache, "env": env},
 }
-_WRONG_DATA = (FormatError, SampleError, FileChangedError)
 _QUIET, _JSON = "print nothing but errors and warnings", 'print one JSON document; an error too, as {"error": ...}'
 
 
@@ -103,7 +102,7 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
             warnings.showwarning = show
             return run(given, output)
     except (HeadraceError, OSError) as error:
-        code = 1 if isinstance(error, _WRONG_DATA) else 2
+        code = exit_code_of(error)
         message = _one_line(error)
         if "dataset_name" in given:  # a verb that opens data: arguments that its messages name are flags here
             message = as_flags(message)

@@ -82,13 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target-name",
         metavar="NAME",
         action="append",
-        help="of that table: the column of the targets; given several times, several (default: all)",
+        help="of that table: the column of the targets; given several times, several (default: all); of HDF5 and Zarr: the array of the "
+        "targets (default: none)",
     )
     parser.add_argument(
         "--unused-targets", choices=("raise", "skip"), help="targets of files that are not in SRC: an error, or left out (default: raise)"
     )
     parser.add_argument("--masks", action="store_true", help="of annotations of COCO: the outlines of objects too")
-    parser.add_argument("--dataset-name", metavar="NAME", help="of an HDF5 file or a Zarr store: the array to pack (default: the only one)")
+    parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array to pack (default: 'data', or the only one)")
     texts = parser.add_argument_group("texts")
     texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
     texts.add_argument("--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)")
@@ -262,8 +263,8 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
         info = packed_info(given.src)
         if texts:
             raise ConfigError(f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts")
-        if info is None or info.kind != "image":
-            raise ConfigError(f"--size, --color and --targets are for images, and {redact(given.src)} holds arrays")
+        if (info is None or info.kind != "image") and images.keys() - {"target_name"}:
+            raise ConfigError(f"--size, --color, --targets and --masks are for images, and {redact(given.src)} holds arrays")
     return {**images, **texts, **of_arrays, **({"on_error": "skip"} if given.skip_bad else {})}
 
 

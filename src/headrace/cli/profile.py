@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.cli.flags import count, imported, is_name, raised_by, seconds
 from headrace.cli.output import Output, visible
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import AccessError, ConfigError, HeadraceError
 
 SUMMARY = "find what holds a training back, and measure what helps"
 DESCRIPTION = (
@@ -43,6 +43,8 @@ def run(given: argparse.Namespace, output: Output) -> int:
         folder = os.path.dirname(os.path.abspath(getattr(given, name) or "."))
         if not os.path.isdir(folder):
             raise ConfigError(f"--{name}: the folder {folder} does not exist: create it, or name another one")
+        if not os.access(folder, os.W_OK):
+            raise AccessError(f"--{name}: this user may not write to the folder {folder}: name another one")
     if given.seconds < 1:
         raise ConfigError("--seconds: nothing can be told in less than 1 second")
     from headrace.profiling import profile_dataloader

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from headrace.cli.flags import count
-from headrace.cli.output import Output
+from headrace.cli.hints import exit_code_of
+from headrace.cli.output import Output, visible
+from headrace.errors import HeadraceError
 
 SUMMARY = "read packed files again and compare each sample with its checksum"
 DESCRIPTION = "Read packed files, and compare every sample, the names and the targets with their checksums."
@@ -14,7 +17,7 @@ examples:
   %(prog)s train.h5 val.h5
   %(prog)s packed            all parts of a folder
 
-Exit code 1: a sample is damaged, or a file is; stdout names them.
+Exit code 1: a sample is damaged, or a file is; stdout names them. 2: else, a file can't be read; the others are verified all the same.
 """
 _SHOWN = 10
 
@@ -31,16 +34,26 @@ def run(given: argparse.Namespace, output: Output) -> int:
     """Verifies each file, and prints a line for it."""
     from headrace.packing import verify
 
-    results = []
+    results, codes = list[Any](), list[int]()
     for path in given.paths:
-        result = verify(path, workers=given.workers, processes=given.processes, progress=False if given.no_progress else None)
+        try:
+            result = verify(path, workers=given.workers, processes=given.processes, progress=False if given.no_progress else None)
+        except (HeadraceError, OSError) as error:
+            if len(given.paths) == 1:
+                raise
+            message = " ".join(str(error).split())
+            results.append({"path": path, "error": {"type": type(error).__name__, "message": message}})
+            codes.append(exit_code_of(error))
+            output.show_lines([f"{visible(path)}: not verified: {message}"])
+            continue
         results.append(result)
+        codes.append(0 if result.ok else 1)
         lines = [f"{result.path}: {result.samples:,} samples, {f'{len(result.bad):,} damaged' if result.bad else 'all sound'}"]
-        for number, location, error in result.bad[:_SHOWN]:
-            lines.append(f"  {'' if number < 0 else f'sample {number}, '}{location}: {' '.join(error.split())}")
+        for number, location, why in result.bad[:_SHOWN]:
+            said = " ".join(why.split()).removeprefix(f"{location}: ")
+            lines.append(f"  {'' if number < 0 else f'sample {number}, '}{location}: {said}")
         if len(result.bad) > _SHOWN:
             lines.append(f"  and {len(result.bad) - _SHOWN:,} more")
         output.show_lines(lines)
-    is_sound = all(result.ok for result in results)
-    output.show_json({"ok": is_sound, "files": results})
-    return 0 if is_sound else 1
+    output.show_json({"ok": not any(codes), "files": results})
+    return 1 if 1 in codes else max(codes)

@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 
 from headrace.arguments import checks_keywords
 from headrace.errors import ConfigError, warn
-from headrace.io.paths import is_url, redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.budget import parse_size
@@ -175,10 +174,6 @@ def pack(
     if format not in (None, "hdf5", "zarr"):
         raise ConfigError(f"format must be 'hdf5' or 'zarr', not {format!r}")
     if shard_size is None and format != "zarr":
-        if is_url(dst):
-            raise ConfigError(
-                f"{redact(dst)}: a single file is written on this machine: pass shard_size, such as '1GB', to pack into a store"
-            )
         if part is not None or parts is not None or executor is not None or processes != 1:
             raise ConfigError("part, parts, processes and executor are for packs of several parts: pass shard_size, such as '1GB'")
         if dry_run:

@@ -106,9 +106,12 @@ class Destination(ABC):
 
 
 def destination_of(dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None) -> Destination:
-    """The destination for a path or a URL."""
+    """The destination for a path or a URL, which may be that of a folder of this machine."""
+    path = os.fspath(dst)
+    if scheme := next((scheme for scheme in ("file://", "local://") if path.startswith(scheme)), None):
+        return FolderDestination(Path(os.path.abspath(path.removeprefix(scheme))))
     if is_url(dst):
-        return StoreDestination(os.fspath(dst), storage_options)
+        return StoreDestination(path, storage_options)
     return FolderDestination(Path(os.path.abspath(os.path.expanduser(os.fspath(dst)))))
 
 
@@ -172,6 +175,8 @@ class FolderDestination(Destination):
                 return file.read() if stop is None else file.read(stop - start)
         except FileNotFoundError:
             return None
+        except NotADirectoryError as error:
+            raise DataNotFoundError(f"{redact(self._folder)} is a file, and a pack of parts is a folder: name that") from error
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
         write_whole(self._made(name), data, overwrite)

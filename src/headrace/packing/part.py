@@ -21,7 +21,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
 from headrace.io.atomic import TEMPORARY
 from headrace.io.local.checksums import NEAR, SumsAhead
-from headrace.io.paths import redact
+from headrace.io.paths import is_url, redact
 from headrace.memory.budget import format_size
 from headrace.memory.locks import HAS_LOCKS, try_lock
 from headrace.memory.whole import write_full
@@ -58,6 +58,10 @@ class PartFile:
     """
 
     def __init__(self, target: str | os.PathLike[Any], overwrite: bool = False, token: str | None = None) -> None:
+        if is_url(target):
+            raise ConfigError(
+                f"{redact(target)}: a single file is written on this machine: pass shard_size, such as '1GB', to pack into a store"
+            )
         self.target: str = os.path.abspath(os.path.expanduser(os.fspath(target)))
         self._folder, name = os.path.split(self.target)
         self._token = token

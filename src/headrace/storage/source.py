@@ -25,6 +25,12 @@ Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype, or one array whose rows they are."""
 
 
+def row_at(rows: Rows, number: int) -> npt.NDArray[Any]:
+    """One of several rows, to write to: of an array of numbers too, whose items are no arrays."""
+    row: npt.NDArray[Any] = rows[number, ...] if isinstance(rows, np.ndarray) else rows[number]
+    return row
+
+
 def one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
     """Calls a function for 0 to count - 1, in this thread."""
     return [function(number) for number in range(count)]

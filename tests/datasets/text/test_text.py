@@ -297,7 +297,6 @@ class TestBadInput:
             ({"packing": "wrapped"}, "packing must be True, False or 'bfd', not 'wrapped'"),
             ({"packing": "bfd"}, "packing='bfd' needs max_length=, the tokens of a sample"),
             ({"packing": "bfd", "max_length": 4, "stride": 2}, "can't be given together"),
-            ({"packing": True, "max_length": 4, "labels": "folders"}, "labels can't be given with packing"),
             ({"packing": True, "stride": 5}, "can't be given together"),
             ({"end_token": 1}, "end_token has a meaning with stride or packing only"),
             ({"end_token": -1, "packing": True}, "end_token"),

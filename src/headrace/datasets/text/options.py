@@ -68,8 +68,6 @@ def check_text_options(
     if not isinstance(target_field, (str, type(None))):
         raise ConfigError(f"target_field must be the name of one field, or None, not {target_field!r}")
     in_parts = bool(packing) or stride is not None
-    if packing and labels is not None:
-        raise ConfigError("labels can't be given with packing: a block or row has tokens of several texts")
     if packing and stride is not None:
         raise ConfigError("packing and stride can't be given together: a token is in one block or row, windows overlap")
     if in_parts and max_length is None:

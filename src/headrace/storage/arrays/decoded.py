@@ -12,7 +12,7 @@ from headrace.dtypes import IntArray
 from headrace.io.ranges import ByteRanges
 from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.source import Rows, one_after_the_other
+from headrace.storage.source import Rows, one_after_the_other, row_at
 
 Decode = Callable[[npt.NDArray[Any]], Any]
 
@@ -44,7 +44,7 @@ class DecodedReader(ArrayReader):
         stored = [np.empty(self.shape[1:], self._reader.dtype) for _ in rows]
         self._reader.read_rows(rows, stored, run)
         for number, row in enumerate(stored):
-            outs[number][...] = self._decode_row(row)
+            row_at(outs, number)[...] = self._decode_row(row)
 
     def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map) -> None:
         self.read_rows(rows.tolist(), [out[number, ...] for number in range(len(out))], run)

@@ -6,7 +6,7 @@ import json
 import zlib
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,10 @@ def parse_info(text: str | bytes | np.bytes_ | None, checksum: Any, path: Any) -
                 f"{redact(path)} was packed by a later headrace (layout {fields['version']}, this one reads up to "
                 f"{PACKED_VERSION}): upgrade headrace, or pack again"
             )
-        return PackedInfo(**fields)
+        info = PackedInfo(**fields)
+        if info.part is not None and info.part[1] == 1 and info.part[3] == info.count:  # the only one is the whole
+            return replace(info, fingerprint=info.part[2])
+        return info
     except FormatError:
         raise
     except (TypeError, KeyError, ValueError) as error:

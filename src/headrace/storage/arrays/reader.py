@@ -32,7 +32,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.sorting import distinct
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
-from headrace.storage.source import Rows
+from headrace.storage.source import Rows, row_at
 
 T = TypeVar("T")
 Map = Callable[[Callable[[int], Any], int], list[Any]]
@@ -347,7 +347,7 @@ class ArrayReader:
             buffers = [bytes_of(out) for out in outs]
         if raw.reads_files:
             for number in raw.read_raw_files(rows, buffers):
-                outs[number][...] = raw.fill
+                row_at(outs, number)[...] = raw.fill
             return
         self._read_raw(raw, raw.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
 
@@ -355,7 +355,7 @@ class ArrayReader:
         is_written = ranges.is_written
         if not is_written.all():
             for number in np.flatnonzero(~is_written).tolist():
-                parts[number][...] = raw.fill
+                row_at(parts, number)[...] = raw.fill
             written = np.flatnonzero(is_written)
             ranges, buffers = ranges.take(written), [buffers[number] for number in written.tolist()]
         raw.files.read_into(ranges, buffers)
@@ -366,7 +366,7 @@ class ArrayReader:
         """Of rows that are a chunk each."""
 
         def hand_out(at: int, chunk: npt.NDArray[Any] | None) -> None:
-            outs[at][...] = chunks.fill if chunk is None else chunk[0]
+            row_at(outs, at)[...] = chunks.fill if chunk is None else chunk[0]
 
         self._decode(chunks, rows, hand_out, run)
 
@@ -402,10 +402,10 @@ class ArrayReader:
     def _hand_out(self, chunks: Chunks, number: int, chunk: npt.NDArray[Any] | None, pieces: list[Piece], outs: Rows) -> None:
         if chunk is None:
             for piece in pieces:
-                outs[piece.out][piece.target or ...] = chunks.fill
+                row_at(outs, piece.out)[piece.target or ...] = chunks.fill
             return
         for piece in pieces:
-            np.copyto(outs[piece.out][piece.target or ...], chunk[piece.source])
+            np.copyto(row_at(outs, piece.out)[piece.target or ...], chunk[piece.source])
         if not chunks.decodes:
             return
         if isinstance(pieces[0].source[0], int):  # all are rows, or none is

@@ -36,7 +36,7 @@ from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.filters import check_filters, codecs_of
 from headrace.storage.hdf5.links import Versions
-from headrace.storage.hdf5.probe import doubt_of, is_as_stored
+from headrace.storage.hdf5.probe import doubt_of, is_as_stored, place_of
 from headrace.storage.hdf5.remote import patiently
 from headrace.storage.hdf5.times import TimedDataset, readable
 
@@ -226,7 +226,7 @@ def _direct_chunks(
     grid = Grid(tuple(dataset.shape), dataset.chunks or dataset.shape)
     names = ChunkNames(path, name, grid)
     if dataset.chunks is None:
-        begin, nbytes = dataset.id.get_offset(), math.prod(shape) * dtype.itemsize
+        begin, nbytes = place_of(dataset.id), math.prod(shape) * dtype.itemsize
         if begin is None:
             return "nothing has been written"
         if begin + nbytes > known.size:

@@ -26,7 +26,7 @@ from headrace.storage.episodes.look import (
 )
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
 from headrace.storage.hdf5.conventions import conversion_of
-from headrace.storage.hdf5.probe import is_as_stored
+from headrace.storage.hdf5.probe import is_as_stored, place_of
 from headrace.storage.hdf5.rows import OpenHDF5
 
 # -- groups
@@ -130,7 +130,7 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
             return None
         if not is_as_stored(found.get_type(), dtype) or h5py.h5o.get_info(found).fileno != self._file_number:
             return None
-        begin, nbytes = found.get_offset(), math.prod(shape) * dtype.itemsize
+        begin, nbytes = place_of(found), math.prod(shape) * dtype.itemsize
         if begin is None or not nbytes or begin + nbytes > self._opened.hdf5.files.version(path).size:
             return None
         return EpisodeArray(tuple(shape), dtype, path, begin, None)

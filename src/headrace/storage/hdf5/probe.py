@@ -22,6 +22,17 @@ _PROBE = 16 << 20  # decoded bytes of a chunk up to which it is read in both way
 _OF_THE_WAY = (RemoteError, FileChangedError, DataNotFoundError, AccessError)
 
 
+def place_of(dataset: h5py.h5d.DatasetID) -> int | None:
+    """The first byte in its file of a dataset in one piece; None: nothing has been written.
+
+    Of a file with a user block, `get_offset` gives a number then too.
+    """
+    if dataset.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED:
+        return None
+    place: int | None = dataset.get_offset()
+    return place
+
+
 def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
     """True if elements are stored with the very bytes that h5py gives; not so integers of 12 bits in two bytes, say."""
     if isinstance(kind, h5py.h5t.TypeBitfieldID):  # whole bytes of bits are an unsigned integer
