@@ -40,7 +40,8 @@ def train(given: argparse.Namespace, mode: str) -> list[Epoch]:
     dataset = ImageDataset(given.path, image_size=given.image_size, loading_mode=mode)
     if not dataset.classes:
         raise ConfigError(f"{given.path} has no classes to learn: use a folder of class folders")
-    loader = create_dataloader(dataset, batch_size=given.batch_size, num_workers=given.workers, seed=given.seed, device=given.device)
+    options = {"shuffle": True, "num_workers": given.workers, "seed": given.seed, "device": given.device}  # one order in all modes
+    loader = create_dataloader(dataset, batch_size=given.batch_size, **options)
     network = Network(len(dataset.classes)).to(given.device)
     optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3)
     parts = {"network": network, "optimiser": optimiser, "loader": loader}

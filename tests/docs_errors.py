@@ -29,7 +29,8 @@ INTRODUCTION = """# Errors
 
 This page lists the 47 most common misuses, each with its code, message, cause and remedy. Every error of headrace is a `HeadraceError`,
 and a subclass of the builtin that fits (`ConfigError` is a `ValueError`, `DataNotFoundError` a `FileNotFoundError`, `SampleError` an
-`OSError`). A wrong index, a missing name and random access to a stream raise Python's own errors. Most misuses are detected when the
+`OSError`). Three things raise Python's own errors: an index out of range (`IndexError`), random access to a stream (`TypeError`), and a
+name that the package does not have (`AttributeError`, or `ImportError` in `from headrace import ...`). Most misuses are detected when the
 loader or dataset is made, before anything is read.
 
 The messages are those of the code: `tests/docs_errors.py` provokes each of them.

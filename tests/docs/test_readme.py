@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIGURES = [  # what README.md says, the line of a section with the figure, and the figure
     ("{1.8} times as fast as the best of eight peers", "benchmarks", "Images: files to batches", "Ratios, medians", "1.80"),
-    ("up to {35} times h5py's speed", "benchmarks", "HDF5 and Zarr: random rows of chunked arrays", "| 128 a chunk, raw |", "34.95"),
+    ("up to {35} x h5py", "benchmarks", "HDF5 and Zarr: random rows of chunked arrays", "| 128 a chunk, raw |", "34.95"),
     (
-        "{52} zarr-python's",
+        "{52} x zarr-python",
         "benchmarks",
         "HDF5 and Zarr: random rows of chunked arrays",
         "| version 3, shards of 256, 1 a chunk, raw |",

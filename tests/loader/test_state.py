@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import json
 import pickle
 import warnings
@@ -425,3 +426,18 @@ def test_loading_warns_of_nothing(loader_of: Any) -> None:
         warnings.simplefilter("error")
         loader_of().load_state_dict(state)
         loader_of(seed=9).load_state_dict(state, strict=False)
+
+
+def test_files_are_no_blocks(photos: Path, loader_of: Any) -> None:
+    """Without blocks a block shuffle is a full one, so that a job goes on in any mode by its default."""
+
+    def loader(mode: str) -> Any:
+        return loader_of(ImageDataset(photos, image_size=8, loading_mode=mode), shuffle=None)
+
+    expected = list(loader("lazy"))
+    for one, other in itertools.permutations(("lazy", "cached", "streaming"), 2):
+        state = state_after(loader(one), 2)
+        for saved in (state, {**state, "shuffle": "block"}):  # the second as it was saved before
+            resumed = loader(other)
+            resumed.load_state_dict(saved)
+            assert same(list(resumed), expected[2:])

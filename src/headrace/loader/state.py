@@ -156,6 +156,8 @@ def check_order(state: dict[str, Any], parameters: dict[str, Any], world_size: i
     Raises:
         StateError: it is of another order. The message holds both values.
     """
+    if state["shuffle"] == "block" and state.get("blocks") is None:  # as it was called before
+        state = {**state, "shuffle": True}
     differing = {k: state.get(k) for k in parameters if k in _COMPARED and state.get(k) != parameters[k]}
     message = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
     kinds = {state["shuffle"], parameters["shuffle"]}

@@ -105,10 +105,11 @@ class EpochOrder(Order):
     def parameters(self) -> dict[str, int | str | bool | None]:
         """Returns the parameters that the orders of all epochs depend on, as plain values for a saved state.
 
-        ``interleave``, ``turns`` and ``blocks`` (the layout, and a digest of the sizes) are None if the order doesn't depend on them.
+        ``interleave``, ``turns`` and ``blocks`` (the layout, and a digest of the sizes) are None if the order doesn't depend on them;
+        ``shuffle`` is True where there are no blocks to shuffle by.
         """
         if self._lanes is None:
-            return self._parameters(self.n)
+            return self._parameters(self.n, shuffle=bool(self.shuffle))
         assert self._edges is not None
         blocks = f"{ALIGNED_LAYOUT if self.aligned else LAYOUT}-{digest_of(self._edges)}"
         return self._parameters(self.n, interleave=self.interleave, turns=self.turns, blocks=blocks)
