@@ -44,7 +44,7 @@ def keywords_of(cls: type) -> frozenset[str]:
     names: set[str] = set()
     for base in reversed(cls.__mro__):
         if base is not object and "__init__" in vars(base):
-            names -= {"source", "targets", "sample_format"}  # which a class passes to `BaseDataset` by itself
+            names -= {"source", "targets", "sample_format", "inner", "adds_transforms"}  # which a class passes on by itself
             names |= {p.name for p in inspect.signature(base.__init__).parameters.values() if p.kind in _NAMED}  # type: ignore[misc]
     return frozenset(names - {"self"}) | (REMOTE if getattr(cls, "reads_urls", False) else frozenset())
 

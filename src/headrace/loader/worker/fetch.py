@@ -273,9 +273,9 @@ def describe(error: BaseException) -> tuple[bytes, str, int]:
     for travelling in (error, _Rebuilt(error)):
         try:
             data = pickle.dumps(travelling)
-            if travelling is error and str(pickle.loads(data)) != str(error):  # its class is called with `args`, and may format them again
+            arrived = pickle.loads(data)
+            if travelling is error and str(arrived) != str(error):  # its class is called with `args`, and may format them again
                 continue
-            pickle.loads(data)
             return data, text, worker
         except Exception as caught:
             trouble = caught
