@@ -199,7 +199,7 @@ def test_verify_goes_on_after_a_file_that_can_t_be_read(photos: Path, tmp_path: 
     assert main(["verify", gone]) == 2 and "error: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("end", ["s3://bucket/x.h5", "file:///tmp/x.h5", "memory://x.h5"])
+@pytest.mark.parametrize("end", ["s3://bucket/x.h5", "file:///data/x.h5", "memory://x.h5"])
 def test_single_file_is_no_url(end: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["pack", str(photos), end]) == 2

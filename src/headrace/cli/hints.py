@@ -1,4 +1,4 @@
-"""Names the command to run next, after an error."""
+"""What follows an error: the exit code, and the command to run next."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from headrace import __version__
 from headrace.cli import bench, cache, env, index, info, join, pack, preview, profile, status, verify
 from headrace.cli.flags import as_flags
 from headrace.cli.hints import exit_code_of, next_command
-from headrace.cli.output import Output, has_colors, write
+from headrace.cli.output import Output, has_colors, one_line, write
 from headrace.errors import HeadraceError
 
 Run = Callable[[argparse.Namespace, Output], int]
@@ -95,7 +95,7 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
         given.no_progress = True
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        _tell(program, "warning", as_flags(_one_line(message)))
+        _tell(program, "warning", as_flags(one_line(message)))
 
     try:
         with warnings.catch_warnings():
@@ -103,7 +103,7 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
             return run(given, output)
     except (HeadraceError, OSError) as error:
         code = exit_code_of(error)
-        message = _one_line(error)
+        message = one_line(error)
         if "dataset_name" in given:  # a verb that opens data: arguments that its messages name are flags here
             message = as_flags(message)
         _tell(program, "error", message, next_command(error, given))
@@ -117,7 +117,7 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
 
         traceback.print_exc()
         _tell(program, "error", f"{type(error).__name__}, which headrace does not expect: please report it", "headrace env")
-        output.show_error(error, _one_line(error), 2)
+        output.show_error(error, one_line(error), 2)
         return 2
 
 
@@ -127,7 +127,3 @@ def _tell(program: str, what: str, message: str = "", following: str | None = No
     write(f"{program}: {shown}{': ' if message else ''}{message}\n", sys.stderr)
     if following is not None:
         write(f"next: {following}\n", sys.stderr)
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split())

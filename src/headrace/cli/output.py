@@ -121,6 +121,11 @@ def _can_print(text: str, stream: TextIO) -> bool:
     return True
 
 
+def one_line(message: object) -> str:
+    """A message without line breaks."""
+    return " ".join(str(message).split())
+
+
 def visible(text: object) -> str:
     """A name out of a file, without what would move the cursor or colour the terminal."""
     return "".join(one if unicodedata.category(one)[0] != "C" else ascii(one)[1:-1] for one in str(text))

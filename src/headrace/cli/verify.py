@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.cli.flags import count
 from headrace.cli.hints import exit_code_of
-from headrace.cli.output import Output, visible
+from headrace.cli.output import Output, one_line, visible
 from headrace.errors import HeadraceError
 
 SUMMARY = "read packed files again and compare each sample with its checksum"
@@ -41,7 +41,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
         except (HeadraceError, OSError) as error:
             if len(given.paths) == 1:
                 raise
-            message = " ".join(str(error).split())
+            message = one_line(error)
             results.append({"path": path, "error": {"type": type(error).__name__, "message": message}})
             codes.append(exit_code_of(error))
             output.show_lines([f"{visible(path)}: not verified: {message}"])
@@ -50,7 +50,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
         codes.append(0 if result.ok else 1)
         lines = [f"{result.path}: {result.samples:,} samples, {f'{len(result.bad):,} damaged' if result.bad else 'all sound'}"]
         for number, location, why in result.bad[:_SHOWN]:
-            said = " ".join(why.split()).removeprefix(f"{location}: ")
+            said = one_line(why).removeprefix(f"{location}: ")
             lines.append(f"  {'' if number < 0 else f'sample {number}, '}{location}: {said}")
         if len(result.bad) > _SHOWN:
             lines.append(f"  and {len(result.bad) - _SHOWN:,} more")

@@ -75,12 +75,13 @@ def stack_inside(values: list[Any], path: FieldPath, special: Special | None, re
     first = values[0]
     if isinstance(first, torch.Tensor):
         return _stack_tensors(values, path, remedy)
-    if is_numeric(first) and not (isinstance(first, np.generic) and _are_mixed_numbers(values)):
+    if isinstance(first, (bool, int, float, np.generic)) and _are_mixed_numbers(values):
+        values = [v.item() if isinstance(v, np.generic) else v for v in values]
+        first = values[0]
+    if is_numeric(first):
         return _stack_tensors([from_array(v) if is_numeric(v) else v for v in values], path, remedy)
     if isinstance(first, (bool, int, float)) and all(isinstance(v, (bool, int, float)) for v in values):
         return _stack_numbers(values, path)
-    if _are_mixed_numbers(values):
-        return _stack_numbers([v.item() if isinstance(v, np.generic) else v for v in values], path)
     if isinstance(first, Mapping):
         keys = list(first)
         for number, value in enumerate(values):

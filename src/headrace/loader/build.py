@@ -41,11 +41,8 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
         changes["seed"], reasons["seed"] = config.generator.initial_seed() & ((1 << 63) - 1), "the generator's seed"
     if config.num_workers is None:
         block = changes.get("shuffle", config.shuffle) == "block"
-        changes["num_workers"], reasons["num_workers"] = (
-            (0, "each worker would yield all samples of an IterableDataset that does not divide them")
-            if foreign_stream
-            else _auto_workers(dataset, world, _turns(config, dataset) if block else None)
-        )
+        turns = _turns(config, dataset) if block else None
+        changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world, turns, foreign_stream)
     if changes.get("num_workers", config.num_workers):
         for name, default in {"prefetch_factor": 2, "persistent_workers": True}.items():
             if getattr(config, name) is None:
@@ -80,7 +77,9 @@ def _is_in_memory(dataset: Any) -> bool:
     return isinstance(dataset, TensorDataset)
 
 
-def _auto_workers(dataset: Any, world: World, turns: int | None) -> tuple[int, str]:
+def _auto_workers(dataset: Any, world: World, turns: int | None, foreign_stream: bool) -> tuple[int, str]:
+    if foreign_stream:
+        return 0, "each worker would yield all samples of an IterableDataset that does not divide them"
     if _is_in_memory(dataset):
         return 0, "the dataset is in memory already"
     cores, ranks = len(usable_cpus()), world.local_world_size

@@ -47,7 +47,7 @@ class DecodedReader(ArrayReader):
             row_at(outs, number)[...] = self._decode_row(row)
 
     def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map) -> None:
-        self.read_rows(rows.tolist(), [out[number, ...] for number in range(len(out))], run)
+        self.read_rows(rows.tolist(), out, run)
 
     def read_spans(self, firsts: IntArray, outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
         stored = [np.empty(out.shape, self._reader.dtype) for out in outs]
