@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import zipfile
 from pathlib import Path
@@ -86,6 +87,15 @@ def test_arrays_of_an_archive(tmp_path: Path) -> None:
         TableDataset(path, "image")
 
 
+@pytest.mark.parametrize("shape", [(N,), (N, 1), (N, 1, 1), (1, 1, N), (0, 6, 5)])
+def test_fortran_order_of_one_long_axis(shape: tuple[int, ...], tmp_path: Path) -> None:
+    array, rows = np.arange(math.prod(shape), dtype=np.int16).reshape(shape), io.BytesIO()
+    np.lib.format.write_array_header_1_0(rows, {"descr": "<i2", "fortran_order": True, "shape": shape})
+    (tmp_path / "a.npy").write_bytes(rows.getvalue() + array.tobytes())
+    with TableDataset(tmp_path / "a.npy") as dataset:
+        assert [dataset[row].tolist() for row in range(len(array))] == array.tolist()
+
+
 # -- arrays that can't be read in place
 
 
@@ -93,6 +103,8 @@ def test_arrays_of_an_archive(tmp_path: Path) -> None:
     (np.array([1, "a", None], object), r"holds Python objects \(dtype object\), which are pickles"),
     (np.float64(3), "is a single value, and no array of samples"),
     (np.asfortranarray(ROWS[:, :, 0]), r"lies column by column \(Fortran order\).*numpy.ascontiguousarray"),
+    (np.asfortranarray(ROWS[:, None]), "lies column by column"),
+    (np.asfortranarray(ROWS[:1]), "lies column by column"),
     (np.zeros(3, [("a", "i4"), ("b", object)]), "holds Python objects"),
 ])  # fmt: skip
 def test_arrays_that_are_refused(array: Any, said: str, tmp_path: Path) -> None:

@@ -260,7 +260,8 @@ def _array_at(begin: int, end: int, read: Callable[[int, int], bytes], where: st
         )
     if not shape:
         raise FormatError(f"{where} is a single value, and no array of samples")
-    if is_fortran and len(shape) > 1 and min(shape) > 1:
+    # The order is of no matter where at most one axis has several elements.
+    if is_fortran and 0 not in shape and sum(extent > 1 for extent in shape) > 1:
         raise FormatError(f"{where} lies column by column (Fortran order), and no row in one piece: write numpy.ascontiguousarray of it")
     array = StoredArray(begin + at + length, shape, dtype)
     if array.begin + array.nbytes > end:
