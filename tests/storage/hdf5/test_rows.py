@@ -154,6 +154,45 @@ def test_a_missing_name_lists_the_names_that_are_there(tmp_path: Path) -> None:
         HDF5Source(tmp_path / "a.h5", "train")  # a group
 
 
+@pytest.mark.parametrize("is_text", [False, True])  # read directly, and through h5py
+@pytest.mark.parametrize("chunks", [None, (5,)])
+def test_fields_beside_a_caller_of_h5py(tmp_path: Path, chunks: tuple[int, ...] | None, is_text: bool) -> None:
+    """HDF5 sorts the fields of a compound for all who have it open, when one of them reads it."""
+    text = h5t.C_S1.copy()
+    text.set_size(4)
+    field = text if is_text else h5t.NATIVE_INT32
+    inner, outer = h5t.create(h5t.COMPOUND, 8), h5t.create(h5t.COMPOUND, 12)
+    inner.insert(b"a", 4, field)
+    inner.insert(b"b", 0, field)
+    outer.insert(b"inner", 4, inner)
+    outer.insert(b"c", 0, field)
+    path, plist = tmp_path / "a.h5", h5p.create(h5p.DATASET_CREATE)
+    if chunks is not None:
+        plist.set_chunk(chunks)
+    with h5py.File(path, "w") as file:
+        h5d.create(file.id, b"x", outer, h5s.create_simple((N,)), plist)
+        rows = np.zeros(N, file["x"].dtype)
+        rows["inner"]["a"], rows["inner"]["b"], rows["c"] = np.arange(N), np.arange(N) + 30, np.arange(N) + 60
+        file["x"][...] = rows
+
+    def values_of(source: HDF5Source) -> list[tuple[int, int, int]]:
+        read = source.read(range(N))
+        source.close()
+        return [(int(row["inner"]["a"]), int(row["inner"]["b"]), int(row["c"])) for row in read]
+
+    alone = HDF5Source(path, "x")
+    expected, fingerprint = [(row, row + 30, row + 60) for row in range(N)], alone.fingerprint()
+    assert values_of(alone) == expected
+    with h5py.File(path) as file:
+        rows = file["x"]
+        assert rows.dtype.names == ("inner", "c")
+        before = HDF5Source(path, "x")
+        assert rows[0]["c"] == (b"60" if is_text else 60)
+        after = HDF5Source(path, "x")
+        assert before.fingerprint() == after.fingerprint() == fingerprint
+        assert values_of(before) == values_of(after) == expected
+
+
 def test_what_has_no_rows_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["one"] = 3.0

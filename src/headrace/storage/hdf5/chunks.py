@@ -38,7 +38,7 @@ from headrace.storage.hdf5.filters import check_filters, codecs_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored, place_of
 from headrace.storage.hdf5.remote import patiently
-from headrace.storage.hdf5.times import TimedDataset, readable
+from headrace.storage.hdf5.times import TimedDataset, readable, with_ordered_fields
 
 _log = logging.getLogger(__name__)
 
@@ -185,6 +185,7 @@ def rows_of(
     where = f"{redact(path)}: {name!r}"
     if not dataset.shape:
         raise FormatError(f"{where} is a single value, it has no axis of samples")
+    dataset = with_ordered_fields(dataset)
     versions = Versions(dataset, path, name, hdf5)
     array = HDF5Array(library, path, name, versions)
     if holds_objects(dataset.dtype, where):

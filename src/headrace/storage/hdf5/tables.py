@@ -124,12 +124,13 @@ def _table(group: h5py.Group, name: str, where: str) -> list[Column]:
     kind, array = table.id.get_type(), f"{name}/table"
     index = {_text(one) for one in np.atleast_1d(_unpickled(group.attrs.get("index_cols"), where) or []).reshape(-1).tolist()}
     found: list[Column] = []
-    for number, field in enumerate(table.dtype.names or ()):
+    for field in table.dtype.names or ():
         if field == "index" or field in index:
             continue
         labels = _unpickled(table.attrs.get(f"{field}_kind"), where)
         labels = [field] if not isinstance(labels, (list, tuple)) else [str(one) for one in labels]
-        is_truth = _is_truth(kind.get_member_type(number)) or _text(table.attrs.get(f"{field}_dtype", b"")) == "bool"
+        member = kind.get_member_type(kind.get_member_index(field.encode("utf-8", "surrogateescape")))
+        is_truth = _is_truth(member) or _text(table.attrs.get(f"{field}_dtype", b"")) == "bool"
         categories = _categories(group, field) if _text(table.attrs.get(f"{field}_meta", b"")) == "category" else None
         is_array = table.dtype[field].subdtype is not None
         found += [Column(label, array, field, place if is_array else None, is_truth, categories) for place, label in enumerate(labels)]

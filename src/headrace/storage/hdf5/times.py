@@ -1,4 +1,6 @@
-"""Reads times that PyTables stored, of HDF5's class H5T_TIME, for which h5py has no dtype.
+"""Reads datasets whose dtype h5py does not say, or says in a varying order of fields.
+
+Times that PyTables stored are of HDF5's class H5T_TIME, for which h5py has no dtype.
 
 PyTables stores a Time32 as a whole number of seconds, and a Time64 as two numbers of 32 bits: seconds in the upper half, microseconds in
 the lower one. HDF5 itself copies times, and converts them to nothing else, so they are read as integers of their size.
@@ -62,8 +64,41 @@ class TimedDataset(h5py.Dataset):  # type: ignore[misc]
         return np.asarray(self[(slice(None),) * self.ndim], dtype)
 
 
+class OrderedDataset(h5py.Dataset):  # type: ignore[misc]
+    """A dataset of compounds, whose fields are in the order of their bytes.
+
+    HDF5 sorts the fields of a type so when it first reads a dataset, for all who have it open: the
+    order that h5py gives depends on who has read before.
+
+    Args:
+        dataset: as h5py opens it.
+        ordered: its dtype, with sorted fields.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, ordered: np.dtype[Any]) -> None:
+        super().__init__(dataset.id)
+        self._ordered = ordered
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """With fields in the order of their bytes."""
+        return self._ordered
+
+    def __getitem__(self, part: Any, new_dtype: Any = None) -> Any:
+        return super().__getitem__(part, self._ordered if new_dtype is None else new_dtype)
+
+
+def with_ordered_fields(dataset: h5py.Dataset) -> h5py.Dataset:
+    """A dataset that h5py has a dtype for, with the fields of compounds in the order of their bytes."""
+    if isinstance(dataset, TimedDataset | OrderedDataset):
+        return dataset
+    ordered = _ordered(dataset.dtype)
+    return dataset if ordered is dataset.dtype else OrderedDataset(dataset, ordered)
+
+
 def readable(dataset: Any, where: str) -> Any:
-    """A dataset whose dtype h5py knows; one with times as a `TimedDataset`. What is no dataset stays as it is.
+    """A dataset whose dtype h5py knows, with the fields of compounds in the order of their bytes; one
+    with times as a `TimedDataset`. What is no dataset stays as it is.
 
     Args:
         dataset: open.
@@ -72,11 +107,11 @@ def readable(dataset: Any, where: str) -> Any:
     Raises:
         FormatError: its times are none of PyTables'.
     """
-    if not isinstance(dataset, h5py.Dataset) or isinstance(dataset, TimedDataset):
+    if not isinstance(dataset, h5py.Dataset) or isinstance(dataset, TimedDataset | OrderedDataset):
         return dataset
     kind = dataset.id.get_type()
     if not _has_times(kind):
-        return dataset
+        return with_ordered_fields(dataset)
     stored = stored_dtype(kind)
     if stored is None:
         raise FormatError(f"{where} holds times (H5T_TIME) among elements of any size, which h5py can't read: {_REMEDY}")
@@ -96,9 +131,29 @@ def decoding_of(dataset: h5py.Dataset) -> tuple[Callable[[npt.NDArray[Any]], npt
     return (lambda stored: _decode(kind, stored, decoded)), decoded
 
 
-def _members(kind: Any) -> list[tuple[str, Any]]:
-    numbers = range(kind.get_nmembers())
-    return [(kind.get_member_name(number).decode("utf-8", "surrogateescape"), kind.get_member_type(number)) for number in numbers]
+def _ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same dtype with the fields of compounds in the order of their bytes; itself if they are."""
+    if dtype.subdtype is not None:
+        base = _ordered(dtype.base)
+        return dtype if base is dtype.base else np.dtype((base, dtype.shape))
+    if dtype.fields is None:
+        return dtype
+    fields = sorted(((name, *dtype.fields[name][:2]) for name in dtype.names or ()), key=lambda field: field[2])
+    names = [name for name, *_ in fields]
+    formats = [_ordered(inner) for _, inner, _ in fields]
+    if names == list(dtype.names or ()) and all(inner is dtype[name] for name, inner in zip(names, formats, strict=True)):
+        return dtype
+    offsets = [offset for *_, offset in fields]
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize})
+
+
+def _members(kind: Any) -> list[tuple[str, Any, int]]:
+    """Name, type and offset of each field of a compound, in the order of their bytes."""
+    members = []
+    for number in range(kind.get_nmembers()):
+        name = kind.get_member_name(number).decode("utf-8", "surrogateescape")
+        members.append((name, kind.get_member_type(number), kind.get_member_offset(number)))
+    return sorted(members, key=lambda member: member[2])
 
 
 def described(dataset: h5py.Dataset) -> str:
@@ -120,7 +175,7 @@ def value_dtype(dataset: h5py.Dataset) -> np.dtype[Any]:
 
 def _has_times(kind: Any) -> bool:
     if isinstance(kind, h5py.h5t.TypeCompoundID):
-        return any(_has_times(member) for _, member in _members(kind))
+        return any(_has_times(member) for _, member, _ in _members(kind))
     if isinstance(kind, h5py.h5t.TypeArrayID | h5py.h5t.TypeVlenID):
         return _has_times(kind.get_super())
     return isinstance(kind, h5py.h5t.TypeTimeID)
@@ -136,11 +191,11 @@ def stored_dtype(kind: Any) -> np.dtype[Any] | None:
         return None if inner is None else np.dtype((inner, kind.get_array_dims()))
     if isinstance(kind, h5py.h5t.TypeCompoundID) and _has_times(kind):
         members = _members(kind)
-        formats = [stored_dtype(member) for _, member in members]
+        formats = [stored_dtype(member) for _, member, _ in members]
         if None in formats:
             return None
-        offsets = [kind.get_member_offset(number) for number in range(len(members))]
-        return np.dtype({"names": [name for name, _ in members], "formats": formats, "offsets": offsets, "itemsize": kind.get_size()})
+        names, offsets = [name for name, *_ in members], [offset for *_, offset in members]
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": kind.get_size()})
     if isinstance(kind, h5py.h5t.TypeVlenID):
         return None
     dtype: np.dtype[Any] = kind.dtype
@@ -155,8 +210,8 @@ def _memory_type(kind: Any, stored: np.dtype[Any]) -> Any:
         return h5py.h5t.array_create(_memory_type(kind.get_super(), stored.base), kind.get_array_dims())
     if isinstance(kind, h5py.h5t.TypeCompoundID) and _has_times(kind):
         memory = h5py.h5t.create(h5py.h5t.COMPOUND, stored.itemsize)
-        for number, (name, member) in enumerate(_members(kind)):
-            memory.insert(name.encode("utf-8", "surrogateescape"), kind.get_member_offset(number), _memory_type(member, stored[name]))
+        for name, member, offset in _members(kind):
+            memory.insert(name.encode("utf-8", "surrogateescape"), offset, _memory_type(member, stored[name]))
         return memory
     return h5py.h5t.py_create(stored, logical=True)
 
@@ -168,7 +223,7 @@ def _decoded(kind: Any, stored: np.dtype[Any]) -> np.dtype[Any]:
     if isinstance(kind, h5py.h5t.TypeArrayID):
         return np.dtype((_decoded(kind.get_super(), stored.base), stored.shape))
     if isinstance(kind, h5py.h5t.TypeCompoundID) and _has_times(kind):
-        return np.dtype([(name, _decoded(member, stored[name])) for name, member in _members(kind)])
+        return np.dtype([(name, _decoded(member, stored[name])) for name, member, _ in _members(kind)])
     return stored
 
 
@@ -177,7 +232,7 @@ def _decode(kind: Any, stored: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.ND
         kind = kind.get_super()
     if isinstance(kind, h5py.h5t.TypeCompoundID) and _has_times(kind):
         values = np.empty(stored.shape, dtype)
-        for name, member in _members(kind):
+        for name, member, _ in _members(kind):
             values[name] = _decode(member, stored[name], dtype[name].base)
         return values
     if isinstance(kind, h5py.h5t.TypeTimeID) and dtype.kind == "f":
