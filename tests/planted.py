@@ -104,8 +104,8 @@ MISTAKES = [
     Mistake(
         "io",
         "a file changed in place is read on",
-        "version_of(os.fstat(fd)) != known:",
-        "version_of(os.fstat(fd)).size != known.size:",
+        "version_of(os.fstat(fd)) != known and",
+        "version_of(os.fstat(fd)).size != known.size and",
         ("tar/test_source.py", "text/test_source.py"),
     ),
     Mistake("storage", "samples of two folders become one", "key = folder + slash + stem", "key = stem", ("tar/test_source.py",)),

@@ -320,17 +320,13 @@ def _without_line_ends(path: Path) -> None:
 # --- what a cache_dir holds -------------------------------------------------------------------------------------------
 
 
-CACHED = ("lines", "tokens", "tar", "listing")
+CACHED = ("listing",)
 
 
 def make_cached(folder: Path) -> Path:
     """What the caches are of."""
     for name in (*CACHED, "listing/images"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "lines" / "a.txt").write_text("".join(f"line {n} {'x' * (n + 1)}\n" for n in range(30)))
-    for number in range(6):
-        (folder / "tokens" / f"{number}.txt").write_text("the mill turns " * (number + 1))
-    make_tar(folder / "tar" / "a.tar", [(f"{n:03d}.cls", b"%d" % n) for n in range(12)])
     make_images(folder / "listing" / "images")
     for path in folder.rglob("*"):
         if path.is_file():
@@ -340,10 +336,6 @@ def make_cached(folder: Path) -> Path:
 
 def gut_cached(folder: Path) -> None:
     """Changes what the caches are of, but for sizes and times: the same samples come only from what is cached."""
-    _without_line_ends(folder / "lines" / "a.txt")
-    for path in (folder / "tokens").iterdir():
-        path.write_bytes(b"y" * path.stat().st_size)
-    _gut_tar(folder / "tar" / "a.tar")
     (folder / "listing" / "images" / "a" / "6.png").write_bytes((folder / "listing" / "images" / "a" / "5.png").read_bytes())
     for path in folder.rglob("*"):
         if path.is_file():
@@ -352,14 +344,8 @@ def gut_cached(folder: Path) -> None:
 
 def open_cached(folder: Path, name: str, cache_dir: Path) -> Any:
     """The dataset that a cache is of."""
-    from headrace import ImageDataset, StreamingDataset, TextDataset
+    from headrace import ImageDataset
 
-    if name == "lines":
-        return TextDataset(folder / name, unit="line", cache_dir=cache_dir)
-    if name == "tokens":
-        return TextDataset(folder / name, unit="file", max_length=8, packing=True, cache_dir=cache_dir)
-    if name == "tar":
-        return StreamingDataset(str(folder / name / "a.tar"), cache_dir=cache_dir)
     return ImageDataset(folder / name / "images", cache_dir=cache_dir)
 
 

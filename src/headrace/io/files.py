@@ -16,12 +16,16 @@ class Version(NamedTuple):
 
     Attributes:
         size: bytes.
-        tag: of a local file the time of its last change in ns; of a remote one its ETag, or that time as the server says it; None: the
-            server says nothing of the kind.
+        tag: of a local file its mtime in ns; of a remote one its ETag, or the time of its last change
+            as the server says it; None: the server says nothing of the kind.
+        ctime: of a local file, in ns: a copy with an old mtime (`cp -p`, rsync) has a new one.
+        inode: of a local file.
     """
 
     size: int
     tag: str | int | None
+    ctime: int = 0
+    inode: int = 0
 
 
 class Files(ABC):

@@ -183,7 +183,7 @@ class TestErrors:
 
     def test_a_file_that_became_shorter_while_it_is_read(self, broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with TextDataset(broken, unit="line") as dataset:
-            monkeypatch.setattr("headrace.io.local.files.LocalFiles._check", lambda *_: None)
+            monkeypatch.setattr("headrace.io.local.files.LocalFiles.check_open", lambda *_: None)
             (broken / "a.txt").write_bytes(b"good\nb")
             with pytest.raises(SampleError, match="ends before byte"):
                 made(dataset, TextCollator(), [0, 2])

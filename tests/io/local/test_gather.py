@@ -127,7 +127,7 @@ def test_lines_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         filled: Any = way.make(BatchRequest(chosen)).batch
         plain = collate(dataset.__getitems__(chosen))
         assert all(np.array_equal(filled[name], plain[name]) for name in plain)
-        monkeypatch.setattr(LocalFiles, "_check", lambda *_: None)
+        monkeypatch.setattr(LocalFiles, "check_open", lambda *_: None)
         os.truncate(tmp_path / "a.txt", 1 << 20)
         with pytest.raises(SampleError, match="the file is cut short"):
             way.make(BatchRequest([*chosen, len(lines) - 1]))

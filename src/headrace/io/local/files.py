@@ -7,9 +7,11 @@ import functools
 import io
 import itertools
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +28,8 @@ from headrace.memory.whole import read_full
 _GAP = 16 << 10  # bytes between two ranges that are rather read than left out
 _MOST = 8 << 20  # bytes that one call reads
 _IOV_MAX = 1024
+_SAMPLE = 4 << 10  # bytes of a block that `sample_of` looks at
+_SAMPLES = 8  # of these
 _TOLD = 64  # whole files that the system is told of together
 
 
@@ -38,6 +42,7 @@ class LocalFiles(Files):
     def __init__(self) -> None:
         self.descriptors: WorkerFiles[int] = WorkerFiles()
         self._versions: dict[str, Version] = {}
+        self._samples: dict[str, int] = {}  # `sample_of` the files whose version is known
         self._gatherer = Gatherer()
         self._buffers = RecycledBuffers()
 
@@ -47,7 +52,8 @@ class LocalFiles(Files):
         known = self._versions.get(path)
         if known is None:
             try:
-                known = self._versions[path] = version_of(os.stat(path))
+                known, self._samples[path] = _version_and_sample(path)
+                self._versions[path] = known
             except FileNotFoundError as error:
                 raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
             except OSError as error:
@@ -55,18 +61,43 @@ class LocalFiles(Files):
         return known
 
     def identity(self, path: str) -> list[str | int | None]:
-        version = self.version(path)
-        return [path, version.size, version.tag]
+        return [path, *self.version(path)]
 
     def check(self, path: str) -> None:
         if path in self._versions:
             with self.descriptors.reading(path) as fd:
-                self._check(path, fd)
+                self.check_open(path, fd)
 
-    def _check(self, path: str, fd: int) -> None:
+    def check_open(self, path: str, fd: int) -> None:
+        """Compares a file that is open with its version, if that was asked for.
+
+        Raises:
+            FileChangedError: it is another one.
+        """
         known = self._versions.get(path)
-        if known is not None and version_of(os.fstat(fd)) != known:
+        if known is not None and version_of(os.fstat(fd)) != known and not self.is_same(path, fd):
             raise changed(path)
+
+    def is_same(self, path: str, fd: int | None = None) -> bool:
+        """True if what lies at a path, or is open, has the version that was asked for.
+
+        chmod, hard links and network disks change ctime or inode alone: then some bytes are
+        compared, and where they are equal, the file goes on by its new version.
+        """
+        known = self._versions[path]
+        try:
+            now = version_of(os.stat(path if fd is None else fd))
+            if now == known:
+                return True
+            if (now.size, now.tag) != (known.size, known.tag):
+                return False
+            now, sample = _version_and_sample(path) if fd is None else (now, sample_of(fd, now.size))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if (now.size, now.tag, sample) != (known.size, known.tag, self._samples[path]):
+            return False
+        self._versions[path] = now
+        return True
 
     # -- reading
 
@@ -79,7 +110,7 @@ class LocalFiles(Files):
             FileChangedError: it is not the one whose version was asked for.
         """
         with self.descriptors.reading(path) as fd:
-            self._check(path, fd)
+            self.check_open(path, fd)
             yield fd
 
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
@@ -109,7 +140,7 @@ class LocalFiles(Files):
 
     def _content(self, file: io.FileIO, path: str) -> bytes:
         if self._versions:
-            self._check(path, file.fileno())
+            self.check_open(path, file.fileno())
         return file.read()
 
     def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
@@ -169,7 +200,7 @@ class LocalFiles(Files):
                         _tell(fd, requests, first, end)
                 began = HINTS.begin()
                 for number, fd in enumerate(fds, at):
-                    self._check(paths[number], fd)
+                    self.check_open(paths[number], fd)
                     yield paths[number], fd, edges[number], edges[number + 1]
                 first, end = edges[at], edges[at + len(fds)]
                 HINTS.note(
@@ -202,7 +233,7 @@ class LocalFiles(Files):
         if ranges.size:
             path = ranges.paths[ranges.file[0]]
             with contextlib.suppress(OSError):  # said where it is read in the other way
-                data = self._gatherer.read(path, ranges.start.tolist(), ranges.nbytes.tolist(), functools.partial(self._check, path))
+                data = self._gatherer.read(path, ranges.start.tolist(), ranges.nbytes.tolist(), functools.partial(self.check_open, path))
                 if data is not None:
                     return data
         return b"".join(self.read_each(ranges))
@@ -233,7 +264,30 @@ class LocalFiles(Files):
 
 def version_of(status: os.stat_result) -> Version:
     """The version of a local file with that status."""
-    return Version(status.st_size, status.st_mtime_ns)
+    return Version(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def sample_of(fd: int, size: int) -> int:
+    """A checksum of a file's bytes; of a long file, of blocks from its begin to its end."""
+    if size <= _SAMPLES * _SAMPLE:
+        return int(google_crc32c.value(os.pread(fd, size, 0)))
+    crc = 0
+    for number in range(_SAMPLES):
+        start = (size - _SAMPLE) * number // (_SAMPLES - 1)
+        crc = int(google_crc32c.extend(crc, os.pread(fd, _SAMPLE, start)))
+    return crc
+
+
+def _version_and_sample(path: str) -> tuple[Version, int]:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        return version_of(status), 0
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        version = version_of(os.fstat(fd))
+        return version, sample_of(fd, version.size)
+    finally:
+        os.close(fd)
 
 
 def changed(path: str) -> FileChangedError:

@@ -297,11 +297,9 @@ def _table(
     _, name, grid = names
     number, version, shown = math.prod(grid.counts), versions.known, redact(versions.path)
     assert version is not None
-    about = {"path": shown, "size": version.size, "mtime": version.tag, "name": name, "grid": [grid.shape, grid.chunks]}
+    about = {"of": hdf5.files.identity(versions.path), "name": name, "grid": [grid.shape, grid.chunks]}
     if versions.is_linked:  # the name is none of that file
         about["header"] = h5py.h5o.get_info(dataset.id).addr
-    if hdf5.files.is_remote:
-        about["place"] = hdf5.files.identity(versions.path)[0]
     folder = cache_folder(cache_dir)
     is_kept = number >= KEPT_FROM and version.tag is not None
     kept = ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None

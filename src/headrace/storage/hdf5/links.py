@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
+from typing import cast
 
 import h5py
 import numpy as np
 
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.files import Version
-from headrace.io.local.files import changed, version_of
+from headrace.io.local.files import LocalFiles, changed
 from headrace.io.paths import redact
 from headrace.storage.hdf5.files import HDF5Files, found_from
 from headrace.storage.hdf5.filters import check_filters
@@ -56,17 +57,20 @@ class Versions:
             self.path = os.path.abspath(file.filename)
             self.is_linked = self.path != path
         self.known: Version | None = None if file.swmr_mode else hdf5.files.version(self.path)
+        self._files = cast(LocalFiles, hdf5.files)
         self._check(file)
         others = _Found(hdf5)
         others.add_external(dataset, self.path)
         if dataset.is_virtual:
             others.follow(dataset, self.path, None, [])
-        self._others = [(other, version_of(os.stat(other))) for other in others.files]
+        self._others = list(others.files)
+        for other in self._others:
+            self._files.version(other)
         self._rows = np.array([*others.files.values()], np.int64).reshape(-1, 2)
 
     def _check(self, file: h5py.File) -> None:
         """Compares the file as h5py has it open with its version."""
-        if self.known is not None and file.driver == "sec2" and version_of(os.fstat(file.id.get_vfd_handle())) != self.known:
+        if self.known is not None and file.driver == "sec2" and not self._files.is_same(self.path, file.id.get_vfd_handle()):
             raise changed(self.path)
 
     def check(self, file: h5py.File, rows: Sequence[int]) -> None:
@@ -89,12 +93,10 @@ class Versions:
         asked = np.sort(np.asarray(rows, np.int64))
         needed = np.searchsorted(asked, self._rows[:, 0], "left") < np.searchsorted(asked, self._rows[:, 1], "right")
         for number in np.flatnonzero(needed).tolist():
-            path, version = self._others[number]
-            try:
-                now = version_of(os.stat(path))
-            except FileNotFoundError as error:
-                raise DataNotFoundError(f"{redact(path)} is gone, which holds rows of {redact(file.filename)}") from error
-            if now != version:
+            path = self._others[number]
+            if not os.path.exists(path):
+                raise DataNotFoundError(f"{redact(path)} is gone, which holds rows of {redact(file.filename)}")
+            if not self._files.is_same(path):
                 raise changed(path)
 
 

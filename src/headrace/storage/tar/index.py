@@ -123,8 +123,8 @@ def tar_indices(files: Files, paths: Sequence[str], cache_dir: str | os.PathLike
 
 
 def _local_index(files: Files, cache_dir: str | os.PathLike[str] | None, path: str) -> TarIndex:
-    folder, version = cache_folder(cache_dir), files.version(path)
-    about = {"path": path, "size": version.size, "mtime": version.tag}
+    folder = cache_folder(cache_dir)
+    about = {"of": files.identity(path)}
     cached = ArrayFile(os.fspath(folder), "tar", about, _VERSION, TarIndex.TYPES)
     try:
         if (arrays := cached.loaded()) is not None:

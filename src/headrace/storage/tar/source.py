@@ -42,8 +42,8 @@ class TarSource(Locatable):
     up to that dot, and ``"__url__"``, the shard. Hidden files, and members without key or extension, are not part of a sample. Neither are
     links and devices, which have no bytes of their own; this is reported.
 
-    The index is built once and cached in `cache_dir` by path, size and time (or URL, size and version) of each shard. Only new shards are
-    indexed again.
+    The index is built once and cached in `cache_dir` by path, size, times and inode (or URL, size and
+    version) of each shard. Only new shards are indexed again.
 
     Args:
         data_path: a shard, a folder (searched recursively for .tar), a glob, or a list of these: paths, or URLs of one server.

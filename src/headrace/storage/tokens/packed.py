@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FormatError
-from headrace.io.local.files import changed, version_of
+from headrace.io.local.files import LocalFiles, changed
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import ByteRanges
@@ -133,17 +133,16 @@ class PackedTokens(ArrayTokens):
         return [self._edges.array if self.files.is_remote else self._mapped()[1]]
 
     def _mapped(self) -> tuple[npt.NDArray[Any], IntArray]:
-        version = self.files.version(self.path)
+        files = cast(LocalFiles, self.files)
         try:
-            status = os.stat(self.path)  # each time: of a mapping alone nobody would see that the file is cut short, or another one
+            is_same = files.is_same(self.path)  # each time: a mapping alone does not show that the file was cut short
         except OSError as error:
             raise AccessError(f"{self.shown} can't be read any more: {error.strerror}") from error
-        if version_of(status) != version:
+        if not is_same:
             raise changed(self.path)
         if self._views is None:
             with open(self.path, "rb") as file:
-                if version_of(os.fstat(file.fileno())) != version:
-                    raise changed(self.path)
+                files.check_open(self.path, file.fileno())
                 view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             data, offsets = (np.frombuffer(view, *layout) for layout in (self._data, self._offsets))
             self._views = data, np.require(offsets, requirements="A")  # searching arrays that are not aligned copies them each time

@@ -212,6 +212,9 @@ class Shards(ChunkIndex):
             found[shards[number]] = None
             if self._files.is_remote:  # of a local one it is looked for again
                 self._learn(shards[number], None)
+        if not self._files.is_remote:
+            for path in ranges.paths:
+                self._files.version(path)  # all later reads are compared with it
         for number, data in zip(numbers.tolist(), self._files.read(ranges), strict=True):
             path, begin, size = whole.paths[whole.file[number]], int(whole.start[number]), int(whole.nbytes[number])
             try:

@@ -6,7 +6,6 @@ The metadata are read here, without zarr-python: only what isn't understood is l
 from __future__ import annotations
 
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -187,19 +186,6 @@ class Store(ABC):
             has = listed_names(names, show=repr)
             raise MissingNameError(f"{redact(self.path)} has {len(names)} arrays, name one of them as dataset_name: {has}")
         raise MissingNameError(f"{redact(self.path)} has no array {name!r}; it has: {listed_names(names, wanted, repr)}")
-
-
-Identity = tuple[int, int, int]
-"""Inode, size and time of the last change of a local file."""
-
-
-def identity_of(path: str | int) -> Identity | None:
-    """What tells a local file, or the one that a descriptor has open, from another; None: it is gone."""
-    try:
-        status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def replaced(path: str) -> FileChangedError:

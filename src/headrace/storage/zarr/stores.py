@@ -36,9 +36,7 @@ from headrace.storage.zarr.store import (
     V2_ATTRIBUTES,
     V2_GROUP,
     V3_NODE,
-    Identity,
     Store,
-    identity_of,
     is_v3_array,
     key_of,
     nodes_among,
@@ -61,7 +59,7 @@ class ZarrFolder(Store):
     def __init__(self, path: str, files: LocalFiles) -> None:
         super().__init__(path, files)
         self._opened = time.time_ns()
-        self._identities: dict[str, Identity | None] = {}  # of metadata files
+        self._checked_keys = set[str]()  # of metadata files whose version is known
 
     def path_of(self, key: str) -> str:
         return f"{self.path}/{key}"
@@ -71,10 +69,11 @@ class ZarrFolder(Store):
         try:
             if os.path.getsize(path) > LARGEST:
                 raise FormatError(f"{redact(path)} is too large to be metadata")
+            if key not in self._checked_keys:
+                self.files.version(path)
+                self._checked_keys.add(key)
+                self.note_last(key)
             with open(path, "rb") as file:
-                if key not in self._identities:
-                    self._identities[key] = identity_of(file.fileno())
-                    self.note_last(key)
                 return file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
@@ -151,10 +150,9 @@ class ZarrFolder(Store):
     def check_version(self, name: str) -> None:
         for file in (V3_NODE, V2_ARRAY):
             key = key_of(name, file)
-            known = self._identities.get(key)
-            if known is not None:
+            if key in self._checked_keys:
                 path = self.path_of(key)
-                if identity_of(path) != known:
+                if not self.files.is_same(path):
                     raise replaced(path)
                 return
 

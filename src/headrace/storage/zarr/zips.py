@@ -26,6 +26,7 @@ from headrace.io.array_file import Arrays
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of, learn_indexed
 from headrace.io.library_errors import asking
+from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
@@ -34,9 +35,7 @@ from headrace.storage.zarr.store import (
     NODE_FILES,
     V2_ALL,
     V2_ATTRIBUTES,
-    Identity,
     Store,
-    identity_of,
     nodes_among,
     replaced,
     root_among,
@@ -59,7 +58,6 @@ class ZarrZip(Store):
 
     def __init__(self, path: str, files: Files) -> None:
         super().__init__(path, files)
-        self._identity: Identity | None = None
         self._known, self._data = ByteRanges.of([]), list[bytes]()
         if files.is_remote:
             server = cast(RemoteFiles, files)
@@ -70,7 +68,7 @@ class ZarrZip(Store):
             self._known = ByteRanges.in_file(path, starts, starts + sizes)
             self._data = [whole[first:end] for first, end in itertools.pairwise([0, *ends])]
         else:
-            self._identity = identity_of(path)
+            files.version(path)
         with asking("zipfile", redact(path)), self._opened() as file:
             infos, begins = file.infolist(), _begins(file)
         self._numbers = {info.filename: number for number, info in enumerate(infos)}
@@ -156,7 +154,7 @@ class ZarrZip(Store):
         return nodes_among(key[len(self._root) :] for key in self._numbers if key.startswith(self._root))
 
     def check_version(self, name: str) -> None:
-        if self._identity is not None and identity_of(self.path) != self._identity:
+        if isinstance(self.files, LocalFiles) and not self.files.is_same(self.path):
             raise replaced(self.path)
 
     def _opened(self) -> zipfile.ZipFile:
