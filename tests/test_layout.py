@@ -1,9 +1,10 @@
-"""Imports run one way, from the top floor down (docs/architecture.md)."""
+"""Imports run one way, from the top floor down (docs/architecture.md); and tensors say where they are made."""
 
 import ast
 from pathlib import Path
 
 import pytest
+from torch.utils._device import _device_constructors
 
 import headrace
 
@@ -255,3 +256,16 @@ def test_the_lower_rooms_do_not_know_the_dataloader(room: str) -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.utils.data"):
                 assert {alias.name for alias in node.names} <= {"Sampler", "get_worker_info"}, path
+
+
+def test_each_new_tensor_names_its_device() -> None:
+    """Else it would follow torch's default device."""
+    makers = {function.__name__ for function in _device_constructors()}
+    calls = [(path, node) for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    nameless = []
+    for path, call in calls:
+        function = call.func
+        of_torch = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "torch"
+        if of_torch and function.attr in makers and not {"device", None} & {keyword.arg for keyword in call.keywords}:
+            nameless.append(f"{path.relative_to(PACKAGE)}:{call.lineno}")
+    assert not nameless

@@ -43,7 +43,7 @@ class Normalization:
             scale, shift = [len(stds) / (white * sum(stds))], [-sum(means) / sum(stds)]
         else:
             return None
-        return torch.tensor(scale).reshape(-1, 1, 1), torch.tensor(shift).reshape(-1, 1, 1)
+        return _factor(scale), _factor(shift)
 
     def normalized(self, pixels: torch.Tensor, memory_format: torch.memory_format | None = None) -> torch.Tensor:
         """Images uint8 [C, H, W] or [batch, C, H, W], normalised on the device where they are: of this `dtype`, in two passes.
@@ -61,6 +61,10 @@ class Normalization:
         torch.mul(pixels, scale, out=made)
         out = made if self.dtype is torch.float32 else torch.empty_like(made, dtype=self.dtype)
         return torch.add(made, shift, out=out)
+
+
+def _factor(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu").reshape(-1, 1, 1)
 
 
 def check_normalize(value: object) -> None:

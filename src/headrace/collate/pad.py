@@ -85,12 +85,12 @@ class Padding:
             to[:start].fill_(value)
             to[end:].fill_(value)
         lengths = empty((len(rows),), torch.int64)
-        lengths.copy_(torch.tensor([len(row) for row in rows]))
+        lengths.copy_(torch.from_numpy(np.array([len(row) for row in rows], np.int64)))
         return out, lengths
 
     def mask(self, lengths: torch.Tensor, length: int) -> torch.Tensor:
         """int64 [batch, length]: 1 at samples' elements, 0 at padding."""
-        positions = torch.arange(length)
+        positions = torch.arange(length, device=lengths.device)
         ends = lengths[:, None]
         mask = empty((len(lengths), length), torch.int64)
         return mask.copy_(positions < ends if self.side == "right" else positions >= length - ends)
@@ -171,7 +171,7 @@ def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
         else:
             raise _unfit(number, path, f"is {shape_of(value)}", "a tensor, an array or a list of numbers")
     numbered = ((number, row) for number, row in enumerate(rows) if row is not None)
-    of_first, first = next(numbered, (0, torch.empty(0, dtype=torch.int64)))
+    of_first, first = next(numbered, (0, torch.empty(0, dtype=torch.int64, device="cpu")))
     rows = [first.new_empty((0, *first.shape[1:])) if row is None else row for row in rows]
     if first.ndim == 0:
         raise _unfit(0, path, f"is {shape_of(first)}", "a sequence: it has no length; leave it out of fields to have it stacked")

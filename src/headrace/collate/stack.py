@@ -151,7 +151,7 @@ def is_numeric(value: Any) -> bool:
 def _stack_numbers(values: list[Any], path: FieldPath) -> torch.Tensor:
     dtype = torch.float64 if any(isinstance(v, float) for v in values) else None
     try:
-        return torch.tensor(values, dtype=dtype)
+        return torch.tensor(values, dtype=dtype, device="cpu")
     except (RuntimeError, ValueError, OverflowError):
         worst = max(values, key=abs)
         parts = values.index(worst), f" is {worst}, which does not fit into a tensor. Give smaller numbers, or texts, {_OR}"

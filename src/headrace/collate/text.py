@@ -241,11 +241,11 @@ class TextCollator:
             batched = " (use [0] of a batch of one)" if getattr(given, "ndim", 1) == 2 else ""
             raise CollateError(number, f" at ['input_ids'] is {shape_of(given)}: it must be a sequence of integers{batched}")
         if "attention_mask" not in record:
-            record["attention_mask"] = torch.ones(len(ids), dtype=torch.int64)
+            record["attention_mask"] = torch.ones_like(ids, dtype=torch.int64)
         if self.labels != "masked":
             record.pop("special_tokens_mask", None)
         elif "special_tokens_mask" not in record:
-            record["special_tokens_mask"] = torch.zeros(len(ids), dtype=torch.int64)
+            record["special_tokens_mask"] = torch.zeros_like(ids, dtype=torch.int64)
         for name in [name for name in record if name in self._values]:
             row = _numbers(record[name])
             if row is None or len(row) != len(ids):
@@ -269,8 +269,10 @@ class TextCollator:
         """Ids with some of them masked, and the labels."""
         assert self.mask_token_id is not None and self.vocab_size is not None
         may &= ~torch.isin(ids, self._special)
-        chosen = may & (torch.rand(ids.shape) < self.mlm_probability)
-        fate, words = torch.rand(ids.shape), torch.randint(self.vocab_size, ids.shape)
+        drawn: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+        chosen = may & (torch.rand(ids.shape, **drawn) < self.mlm_probability)
+        fate = torch.rand(ids.shape, **drawn)
+        words = torch.randint(self.vocab_size, ids.shape, device="cpu")
         labels = _labels(ids, chosen)
         ids[chosen & (fate < _MASKED)] = self.mask_token_id
         is_random = chosen & (fate >= _MASKED) & (fate < _MASKED + _RANDOM)

@@ -150,7 +150,9 @@ class VisionCollator:
             if self._normalizes and self._pixels is not None:
                 self._pixels.append(batch)
             return batch
-        beside = None if batch.dtype == torch.float32 else torch.empty(first.shape)
+        beside = None
+        if batch.dtype != torch.float32:
+            beside = torch.empty(first.shape, dtype=torch.float32, device="cpu")
         for to, image in zip(batch, images, strict=True):
             (to if beside is None else beside).copy_(image).mul_(scale).add_(shift)
             if beside is not None:

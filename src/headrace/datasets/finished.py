@@ -240,7 +240,9 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(data: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(data).view(dtype).reshape(shape) if data.nbytes else torch.empty(shape, dtype=dtype)
+    if not data.nbytes:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
 def _type_of(sample: Any) -> str:

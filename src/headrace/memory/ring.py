@@ -267,7 +267,7 @@ class Arena:
         """A tensor of undefined content inside the slot."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         offset, self._end = self._end, self._end + up(nbytes)
         made = self.ring.tensor(self.slot, offset, shape, dtype, self._lease)
         self._areas.append((made.data_ptr(), offset, nbytes, made))
@@ -304,7 +304,7 @@ class Arena:
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor to collate into: inside the current slot where there is one, else a fresh one."""
     arena: Arena | None = getattr(_current, "arena", None)
-    return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu") if arena is None else arena.empty(shape, dtype)
 
 
 _Message = bytes | tuple[int, int]  # a pickle, or where in the slot it lies and its bytes
@@ -419,7 +419,7 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
 
     def tensor(offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         if not nbytes:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         if strides or is_crowded:
             return _shaped(area(offset, nbytes), dtype, shape, strides)
         made = ring.tensor(slot, offset, shape, dtype, lease)

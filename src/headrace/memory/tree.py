@@ -66,8 +66,10 @@ def rebuild_sparse(
     """A sparse tensor of its parts."""
     if layout is torch.sparse_coo:
         indices, values = parts
-        made = torch.sparse_coo_tensor(indices, values, size=shape, is_coalesced=coalesced, check_invariants=False)
+        made = torch.sparse_coo_tensor(indices, values, size=shape, device=values.device, is_coalesced=coalesced, check_invariants=False)
     else:
         compressed, plain, values = parts
-        made = torch.sparse_compressed_tensor(compressed, plain, values, size=shape, layout=layout, check_invariants=False)
+        made = torch.sparse_compressed_tensor(
+            *(compressed, plain, values), size=shape, layout=layout, device=values.device, check_invariants=False
+        )
     return made.requires_grad_(grad)

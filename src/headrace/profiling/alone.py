@@ -221,7 +221,8 @@ def _to_device(alone: Alone, batch: Any, device: torch.device | str | int, count
     if "device" not in alone.samples:
         move()  # what is made once is made
     alone.timed("device", count, move)
-    whole = torch.empty(sum(tensor.nbytes for tensor in _tensors(batch)), dtype=torch.uint8, pin_memory=is_cuda)
+    nbytes = sum(tensor.nbytes for tensor in _tensors(batch))
+    whole = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=is_cuda)
 
     def move_whole() -> None:
         whole.to(device, non_blocking=is_cuda, copy=True)

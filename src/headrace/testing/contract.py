@@ -17,6 +17,7 @@ takes seconds and pickles no more than forkserver; the others are marked `slow`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ import pickle
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.errors import SampleError, StateError
+from headrace.errors import CollateError, SampleError, StateError
 from headrace.loader import Loader, create_dataloader
 from headrace.memory.tree import SPARSE, sparse_parts
 from headrace.modes import LoadingMode
@@ -59,10 +61,16 @@ class RandomProbe:
         self.held: dict[str, Any] = {"torch": torch.Generator(), "random": random.Random(0)}
 
     def __call__(self, value: Any) -> dict[str, Any]:
-        held = float(torch.rand((), generator=self.held["torch"])), self.held["random"].random()
-        drawn = [random.random(), float(np.random.rand()), float(torch.rand(())), self.generator.random(), *held]
+        held = float(torch.rand((), dtype=torch.float32, device="cpu", generator=self.held["torch"])), self.held["random"].random()
+        drawn = [
+            random.random(),
+            float(np.random.rand()),
+            float(torch.rand((), dtype=torch.float32, device="cpu")),
+            self.generator.random(),
+            *held,
+        ]
         plain = value if isinstance(value, (torch.Tensor, dict, str)) else np.asarray(value)
-        return {"value": plain, "draws": torch.tensor(drawn, dtype=torch.float64)}
+        return {"value": plain, "draws": torch.tensor(drawn, dtype=torch.float64, device="cpu")}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -83,6 +91,18 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+@contextlib.contextmanager
+def unusual_defaults() -> Iterator[None]:
+    """Torch's default device is "meta", which holds no values, and its default dtype float64."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 class DatasetContract:
@@ -140,6 +160,21 @@ class DatasetContract:
             plain = DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=list)
             seen = Counter(self._index(sample) for batch in plain for sample in batch)
             assert seen == Counter(range(len(dataset)))
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_law_8_torch_defaults_change_nothing(self, mode: str) -> None:
+        usual = self._samples_and_batches(mode)
+        with unusual_defaults():
+            unusual = self._samples_and_batches(mode)
+        assert same(unusual, usual)
+
+    def _samples_and_batches(self, mode: str) -> list[Any]:
+        """An epoch's samples, and its batches where the dataset's own collate function takes them."""
+        with self.make(loading_mode=mode, progress=False) as dataset:
+            made: list[Any] = [list(self._loader(dataset))]
+            with contextlib.suppress(CollateError):  # samples of several shapes
+                made.append(list(self._loader(dataset, collate_fn=None)))
+            return made
 
     # -- laws 1 and 2: one value, one order
 

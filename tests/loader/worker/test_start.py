@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from headrace import create_dataloader
 from headrace.loader.worker import start
 from headrace.loader.worker.start import choose_context, obstacle, other_threads
+from headrace.testing.contract import unusual_defaults
 from tests.testing.test_contract import SquareDataset
 
 
@@ -155,3 +157,23 @@ def test_threads_of_arrow_do_not_count() -> None:
     arrow = pytest.importorskip("pyarrow")
     assert arrow.chunked_array([[1, 2], [3]]).take(arrow.array([2, 0])).to_pylist() == [3, 1]
     assert not [name for name in other_threads() if "jemalloc" in name]
+
+
+class Halves(Dataset[torch.Tensor]):
+    """Makes tensors of torch's default dtype, on its default device."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index / 2])
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_have_the_default_dtype_and_the_cpu(method: str) -> None:
+    loader = create_dataloader(
+        Halves(), batch_size=1, shuffle=False, num_workers=1, persistent_workers=False, multiprocessing_context=method
+    )
+    with unusual_defaults():
+        batches = list(loader)
+    assert [(batch.dtype, batch.device.type, batch.item()) for batch in batches] == [(torch.float64, "cpu", i / 2) for i in range(4)]

@@ -179,7 +179,7 @@ class _Scratch(threading.local):
     def of_size(self, size: tuple[int, int]) -> tuple[torch.Tensor, Pixels]:
         """The same memory as a tensor [1, 4, H, W] and as an array [H, W, 4]."""
         if self.resized is None or self.resized[1].shape[:2] != size:
-            resized = torch.empty((1, 4, *size), dtype=torch.uint8, memory_format=torch.channels_last)
+            resized = torch.from_numpy(np.empty((1, *size, 4), np.uint8)).permute(0, 3, 1, 2)
             self.resized = resized, resized[0].permute(1, 2, 0).numpy()
         return self.resized
 

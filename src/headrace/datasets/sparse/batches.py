@@ -102,7 +102,8 @@ def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
     lies = torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(values.copy())
     if layout == "pairs":
         return SparseRow(*lies)
-    return rebuild_sparse(torch.sparse_csr, (torch.tensor([0, len(values)]), *lies), (1, columns), None, False)
+    indptr = torch.from_numpy(np.array([0, len(values)], np.int64))
+    return rebuild_sparse(torch.sparse_csr, (indptr, *lies), (1, columns), None, False)
 
 
 @functools.cache

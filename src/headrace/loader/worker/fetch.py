@@ -336,23 +336,29 @@ class WorkerInit:
         self.flags: Flags | None = None  # of the workers that are started next
         self.begins: tuple[int, int] = 0, 0
         self._collects = True
+        self._dtype = torch.get_default_dtype()
 
     @contextlib.contextmanager
     def forking(self) -> Iterator[None]:
         """While workers are started: no garbage collection, here or in a new worker before it is theirs to do.
 
         What a fork brought along stays out of it: the parent's loaders and their workers are not the worker's to end.
+
+        Torch's defaults are the same in workers of all start methods: the parent's dtype, and the CPU. Torch draws the workers' seeds on
+        the default device too, which no CPU generator can do elsewhere.
         """
-        self._collects = gc.isenabled()
+        self._collects, self._dtype = gc.isenabled(), torch.get_default_dtype()
         gc.disable()
         try:
-            yield
+            with torch.device("cpu"):
+                yield
         finally:
             if self._collects:
                 gc.enable()
 
     def __call__(self, worker: int) -> None:
         gc.freeze()
+        torch.set_default_dtype(self._dtype)
         (gc.enable if self._collects else gc.disable)()
         # Ctrl-C goes to all processes of a terminal: the parent's loop is interrupted, and the parent ends its workers in order.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
