@@ -254,6 +254,28 @@ class Epochs(IterableDataset[Any]):
         self.at, self.epochs = state["at"], state["epochs"]
 
 
+class Own(IterableDataset[int]):
+    """It is its own iterator, and never begins anew."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        if self.at >= N:
+            raise StopIteration
+        self.at += 1
+        return self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
 STREAMS = (StatefulIterator, StatefulStream, Forgetting, Keeping)
 HOW = {"alone": {"num_workers": 0}, "lasting": {"num_workers": 2}, "fresh": {"num_workers": 2, "persistent_workers": False}}
 
@@ -321,6 +343,23 @@ def test_before_and_between_batches(life: Any, make: Any, how: Any) -> None:
         assert list(own.other) == own.epochs[1]
         del iterator
     assert list(own.one) == own.epochs[1], "after an early break the next epoch is whole"
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("made", [0, 2], ids=["at_its_beginning", "in_its_midst"])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_dataset_is_its_own_iterator_before_the_first_batch(loader_of: Any, made: int, is_begun: bool) -> None:
+    dataset = Own()
+    dataset.at = made
+    loader = loader_of(dataset, num_workers=0)
+    iterator = iter(loader) if is_begun else None
+    state = loader.state_dict()
+    expected = list(loader if iterator is None else iterator)
+    assert list(itertools.chain(*expected)) == list(range(made + 1, N + 1))
+    for other in (dataset, Own()):
+        resumed = loader_of(other, num_workers=0)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert list(resumed) == expected
 
 
 @BOTH_KINDS

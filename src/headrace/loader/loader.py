@@ -278,6 +278,8 @@ class Loader(DataLoader[Any]):
         """
         at, plan = self._cursor.position, self._plan
         states = self._states_of_next_epoch() if self._cursor.is_at_next else self._states
+        if not (states or at.batches or self.config.num_workers):
+            states = states.before_first_batch(self.dataset)
         has_ended = self._end == at
         state = {
             "version": VERSION,

@@ -6,6 +6,8 @@ NOTE [ states of datasets ]
   each batch, in the process that made the batch. The state is pickled at once, so that it can't change, and travels with the batch. So a
   loader's state belongs to the batches that the user received, however far workers have prefetched. Objects without these methods are not
   asked, and cost nothing.
+* Before the first batch nothing has been asked yet. Without workers the dataset of this process is asked then: one that is its own iterator
+  may be at its end when the state is loaded.
 * On resume, each worker gets its own state back with its first request: the dataset first, then its iterator is created, then the iterator
   gets its state. The first batch is made by the worker whose turn it was. Workers before it get an idle request, which makes no batch.
 * A new epoch has a new iterator, which starts at the beginning. If the previous epoch was abandoned, the state of its iterator is not
@@ -131,6 +133,14 @@ class States:
         if lives_on and other._workers == self._workers:
             other._reported = [self._without_position(state) for state in self._reported]
             other._pending = {worker for worker in self._pending if other._reported[worker] is not None}
+        return other
+
+    def before_first_batch(self, dataset: Any) -> States:
+        """The same, without workers, of a dataset that nothing was reported of, as it is now."""
+        other = States(self._workers, *self._world, self._is_stream)
+        state = asked(dataset)
+        if isinstance(state, bytes):  # else it may make in `iter` what its state is of, and then begins anew by itself
+            other._reported = [state]
         return other
 
     def to_new_processes(self) -> None:
