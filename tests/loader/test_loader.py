@@ -236,6 +236,39 @@ def test_an_iterator_goes_on_after_a_later_one_is_dropped(loader_of: Any) -> Non
     assert third == epoch_of(2)
 
 
+def test_workers_live_on_after_an_early_break(loader_of: Any) -> None:
+    loader = loader_of(ProcessIds(8), num_workers=2)
+    iterator = iter(loader)
+    first = set(next(iterator).tolist())
+    iterator = iter(loader)  # the former one is freed only now
+    second = {pid for batch in iterator for pid in batch.tolist()}
+    assert first < second == {pid for batch in loader for pid in batch.tolist()}
+
+
+class CountedEpochs(torch.utils.data.IterableDataset[int]):
+    """Counts, in each process, the epochs that came to their end."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        yield from [self.epoch] * 3
+        self.epoch += 1
+
+
+def test_dataset_in_workers_keeps_what_it_counted(loader_of: Any) -> None:
+    loader = loader_of(CountedEpochs(), batch_size=None, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    iterator = iter(loader)
+    assert list(iterator) == [0] * 6 and list(loader) == [1] * 6
+
+
+def test_inner_loops_share_their_workers(loader_of: Any) -> None:
+    loader = loader_of(ProcessIds(8), num_workers=1, batch_size=4)
+    inner = [{pid for batch in loader for pid in batch.tolist()} for _ in loader]
+    assert len(inner) == 2 and inner[0] == inner[1]
+
+
 def test_workers_live_on_between_epochs(loader_of: Any) -> None:
     def pids(**options: Any) -> list[set[int]]:
         loader = loader_of(ProcessIds(8), num_workers=2, **options)

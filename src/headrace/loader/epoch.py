@@ -30,44 +30,51 @@ class Owner(Protocol):
     _hooks: Hooks
 
     def __len__(self) -> int: ...
+    def _start(self, iterator: EpochIterator, states: States) -> None: ...
     def _received(self, delivered: Delivered, states: States, at: Position) -> None: ...
     def _ended(self, at: Position) -> None: ...
     def _broke(self, pool: WorkerPool) -> None: ...
 
 
 class EpochIterator:
-    """One epoch, from a step on.
+    """One epoch, from a step on, with the batches of a pool from `start` on.
 
-    It holds its loader and its pool; the loader refers to it weakly, so that an iterator that is dropped frees its pool.
+    It holds its loader and its pool; the loader refers to it weakly, so that an iterator that is dropped frees its pool. An iterator
+    without a pool asks its loader for one with its first batch.
     """
 
-    def __init__(self, loader: Owner, pool: WorkerPool, epoch: int, start: int, states: States) -> None:
-        self.pool: WorkerPool = pool
+    def __init__(self, loader: Owner, epoch: int, start: int, states: States) -> None:
+        self.pool: WorkerPool | None = None
         self._loader, self._epoch, self._step, self._states = loader, epoch, start, states
-        self._is_stream = isinstance(pool.dispatch.plan, IterablePlan)
-        begin = states.step if self._is_stream else start
-        self._start = begin - states.idle  # of torch's tasks
-        self._replayed = start if self._is_stream and not begin else 0  # batches of a foreign stream that the user has had already
         self._exhausted = 0  # workers in a row that had nothing left
         self.received: int = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
         self._transfer = transfer_to(loader.config.device, Conversion(loader._images.normalization, loader.config.memory_format))
         self._is_closed = False
-        self._deliveries: Deliveries | None = None  # `start` may fail
-        self._deliveries = pool.start(epoch, begin, states)
+        self._deliveries: Deliveries | None = None
+
+    def start(self, pool: WorkerPool) -> None:
+        """Takes the batches of a pool from now on."""
+        self._is_stream = isinstance(pool.dispatch.plan, IterablePlan)
+        begin = self._states.step if self._is_stream else self._step
+        self._first = begin - self._states.idle  # of torch's tasks
+        self._replayed = self._step if self._is_stream and not begin else 0  # batches of a foreign stream that the user has had already
+        self._deliveries = pool.start(self._epoch, begin, self._states)
+        self.pool = pool
         pool.used_by(self)
 
     @property
     def is_done(self) -> bool:
         """True if the epoch has ended, or a worker's death ended it."""
-        return self._deliveries is None
+        return self._is_closed or (self.pool is not None and self._deliveries is None)
 
     def close(self) -> None:
         """Breaks the epoch off, and ends the workers that it has been using."""
         self._deliveries = None
         self._is_closed = True
-        self.pool.close()
+        if self.pool is not None:
+            self.pool.close()
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -87,6 +94,7 @@ class EpochIterator:
 
     def _handed_over(self, delivered: Delivered, asked: float) -> Any:
         """The batch for the user, counted; it was asked for at that time."""
+        assert self.pool is not None
         self.pool.dispatch.plan.note(delivered.batch)
         batch = self._transfer.move(delivered)
         if self._deliveries is not None:
@@ -110,12 +118,15 @@ class EpochIterator:
         """Ends the epoch and raises a WorkerError, if torch says by that error that a worker is gone."""
         if self._deliveries is None or isinstance(error, HeadraceError) or not is_of_workers(error):
             return
+        assert self.pool is not None
         deliveries, self._deliveries = self._deliveries, None
         self._loader._broke(self.pool)
-        raise death_of(error, deliveries, self._epoch, self._start, self._step, self._loader.config.timeout) from error
+        raise death_of(error, deliveries, self._epoch, self._first, self._step, self._loader.config.timeout) from error
 
     def _receive(self) -> Delivered:
         """The next batch; raises what a worker raised, where it raised it."""
+        if self.pool is None and not self._is_closed:
+            self._loader._start(self, self._states)
         while self._deliveries is not None:
             try:
                 delivered = self._transfer.receive(self._deliveries)

@@ -177,19 +177,21 @@ class Loader(DataLoader[Any]):
             self._refit()
             if not goes_on:
                 self._states = self._states_of_next_epoch()
-            try:
-                iterator = self._begin()
-            except RuntimeError as error:
-                if self._pool is None or not is_of_workers(error):
-                    raise
-                self._pool = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
-                iterator = self._begin()
+            iterator = EpochIterator(self, *self._cursor.at, self._states)
+            if self._pool is None or self._pool.is_free:  # else an iterator uses it which may be gone before the first batch is asked for
+                self._start(iterator, self._states)
         self._cursor.running = iterator
         return iterator
 
-    def _begin(self) -> EpochIterator:
-        epoch, start = self._cursor.at
-        return EpochIterator(self, self._free_pool(), epoch, start, self._states)
+    def _start(self, iterator: EpochIterator, states: States) -> None:
+        """Gives an iterator, of a dataset in these states, a pool that no other one uses."""
+        try:
+            iterator.start(self._free_pool(states))
+        except RuntimeError as error:
+            if self._pool is None or not is_of_workers(error):
+                raise
+            self._pool = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
+            iterator.start(self._free_pool(states))
 
     def _refit(self) -> None:
         """Before an epoch: what the first batch of the last one said of the ring's size."""
@@ -201,7 +203,7 @@ class Loader(DataLoader[Any]):
             for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout"):  # as torch's loader shows them
                 self.__dict__[name] = getattr(config, name)
 
-    def _free_pool(self) -> WorkerPool:
+    def _free_pool(self, states: States) -> WorkerPool:
         if self._pool is not None and self._pool.is_free:
             return self._pool
         if self.config.num_workers and self.given.multiprocessing_context is None:
@@ -211,9 +213,9 @@ class Loader(DataLoader[Any]):
             self.multiprocessing_context = context
         pool = self._new_pool()
         if self.config.num_workers:
-            self._states.to_new_processes()
-        if pool.is_lasting and self._pool is None:
-            self._pool = pool
+            states.to_new_processes()
+        if pool.is_lasting:
+            self._pool = pool  # a former one ends with the iterator that still uses it
         return pool
 
     def _states_of_next_epoch(self) -> States:
@@ -396,8 +398,8 @@ class Loader(DataLoader[Any]):
         if self.config.enable_monitoring and self._stats.batches < 2:
             self._stats.look(self._pids)
         running = self._cursor.running
-        queued = 0 if running is None else max(0, running.pool.dispatch.handed_out - running.received)
         pool = self._pool if running is None else running.pool
+        queued = 0 if running is None or pool is None else max(0, pool.dispatch.handed_out - running.received)
         cached: Counter[str] = Counter()
         for mode in {id(d._mode): d._mode for d in inner_datasets(self.dataset) if d._mode is not None}.values():
             cached.update(mode.stats())  # views share one

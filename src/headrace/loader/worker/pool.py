@@ -1,7 +1,7 @@
 """The worker pool: carries the batches of an epoch from the workers to the parent.
 
 A `WorkerPool` is a ring and a plain torch DataLoader whose dataset, batch sampler and collate function exchange requests; without workers,
-a loop that does the same in this process. A `Loader` has one at a time, and a second one only while two of its iterators exist.
+a loop that does the same in this process. A `Loader` has one at a time, and a second one only while two of its iterators are in use.
 """
 
 from __future__ import annotations
