@@ -61,6 +61,7 @@ INSIDE: dict[str, list[str]] = {
     "loader/multi": ["foreign", "schedule", "multi"],
     "datasets": [
         *(
+            "cells",
             "core",
             "delegating",
             "image",

@@ -122,6 +122,7 @@ def test_a_split_in_two_is_what_it_was() -> None:
         ([0.5, 0.5], {"stratify": [1, 2]}, r"stratify must hold one label for each of the 10 samples, and has the shape \[2\]"),
         ([0.5, 0.5], {"groups": np.zeros((10, 2))}, r"groups must hold one label .* \[10, 2\]"),
         ([0.5, 0.5], {"stratify": [None, 1] * 5}, "labels of one kind"),
+        ([0.5, 0.5], {"groups": ["7", 7] * 5}, "groups holds texts and other values"),
         ([0.5, 0.5], {"groups": [1] * 10}, "10 samples in 1 groups leaves none for part"),
     ],
 )

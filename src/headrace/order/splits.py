@@ -77,6 +77,8 @@ def _codes(given: Any, n: int, name: str) -> IntArray:
     values = np.asarray(given)
     if values.ndim != 1 or len(values) != n:
         raise ConfigError(f"{name} must hold one label for each of the {n:,} samples, and has the shape {list(values.shape)}")
+    if values.dtype.kind == "U" and not all(isinstance(label, str) for label in given):
+        raise ConfigError(f"{name} holds texts and other values, of which '7' and 7 would become one: give all as texts, or all as numbers")
     try:
         codes = np.unique(values, return_inverse=True)[1]
     except TypeError:

@@ -267,6 +267,22 @@ def put(name: str, field: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda said: said[name][0].__setitem__(field, value)
 
 
+@pytest.mark.quick_every(1)
+def test_ids_of_categories_are_exact(tmp_path: Path) -> None:
+    large = (1 << 53) + 1
+
+    def enlarge(said: dict[str, Any]) -> None:
+        old = said["categories"][0]["id"]
+        said["categories"][0]["id"] = large
+        for one in said["annotations"]:
+            if one["category_id"] == old:
+                one["category_id"] = large
+
+    dataset = opened(change(make_coco(tmp_path, 6), enlarge))
+    labels = {label for _, target in dataset for label in target["labels"].tolist()}
+    assert large in labels and labels <= set(dataset.class_to_idx.values())
+
+
 class TestBadAnnotations:
     @pytest.fixture
     def made(self, tmp_path: Path) -> Path:
@@ -281,6 +297,8 @@ class TestBadAnnotations:
             (put("annotations", "image_id", 999), r"annotations\[0\]: its image_id 999 is that of no image"),
             (put("annotations", "category_id", 5), r"annotations\[0\]: its category_id 5 is not among the categories"),
             (put("annotations", "category_id", "mill"), "category_id must be an integer, not 'mill'"),
+            (put("annotations", "category_id", 1 << 63), "category_id is an integer of more than 64 bits"),
+            (put("images", "id", "007"), r"images\[0\]: id must be an integer, not '007'"),
             (put("annotations", "area", "large"), "area must be a number, not 'large'"),
             (drop("images", "file_name"), r"images\[0\]: file_name must be a text, not None"),
             (put("images", "id", 13), r"images\[0\] and images\[1\] have the same id 13"),

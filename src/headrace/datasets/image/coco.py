@@ -230,7 +230,7 @@ def _flat(
     numbers = np.array([one[:7] for one in flat], np.float64).reshape(len(flat), 7)
     objects: dict[str, npt.NDArray[Any]] = {
         "boxes": numbers[:, :4].astype(np.float32),
-        "labels": numbers[:, 4].astype(np.int64),
+        "labels": np.array([one[4] for one in flat], np.int64),
         "area": numbers[:, 5].astype(np.float32),
         "iscrowd": numbers[:, 6].astype(np.int64),
         "image_id": np.array(image_ids, np.int64),
@@ -248,6 +248,8 @@ def _field(entry: Any, name: str, kind: type, place: str, where: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         wanted = {int: "an integer", str: "a text", list: "a list"}[kind]
         raise FormatError(f"targets: {where}, {place}: {name} must be {wanted}, not {value!r:.60}")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise FormatError(f"targets: {where}, {place}: {name} is an integer of more than 64 bits: give one in the range of int64")
     return value
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
+from headrace.datasets.cells import parsed
 from headrace.datasets.core.checks import array_in
 from headrace.datasets.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.image.coco import is_coco, read_coco
@@ -24,7 +25,6 @@ from headrace.datasets.image.tables import (
     is_frame,
     is_missing,
     key_of,
-    parsed,
     read_labels,
 )
 from headrace.dtypes import IntArray
@@ -196,10 +196,11 @@ def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | N
         raise ConfigError(f"targets: {table.where} has no column beside that of the files ({key!r}): add one of labels")
     columns, classes = dict[str, Any](), dict[str, list[str]]()
     for name in names:
-        whole: Sequence[Any] = parsed(table.columns[name]) if table.is_text else table.columns[name]
-        values = [whole[row] for row in order]
+        values = [table.columns[name][row] for row in order]
         if name in chosen and separator is not None and (len(chosen) == 1 or any(separator in str(value) for value in values)):
             values = _separated(values, separator)
+        elif table.is_text:
+            values = _numbers_or_texts(table, name, name in chosen, order)
         gap = next((place for place, value in enumerate(values) if is_missing(value)), None)
         if gap is not None and name in chosen:
             raise ConfigError(
@@ -218,6 +219,23 @@ def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | N
     target = columns[chosen[0]]
     _check_classes(classes[chosen[0]], target, files)
     return Labels(target, classes[chosen[0]], columns, named)
+
+
+def _numbers_or_texts(table: Table, name: str, is_target: bool, order: list[int]) -> list[Any]:
+    """The values of a column of text for some of its rows.
+
+    Raises:
+        ConfigError: two texts of a target are one number.
+    """
+    column = parsed(table.columns[name])
+    if is_target and column.same is not None:
+        first, second = column.same
+        raise ConfigError(
+            f"targets: column {name!r} of {table.where} holds {first!r} and {second!r}, which are one number and two texts: write each "
+            f"number in one way, or pass the table as targets=pandas.read_csv(path, dtype={{{name!r}: float}}) for numbers, or with str in "
+            "place of float for classes"
+        )
+    return [column.values[row] for row in order]
 
 
 def _rows_for(table: Table, key: str, files: FileSet, skips_unused: bool) -> list[int]:

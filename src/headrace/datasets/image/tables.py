@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.arguments import described
+from headrace.datasets.cells import parsed
 from headrace.datasets.image.matching import names_of
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
 from headrace.io.paths import is_url, named_part, redact
@@ -91,7 +92,8 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), delimiter=delimiter) if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise FormatError(f"targets: {where} is no CSV file in UTF-8: {error}; save it as UTF-8") from error
-    rows = [[cell.strip() for cell in row] for row in rows]
+    raw = rows
+    rows = [[cell.strip() for cell in row] for row in raw]
     short = next((number for number, row in enumerate(rows, 1) if len(row) < 2), None)
     if short is not None:
         raise ConfigError(f"targets: row {short} of {where} has no second column: write file,target")
@@ -110,7 +112,7 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
             raise ConfigError(
                 f"targets: row {number} of {where} has {len(row)} cells, and there are {width} columns: quote cells with commas"
             )
-    columns: dict[str, Sequence[Any]] = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    columns: dict[str, Sequence[Any]] = {name: _column([row[place] for row in raw[first - 1 :]]) for place, name in enumerate(names)}
     if width > 2 and names[0] == "" and list(columns[""]) == [str(number) for number in range(len(rows))]:
         del columns[""]  # the index that pandas writes by default
     if "" in columns:
@@ -119,16 +121,12 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
     return Table(where, columns, first, None if has_header else names[0], is_text=True)
 
 
-def parsed(cells: Sequence[str]) -> list[Any]:
-    """Integers or floats, where all cells that are not empty are such, and else texts; an empty cell of numbers is None."""
-    if any("_" in cell for cell in cells):  # for Python 1_2 is 12
-        return list(cells)
-    for kind in (int, float):
-        try:
-            return [kind(cell) if cell else None for cell in cells]
-        except ValueError:
-            continue
-    return list(cells)
+def _column(raw: list[str]) -> list[str]:
+    """Cells without the spaces around them. Where spaces alone tell two numbers apart, these are names, and keep their spaces."""
+    cells = [cell.strip() for cell in raw]
+    if len(set(raw)) > len(set(cells)) and not all(isinstance(value, str) for value in parsed(cells).values):
+        return raw
+    return cells
 
 
 def _names_among(cells: Sequence[str], files: FileSet) -> set[str]:

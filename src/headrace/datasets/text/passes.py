@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.cells import float_in, integer_in
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.reader import Access, SampleReader, raise_if_of_the_machine
 from headrace.datasets.text.options import TextOptions
@@ -27,7 +28,7 @@ from headrace.storage.text.line_index import Arrays, HeldArrays
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import ArrayTokens, Tokens
 
-_VERSION = 1
+_VERSION = 2
 _PATIENCE_S = 60.0  # for another process that makes the same pass, while it writes nothing
 _TOGETHER = 1024  # records that are read at a time
 _SHOWN_FROM = 100_000  # records from which on progress is shown
@@ -174,8 +175,10 @@ def target_as(kind: str | None, value: Any, is_cell: bool, numbers: Mapping[str,
         if type(value) is not str:
             raise ValueError(value)
         return numbers[value]
-    types: tuple[type, ...] = (str,) if is_cell else (int,) if kind == INT else (int, float)
-    if type(value) not in types or (is_cell and "_" in value):
+    if is_cell:
+        return integer_in(value) if kind == INT else float_in(value)
+    types: tuple[type, ...] = (int,) if kind == INT else (int, float)
+    if type(value) not in types:
         raise ValueError(value)
     return int(value) if kind == INT else float(value)
 
@@ -199,8 +202,11 @@ def _all_columns(texts: Texts, reader: SampleReader, expect: Callable[[range], N
 def _pass(texts: Texts, reader: SampleReader, kinds: list[str | None], expect: Callable[[range], None] | None) -> HeldArrays | None:
     lengths = np.zeros(len(texts.source), np.int64)
     targets, names, is_begun = _no_targets(kinds[0], len(lengths)), _Numbers(), False
+    cells = np.zeros(len(lengths), np.int64)  # a hash of the text of each cell, which tells two texts of one number
     for index, text, target, is_cell in _records(texts, reader, expect):
         lengths[index] = len(text)
+        if is_cell:
+            cells[index] = hash(target)
         while kinds[0] is not None:
             try:
                 targets[index] = target_as(kinds[0], target, is_cell, names)
@@ -211,12 +217,43 @@ def _pass(texts: Texts, reader: SampleReader, kinds: list[str | None], expect: C
                     return None
                 targets = _no_targets(kinds[0], len(lengths))
         is_begun = True
+    if kinds[0] in (INT, FLOAT) and (pair := _texts_of_one_number(texts, reader, targets, cells)) is not None:
+        first, second = pair
+        if first.strip() != second.strip():
+            raise ConfigError(
+                f"target_field={texts.options.target_field!r}: the fields {first!r} and {second!r} are one number and two texts: write "
+                "each number in one way, or save the records as .jsonl, where a class is a string and a number is none"
+            )
+        del kinds[: kinds.index(CLASS)]
+        return None
     classes = sorted(names) if kinds[0] == CLASS else []
     if classes:
         rank, readable = {name: number for number, name in enumerate(classes)}, targets >= 0
         targets[readable] = np.array([rank[name] for name in names], np.int64)[targets[readable]]
     about = json.dumps({"kind": kinds[0], "classes": classes}).encode()
     return HeldArrays(lengths, [targets.view("<i8"), np.frombuffer(about, np.uint8)])
+
+
+def _texts_of_one_number(
+    texts: Texts, reader: SampleReader, targets: npt.NDArray[Any], cells: npt.NDArray[np.int64]
+) -> tuple[str, str] | None:
+    """Two cells of different texts that became one number; None: there are none.
+
+    Args:
+        texts: the records.
+        reader: reads them.
+        targets: [n] the numbers.
+        cells: [n] hashes of the cells' texts; 0: no cell.
+    """
+    of_cells = np.flatnonzero(cells)
+    order = of_cells[np.lexsort((cells[of_cells], targets[of_cells]))]
+    is_pair = (np.diff(targets[order]) == 0) & (np.diff(cells[order]) != 0)
+    if not is_pair.any():
+        return None
+    at = int(is_pair.argmax())
+    pair = order[at : at + 2].tolist()
+    found = [texts.text_and_target(index, record)[1] for index, record in zip(pair, reader.records(pair, texts.source.read), strict=True)]
+    return min(found), max(found)
 
 
 def _no_targets(kind: str | None, count: int) -> npt.NDArray[Any]:

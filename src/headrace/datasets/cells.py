@@ -1,0 +1,70 @@
+"""Tells numbers from texts in columns of text, such as those of CSV files.
+
+A cell is a number only where it is written as numbers are: "007", "+7" and digits of other scripts are texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_POINT = r"(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)"
+_EXPONENT = r"[eE][+-]?[0-9]+"
+_FRACTION = re.compile(rf"[+-]?(?:{_POINT}(?:{_EXPONENT})?|(?:0|[1-9][0-9]*){_EXPONENT})")
+_NOT_FINITE = re.compile(r"nan|[+-]?inf(?:inity)?", re.IGNORECASE)
+
+
+def integer_in(cell: str) -> int:
+    """The integer that a cell is, without the spaces around it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = cell.strip()
+    if not _INTEGER.fullmatch(text) or text == "-0":
+        raise ValueError(cell)
+    return int(text)
+
+
+def float_in(cell: str) -> float:
+    """The number that a cell is, without the spaces around it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = cell.strip()
+    if not (_INTEGER.fullmatch(text) or _FRACTION.fullmatch(text) or _NOT_FINITE.fullmatch(text)):
+        raise ValueError(cell)
+    return float(text)
+
+
+class Column(NamedTuple):
+    """The values of a column of text.
+
+    Attributes:
+        values: integers or floats, and None for an empty cell; or the texts.
+        same: two texts of one number, such as "1.10" and "1.1", for which the column is texts, and may be meant as numbers.
+    """
+
+    values: list[Any]
+    same: tuple[str, str] | None = None
+
+
+def parsed(cells: Sequence[str]) -> Column:
+    """A column of integers, of floats, or of texts: numbers only where no two texts become one number."""
+    distinct = {cell for cell in cells if cell.strip()}
+    for kind in (integer_in, float_in):
+        try:
+            numbers = {cell: kind(cell) for cell in distinct}
+        except ValueError:
+            continue
+        first = dict[float, str]()
+        for cell, number in numbers.items():
+            other = first.setdefault(number, cell)
+            if other != cell:
+                differ = other.strip() != cell.strip()
+                return Column(list(cells), (min(other, cell), max(other, cell)) if differ else None)
+        return Column([numbers.get(cell) for cell in cells])
+    return Column(list(cells))
