@@ -126,6 +126,8 @@ class _Answers:
         headers = {"ETag": tag, "Accept-Ranges": "bytes", "Content-Length": str(stop - start)}
         if request.method == "HEAD":
             return web.Response(headers=headers)
+        if request.headers.get("Range") is not None:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{status.st_size}"
         self._counts["ranges"].append([name, start, stop])
         return await self._send(request, body, headers, fault, is_part=request.headers.get("Range") is not None and fault != "whole")
 

@@ -10,17 +10,26 @@ NOTE [ a fetch ]
 * The number of concurrent pieces adapts to the server: see `headrace.io.remote.concurrency`.
 * Files are identified with size and version (ETag). If the protocol supports it, each request names the expected version; otherwise the
   length is compared. A file that was replaced is an error; versions are never mixed.
-* Only bytes of the requested length are returned. The first error of a fetch cancels the rest of it.
+* Only the bytes that were asked for are returned: Content-Range, length and version of each answer are
+  compared. The first error of a fetch cancels the rest of it.
 * While the server has never answered, an unknown host or a refused connection fails within a second, since a wrong URL is more likely than
   a restarting server. Each retry is logged, from the second on at WARNING.
 * After a piece has failed, each further piece is requested only once until one succeeds, so that reading many pieces from a dead server
   does not wait for a deadline each.
+
+NOTE [ mirrors ]
+
+* Many servers ignore If-Match, so the ETag, or Last-Modified, of each answer is compared with that at opening.
+* A redirection may lead to servers that give one object different tags. Of a file behind one a range is read at opening. At
+  another tag this range is read again from the server that gave it: if the bytes and the size are the same, the tag counts as
+  one of the file's, with a warning. Else the file was replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import logging
 import random
@@ -29,19 +38,20 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from headrace.errors import AccessError, DataNotFoundError, RemoteError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError, warn
 from headrace.io.files import Version
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
 from headrace.io.remote.concurrency import MOST as CONNECTIONS
 from headrace.io.remote.concurrency import Flow, together
-from headrace.io.remote.errors import judged, status_of
+from headrace.io.remote.errors import judged, status_of, was_replaced
 from headrace.io.remote.fsspec_calls import (
     call,
     close_filesystem,
     fetch,
+    fetch_http,
     info_of,
     is_path,
     loop_of,
@@ -50,7 +60,7 @@ from headrace.io.remote.fsspec_calls import (
     url_ends,
     url_of,
 )
-from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
+from headrace.io.remote.http import Answer, EncodedError, HTTPRanges, NotPlainError, plain_headers
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.timeouts import Attempt, in_time
 from headrace.memory.per_process import PerProcess, renew_after_fork
@@ -59,6 +69,7 @@ WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
+_SAMPLE = 64 << 10  # bytes that are compared to know a mirror
 _LISTS = ("find", "glob", "ls")
 _SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
 _OPENING_RETRIES = 2  # of a server that has never answered, where nobody answers under its address
@@ -67,6 +78,18 @@ _GONE = 4  # pieces given up, or denied, one after the other, after which it is 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class _Sample(NamedTuple):
+    """A range of a file at opening."""
+
+    start: int
+    stop: int
+    digest: bytes
+
+
+def _digest(data: bytes | bytearray) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class Remote:
@@ -88,6 +111,7 @@ class Remote:
         )
         """What tells two servers apart whose URLs look alike."""
         self._filesystem: PerProcess[Any] = PerProcess(functools.partial(open_filesystem, url, options.storage_options), close_filesystem)
+        self._samples: dict[str, _Sample] = {}  # of files behind a redirection
         self._has_answered = False  # travels to workers: what has answered once may be restarting
         self._reset()
 
@@ -98,6 +122,7 @@ class Remote:
         self._denied = 0  # the same, since this user may not have them
         self._plain: HTTPRanges | None = None
         self._is_plain: bool | None = None  # nobody has looked
+        self._tags: dict[tuple[str, str], set[str]] = {}  # of URL and tag: those of its mirrors, and its own
         self._has_plain_wholes = True  # until an answer is encoded, or says no length
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -240,12 +265,21 @@ class Remote:
         return info
 
     async def _version(self, url: str) -> Version:
-        info = await self._info(url, lambda info: info.get("size") is not None)
+        info = await self._info(url, lambda info: info.get("size") is not None or "encoding" in info)
+        if "encoding" in info:
+            judged(EncodedError(info["encoding"]), self.shown(url))
         tag = next(
             (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
             None,
         )
-        return Version(int(info["size"]), None if tag is None else str(tag))
+        version = Version(int(info["size"]), None if tag is None else str(tag))
+        if not info.get("is_redirected") or not version.size or tag is None:
+            return version
+        start = 0 if version.size <= _SAMPLE else version.size // 2
+        stop = min(version.size, start + _SAMPLE)
+        answer = await self._range(url, start, stop, self.shown(url), None)  # perhaps of another mirror
+        self._samples[url] = _Sample(start, stop, _digest(answer.data))
+        return Version(answer.size or version.size, answer.etag or answer.modified or version.tag)
 
     async def _whole(self, url: str) -> bytes:
         fs, path = self.filesystem, self._path(url)
@@ -255,7 +289,8 @@ class Remote:
             if plain is not None:
                 read = functools.partial(plain.read, str(fs.encode_url(path)), 0, None, None)
                 try:
-                    return bytes(await asyncio.get_running_loop().run_in_executor(plain.pool, read, attempt))
+                    answer = await asyncio.get_running_loop().run_in_executor(plain.pool, read, attempt)
+                    return bytes(answer.data)
                 except NotPlainError:
                     self._has_plain_wholes = False
             content: bytes = await call(fs, "cat_file", path)
@@ -265,13 +300,61 @@ class Remote:
         self._count(bytes_fetched=len(data))
         return data
 
-    async def _piece(self, url: str, start: int, stop: int, versions: Mapping[str, Version]) -> bytes:
-        fs, path = self.filesystem, self._path(url)
+    async def _piece(self, url: str, start: int, stop: int, versions: Mapping[str, Version]) -> bytes | bytearray:
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
-        tag = versions[url].tag if url in versions else None
-        etag = tag if isinstance(tag, str) and tag.startswith('"') else None
+        version = versions.get(url)
+        try:
+            answer = await self._of_version(url, start, stop, where, version)
+        except AccessError as error:
+            error.is_of_server = True  # of many samples
+            raise
+        if version is not None and answer.size not in (None, version.size):
+            raise was_replaced(where, f" (it has {answer.size:,} bytes, where it had {version.size:,})")
+        self._count(bytes_fetched=len(answer.data))
+        return answer.data
 
-        async def ask(attempt: Attempt) -> Any:
+    async def _of_version(self, url: str, start: int, stop: int, where: str, version: Version | None) -> Answer:
+        """A range, in a version, see NOTE [ mirrors ]."""
+        if version is None or not isinstance(version.tag, str):
+            return await self._range(url, start, stop, where, None)
+        tag = version.tag.removeprefix("W/")
+        known = self._tags.get((url, tag), {tag})
+        if_match = ", ".join(sorted(known)) if version.tag.startswith('"') else None  # nothing else can be asked for
+        try:
+            answer = await self._range(url, start, stop, where, if_match)
+        except FileChangedError:
+            if url not in self._samples:
+                raise
+            answer = await self._range(url, start, stop, where, None)  # which tells what is there instead
+        other = answer.tag(tag)
+        if other is None or other in known:
+            return answer
+        if not await self._is_mirror(url, other, answer, version):
+            raise was_replaced(where, f" (its version is {other}, and was {tag})")
+        self._tags[url, tag] = {*known, other}
+        warn(
+            f"{self.shown(url)} leads to servers that give it different versions ({tag} and {other}); a range of it is the same "
+            "on both, so both are read. Use the URL of one server if the others may have other data"
+        )
+        return answer
+
+    async def _is_mirror(self, url: str, other: str, answer: Answer, version: Version) -> bool:
+        """True if the server that gave an answer has the same file as that at opening, under another tag."""
+        sample = self._samples.get(url)
+        if sample is None or answer.size not in (None, version.size):
+            return False
+
+        def ask(attempt: Attempt) -> Awaitable[Answer]:
+            return fetch_http(self.filesystem, answer.url, sample.start, sample.stop, None, attempt)
+
+        again: Answer = await self._persist(ask, self.shown(url), lambda _: True)
+        return again.etag == answer.etag and _digest(again.data) == sample.digest
+
+    async def _range(self, url: str, start: int, stop: int, where: str, etag: str | None) -> Answer:
+        """A range, of a version with one of these ETags where servers look at them."""
+        fs, path = self.filesystem, self._path(url)
+
+        async def ask(attempt: Attempt) -> Answer:
             plain = self._plain_http()
             if plain is not None:
                 read = functools.partial(plain.read, str(fs.encode_url(path)), start, stop, etag)
@@ -281,13 +364,8 @@ class Remote:
                     self._is_plain = False
             return await fetch(fs, path, start, stop, etag, attempt)
 
-        try:
-            data: bytes = await self._persist(ask, where, lambda data: len(data) == stop - start)
-        except AccessError as error:
-            error.is_of_server = True  # of many samples
-            raise
-        self._count(bytes_fetched=len(data))
-        return data
+        answer: Answer = await self._persist(ask, where, lambda answer: len(answer.data) == stop - start)
+        return answer
 
     def _plain_http(self) -> HTTPRanges | None:
         """The way past fsspec, where that is all that is needed."""
@@ -319,7 +397,7 @@ class Remote:
                     self._given_up = self._denied = 0
                     self._flow.went_well()
                     return answer
-                cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes | bytearray) else "the answer says no size"
+                cause = f"the answer has {len(answer.data):,} bytes" if isinstance(answer, Answer) else "the answer says no size"
             except Exception as error:
                 self._has_answered |= status_of(error)[0] is not None
                 try:
@@ -398,7 +476,7 @@ class Remote:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain", "_tags")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
 from headrace.io.paths import redact
-from headrace.io.remote.http import NoRangesError, WrongLengthError
+from headrace.io.remote.http import EncodedError, NoRangesError, WrongLengthError
 
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
 _OVERLOADED = frozenset({429, 503})
@@ -49,14 +49,16 @@ def judged(error: BaseException, where: str) -> Passing:
         error = error.__cause__  # fsspec takes whatever goes wrong with a question for a size for a missing file
     kind, said = type(error).__name__, redact(str(error))
     text, named = said or kind, f"{kind}: {said}" if said else kind
-    if status == 412:
-        raise FileChangedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
+    if status in (412, 416):  # another version; shorter than it was
+        raise was_replaced(where) from None
     if status == 404 or (status is None and not is_of_way and isinstance(error, FileNotFoundError | NotADirectoryError)):
         raise DataNotFoundError(f"{where}: there is no such file") from None
     if status in (401, 403) or (status is None and (isinstance(error, PermissionError) or kind in _NO_CREDENTIALS)):
         raise AccessError(
             f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
         ) from None
+    if isinstance(error, EncodedError):
+        raise _final(f"{where}: {text}. Turn compression off for these files, or download them") from None
     if isinstance(error, NoRangesError):
         raise _final(f"{where}: {text}. Download the files, or use a server that supports byte ranges") from None
     if isinstance(error, WrongLengthError):
@@ -73,6 +75,11 @@ def judged(error: BaseException, where: str) -> Passing:
     is_option = isinstance(error, TypeError) or "Invalid endpoint" in text  # aiohttp's and botocore's words for what they don't take
     remedy = ": look at storage_options" if is_option else ""
     raise _final(f"{where}: {named}{remedy}") from None
+
+
+def was_replaced(where: str, why: str = "") -> FileChangedError:
+    """The error of a remote file of which another version comes than that which was opened."""
+    return FileChangedError(f"{where}: the file has been replaced since it was opened{why}: begin the epoch anew with the new one")
 
 
 def _final(message: str) -> RemoteError:

@@ -25,6 +25,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError, warn
 from headrace.io.paths import redact
+from headrace.io.remote.http import Answer, checked_range, checked_size
 from headrace.io.remote.timeouts import PART, Attempt
 
 TRIED = ("2026.9",)
@@ -53,7 +54,7 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 async def info_of(fs: Any, path: str) -> Any:
     """What fsspec says of a file; of HTTP by one request, where it would ask twice for what is missing."""
-    if "http" in _protocols(fs) and hasattr(fs, "set_session"):
+    if is_http(fs):
         options = dict(getattr(fs, "kwargs", {}))
         headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}  # else the size may be of something compressed
         session = await fs.set_session()
@@ -62,17 +63,27 @@ async def info_of(fs: Any, path: str) -> Any:
                 if answer.status == 404:
                     raise FileNotFoundError(path)
                 said = answer.headers
-                if answer.status == 200 and "Content-Length" in said and "Content-Encoding" not in said:
-                    return {"size": int(said["Content-Length"]), **{name: said.get(name) for name in ("ETag", "Last-Modified")}}
+                encoding = said.get("Content-Encoding", "identity")
+                if answer.status == 200 and encoding != "identity":
+                    return {"size": None, "type": "file", "encoding": encoding}
+                if answer.status == 200 and "Content-Length" in said:
+                    info = {name: said.get(name) for name in ("ETag", "Last-Modified")}
+                    return {"size": int(said["Content-Length"]), "is_redirected": bool(answer.history), **info}
         except Exception as error:
             if getattr(error, "status", None) != 400:  # which aiohttp says of servers that answer HEAD with a body
                 raise
     return await call(fs, "info", path)
 
 
-async def fetch(fs: Any, path: str, start: int, stop: int, etag: str | None, attempt: Attempt) -> bytes:
-    """The bytes of a range; of the version with that ETag where the protocol can ask for that."""
+async def fetch(fs: Any, path: str, start: int, stop: int, etag: str | None, attempt: Attempt) -> Answer:
+    """The bytes of a range; of the version with that ETag where the protocol can ask for that.
+
+    Raises:
+        WrongLengthError: see `headrace.io.remote.http.checked_size`.
+    """
     protocols = _protocols(fs)
+    if is_http(fs):
+        return await fetch_http(fs, fs.encode_url(path), start, stop, etag, attempt)
     if etag is not None and "s3" in protocols and _has_s3_calls(type(fs).__module__, hasattr(fs, "_call_s3")):
         bucket, key, version = fs.split_path(path)
         options = {} if version is None else {"VersionId": version}
@@ -81,17 +92,37 @@ async def fetch(fs: Any, path: str, start: int, stop: int, etag: str | None, att
         )
         parts = []
         try:
+            size = checked_range(answer.get("ContentRange"), start, stop)
             while part := await answer["Body"].read(PART):
                 parts.append(part)
                 attempt.came(len(part))
         finally:
             answer["Body"].close()
-        return b"".join(parts)
-    headers = {}
-    if etag is not None and "http" in protocols:
-        headers = {"headers": {**getattr(fs, "kwargs", {}).get("headers", {}), "If-Match": etag}}
-    data: bytes = await call(fs, "cat_file", path, start=start, end=stop, **headers)
-    return data
+        return Answer(b"".join(parts), answer.get("ETag"), None, size)
+    data: bytes = await call(fs, "cat_file", path, start=start, end=stop)
+    return Answer(data)
+
+
+async def fetch_http(fs: Any, url: Any, start: int, stop: int, etag: str | None, attempt: Attempt) -> Answer:
+    """The bytes of a range of the web, as `cat_file` gives them, and what the answer says of them."""
+    options = dict(getattr(fs, "kwargs", {}))
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+    if etag is not None:
+        headers["If-Match"] = etag
+    session = await fs.set_session()
+    async with session.get(url, headers=headers, **options) as answer:
+        said = answer.headers
+        size = checked_size(answer.status, answer.reason, said, answer.content_length, start, stop)
+        parts = []
+        async for part in answer.content.iter_chunked(PART):
+            parts.append(part)
+            attempt.came(len(part))
+    return Answer(b"".join(parts), said.get("ETag"), said.get("Last-Modified"), size, answer.url)
+
+
+def is_http(fs: Any) -> bool:
+    """True if a file system is fsspec's of the web."""
+    return "http" in _protocols(fs) and hasattr(fs, "set_session")
 
 
 def close_filesystem(filesystem: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import socket
 import ssl
 import threading
@@ -18,7 +19,7 @@ import urllib.request
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import HeadraceError
 from headrace.io.remote.timeouts import PART, Attempt
@@ -44,6 +45,48 @@ class StatusError(Exception):
         self.headers: Any = headers
 
 
+class WrongLengthError(http.client.HTTPException):
+    """A body of another length than was asked for, or of other bytes, which is not read."""
+
+
+class NoRangesError(WrongLengthError):
+    """The server does not say which bytes it sends: a whole file instead of a range, or no Content-Range."""
+
+
+class EncodedError(WrongLengthError):
+    """Bytes of something compressed instead of the file's.
+
+    Args:
+        encoding: Content-Encoding.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"the server compresses its answers (Content-Encoding: {encoding}), though identity was asked for")
+
+
+class Answer(NamedTuple):
+    """The bytes of an answer, and what it says of the file; None where it says nothing.
+
+    Attributes:
+        data: the bytes.
+        etag: the version.
+        modified: when it was last changed.
+        size: bytes of the whole file.
+        url: of the server that gave it, behind redirections.
+    """
+
+    data: bytes | bytearray
+    etag: str | None = None
+    modified: str | None = None
+    size: int | None = None
+    url: Any = None
+
+    def tag(self, like: str) -> str | None:
+        """What is to be compared with a tag of the same file: a time of HTTP, or an ETag."""
+        tag = self.modified if like.endswith(" GMT") else self.etag
+        return None if tag is None else tag.removeprefix("W/")
+
+
 class HTTPRanges:
     """Ranges of files, and whole files, by HTTP, each in a thread.
 
@@ -61,20 +104,19 @@ class HTTPRanges:
         self.pool: ThreadPoolExecutor = ThreadPoolExecutor(most, "headrace-http")
         weakref.finalize(self, _close_all, self._idle).atexit = False  # where nobody closed it
 
-    def read(self, url: str, start: int, stop: int | None, tag: str | None, attempt: Attempt) -> bytearray:
+    def read(self, url: str, start: int, stop: int | None, tag: str | None, attempt: Attempt) -> Answer:
         """The bytes of a range, or of a whole file.
 
         Args:
             url: of the file.
             start, stop: first byte and end; None: of the whole file, whatever its length.
-            tag: ETag of the version that is wanted, or None.
+            tag: ETags of the version that is wanted (If-Match), or None.
             attempt: its time.
 
         Raises:
             StatusError: the server refuses.
-            NotPlainError: the answer is a redirection, has no length, or is encoded.
-            NoRangesError: the server knows no ranges.
-            WrongLengthError: it has another length.
+            NotPlainError: the answer is a redirection, has no length, or is a whole file that is encoded.
+            WrongLengthError: see `checked_size`.
             TimeoutError, OSError, HTTPException: it does not come, or not whole.
         """
         parts = urllib.parse.urlsplit(url)
@@ -87,7 +129,7 @@ class HTTPRanges:
             headers["If-Match"] = tag
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         place = parts.scheme, parts.netloc
-        connection, wanted = self._kept(place), None if stop is None else stop - start
+        connection = self._kept(place)
         while True:
             is_new = connection is None
             connection = connection or _connection(*place, attempt)
@@ -104,7 +146,11 @@ class HTTPRanges:
                     connection = None
                     continue
                 with answer:
-                    length = _checked(answer, wanted)
+                    if 300 <= answer.status < 400:
+                        raise NotPlainError(f"{answer.status}")
+                    size, length = checked_size(answer.status, answer.reason, answer.headers, answer.length, start, stop), answer.length
+                    if length is None:
+                        raise NotPlainError("a body without a length, or encoded")
                     body, done = bytearray(length), 0
                     with memoryview(body) as whole:
                         while done < length:
@@ -115,7 +161,7 @@ class HTTPRanges:
                                 raise http.client.IncompleteRead(b"", length - done)
                             done += nbytes
                             attempt.came(nbytes)
-                    return body
+                    return Answer(body, answer.headers.get("ETag"), answer.headers.get("Last-Modified"), size)
 
     @contextlib.contextmanager
     def _in_use(self, connection: http.client.HTTPConnection, place: tuple[str, str]) -> Iterator[None]:
@@ -165,28 +211,57 @@ def _close_all(idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection
     idle.clear()
 
 
-class WrongLengthError(http.client.HTTPException):
-    """A body of another length than was asked for, which is not read."""
+def checked_size(status: int, reason: str | None, headers: Any, length: int | None, start: int, stop: int | None) -> int | None:
+    """The size of the whole file, as the head of an answer says it; None: it does not.
+
+    Args:
+        status, reason, headers: of the answer.
+        length: of its body; None: it does not say so.
+        start, stop: of the bytes that were asked for; None: of the whole file.
+
+    Raises:
+        StatusError: the server refuses.
+        NotPlainError: a whole file without a length, or encoded.
+        EncodedError: a range of something that is compressed.
+        NoRangesError: the server knows no ranges, or does not say which bytes it sends.
+        WrongLengthError: it sends other bytes.
+    """
+    if status != 200 and (status != 206 or stop is None):
+        raise StatusError(status, reason or "", headers)
+    encoding = headers.get("Content-Encoding", "identity")
+    if stop is None:
+        if length is None or encoding != "identity":
+            raise NotPlainError("a body without a length, or encoded")
+        return length
+    if encoding != "identity":
+        raise EncodedError(encoding)
+    if status == 200:
+        if start or length != stop:
+            if "bytes" not in headers.get("Accept-Ranges", ""):
+                raise NoRangesError("the server sends whole files where a range is asked for")
+            raise WrongLengthError(
+                f"the answer has {length or 0:,} bytes (the server seems to send whole files, where it must know of ranges)"
+            )
+        return length
+    size = checked_range(headers.get("Content-Range"), start, stop)
+    if length not in (None, stop - start):
+        raise WrongLengthError(f"the answer has {length:,} bytes")
+    return size
 
 
-class NoRangesError(WrongLengthError):
-    """A whole file instead of a range, from a server that does not say that it knows ranges."""
+def checked_range(content_range: str | None, start: int, stop: int) -> int | None:
+    """The size of the whole file, as the head of an answer (Content-Range) says it; None: it does not.
 
-
-def _checked(answer: http.client.HTTPResponse, length: int | None) -> int:
-    """The bytes of an answer; an error where it is not those of a range, of so many (None: of a whole file)."""
-    if 300 <= answer.status < 400:
-        raise NotPlainError(f"{answer.status}")
-    if answer.status not in (200, 206):
-        raise StatusError(answer.status, answer.reason, answer.headers)
-    if answer.length is None or (length is None and answer.headers.get("Content-Encoding", "identity") != "identity"):
-        raise NotPlainError("a body without a length, or encoded")
-    if length is not None and answer.length != length:
-        if answer.status == 200 and "bytes" not in answer.headers.get("Accept-Ranges", ""):
-            raise NoRangesError("the server sends whole files where a range is asked for")
-        of_all = " (the server seems to send whole files, where it must know of ranges)" if answer.status == 200 else ""
-        raise WrongLengthError(f"the answer has {answer.length:,} bytes{of_all}")
-    return answer.length
+    Raises:
+        NoRangesError: it does not say which bytes it has.
+        WrongLengthError: it has others than those that were asked for.
+    """
+    if content_range is None:
+        raise NoRangesError("the server does not say which bytes it sends (206 without Content-Range)")
+    said = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", content_range)
+    if said is None or (int(said[1]), int(said[2])) != (start, stop - 1):
+        raise WrongLengthError(f"the answer has other bytes (Content-Range: {content_range.strip()})")
+    return None if said[3] == "*" else int(said[3])
 
 
 def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPConnection:

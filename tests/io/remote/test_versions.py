@@ -1,0 +1,175 @@
+"""Answers of other bytes, or of another version, than were asked for: an error, and never wrong rows."""
+
+import io
+import itertools
+import random
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from headrace import HDF5Dataset, HeadraceWarning, TableDataset
+from headrace.errors import FileChangedError, RemoteError, SampleError
+from headrace.io.remote import client as module
+from tests.io.remote.reading import Range, read, remote_of_url, versions_of
+
+CONTENT = bytes(range(256)) * 2000
+
+
+class Answers:
+    """What the server does: set by a test."""
+
+    def __init__(self) -> None:
+        self.files = {"a.bin": CONTENT}
+        self.tags = {"a.bin": '"1"'}
+        self.mirrors: Iterator[str] | None = None  # where requests are led to, one after the other
+        self.shift = 0
+        self.total: str | None = None
+        self.says_range = self.heeds_if_match = True
+        self.encoding = ""
+        self.requests = 0
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answers, str]]:
+    monkeypatch.setattr(module, "_WAIT", 0.001)
+    answers = Answers()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            answers.requests += 1
+            name = self.path.strip("/")
+            if answers.mirrors is not None and "/" not in name:
+                return self.answer(302, b"", Location=f"/{next(answers.mirrors)}/{name}")
+            if name not in answers.files:
+                return self.answer(404, b"")
+            data, tag = answers.files[name], answers.tags[name]
+            about = {"ETag": tag, "Accept-Ranges": "bytes"}
+            if answers.encoding:
+                about["Content-Encoding"] = answers.encoding
+            if answers.heeds_if_match and tag not in self.headers.get("If-Match", tag):
+                return self.answer(412, b"")
+            said = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if said is None:
+                return self.answer(200, data, **about)
+            first, last = int(said[1]) + answers.shift, int(said[2]) + answers.shift
+            if answers.says_range:
+                about["Content-Range"] = f"bytes {first}-{last}/{answers.total or len(data)}"
+            self.answer(206, data[first : last + 1], **about)
+
+        do_HEAD = do_GET
+
+        def answer(self, status: int, body: bytes, **headers: str) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield answers, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(params=[None, {"client_kwargs": {"trust_env": False}}], ids=["plain", "fsspec"])
+def remote(answers: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    remote = remote_of_url(f"{answers[1]}/a.bin", request.param, retries=2, deadline=20)
+    yield remote
+    remote.close()
+
+
+def test_ranges_are_those_that_were_asked_for(answers: Any, remote: Any) -> None:
+    server, url = answers
+    wanted = [Range(f"{url}/a.bin", 3, 1000)]
+    server.total = "*"
+    assert read(remote, wanted) == [CONTENT[3:1000]]
+    server.shift = 16
+    with pytest.raises(RemoteError, match=r"3 attempts .* other bytes \(Content-Range: bytes 19-1015/\*\)"):
+        read(remote, wanted)
+    server.shift, server.says_range = 0, False
+    with pytest.raises(RemoteError, match=r"206 without Content-Range"):
+        read(remote, wanted)
+    server.says_range, server.encoding = True, "gzip"
+    for ask in (lambda: read(remote, wanted), lambda: versions_of(remote, [f"{url}/a.bin"])):
+        server.requests = 0
+        with pytest.raises(RemoteError, match=r"compresses its answers \(Content-Encoding: gzip\).* Turn compression off"):
+            ask()
+        assert server.requests == 1  # said at once
+
+
+def test_rows_of_another_range(answers: Any) -> None:
+    server, url = answers
+    made = io.BytesIO()
+    np.save(made, np.arange(40_000).reshape(10_000, 4))
+    server.files["x.npy"], server.tags["x.npy"] = made.getvalue(), '"1"'
+    with TableDataset(f"{url}/x.npy", retries=0) as dataset:
+        assert dataset[200].tolist() == [800, 801, 802, 803]
+        server.shift = 16
+        with pytest.raises(SampleError, match="other bytes"):
+            dataset[5000]
+
+
+@pytest.mark.parametrize("weak", ["", "W/"])
+def test_other_version_from_a_server_that_ignores_if_match(answers: Any, remote: Any, weak: str) -> None:
+    server, url = answers
+    server.heeds_if_match, server.tags["a.bin"] = False, f'{weak}"1"'
+    version = versions_of(remote, [f"{url}/a.bin"])[0]
+    wanted = [Range(f"{url}/a.bin", 0, 3, version)]
+    assert read(remote, wanted) == [CONTENT[:3]]
+    server.total = str(len(CONTENT) + 1)
+    with pytest.raises(FileChangedError, match=r"has been replaced since it was opened \(it has 512,001 bytes, where it had 512,000\)"):
+        read(remote, wanted)
+    server.total, server.tags["a.bin"] = None, f'{weak}"2"'
+    with pytest.raises(FileChangedError, match=r'has been replaced since it was opened \(its version is "2", and was "1"\)'):
+        read(remote, wanted)
+
+
+def test_rows_of_two_versions(answers: Any, tmp_path: Path) -> None:
+    server, url = answers
+    server.heeds_if_match = False
+
+    def serve(value: int) -> None:
+        with h5py.File(tmp_path / "x.h5", "w") as file:
+            file["data"] = np.full((100_000, 4), value, np.int32)
+        server.files["x.h5"], server.tags["x.h5"] = (tmp_path / "x.h5").read_bytes(), f'"{value}"'
+
+    serve(1)
+    with HDF5Dataset(f"{url}/x.h5", cache_dir=tmp_path / "c") as dataset:
+        assert dataset[100].tolist() == [1, 1, 1, 1]
+        serve(2)
+        with pytest.raises(FileChangedError, match=r"x\.h5.* has been replaced"):
+            dataset[90_000]
+
+
+@pytest.mark.parametrize("heeds_if_match", [True, False])
+def test_mirrors_with_tags_of_their_own(answers: Any, remote: Any, heeds_if_match: bool) -> None:
+    server, url = answers
+    draws = map(random.Random(1).choice, itertools.repeat("pq"))
+    server.heeds_if_match, server.mirrors = heeds_if_match, draws
+    for mirror in "pqr":
+        server.files[f"{mirror}/a.bin"], server.tags[f"{mirror}/a.bin"] = CONTENT, f'"{mirror}"'
+    version = versions_of(remote, [f"{url}/a.bin"])[0]
+    wanted = [Range(f"{url}/a.bin", at, at + 1000, version) for at in range(0, 500_000, 100_000)]
+    with pytest.warns(HeadraceWarning, match=r'servers that give it different versions \("[pq]" and "[pq]"\)') as caught:
+        for one in wanted * 4:
+            assert read(remote, [one]) == [CONTENT[one.start : one.stop]]
+    assert len(caught) == 1
+    server.mirrors, server.files["r/a.bin"] = itertools.repeat("r"), CONTENT[::-1]
+    with pytest.raises(FileChangedError, match=r'its version is "r", and was "[pq]"'):
+        read(remote, wanted)
