@@ -129,8 +129,26 @@ def test_extensions_are_lower_case_and_keys_are_not(tmp_path: Path) -> None:
 
 
 def test_a_key_that_comes_again_is_another_sample(tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")])
+    path = make_tar(tmp_path / "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3"), ("a.cls", b"4")])
     assert read_all(path) == by_tarfile(path) and len(by_tarfile(path)) == 3
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize(
+    ("names", "second"),
+    [(["a.cls", "b.cls", "a.txt", "b.txt"], 2), (["./a.cls", "b.cls", "b.txt", "a.txt"], 3), (["d/a.cls", "a.cls", "d//a.txt"], 2)],
+)
+def test_members_of_a_sample_that_lie_apart_are_an_error(names: list[str], second: int, tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar", [(name, b"1") for name in names])
+    places = rf"'cls' at byte 512 and 'txt' at byte {1024 * second + 512:,}"
+    with pytest.raises(FormatError, match=rf"sample '{re.escape(names[0][:-4])}' lie apart \({places}\).*--sort=name"):
+        TarSource(path)
+
+
+@pytest.mark.quick_every(1)
+def test_a_folder_named_by_a_dot_is_the_same(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar", [("./a.cls", b"1"), ("a.txt", b"2"), ("b.txt", b"3")])
+    assert read_all(path) == [{"__key__": "./a", "cls": b"1", "txt": b"2"}, {"__key__": "b", "txt": b"3"}]
 
 
 @pytest.mark.parametrize("second", ["a.JPG", "a.__key__"])

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import os
+import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Sequence
@@ -57,7 +58,7 @@ header is farther away; where headers are near, bytes that are read at first, an
 
 @dataclass(frozen=True, slots=True)
 class TarIndex:
-    """The samples of one tar: consecutive members that share a key."""
+    """The samples of one tar: neighbouring members that share a key."""
 
     first: npt.NDArray[np.int64]
     """[samples + 1] number of each sample's first member."""
@@ -266,6 +267,7 @@ class _IndexBuilder:
         self._keys, self._new_keys = NamesBuilder(), list[bytes]()
         self._numbers: dict[str, int] = {}  # of extensions
         self._key: bytes | None = None
+        self._hashes = array.array("q")  # of each sample's key
         self._of_sample: set[int] = set()
         self._notes: dict[str, Any] = {"links": 0, "link": "", "others": 0, "other": "", "behind": 0}
 
@@ -283,10 +285,13 @@ class _IndexBuilder:
             self.leave_out("other", name)
             return
         key = folder + slash + stem
+        path = posixpath.normpath(key) if b"./" in key or b"//" in key else key  # "./a" is "a"
         lower = os.fsdecode(extension).lower()
         number = self._numbers.setdefault(lower, len(self._numbers))
-        if key != self._key:
-            self._key, self._of_sample = key, set()
+        if path != self._key:
+            self._key = path
+            self._of_sample = set()
+            self._hashes.append(hash(path))
             self._first.append(len(self._offsets))
             self._new_keys.append(key)
             if len(self._new_keys) == _TOGETHER:
@@ -310,7 +315,30 @@ class _IndexBuilder:
         self._first.append(len(self._offsets))
         self._notes["behind"] = behind if behind > _BEHIND else 0
         first, offsets, sizes, kinds = (np.array(column) for column in (self._first, self._offsets, self._sizes, self._kinds))
-        return TarIndex(first, offsets, sizes, kinds, self._keys.build(), PackedNames(map(os.fsencode, self._numbers)), self._notes)
+        index = TarIndex(first, offsets, sizes, kinds, self._keys.build(), PackedNames(map(os.fsencode, self._numbers)), self._notes)
+        self._check_halves(index)
+        return index
+
+    def _check_halves(self, index: TarIndex) -> None:
+        """Raises a FormatError where members of one key lie in several places, each with other extensions: these are parts of one sample.
+
+        Where an extension comes again, it is another sample of the same key.
+        """
+        hashes = np.array(self._hashes, np.int64)
+        order = np.argsort(hashes, kind="stable")
+        is_again = np.diff(hashes[order]) == 0
+        for at in np.flatnonzero(is_again).tolist():
+            former, latter = order[at : at + 2].tolist()
+            kinds = [set(index.kinds[index.first[one] : index.first[one + 1]].tolist()) for one in (former, latter)]
+            if kinds[0].isdisjoint(kinds[1]):
+                places = [
+                    f"{_text(index.extensions[min(of_one)])!r} at byte {index.offsets[index.first[one]]:,}"
+                    for one, of_one in zip((former, latter), kinds, strict=True)
+                ]
+                raise FormatError(
+                    f"{self._shown}: the members of sample {_text(index.keys[former])!r} lie apart ({' and '.join(places)}), with others "
+                    "between them: write those of a sample one after the other, for example with `tar --sort=name`"
+                )
 
 
 def _plain_member(block: bytes) -> tuple[bytes, int] | None:

@@ -53,7 +53,8 @@ class TarSource(Locatable):
 
     Raises:
         DataNotFoundError: the path does not exist, or contains no tar.
-        FormatError: a tar is damaged, truncated or compressed as a whole, or has sparse members or two members of one name in a sample.
+        FormatError: a tar is damaged, truncated or compressed as a whole, or has sparse members, two members of one name in a sample, or
+            members of a sample that lie apart.
         AccessError: a tar can't be read.
         ConfigError: URLs and paths are mixed, or URLs of several servers.
         RemoteError: a request to a server failed.
