@@ -105,6 +105,7 @@ INSIDE: dict[str, list[str]] = {
             "plan",
             "values",
             "destination",
+            "own_source",
             "samples",
             "zarr",
             "parts",

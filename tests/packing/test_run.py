@@ -350,7 +350,6 @@ def test_an_existing_file_is_kept_unless_it_may_be_replaced(photos: Path, tiny_p
         pack(tmp_path / "bad", out, overwrite=True)
     assert out.read_bytes() == before  # a failure keeps what was there
     assert pack(tiny_photos, out, overwrite=True) == out and len(ImageDataset(out)) == 4
-    assert pack(ImageDataset(out)[1:], out, overwrite=True) == out and len(ImageDataset(out)) == 3  # onto itself
 
 
 def test_places_that_can_not_be_written(photos: Path, tmp_path: Path) -> None:

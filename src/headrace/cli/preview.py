@@ -6,7 +6,7 @@ import argparse
 import base64
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.flags import imported, number, raised_by
@@ -64,7 +64,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
     names = ("dataset_name", "target_name", "targets", "unused_targets", "patch_shape", "encoding")
     options = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     transform = None if given.transform is None else _transform_of(given.transform)
-    _check_output(given.output)
+    _check_output(given.output, (given.path, given.targets))
     try:
         shown = preview(
             given.path, count=given.count, seed=given.seed, epoch=given.epoch, shuffle=not given.in_order, transform=transform, **options
@@ -100,8 +100,8 @@ def _transform_of(name: str) -> Callable[[Any], Any]:
     return transform  # type: ignore[no-any-return]
 
 
-def _check_output(path: str | None) -> None:
-    """Raises an error for what can't be written, before anything is read."""
+def _check_output(path: str | None, sources: Iterable[str | None]) -> None:
+    """Raises an error for what can't be written, or is read itself, before anything is read."""
     if path is None:
         return
     if os.path.splitext(path)[1].lower() not in (".png", ".jpg", ".jpeg", ".webp"):
@@ -109,6 +109,9 @@ def _check_output(path: str | None) -> None:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise WriteError(f"-o {path}: the folder {folder} does not exist, or this user may not write to it")
+    for source in sources:
+        if source is not None and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path):
+            raise ConfigError(f"-o {path}: it is {source} itself, which is previewed: write the picture elsewhere")
 
 
 def _save(sheet: Image, path: str) -> None:

@@ -168,7 +168,8 @@ def pack(
         TargetExistsError, WriteError, AccessError: `dst` already exists; it can't be written; another job is packing to it; or it contains
             the plan of another pack.
         FileChangedError: a sample changed since the parts were planned.
-        DataNotFoundError, ConfigError: the parent folder of `dst` does not exist; an argument is invalid.
+        DataNotFoundError, ConfigError: the parent folder of `dst` does not exist; an argument is invalid; `dst` is a file of the dataset,
+            by any name, or lies in a folder of it.
     """
     options = StoreOptions(store, max_size, quality, check, end_token, compression, chunks)
     if format not in (None, "hdf5", "zarr"):

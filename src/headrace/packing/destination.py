@@ -107,12 +107,17 @@ class Destination(ABC):
 
 def destination_of(dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None) -> Destination:
     """The destination for a path or a URL, which may be that of a folder of this machine."""
-    path = os.fspath(dst)
-    if scheme := next((scheme for scheme in ("file://", "local://") if path.startswith(scheme)), None):
-        return FolderDestination(Path(os.path.abspath(path.removeprefix(scheme))))
-    if is_url(dst):
-        return StoreDestination(path, storage_options)
-    return FolderDestination(Path(os.path.abspath(os.path.expanduser(os.fspath(dst)))))
+    path = local_path(dst)
+    return StoreDestination(os.fspath(dst), storage_options) if path is None else FolderDestination(path)
+
+
+def local_path(path: str | os.PathLike[Any]) -> Path | None:
+    """The absolute path on this machine that a path, or a URL such as ``file:///data``, names; None: it is on a server."""
+    text = os.fspath(path)
+    for scheme in ("file://", "local://"):
+        if text.startswith(scheme):
+            return Path(os.path.abspath(text.removeprefix(scheme)))
+    return None if is_url(path) else Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def room_of(folder: str | os.PathLike[str]) -> tuple[str, int] | None:

@@ -37,6 +37,7 @@ from headrace.packing.formats.hdf5 import PackedWriter
 from headrace.packing.formats.layout import laid_out
 from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
+from headrace.packing.own_source import refuse_own_source
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_stored, make_plan, not_encoded, packed_info_of
 from headrace.packing.samples import GROUP_SAMPLES, UNKNOWN_SAMPLES, each_sample, groups_of, threads_for, with_progress, without
@@ -86,10 +87,12 @@ def pack_dataset(
 ) -> PackResult:
     """`pack`, with the figures."""
     threads, start, part = threads_for(workers), time.perf_counter(), PartFile(dst, overwrite)
-    with opened_dataset(dataset) as opened, part:
-        plan, left_out = write_file(part, opened, options, threads, progress)
-        read_back(part, threads, progress)
-        part.commit()
+    with opened_dataset(dataset) as opened:
+        refuse_own_source(opened, part.target)
+        with part:
+            plan, left_out = write_file(part, opened, options, threads, progress)
+            read_back(part, threads, progress)
+            part.commit()
     path, seconds = Path(part.target), time.perf_counter() - start
     classes = len(plan.info.classes or ())
     return PackResult(path, plan.info.count, classes, plan.info.store, path.stat().st_size, seconds, tuple(left_out))

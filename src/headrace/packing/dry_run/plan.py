@@ -20,6 +20,7 @@ from headrace.packing.formats.layout import reason_for
 from headrace.packing.jobs.planning import plan_parts
 from headrace.packing.jobs.running import parts_at_once, parts_of
 from headrace.packing.options import PackFormat, StoreOptions
+from headrace.packing.own_source import refuse_own_source
 from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_same, read_plan
 from headrace.packing.status import finished_in
@@ -93,6 +94,7 @@ def plan_file_pack(
         As `pack`: what it would find wrong before it writes.
     """
     target = PartFile(dst, overwrite).target
+    refuse_own_source(dataset, target)
     plan = _planned(dataset, None, _ONE_PART, options, workers, progress)
     sample = measured(dataset, _laid_out(options, plan), plan.rows, workers)
     nbytes = _scaled(plan, sample)
@@ -118,6 +120,7 @@ def plan_folder_pack(
     Raises:
         As `pack`: what it would find wrong before it writes.
     """
+    refuse_own_source(dataset, folder.path)
     folder.check()
     if format == "zarr":
         plan, _, dataset, _ = plan_zarr(dataset, folder, shard_size, options, workers, progress)

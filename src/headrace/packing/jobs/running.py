@@ -25,6 +25,7 @@ from headrace.packing.destination import Destination
 from headrace.packing.jobs.job import PackJob
 from headrace.packing.jobs.planning import plan_parts
 from headrace.packing.options import PackFormat, StoreOptions
+from headrace.packing.own_source import refuse_own_source
 from headrace.packing.parts import PartsPlan, freeze
 from headrace.packing.status import PackStatus, finished_in, join_in, remove_other, unjoin
 from headrace.packing.zarr_parts import plan_zarr
@@ -54,6 +55,7 @@ def pack_parts(
     Raises:
         See `pack`.
     """
+    refuse_own_source(dataset, folder.path)
     folder.prepare()
     if format == "zarr":
         plan, checks, dataset, read_sizes = plan_zarr(dataset, folder, shard_size, options, workers, progress)

@@ -1,0 +1,122 @@
+"""Refuses a pack onto the data that it is made from."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from torch.utils.data import Dataset
+
+from headrace.errors import ConfigError
+from headrace.io.paths import is_url, redact
+from headrace.io.resolve.expressions import expand_braces
+from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.packs import ARRAYS, MANIFEST, PLAN
+from headrace.packing.destination import local_path
+from headrace.storage.source import Source
+
+_DATA = {"data_path", "urls", "targets", "path", "paths", "root", "root_dir", "folder", "data_dir"}
+"""Arguments and attributes that name data: a folder in one is a folder of data."""
+
+
+def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
+    """Compares where a pack goes with the files and folders that a dataset reads.
+
+    Args:
+        dataset: of any library; the paths in its attributes count.
+        dst: the file, or the folder of the parts; or its URL.
+
+    Raises:
+        ConfigError: `dst` is one of them, by whatever name, or lies in one of the folders.
+    """
+    target = local_path(dst)
+    for source, is_data in _sources_of(dataset):
+        if target is None:
+            is_own = is_url(source) and _is_below(source, os.fspath(dst))
+        else:
+            path = local_path(source)
+            is_own = path is not None and _is_own(path, target, is_data)
+        if is_own:
+            raise ConfigError(
+                f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack must not change: write it elsewhere"
+            )
+
+
+def _is_own(source: Path, target: Path, is_data: bool) -> bool:
+    """True if a pack to `target` would replace a path of this machine, or lie in it."""
+    if is_data and source.is_dir() and _is_below(os.path.realpath(source), os.path.realpath(target)):
+        return True
+    if not target.exists() or not source.exists():
+        return False
+    if not target.is_dir():
+        return source.samefile(target)
+    folder, path = os.path.realpath(target), os.path.realpath(source)
+    return _is_below(folder, path) and _is_of_pack(os.path.relpath(path, folder).split(os.sep)[0])
+
+
+def _is_of_pack(name: str) -> bool:
+    """True of the names that a pack of parts writes, replaces and removes."""
+    return name in (PLAN, MANIFEST, ARRAYS) or (name.startswith("part-") and "-of-" in name)
+
+
+def _is_below(folder: str, path: str) -> bool:
+    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
+    """The paths and URLs in the attributes of a dataset, of its source and of datasets inside; and whether each surely is one of data."""
+    seen, left = set[int](), [("dataset", dataset)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, (str, bytes, os.PathLike)):
+            text = os.fsdecode(value)
+            if name in _DATA:
+                yield from ((path, True) for path in expand_braces(text))
+            elif os.sep in text or "." in text:  # else it is a name in a file
+                yield text, False
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, FileSet):
+            yield from _sources_in(value)
+        elif isinstance(value, h5py.HLObject):
+            if value:  # it is open
+                yield value.file.filename, True
+        elif isinstance(value, np.memmap):
+            yield os.fsdecode(value.filename or ""), True
+        elif isinstance(value, io.IOBase):
+            left.append(("path", getattr(value, "name", None)))
+        elif isinstance(value, np.ndarray):
+            if value.dtype.kind in "OUS":
+                left += ((name, one) for one in value.ravel().tolist())
+        elif isinstance(value, Mapping):
+            left += ((key if isinstance(key, str) else name, one) for key, one in value.items())
+        elif isinstance(value, (list, tuple, set)):
+            name = "" if name == "targets" else name  # these are the targets themselves
+            left += ((name, one) for one in value)
+        elif isinstance(value, (Dataset, Source)) or name in ("dataset", "datasets") or type(value).__module__.startswith("headrace."):
+            left += _attributes_of(value)
+
+
+def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    names = dict.fromkeys(getattr(value, "__dict__", ()))
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        names.update(dict.fromkeys([slots] if isinstance(slots, str) else slots))
+    for name in names:
+        attribute = getattr(value, name, None) if name not in getattr(value, "__dict__", ()) else value.__dict__[name]
+        yield name.strip("_"), attribute
+
+
+def _sources_in(files: FileSet) -> Iterator[tuple[str, bool]]:
+    for root in files.searched:
+        yield (root if files.server is None else files.server.url_of(root)), True
+    are_stores = len(files) > 0 and os.path.isdir(files.url(0))
+    for index in range(len(files)):
+        yield files.url(index), are_stores
