@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, Unpack
 
+import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
@@ -33,6 +34,8 @@ from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.hooks import Hooks, OnBatch, OnSlow
 from headrace.monitor.stats import LoadingStats, Stats
 from headrace.order import detect_world
+
+_COMPARED = 8  # positions of an order that ranks compare
 
 
 def has_sampler(config: Any, options: Mapping[str, Any]) -> bool:
@@ -129,6 +132,14 @@ class Loader(DataLoader[Any]):
         data = {"length": length_of(self.dataset), "fingerprint": self.fingerprint, "batch_size": config.batch_size}
         return {**data, **order, "drop_last": config.drop_last, "pad": config.pad}
 
+    def _facts_of_epoch(self) -> dict[str, Any]:
+        """What the batches of the epoch that begins depend on besides; some of its order too, which other code may compute differently."""
+        assert isinstance(self._plan, OrderPlan)
+        epoch, batches = self._cursor.at
+        order = self._plan.batches_of(epoch).order
+        positions = np.linspace(0, len(order) - 1, min(_COMPARED, len(order))).astype(np.int64)
+        return {"epoch": epoch, "position": f"batch {batches}", "order": f"{order[positions].tolist()} at {_COMPARED} positions"}
+
     def _new_pool(self) -> WorkerPool:
         config, plan, dataset = self.config, self._plan, self.dataset
         ring = Ring((config.num_workers or 0) * (config.prefetch_factor or 1) + 2)
@@ -170,8 +181,9 @@ class Loader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         check_world(self.given, self.config, self._reasons["world_size"])
-        self._agreement.look()
         with self._cursor.starting() as goes_on:
+            if self._agreement.is_asked:
+                self._agreement.begin(self._facts_of_epoch())
             if self._pool is not None and not self._pool.is_sound:
                 self._pool = None
             self._refit()
@@ -226,7 +238,7 @@ class Loader(DataLoader[Any]):
 
     def _received(self, delivered: Delivered, states: States, at: Position) -> None:
         """The user gets a batch: the position moves on."""
-        self._agreement.look()
+        self._agreement.received()
         if self._cursor.loaded is None:  # else another state was loaded since
             self._states = states
             self._plan.received(*at)
@@ -240,6 +252,7 @@ class Loader(DataLoader[Any]):
     def _ended(self, at: Position) -> None:
         """An epoch has ended."""
         self._end = at
+        self._agreement.ended()
 
     def _broke(self, pool: WorkerPool) -> None:
         """A pool can't be used any more: the next iterator gets another one."""

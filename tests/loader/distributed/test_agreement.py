@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from headrace import ConfigError, create_dataloader
 from headrace.loader.distributed import agreement
+from headrace.order import EpochOrder
 from tests.testing.test_contract import SquareDataset
 
 Body = Callable[[int, Callable[[], None]], Any]
@@ -149,6 +151,83 @@ def test_other_data_of_the_same_length_are_said() -> None:
     assert all("loaders: fingerprint is '" in text and "length" not in text for text in said)
 
 
+# -- epochs
+
+
+def in_step(built: Any, barrier: Callable[[], None]) -> str:
+    """How many batches a rank gets, or what it says, when it takes the first three in step with the others."""
+    received, said = 0, ""
+    try:
+        for _ in built:
+            received += 1
+            if received < 4:
+                barrier()
+    except ConfigError as error:
+        said = str(error)
+    for _ in range(received, 3):
+        barrier()
+    return said or str(received)
+
+
+def resume_alone(rank: int, built: Any) -> None:
+    if rank == 1:
+        built.load_state_dict({**built.state_dict(), "batches": 1, "samples": 8})
+
+
+def compute_another_order(rank: int, built: Any) -> None:
+    if rank == 1:
+        original = EpochOrder.__getitem__
+        EpochOrder.__getitem__ = lambda order, positions: original(order, positions) ^ 1  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda rank, built: built.set_epoch(rank), "the ranks begin different epochs: epoch is 0 on rank 0, 1 on rank 1; order is "),
+        (resume_alone, "the ranks begin different epochs: position is 'batch 0' on rank 0, 'batch 1' on rank 1. "),
+        (compute_another_order, "the ranks begin different epochs: order is '["),
+    ],
+)
+def test_other_epochs_positions_and_orders_are_said(prepare: Any, said: str) -> None:
+    def body(rank: int, barrier: Callable[[], None]) -> str:
+        built = loader()
+        prepare(rank, built)
+        return in_step(built, barrier)
+
+    assert all(text.startswith(said) for text in ranks(2, body))
+
+
+def test_look_at_one_batch_by_one_rank_is_no_epoch() -> None:
+    def body(rank: int, barrier: Callable[[], None]) -> list[str]:
+        built = loader()
+        if rank == 1:
+            next(iter(built))
+        said = []
+        for epoch in range(3):
+            built.set_epoch(epoch)
+            said.append(in_step(built, barrier))
+        return said
+
+    assert ranks(2, body) == [["6"] * 3] * 2
+
+
+def test_loaders_of_two_lines_are_warned_of() -> None:
+    def body(rank: int, barrier: Callable[[], None]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make = [
+                lambda: loader(),
+                lambda: loader(),
+            ]
+            built = make[rank]()
+            in_step(built, barrier)
+        return [str(one.message) for one in caught]
+
+    said = [text for texts in ranks(2, body) for text in texts]
+    lines = [re.findall(r"test_agreement\.py:\d+, called at test_agreement\.py:(\d+)", text) for text in said]
+    assert said and all(abs(int(one) - int(other)) == 1 for one, other in lines)
+
+
 # -- who is not compared
 
 
@@ -179,6 +258,7 @@ def test_group_of_another_size_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> 
 def test_loader_of_one_rank_alone_waits_for_nobody() -> None:
     def body(rank: int, barrier: Callable[[], None]) -> list[int]:
         counts = []
+        warnings.simplefilter("error")
         if rank == 0:
             validation = loader(seed=99, dataset=TensorDataset(torch.arange(50)))
             counts = [len(list(validation)), len(list(validation))]
