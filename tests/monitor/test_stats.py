@@ -74,11 +74,19 @@ def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
     limit = tightest(memory_limits()).total
     assert stats["avg_memory_percent"] == pytest.approx(100 * stats["avg_memory_bytes"] / limit) and 0 < stats["avg_memory_percent"] < 100
     for read in (lambda: stats["avg_memory_usage"], lambda: stats.get("avg_memory_usage", 0)):
-        with pytest.warns(HeadraceWarning, match="'avg_memory_usage' is called 'avg_memory_bytes' now"):
-            assert read() == stats["avg_memory_bytes"]
+        with pytest.warns(HeadraceWarning, match="'avg_memory_usage' is called 'avg_memory_percent'"):
+            assert read() == stats["avg_memory_percent"]
     with pytest.raises(KeyError, match="avg_memory"), warnings.catch_warnings():
         warnings.simplefilter("error")
         Stats()["avg_memory_usage"]
+
+
+def test_cpu_usage_of_a_short_job() -> None:
+    stats = LoadingStats()
+    stats.look([])
+    stats.add_report({"work_cpu_seconds": 0.5})
+    stats.add_batch(4, 0.1, 2.0)
+    assert stats.as_dict()["avg_cpu_usage"] == pytest.approx(25)
 
 
 # -- as a table

@@ -21,6 +21,7 @@ from headrace.memory.limits import memory_limits, tightest
 
 SKIPPED_LISTED = 1000
 _WAITS_KEPT = 10_000
+_SECOND_LOOK = 0.1  # seconds after the first one, so that short jobs have a CPU usage
 _SAMPLE_EVERY = 1.0  # seconds between two looks at memory and CPU, which costs about a millisecond, and more with many pages
 _COUNTS = (
     *("cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "requests", "retries", "bytes_fetched", "refetched"),
@@ -33,19 +34,18 @@ TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_se
 _RECENT = 100  # batches
 
 
-_RENAMED = {"avg_memory_usage": "avg_memory_bytes", "peak_memory_usage": "peak_memory_bytes"}
-"""Keys of version 0.1, which can be read until the next one."""
+_PERCENT = {"avg_memory_usage": "avg_memory_percent"}
+"""A key of older guides, which print it as a percentage."""
 
 
 class Stats(dict[str, Any]):
     """Statistics by name, which print as a table with units. Values are plain numbers: seconds, bytes, percent, fractions of 1."""
 
     def __missing__(self, name: str) -> Any:
-        new = _RENAMED.get(name, name)
-        if new == name or new not in self:
+        new = _PERCENT.get(name)
+        if new is None or new not in self:
             raise KeyError(name)
-        also = "; avg_memory_percent is the share of the memory limit" if name.startswith("avg") else ""
-        warn(f"get_stats(): {name!r} is called {new!r} now, in bytes{also}")
+        warn(f"get_stats(): {name!r} is called {new!r}; avg_memory_bytes has it in bytes")
         return self[new]
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -170,7 +170,8 @@ class LoadingStats:
             except psutil.Error:
                 continue  # it has ended since
         self._cpu.append(cpu)
-        self._look_next = now + max(_SAMPLE_EVERY, 100 * (time.monotonic() - now))
+        interval = _SAMPLE_EVERY if len(self._cpu) > 1 else _SECOND_LOOK
+        self._look_next = now + max(interval, 100 * (time.monotonic() - now))
 
     def look_at_children(self) -> None:
         """As `look`, of this process and all its children."""
@@ -211,8 +212,16 @@ class LoadingStats:
             stats["avg_memory_bytes"] = sum(self._memory) / len(self._memory)
             stats["avg_memory_percent"] = 100 * stats["avg_memory_bytes"] / max(self._limit, 1)
             stats["peak_memory_bytes"] = max(self._memory)
-            stats["avg_cpu_usage"] = sum(self._cpu[1:]) / max(1, len(self._cpu) - 1)
+            stats["avg_cpu_usage"] = self._cpu_usage()
         return stats
+
+    def _cpu_usage(self) -> float:
+        """Percent of one core. The first look measures none; a job that ends before the second one
+        has the CPU time of the work on its batches."""
+        looks = self._cpu[1:]
+        if looks:
+            return sum(looks) / len(looks)
+        return 100 * self._counts["work_cpu_seconds"] / max(self.total_time, 1e-9)
 
 
 def _process(pid: int) -> psutil.Process | None:
