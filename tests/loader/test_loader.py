@@ -601,7 +601,8 @@ def test_an_exception_that_cannot_be_pickled(loader_of: Any) -> None:
     batches, errors = take_all(iter(loader))
     assert len(batches) == 2 and len(errors) == 1
     assert isinstance(errors[0], Unbuildable)
-    assert "one and two" in str(errors[0]) and "epoch 0, batch 1" in errors[0].__notes__[0]
+    assert "one and two" in str(errors[0]) and "epoch 0, batch 1" in errors[0].__notes__[1]
+    assert errors[0].__notes__[0] == "headrace: in Failing[5]"
     in_process = loader_of(Failing(Unbuildable("one", "two")), shuffle=False)
     assert isinstance(take_all(iter(in_process))[1][0], Unbuildable)
 

@@ -119,12 +119,12 @@ class Finisher:
                     value, target = format_.to_pair(value, target)
                 else:
                     value, target = self._call_seeded(dataset, format_, value, target, key)
+            sample = dataset.make_sample(value, target)
         except Exception as error:
             if format_.decodes_late and isinstance(error, FormatError):
                 return dataset.sample_reader.failed(int(dataset.whole_indices(index)), "can't be decoded", error)
             error.add_note(f"headrace: while transforming sample {index} ({dataset.source_of(index)})")
             raise
-        sample = dataset.make_sample(value, target)
         return _with_index(sample, index) if dataset.return_index else sample
 
     def _call_seeded(self, dataset: Any, format_: SampleFormat, value: Any, target: Any, key: Key) -> tuple[Any, Any]:

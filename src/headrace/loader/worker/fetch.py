@@ -191,6 +191,9 @@ class Fetch(Dataset[Any]):
                     items.append(self.dataset[index])
                 except EmptyBatchError as error:  # of a headrace dataset inside, which has counted it
                     failure = error
+                except Exception as error:
+                    error.add_note(f"headrace: in {type(self.dataset).__name__}[{index!r}]")
+                    raise
                 now = time.perf_counter()
                 if now - last > longest:
                     longest = now - last
