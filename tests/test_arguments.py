@@ -29,7 +29,7 @@ def test_an_unknown_name_gets_hint_then_nearest_then_the_list() -> None:
         ("xyz", "door has no 'xyz': it has batch_size, image_size, num_workers, shuffle"),
     ]:
         with pytest.raises(ConfigError) as refused:
-            check_names("door", [name], KNOWN, {"bs": "batch_size"})
+            check_names("door", [name], KNOWN)
         assert str(refused.value) == said
 
 

@@ -9,11 +9,12 @@ from torch.utils._device import _device_constructors
 import headrace
 
 PACKAGE = Path(headrace.__file__).parent
-GROUND = ("dtypes", "sorting", "errors", "arguments", "display", "casting")  # in this order
+GROUND = ("dtypes", "sorting", "errors", "synonyms", "arguments", "display", "casting")  # in this order
 BELOW: dict[str, set[str]] = {
     "dtypes": set(),
     "sorting": set(),
     "errors": set(),
+    "synonyms": set(),
     "arguments": set(),
     "display": set(),
     "casting": set(),

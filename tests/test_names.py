@@ -6,14 +6,32 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
 import headrace
-from headrace.arguments import OLD_NAMES
+from headrace import (
+    BaseDataset,
+    ConfigError,
+    DataModule,
+    HDF5Dataset,
+    ImageDataset,
+    MemoryMonitor,
+    MultiDataLoader,
+    StreamingDataset,
+    TextDataset,
+    ZarrDataset,
+    collators,
+    create_dataloader,
+    get_train_dataloader_steps,
+    pack,
+    profile_dataloader,
+)
 from headrace.datasets.core.options import PathOptions
-from headrace.loader.config import _OLD_WORDS, FIELDS
+from headrace.loader.config import FIELDS
+from headrace.synonyms import ARGUMENTS, BY_ARGUMENT, BY_NAME, BY_REMEDY, LOADER_OPTIONS, NAMES, WITHOUT_ARGUMENT
+from tests.testing.test_contract import SquareDataset
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "names.md").read_text()
@@ -60,44 +78,137 @@ def test_every_name_of_ours_is_one() -> None:
 
 
 def test_all_rows_have_all_columns() -> None:
-    tables = {"torch and its trainers": 4, "Other loaders": 8, "Words that are refused with a hint": 2, "Names of older guides": 2}
+    tables = {"torch and its trainers": 4, "Other loaders": 8}
     for heading, columns in tables.items():
         assert {len(row) for row in rows(heading)} == {columns}
 
 
-def test_the_refused_words_are_those_of_the_code() -> None:
-    said = {}
-    for words, instead in rows("Words that are refused with a hint"):
-        for word in re.findall(r"`([^`]+)`", words):
-            said[word] = plain(instead)
-    assert said == _OLD_WORDS
+def test_the_page_lists_all_synonyms() -> None:
+    text = (ROOT / "tools" / "list_words.py").read_text()
+    names: dict[str, Any] = {}
+    exec(text, names)
+    page = names["on_page_markdown"](PAGE)
+    for word in (*ARGUMENTS, *WITHOUT_ARGUMENT, *NAMES):
+        assert f"`{word}`" in page
+    assert "tools/list_words.py" in (ROOT / "mkdocs.yml").read_text()
 
 
-def plain(cell: str) -> str:
-    return cell.replace("`", "").replace('"', "'")
+# -- synonyms
 
 
-def test_the_older_names_are_those_of_the_code() -> None:
-    table = {re.findall(r"`([^`]+)`", name)[0]: plain(instead) for name, instead in rows("Names of older guides")}
-    assert table == OLD_NAMES
-    assert not set(OLD_NAMES) & set(headrace.__all__)
+def test_loader_options_are_the_fields_of_the_config() -> None:
+    assert LOADER_OPTIONS == FIELDS
 
 
-@pytest.mark.parametrize("name", OLD_NAMES)
-def test_an_older_name_says_what_to_use(name: str) -> None:
-    said = re.escape(f"headrace has no '{name}': use {OLD_NAMES[name]}")
+def test_each_synonym_leads_to_what_is_there() -> None:
+    known = known_names() | {"ConcatDataset"}
+    for remedy in BY_ARGUMENT:
+        assert re.split(r"\W", remedy, maxsplit=1)[0] in known, remedy
+    for remedy in [*BY_NAME, *BY_REMEDY]:
+        words = set(re.findall(r"\w+", re.sub(r"'[^']*'", "", remedy)))
+        names = {word for word in words if "_" in word or re.search("[a-z][A-Z]", word)}
+        assert names <= known and words & known, remedy
+    assert not set(NAMES) & set(headrace.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_another_library_says_what_to_use(name: str) -> None:
+    said = re.escape(f"headrace has no '{name}': use {NAMES[name]}")
     with pytest.raises(AttributeError, match=said):
         getattr(headrace, name)
     with pytest.raises(ImportError, match=said):
         exec(f"from headrace import {name}")
 
 
-def test_what_an_older_name_leads_to_is_there() -> None:
-    known = known_names()
-    for instead in OLD_NAMES.values():
-        words = set(re.findall(r"\w+", re.sub(r"'[^']*'", "", instead)))
-        names = {word for word in words if "_" in word or re.search("[a-z][A-Z]", word)}
-        assert names <= known and words & known, instead
+SAID = [
+    (create_dataloader, "size", "image_size where the dataset is made"),
+    (create_dataloader, "patch_size", "patch_shape where the dataset is made"),
+    (create_dataloader, "lazy", "loading_mode='lazy' where the dataset is made"),
+    (create_dataloader, "prefetch", "prefetch_factor"),
+    (create_dataloader, "distributed", "rank and world_size, which are detected"),
+    (create_dataloader, "epochs", "a loop: for epoch in range(epochs)"),
+    (create_dataloader, "loading_mode", "it where the dataset is made, whose option it is"),
+    (ImageDataset, "resize", "image_size"),
+    (ImageDataset, "cache", "loading_mode='cached'"),
+    (ImageDataset, "labels", "targets or target_name"),
+    (ImageDataset, "augment", "transform"),
+    (ImageDataset, "batch_size", "it in create_dataloader, whose option it is"),
+    (ImageDataset, "bs", "batch_size in create_dataloader"),
+    (ZarrDataset, "patch_size", "patch_shape"),
+    (HDF5Dataset, "key", "dataset_name"),
+    (TextDataset, "seq_len", "max_length"),
+    (TextDataset, "block_size", "max_length, with packing=True"),
+    (StreamingDataset, "shuffle_buffer", "buffer_size"),
+    (MultiDataLoader, "sampling_strategy", "strategy"),
+    (MultiDataLoader, "dataloader_weights", "weights"),
+    (MultiDataLoader, "dataloader_names", "loaders, a dict whose keys are the names"),
+    (DataModule, "val_data", "val"),
+    (BaseDataset, "data_path", "source, a Source of the records"),
+    (profile_dataloader, "num_batches", "seconds, the time that measuring may take"),
+    (get_train_dataloader_steps, "accumulate_grad_batches", "accumulate"),
+    (MemoryMonitor().check_memory_constraint, "required_memory", "nbytes"),
+    (pack, "num_workers", "workers"),
+]
+
+
+@pytest.mark.parametrize(("function", "word", "use"), SAID)
+def test_an_argument_of_another_library_says_what_to_use(function: Any, word: str, use: str) -> None:
+    data = {"a": [1, 2]} if function is MultiDataLoader else [1, 2]
+    said = re.escape(f"{function.__name__} has no '{word}': use {use}")
+    with pytest.raises(ConfigError, match=said):
+        function(data, **{word: 1})
+
+
+@pytest.mark.parametrize(
+    ("function", "word", "use"),
+    [
+        (DataModule, "train_data", "train"),
+        (MultiDataLoader, "dataloaders", "loaders"),
+        (ImageDataset, "root", "data_path"),
+        (StreamingDataset, "path", "urls"),
+    ],
+)
+def test_a_synonym_of_a_required_argument(function: Any, word: str, use: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{function.__name__} has no '{word}': use {use}"):
+        function(**{word: "a"})
+
+
+def test_a_keyword_that_a_class_of_ones_own_passes_on() -> None:
+    class Old(BaseDataset):
+        def __init__(self, data_path: str) -> None:
+            super().__init__(data_path=data_path, transform=None, loading_mode="lazy")  # type: ignore[call-arg]
+
+    with pytest.raises(ConfigError, match=r"^BaseDataset has no 'data_path': use source, a Source"):
+        Old("folder")
+
+
+def test_unknown_options_of_a_multi_loader_are_compared_with_its_own() -> None:
+    with pytest.raises(ConfigError, match="has no 'stratgy': did you mean strategy"):
+        MultiDataLoader({"a": [1, 2]}, stratgy="weighted")
+    with pytest.raises(ConfigError, match=r"has no 'xyz': it has .*cycle_short_loaders.*strategy"):
+        MultiDataLoader({"a": [1, 2]}, xyz=1)
+
+
+def test_attributes_of_other_libraries() -> None:
+    loader = create_dataloader([1, 2], num_workers=0)
+    dataset = SquareDataset()
+    for owner, name, use in [
+        (loader, "loader", "the loader itself"),
+        (dataset, "data", r"dataset\[index\]"),
+        (collators, "get_collator", r"collators.get\(name\)"),
+        (DataModule([1, 2]), "train_dataset", "module.train"),
+    ]:
+        with pytest.raises(AttributeError, match=f"^{type(owner).__name__} has no '{name}': use {use}"):
+            getattr(owner, name)
+        assert not hasattr(owner, name) and not hasattr(owner, "nothing_like_it")
+
+    class Own(SquareDataset):
+        @property
+        def data(self) -> int:
+            return self.missing  # type: ignore[attr-defined, no-any-return]
+
+    with pytest.raises(AttributeError, match="'Own' object has no attribute 'missing'"):
+        Own().data  # noqa: B018
 
 
 def test_a_misspelt_name_of_the_package() -> None:

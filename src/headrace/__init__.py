@@ -271,8 +271,9 @@ if not TYPE_CHECKING:  # a checker is to find a name that is not there by itself
         if name == "ReplacedError":
             warnings.warn("headrace.ReplacedError is deprecated: use headrace.FileChangedError", DeprecationWarning, stacklevel=2)
             return FileChangedError
-        from headrace.arguments import OLD_NAMES, explain_missing
+        from headrace.arguments import explain_missing
+        from headrace.synonyms import NAMES
 
         is_import = sys._getframe(1).f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib")
-        error = ImportError if is_import and name in OLD_NAMES else AttributeError
+        error = ImportError if is_import and name in NAMES else AttributeError
         raise error(explain_missing(name, __all__))

@@ -7,41 +7,36 @@ import functools
 import inspect
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.synonyms import ARGUMENTS, ATTRIBUTES, NAMES, WITHOUT_ARGUMENT
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OLD_NAMES = {
-    "BatchTransform": "transform= of a dataset, which works on samples, or collate_fn=VisionCollator(), which works on batches",
-    "CellMapDataLoader": "create_dataloader(dataset)",
-    "CellMapDataset": "ZarrDataset(path, patch_shape=...)",
-    "CollatorRegistry": "collators, which is the registry: collators.get(name), @collators.register(name)",
-    "CustomCollateFn": "collate_fn=, any callable from a list of samples to a batch",
-    "DataLoaderFactory": "create_dataloader(path or dataset), for all formats and uses",
-    "DataLoaderPerformanceMonitor": "loader.get_stats(), or LoadingMonitor() for a loop of one's own",
-    "EfficientDataLoader": "create_dataloader(dataset)",
-    "MultiDataLoaderConfig": "the arguments of MultiDataLoader(loaders, ...)",
-    "SamplingStrategy": "a string: MultiDataLoader(loaders, 'weighted')",
-    "UniversalDataModule": "DataModule(train, val)",
-    "create_optimized_dataloader": "create_dataloader(dataset)",
-    "get_collator": "collators.get(name)",
-    "get_optimal_num_workers": "num_workers=None, or suggest_num_workers(dataset), which measures",
-    "set_reproducible_training": "seed_everything(seed, deterministic=True)",
-}
-"""Names of older guides, and what to use instead. None is an alias: each promised something that is done in another way here."""
-
 
 def explain_missing(name: str, known: Collection[str]) -> str:
     """What to say of an attribute that the package has not."""
-    instead, meant = OLD_NAMES.get(name), nearest(name, known)
-    remedy = f": use {instead}" if instead else f": did you mean {meant}?" if meant else ""
-    return f"headrace has no {name!r}{remedy}"
+    if name in NAMES:
+        return f"headrace has no {name!r}: use {NAMES[name]}"
+    meant = nearest(name, known)
+    return f"headrace has no {name!r}" + (f": did you mean {meant}?" if meant else "")
+
+
+def missing_attribute(instance: object, name: str) -> Any:
+    """For `__getattr__`: raises an AttributeError, which says what to use if the attribute has another name elsewhere."""
+    if hasattr(type(instance), name):
+        return object.__getattribute__(instance, name)  # a property: for its own error
+    for cls in type(instance).__mro__:
+        instead = ATTRIBUTES.get(cls.__name__, {}).get(name)
+        if instead is not None:
+            raise AttributeError(f"{type(instance).__name__} has no {name!r}: use {instead}")
+    return object.__getattribute__(instance, name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -55,21 +50,48 @@ def _letters(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def check_names(door: str, names: Iterable[str], known: Collection[str], hints: Mapping[str, str] | None = None) -> None:
-    """Raises a ConfigError for the first name that is not known; it says which one was meant.
+def check_names(
+    function: str,
+    names: Iterable[str],
+    known: Collection[str],
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
+    """Raises a ConfigError for the first name that is not known; it says what to write instead.
 
     Args:
-        door: what the user called, as the message calls it.
+        function: what the user called, as the message calls it.
         names: keywords that were passed.
-        known: those that there are.
-        hints: words of other libraries and older guides, and what to write instead.
+        known: the keywords that the function has.
+        elsewhere: by keyword of other functions: where to pass it.
     """
     for name in names:
-        if name in known:
-            continue
-        hint, meant = (hints or {}).get(name), nearest(name, known)
-        remedy = f"use {hint}" if hint else f"did you mean {meant}?" if meant else f"it has {', '.join(sorted(known))}"
-        raise ConfigError(f"{door} has no {name!r}: {remedy}")
+        if name not in known:
+            raise ConfigError(f"{function} has no {name!r}: {_remedy(name, known, elsewhere or {})}")
+
+
+def synonyms(name: str, known: Collection[str]) -> str | None:
+    """What to write for a word of another library, in a call that has the known keywords. None: it is no such word."""
+    return " or ".join(remedy for remedy in ARGUMENTS.get(name, ()) if _argument_of(remedy) in known) or None
+
+
+def _remedy(name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
+    """A known meaning comes before the likeness of names."""
+    remedy = synonyms(name, known)
+    if remedy is not None:
+        return f"use {remedy}"
+    if name in elsewhere:
+        return f"use it {elsewhere[name]}, whose option it is"
+    for remedy in ARGUMENTS.get(name, ()):
+        if _argument_of(remedy) in elsewhere:
+            return f"use {remedy} {elsewhere[_argument_of(remedy)]}"
+    if name in WITHOUT_ARGUMENT:
+        return f"use {WITHOUT_ARGUMENT[name]}"
+    meant = None if name in ARGUMENTS else nearest(name, known)
+    return f"did you mean {meant}?" if meant else f"it has {', '.join(sorted(known))}"
+
+
+def _argument_of(remedy: str) -> str:
+    return re.split(r"\W", remedy, maxsplit=1)[0]
 
 
 @overload
@@ -109,13 +131,26 @@ def check_flag(name: str, value: object, *, optional: bool = False) -> None:
         raise ConfigError(f"{name} must be True or False{' or None' if optional else ''}, not {described(value)}")
 
 
+def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of a function's arguments, without those of ``*args`` and ``**options``, and without ``self``."""
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)) - {"self"}
+
+
 def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that refuses keywords it does not have by a ConfigError, which proposes the nearest."""
-    known = {p.name for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    """A function that refuses keywords it does not have by a ConfigError, which says what to write instead.
+
+    Of a function with ``**options``, which checks these itself, only those are refused that are synonyms of its own arguments.
+    """
+    known = parameters_of(function)
+    takes_options = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    shown = function.__qualname__.removesuffix(".__init__").split(".")[-1]
 
     @functools.wraps(function)
     def checked(*args: P.args, **keywords: P.kwargs) -> T:
-        check_names(function.__name__, keywords, known)
+        if not known.issuperset(keywords):
+            refused = [name for name in keywords if not takes_options or synonyms(name, known)]
+            check_names(shown, refused, known)
         return function(*args, **keywords)
 
     return checked

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import checks_keywords
 from headrace.errors import ConfigError
 
 _ASCII_FIRST = ("utf-8", "ascii", "iso8859-1")  # encodings whose first 128 bytes are those characters
@@ -67,6 +68,7 @@ class CharTokenizer:
     pad_token_id: int = 0
     unk_token_id: int = 1
 
+    @checks_keywords
     def __init__(self, characters: Iterable[str] | None = None) -> None:
         self.characters: str | None = None if characters is None else "".join(sorted(set("".join(characters))))
         self._codes = None if self.characters is None else _codes_of(self.characters)

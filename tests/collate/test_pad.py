@@ -65,6 +65,14 @@ def test_a_dict_gets_mask_and_lengths() -> None:
     assert {batch[name].dtype for name in batch} == {torch.int64}
 
 
+def test_lengths_are_those_of_the_sequence() -> None:
+    samples = [{"input": [1, 2, 3], "sequence": [1] * length} for length in (2, 5)]
+    batch = pad_collate()(samples)
+    assert batch["lengths"].tolist() == [2, 5] and batch["attention_mask"].shape == (2, 5)
+    assert batch["input_lengths"].tolist() == [3, 3] and batch["input_attention_mask"].shape == (2, 3)
+    assert pad_collate()(samples[:1])["lengths"].tolist() == [2]  # of one sample the lengths don't tell
+
+
 @pytest.mark.parametrize("wrap", [torch.tensor, np.array, list])
 def test_tensors_arrays_and_lists(wrap: Any) -> None:
     padded = pad_collate()([wrap([1, 2]), wrap([3])])

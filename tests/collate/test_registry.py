@@ -133,6 +133,12 @@ def make_collate(task_spec: Any) -> Any:
     return lambda samples: samples
 
 
+@pytest.mark.parametrize("word", ["collator_name", "modality", "task_spec"])
+def test_a_name_is_passed_by_position(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"takes the name or modality first: write collators.get\('text'\)"):
+        collators.get(**{word: "text"})
+
+
 def test_an_unknown_name_gets_the_list(registry: Collators) -> None:
     registry.register("b", modality="sound")(min)
     registry.register("a")(max)

@@ -45,7 +45,7 @@ def test_each_kind_stands_in_the_table() -> None:
 
 
 def test_the_site_has_the_list_at_its_mark(tool: Any) -> None:
-    assert "hooks: [tools/list_messages.py]" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "hooks: [tools/list_messages.py, tools/list_words.py]" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     built = tool.on_page_markdown(PAGE)
     assert PAGE.count(tool.MARK) == 1 and tool.MARK not in built
     assert "## Loader\n\n**BudgetError**\n\n* `a batch of … samples takes …" in built

@@ -162,8 +162,9 @@ def test_integers_of_numpy_are_integers() -> None:
 
 def test_it_is_frozen() -> None:
     config = DataLoaderConfig()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.batch_size = 3  # type: ignore[misc]
+    for change in (lambda: setattr(config, "batch_size", 3), lambda: delattr(config, "batch_size")):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=r"config.with_\(batch_size=...\)"):
+            change()
     changed = config.with_(batch_size=3)
     assert (changed.batch_size, config.batch_size) == (3, 32)
 

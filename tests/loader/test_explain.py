@@ -135,7 +135,7 @@ def test_the_collate_function_and_who_chose_it() -> None:
     for dataset, options, value, reason in [
         (Own(), {}, "list_collate", "Own's own, registered as 'list'"),
         (Own(), {"collate_fn": list}, "list", "given"),
-        (SquareDataset(), {"collate_fn": pad_collate(fields=["x"])}, "PadCollator", "given"),
+        (SquareDataset(), {"collate_fn": pad_collate(fields=["x"])}, "pad_collate", "given"),
         (SquareDataset(), {"batch_size": None}, "None", "the dataset yields batches"),
     ]:
         assert value_and_reason(explained(dataset, **options), "collate_fn") == (value, reason)

@@ -85,6 +85,22 @@ def test_without_a_length_one_must_be_given() -> None:
     assert get_epoch_length(Loader(Stream(10), batch_size=4, num_workers=0, rank=0, world_size=2), samples=21) == 3
 
 
+def test_accumulation_by_the_name_of_trainers() -> None:
+    loader = loader_of(64, batch_size=4)
+    expected = get_train_dataloader_steps(loader, accumulate=3)
+    assert get_train_dataloader_steps(loader, gradient_accumulation_steps=3) == expected == (12, 6, 3)
+    with pytest.raises(ConfigError, match="pass one of them"):
+        get_train_dataloader_steps(loader, accumulate=2, gradient_accumulation_steps=3)
+
+
+def test_a_config_in_the_place_of_the_loader() -> None:
+    loader = loader_of(64)
+    for function in (get_epoch_length, get_train_dataloader_steps, get_val_dataloader_steps):
+        for config in (loader.config, {"batch_size": 4}):
+            with pytest.raises(ConfigError, match="pass the loader first, and no config"):
+                function(config, loader)  # type: ignore[arg-type]
+
+
 def test_length_is_batches_and_samples_are_samples() -> None:
     loader = loader_of(64, batch_size=32)
     assert get_epoch_length(loader) == 2

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from headrace.order import seed_everything
 from headrace.order.seeding import SampleSeeder, preserved_rng, sample_seeds
@@ -220,6 +221,22 @@ def test_seed_everything_takes_any_integer(seed: int) -> None:
     assert draw_globals() == first
     seed_everything(seed + 1)
     assert not set(draw_globals()) & set(first)
+
+
+def test_seed_everything_returns_what_a_plain_dataloader_takes() -> None:
+    def order() -> list[int]:
+        seed_worker, generator = seed_everything(42)
+        loader = DataLoader(range(20), shuffle=True, worker_init_fn=seed_worker, generator=generator)  # type: ignore[arg-type]
+        return [int(batch) for batch in loader]
+
+    assert order() == order() != sorted(order())
+    seed_worker, generator = seed_everything(3)
+    assert generator.initial_seed() == 3 and pickle.loads(pickle.dumps(seed_worker)) is seed_worker
+    seed_worker(0)
+    first = draw_globals()
+    torch.manual_seed(3)
+    seed_worker(1)
+    assert draw_globals() == first
 
 
 @pytest.mark.slow

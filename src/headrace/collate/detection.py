@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.arguments import checks_keywords
 from headrace.collate.fields import FieldPath
 from headrace.collate.stack import USUAL, owned, shape_of, stack_tree
 from headrace.errors import CollateError
@@ -17,6 +18,7 @@ class DetectionCollator:
         stack: True: stack the images, which must have equal shapes, to [batch, C, H, W]. False: return a list of tensors.
     """
 
+    @checks_keywords
     def __init__(self, *, stack: bool = True) -> None:
         self.stack = stack
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.arguments import check_flag, check_integer
+from headrace.arguments import check_flag, check_integer, checks_keywords
 from headrace.collate.fields import Field, FieldPath, Fields, at_path
 from headrace.collate.stack import USUAL, from_array, is_numeric, one_dtype, owned, shape_of, stack_inside, stack_tree
 from headrace.display import short_call
@@ -22,6 +22,8 @@ from headrace.memory.tree import like_mapping
 
 Number = bool | int | float | complex
 _MASK, _LENGTHS = "attention_mask", "lengths"
+_SEQUENCES = ("input_ids", "tokens", "token_ids", "sequence")
+"""Fields that vary in length by their name. The lengths in a batch don't tell: they may be equal by chance."""
 _ONE_SHAPE = (
     "Name the field in fields= to have it padded along its first dimension (without fields= only 1-D sequences are), give all one shape, "
     "or leave the field out"
@@ -230,14 +232,14 @@ class Padded(NamedTuple):
     """int64 [batch]: lengths of the samples."""
 
 
-class PadCollator:
+class pad_collate:
     """Pads sequences to one length and stacks everything else like `stack_collate`. Use it as ``collate_fn=pad_collate()``.
 
     Sequences [length_i, ...] become a tensor [batch, length, ...] of their dtype. For a padded field of a dict, the batch also has
     ``attention_mask`` (int64 [batch, length], 1 at elements of samples) and ``lengths`` (int64 [batch]). If a dict has several padded
-    fields, these two belong to "input_ids", or else to the first padded field; each other field has ``<field>_attention_mask`` and
-    ``<field>_lengths``. An ``attention_mask`` of the samples is padded with 0 and kept as the mask. A padded field outside of a dict (in a
-    tuple, or the sample itself) becomes a `Padded`: ``for (tokens, mask, lengths), labels in loader``.
+    fields, these two belong to "input_ids", "tokens", "token_ids" or "sequence", or else to the first padded field; each other field has
+    ``<field>_attention_mask`` and ``<field>_lengths``. An ``attention_mask`` of the samples is padded with 0 and kept as the mask. A padded
+    field outside of a dict (in a tuple, or the sample itself) becomes a `Padded`: ``for (tokens, mask, lengths), labels in loader``.
 
     Like HuggingFace's collators, it truncates only on request: without ``truncation=True``, a sample longer than `max_length` is an error.
 
@@ -256,6 +258,7 @@ class PadCollator:
             `max_length`, or `pad_value` does not fit the dtype. The message names sample, field and remedy.
     """
 
+    @checks_keywords
     def __init__(
         self,
         fields: Field | Iterable[Field] | None = None,
@@ -267,7 +270,7 @@ class PadCollator:
         truncation: bool = False,
         padding_side: str = "right",
     ) -> None:
-        self._text = short_call("pad_collate", PadCollator, locals())
+        self._text = short_call("pad_collate", pad_collate, locals())
         try:
             self._fields = None if fields is None else Fields(fields, "fields")
         except ConfigError as error:
@@ -329,10 +332,6 @@ class PadCollator:
         return Padded(padded, self._padding.mask(lengths, padded.shape[1]), lengths)
 
 
-pad_collate = PadCollator
-"""Alias of `PadCollator`, which creates collate functions."""
-
-
 def variable_length_collate(samples: Sequence[Any]) -> Any:
     """Collates pairs (input, target) to a list of inputs of different lengths, and stacked targets.
 
@@ -369,7 +368,7 @@ def _beside(batch: Any, path: FieldPath) -> Any:
     if not padded:
         return batch
     leaders = [key for key in padded if key != _MASK] or padded
-    leader = "input_ids" if "input_ids" in leaders else leaders[0]
+    leader = next((name for name in _SEQUENCES if name in leaders), leaders[0])
     fields = {key: value.values if key in padded else value for key, value in batch.items()}
     for key in leaders:
         front = "" if key == leader else f"{key}_"

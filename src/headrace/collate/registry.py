@@ -6,10 +6,11 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from headrace.arguments import described, missing_attribute
 from headrace.collate.detection import DetectionCollator
-from headrace.collate.pad import PadCollator, variable_length_collate
+from headrace.collate.pad import pad_collate, variable_length_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.text import TextCollator
 from headrace.collate.vision import VisionCollator
@@ -75,15 +76,23 @@ class Collators:
 
         return add
 
-    def get(self, name_or_modality: str, **options: Any) -> Collate:
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            return missing_attribute(self, name)
+
+    def get(self, name_or_modality: str = "", **options: Any) -> Collate:
         """Returns the collate function with that name, or the last one registered for that modality.
 
         A factory or a class is called with `options`. For a collate function they are bound as keywords.
 
         Raises:
-            ConfigError: there is no such function, and the message lists the names; or a factory or class does not take these options, or
-                does not return a callable.
+            ConfigError: no name is given; there is no such function, and the message lists the names; or a factory or class does not take
+                these options, or does not return a callable.
         """
+        if not name_or_modality:
+            given = next(iter(options.values()), "pad")
+            raise ConfigError(f"collators.get takes the name or modality first: write collators.get({described(given)})")
         entry = self._entries.get(name_or_modality)
         if entry is None:
             fitting = [e for e in self._entries.values() if e.modality == name_or_modality]
@@ -138,7 +147,7 @@ collators = Collators()
 """The registry of collate functions. `register`, `get` and `list` are its methods."""
 collators.register("default", description="stack samples of one shape; structure and dtypes are kept")(stack_collate)
 collators.register("list", description="the samples as a list, as they are")(list_collate)
-collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(PadCollator)
+collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(pad_collate)
 collators.register("variable_length", description="pairs: inputs as a list of tensors, targets stacked")(variable_length_collate)
 collators.register("detection", description="images, and the objects in each as a list of dicts")(DetectionCollator)
 collators.register("text", modality="text", description="texts or tokens for a language model, with labels")(TextCollator)

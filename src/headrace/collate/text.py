@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_integer, checks_keywords
 from headrace.collate.fields import FieldPath
 from headrace.collate.pad import Number, Padding, example_of, is_sequence, to_rows
 from headrace.collate.stack import USUAL, from_array, is_numeric, shape_of, stack_tree
@@ -91,6 +91,7 @@ class TextCollator:
             its fields don't fit each other. The message names sample, field and remedy.
     """
 
+    @checks_keywords
     def __init__(
         self,
         tokenizer: Any = None,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from headrace.arguments import checks_keywords
 from headrace.casting import DTypeArgument, known_dtype, normalized_dtype
 from headrace.collate.fields import Field, FieldPath, Fields, at_path
 from headrace.collate.normalization import STATISTICS, WHITE, Normalization, check_normalize
@@ -52,6 +53,7 @@ class VisionCollator:
             number of channels; or there is no image. The message names sample, field and remedy.
     """
 
+    @checks_keywords
     def __init__(
         self,
         statistics: str | None = "imagenet",

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headrace.arguments import check_names
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.checks import HINTS, check_common
+from headrace.datasets.core.checks import OF_LOADERS, check_common
 from headrace.datasets.core.finishing import is_random_in
 from headrace.datasets.core.options import COMMON
 from headrace.datasets.core.splitting import JointTransform
@@ -71,7 +71,7 @@ class MemoryEfficientDataset(DelegatingDataset):
     ) -> None:
         given: dict[str, Any] = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
         of_format = {name: options.pop(name) for name in [*options] if name not in COMMON}
-        check_names(type(self).__name__, of_format, known_keywords(), HINTS)
+        check_names(type(self).__name__, of_format, known_keywords(), OF_LOADERS)
         check_common({**given, **options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode})
         self._opened_here = _is_path(data_path)
         self.data_path: Any = data_path if self._opened_here else getattr(data_path, "data_path", None)

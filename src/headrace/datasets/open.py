@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, Unpack
 
-from headrace.arguments import check_names
+from headrace.arguments import check_names, synonyms
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.checks import HINTS, keywords_of
+from headrace.datasets.core.checks import OF_LOADERS, keywords_of
 from headrace.datasets.episodes.episodes import EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
@@ -83,13 +83,15 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
 
 
 def _opened(data_path: DataPath, options: dict[str, Any]) -> BaseDataset:
-    check_names("open_dataset", options, known_keywords(), HINTS)
+    check_names("open_dataset", options, known_keywords(), OF_LOADERS)
     cls: Any = _class_of(data_path, options)
     for name in options:
         if name not in keywords_of(cls):
             takers = " and ".join(kind for other, kind in _KINDS.items() if name in keywords_of(other))
             first = redact(entries_of(data_path)[0])
-            raise ConfigError(f"{first}: {name} is an option for {takers}, and here are {_KINDS[cls]}: leave it out")
+            instead = synonyms(name, keywords_of(cls))
+            remedy = f"use {instead}" if instead else "leave it out"
+            raise ConfigError(f"{first}: {name} is an option for {takers}, and here are {_KINDS[cls]}: {remedy}")
     dataset: BaseDataset = cls(data_path, **options)
     return dataset
 

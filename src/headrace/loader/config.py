@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack
 import torch
 
 from headrace.arguments import check_callable, check_flag, check_integer, check_names, described
-from headrace.datasets.core.checks import HINTS
 from headrace.datasets.open import known_keywords
 from headrace.datasets.options import DataPath, FormatOptions
 from headrace.errors import ConfigError
@@ -25,29 +24,6 @@ NO_WORKERS: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": Fal
 
 _MEMORY_FORMATS = (None, torch.contiguous_format, torch.channels_last)
 _FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
-_OLD_WORDS = {  # words of other loaders and older guides -> what to write instead
-    "is_train": "DataLoaderConfig.train() or .eval()",
-    "is_training": "DataLoaderConfig.train() or .eval()",
-    "train": "DataLoaderConfig.train() or .eval()",
-    "generator_seed": "seed",
-    "random_seed": "seed",
-    "rng": "seed, or generator",
-    "custom_sampler": "sampler",
-    "custom_batch_sampler": "batch_sampler",
-    "weighted_sampler": "weights",
-    "iterations_per_epoch": "num_samples, which is batches x batch_size x ranks",
-    "data_collator": "collate_fn",
-    "task_spec": "collate_fn, a callable or the name of a registered one",
-    "pin_memory_device": "device",
-    "non_blocking": "device: from pinned memory batches are copied while a step runs",
-    "memory_efficient": "loading_mode='cached' on the dataset",
-    "required_memory": "max_memory_usage",
-    "workers": "num_workers",
-    "num_replicas": "world_size",
-    "bs": "batch_size",
-    "train_data": "the first argument of DataModule, train",
-    "val_data": "the argument val of DataModule",
-}
 
 
 class Indexable(Protocol):
@@ -286,17 +262,24 @@ class DataLoaderConfig:
         return cls().with_(**given)
 
 
+def _refuse_change(config: DataLoaderConfig, name: str, value: object = None) -> None:
+    raise dataclasses.FrozenInstanceError(
+        f"a DataLoaderConfig can't be changed: config.with_({name}=...) returns a copy with another value"
+    )
+
+
+DataLoaderConfig.__setattr__ = _refuse_change  # type: ignore[method-assign,assignment]
+DataLoaderConfig.__delattr__ = _refuse_change  # type: ignore[method-assign,assignment]
 FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))
 
 
 def check_options(door: str, config: object, options: Iterable[str], also: Collection[str] = ()) -> None:
     """Raises a ConfigError for what is no config, and for the first option that is no field of `DataLoaderConfig`; `also` are names
-    that are known besides: those of datasets, where a path was given. `door` is what the user called."""
+    that are known besides: those of datasets, where a path was given, and arguments of the function. `door` is what the user called."""
     if config is not None and not isinstance(config, DataLoaderConfig):
         is_size = isinstance(config, int) and not isinstance(config, bool)
         write = f"batch_size={config}" if is_size else "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
         raise ConfigError(f"{door}: config must be a DataLoaderConfig, not {described(config)}: write {write}")
     known = FIELDS.union(also)
     if not known.issuperset(options):
-        of_datasets = dict.fromkeys(known_keywords() - FIELDS, "it where the dataset is made, whose option it is")
-        check_names(door, options, known, of_datasets | (HINTS if also else {}) | _OLD_WORDS)
+        check_names(door, options, known, dict.fromkeys(known_keywords() - known, "where the dataset is made"))

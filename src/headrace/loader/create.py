@@ -68,10 +68,12 @@ def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **o
     return Loader(opened, config, **options)
 
 
-def open_path(door: str, path: Any, config: DataLoaderConfig | None, options: Mapping[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
+def open_path(
+    door: str, path: Any, config: DataLoaderConfig | None, options: Mapping[str, Any], arguments: frozenset[str] = frozenset()
+) -> tuple[BaseDataset, dict[str, Any]]:
     """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's. `door` is
-    what the user called."""
-    check_options(door, config, options, known_keywords())
+    what the user called, and `arguments` are the names of its other arguments."""
+    check_options(door, config, options, known_keywords() | arguments)
     own = {name: value for name, value in options.items() if name not in FIELDS}
     rest = {name: value for name, value in options.items() if name in FIELDS}
     shared = (config or DataLoaderConfig()).with_(**rest)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
+from headrace.arguments import missing_attribute
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import choose_way
@@ -99,6 +100,11 @@ class Loader(DataLoader[Any]):
         is_shared = self.given.rank is None and isinstance(self._plan, OrderPlan)
         self._agreement = Agreement(self._facts() if is_shared else None, world)
         self._agreement.look()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            return missing_attribute(self, name)
 
     # -- set-up
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 
 from torch.utils.data import IterableDataset, Subset
 
+from headrace.arguments import checks_keywords, missing_attribute, parameters_of
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError, StateError, warn
@@ -61,6 +62,7 @@ class DataModule:
             without samples, or is given for a dataset without random access or length; or an argument is neither a dataset nor a path.
     """
 
+    @checks_keywords
     def __init__(
         self,
         train: Data,
@@ -81,16 +83,17 @@ class DataModule:
             if isinstance(data, Mapping):
                 raise ConfigError(f"{name} must be one dataset; of several by name ({', '.join(map(str, data))}) pass {name}=data[name]")
             check_dataset("DataModule", name, data)
+        arguments = parameters_of(DataModule.__init__)
         self._opened: list[BaseDataset] = []
         rest: dict[str, Any] = {**overrides}
         datasets: list[Any] = []
         for data in (train, val):
             opened: Any = data
             if is_path(data):
-                opened, rest = open_path("DataModule", data, config, overrides)
+                opened, rest = open_path("DataModule", data, config, overrides, arguments)
                 self._opened.append(opened)
             datasets.append(_as_tensors(opened))
-        check_options("DataModule", config, rest)
+        check_options("DataModule", config, rest, arguments)
         self.config: DataLoaderConfig = (config or DataLoaderConfig()).with_(**rest)
         self.train: Any = datasets[0]
         self.val: Any = datasets[1]
@@ -103,6 +106,11 @@ class DataModule:
         if self.val is not None:
             _warn_if_random(self.val)
         self._loaders: dict[str, Loader] = {}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            return missing_attribute(self, name)
 
     @property
     def seed(self) -> int:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.arguments import check_integer
+from torch.utils.data import DataLoader
+
+from headrace.arguments import check_integer, checks_keywords
 from headrace.errors import ConfigError
+from headrace.loader.config import DataLoaderConfig
 from headrace.loader.data import length_of
 from headrace.loader.loader import Loader
 from headrace.loader.multi.foreign import ReplayedLoader
@@ -16,6 +19,7 @@ from headrace.loader.multi.multi import MultiDataLoader
 from headrace.order import EpochOrder, RankBatches, detect_world
 
 
+@checks_keywords
 def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | None = None) -> int:
     """Returns the number of batches per epoch and rank.
 
@@ -32,6 +36,8 @@ def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | N
         ConfigError: the dataset has no length and neither `length` nor `samples` is given; both are given; or `samples` is given for a
             `MultiDataLoader`.
     """
+    if isinstance(loader, DataLoaderConfig) or isinstance(length, DataLoader | MultiDataLoader):
+        raise ConfigError("a loader holds its own options: pass the loader first, and no config")
     check_integer("length", length, 0, optional=True)
     check_integer("samples", samples, 0, optional=True)
     if length is not None and samples is not None:
@@ -55,8 +61,14 @@ def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | N
     return len(RankBatches(order, 0, world, size, drop_last, pad))
 
 
+@checks_keywords
 def get_train_dataloader_steps(
-    loader: Any, length: int | None = None, accumulate: int = 1, *, samples: int | None = None
+    loader: Any,
+    length: int | None = None,
+    accumulate: int = 1,
+    *,
+    samples: int | None = None,
+    gradient_accumulation_steps: int | None = None,
 ) -> tuple[int, int, int]:
     """Returns global batch size, optimizer steps per epoch and accumulation.
 
@@ -65,6 +77,7 @@ def get_train_dataloader_steps(
     Args:
         loader, length, samples: see `get_epoch_length`.
         accumulate: number of batches of a rank per optimizer step.
+        gradient_accumulation_steps: the same, by the name that trainers give it.
 
     Returns:
         ``(global_batch, steps, accumulate)``: number of samples per full optimizer step, over all ranks and accumulated batches; number of
@@ -73,12 +86,17 @@ def get_train_dataloader_steps(
     Raises:
         ConfigError: see `get_epoch_length`; or `accumulate` is below 1, or batch sizes are unknown or differ.
     """
+    if gradient_accumulation_steps is not None:
+        if accumulate != 1:
+            raise ConfigError("accumulate and gradient_accumulation_steps are the same: pass one of them")
+        accumulate = check_integer("gradient_accumulation_steps", gradient_accumulation_steps, 1)
     check_integer("accumulate", accumulate, 1)
     batches = get_epoch_length(loader, length, samples=samples)
     accumulate = min(accumulate, max(1, batches))
     return _batch_size(loader, exact=True) * _world_size(loader) * accumulate, -(-batches // accumulate), accumulate
 
 
+@checks_keywords
 def get_val_dataloader_steps(loader: Any, length: int | None = None, sanity_steps: int = 0, *, samples: int | None = None) -> int:
     """Returns the number of validation batches per rank. 0 if `loader` is None, as it is without validation data.
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_integer, checks_keywords
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.limits import Limit, memory_limits, tightest
@@ -152,6 +152,7 @@ class MemoryBudget:
         ConfigError: an argument is invalid; the message names it.
     """
 
+    @checks_keywords
     def __init__(self, max_memory_usage: float | str = 0.8, *, local_world_size: int = 1, limits: Sequence[Limit] | None = None) -> None:
         if limits is not None and not limits:
             raise ConfigError("limits must hold at least one Limit, or be None for those of this machine")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from headrace.arguments import check_integer, check_seconds
+from headrace.arguments import check_integer, check_seconds, checks_keywords
 from headrace.monitor.stats import LoadingStats, Stats
 
 
@@ -35,6 +35,7 @@ class LoadingMonitor:
         clock: a callable that returns monotonic seconds.
     """
 
+    @checks_keywords
     def __init__(self, *, enable_monitoring: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
         self._enabled, self._clock = enable_monitoring, clock
         self._stats = LoadingStats()

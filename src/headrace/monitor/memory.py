@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_integer, checks_keywords
 from headrace.errors import ConfigError
 from headrace.memory.budget import parse_size
 from headrace.memory.limits import Limit, memory_limits, tightest
@@ -52,6 +52,7 @@ class MemoryMonitor:
         ConfigError: `interval` is not a number of at least 0, or `history_size` is not an integer of at least 1.
     """
 
+    @checks_keywords
     def __init__(
         self,
         interval: float = 1.0,
@@ -136,6 +137,7 @@ class MemoryMonitor:
             "peak_process_pss_gb": self._peak_pss / GB,
         }
 
+    @checks_keywords
     def check_memory_constraint(self, nbytes: int | str) -> bool:
         """True if `nbytes` more bytes (such as ``500_000_000`` or ``"500MB"``) fit under the tightest limit, measured now.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_integer, checks_keywords
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, Shuffle, digest_of
@@ -53,6 +53,7 @@ class EpochOrder(Order):
         ConfigError: an argument is invalid, or block sizes don't sum up to `n`.
     """
 
+    @checks_keywords
     def __init__(
         self,
         n: int,

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_integer, checks_keywords
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import Order
@@ -66,6 +66,7 @@ class RankBatches:
         ConfigError: an argument is invalid, or ``pad=False`` with fewer samples than ranks.
     """
 
+    @checks_keywords
     def __init__(
         self,
         order: Order,

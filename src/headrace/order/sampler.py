@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch.utils.data
 from numpy.typing import ArrayLike
 
+from headrace.arguments import checks_keywords
 from headrace.errors import StateError
 from headrace.order.base import Order, Shuffle
 from headrace.order.epoch import DEFAULT_TURNS, EpochOrder
@@ -64,6 +65,7 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         ConfigError: an argument is invalid.
     """
 
+    @checks_keywords
     def __init__(
         self,
         dataset: Sized | int,

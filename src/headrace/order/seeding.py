@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from headrace.arguments import checks_keywords
 from headrace.errors import warn
 
 Generator: TypeAlias = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
@@ -188,7 +189,8 @@ class Draws:
                 self._go_on = snapshot_rng(self._seeder)
 
 
-def seed_everything(seed: int, deterministic: bool = False) -> None:
+@checks_keywords
+def seed_everything(seed: int, deterministic: bool = False) -> tuple[Callable[[int], None], torch.Generator]:
     """Seeds the global generators of `random`, `numpy.random` and torch, on all devices.
 
     Args:
@@ -197,6 +199,10 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
             and a workspace for cuBLAS (`CUBLAS_WORKSPACE_CONFIG`, if it isn't set). This is slower, and operations without a deterministic
             algorithm raise errors. Results are bit-identical on the same kind of device, with the same number of threads and the same
             release of torch; otherwise the order of additions differs.
+
+    Returns:
+        ``(worker_init_fn, generator)`` for a plain `torch.utils.data.DataLoader`: a function that seeds `random` and `numpy.random` of a
+            worker, and a generator with the seed. A `Loader` needs neither: it seeds each sample.
     """
     seed = operator.index(seed)  # a numpy integer too
     random.seed(seed)
@@ -207,6 +213,14 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
+    return _seed_worker, torch.Generator(device="cpu").manual_seed(seed & _63_BITS)
+
+
+def _seed_worker(worker: int) -> None:
+    """Seeds a worker of a plain DataLoader, for which torch seeds its own generator only."""
+    seed = torch.initial_seed() & _32_BITS
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def random_names(*holders: object) -> list[str]:

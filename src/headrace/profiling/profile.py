@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from headrace.arguments import check_callable, check_seconds, described
+from headrace.arguments import check_callable, check_seconds, checks_keywords, described
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError
 from headrace.loader import Loader
@@ -34,6 +34,7 @@ _MOST = {"loop": 8.0, "alone": 4.0, "free": 3.0, "stages": 6.0}  # seconds: long
 _TRIED = 2  # pieces of advice that are measured
 
 
+@checks_keywords
 def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, seconds: float = 60.0, *, apply: bool = False) -> Profile:
     """Measures what limits a training loop, the step or a stage of loading, and what would help, by how much.
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_integer, checks_keywords
 from headrace.errors import BudgetError, ConfigError, warn
 from headrace.memory.budget import format_size
 from headrace.order.seeding import preserved_rng
@@ -20,6 +20,7 @@ _CEILING = 1 << 20  # where no limit is given: nobody wants more, and a step tha
 _NEAR = 32  # what memory on the host allows is neared by steps of at least a thirty-second
 
 
+@checks_keywords
 def find_max_batch_size(
     step: Callable[[int], Any],
     start: int = 64,

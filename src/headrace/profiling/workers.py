@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_integer, checks_keywords
 from headrace.datasets.core.base import BaseDataset
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
@@ -70,6 +70,7 @@ class SuggestedWorkers(int):
         return str(int(self))
 
 
+@checks_keywords
 def suggest_num_workers(
     data: Any,
     config: DataLoaderConfig | None = None,

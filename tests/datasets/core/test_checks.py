@@ -15,6 +15,7 @@ from headrace import (
     BaseDataset,
     ConfigError,
     HDF5Dataset,
+    HeadraceWarning,
     ImageDataset,
     MemoryEfficientDataset,
     RandomHorizontalFlip,
@@ -58,6 +59,10 @@ def test_an_unknown_keyword_names_the_class_called(cls: Any) -> None:
         (ZarrDataset, ["data", "target"], "takes data_path and dataset_name by position.*target_name='target'"),
         (StreamingDataset, [1000], "takes urls by position.*buffer_size=1000"),
         (MemoryEfficientDataset, ["1GB"], "takes data_path by position.*max_memory_usage='1GB'"),
+        (ImageDataset, ["Cached"], "takes data_path by position.*loading_mode='Cached'"),
+        (ImageDataset, [str.lower], r"takes data_path by position.*: pass for example transform=\.\.\."),
+        (HDF5Dataset, ["data", "eager"], "takes data_path and dataset_name by position.*loading_mode='eager'"),
+        (ImageDataset, ["labels.csv"], "takes data_path by position.*targets='labels.csv'"),
     ],
 )
 def test_options_are_passed_by_name(cls: Any, args: list[Any], said: str) -> None:
@@ -71,7 +76,7 @@ def test_a_keyword_of_images_is_suggested(cls: Any) -> None:
         cls(NOWHERE, imagesize=3)
 
 
-@pytest.mark.parametrize(("word", "use"), [("mode", "loading_mode"), ("train", "the path of that part"), ("root", "data_path")])
+@pytest.mark.parametrize(("word", "use"), [("mode", "loading_mode"), ("train", "data_path, the path of that part"), ("root", "data_path")])
 def test_a_word_of_other_datasets_gets_ours(word: str, use: str) -> None:
     for door in (ImageDataset, TextDataset, open_dataset):
         with pytest.raises(ConfigError, match=f"{door.__name__} has no '{word}': use {use}"):
@@ -81,6 +86,12 @@ def test_a_word_of_other_datasets_gets_ours(word: str, use: str) -> None:
 def test_a_keyword_passed_on_by_a_class_of_one_s_own() -> None:
     with pytest.raises(ConfigError, match=r"^MySquares has no 'loadingmode': did you mean loading_mode"):
         MySquares(loadingmode="lazy")
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "streaming"])
+def test_cache_size_without_a_cache_is_a_warning(mode: str) -> None:
+    with pytest.warns(HeadraceWarning, match=f"cache_size=3 .* has no effect in '{mode}'"):
+        SquareDataset(loading_mode=mode, cache_size=3)
 
 
 def test_another_type_error_is_left_alone() -> None:

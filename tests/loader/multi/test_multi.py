@@ -217,6 +217,7 @@ def test_the_schedule_goes_on_from_every_step(strategy: str, lengths: list[int],
         ("weighted", {"weights": {"a": 0.5, "b": 0.25, "c": 0.25}, "steps": 8}, "abacabac"),
         ("weighted", {"weights": [1, 0, 3], "steps": 8}, "ccac" * 2),
         ("weighted", {}, "acabcacaabc"),
+        ("WEIGHTED", {}, "acabcacaabc"),
     ],
 )
 def test_names_come_as_the_strategy_says(multi_of: Any, strategy: str, options: dict[str, Any], expected: str) -> None:

@@ -6,12 +6,13 @@ import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
+from headrace.arguments import missing_attribute
 from headrace.datasets.core import construction, loading, views
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import as_targets, check_common, check_source
@@ -22,7 +23,7 @@ from headrace.datasets.core.splitting import JointTransform, Splittable, Transfo
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.views import checked_indices, chosen_indices, fingerprint_of_view, targets_of_view
 from headrace.dtypes import ArraySpec
-from headrace.errors import EmptyBatchError
+from headrace.errors import EmptyBatchError, warn
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
@@ -122,6 +123,11 @@ class BaseDataset(Splittable, Dataset[Any]):
             chained(transforms, "transforms"),
         )
         self.loading_mode = LoadingMode.of(loading_mode)
+        if self.loading_mode is not LoadingMode.CACHED and cache_size is not None:
+            warn(
+                f"cache_size={cache_size!r} limits what loading_mode='cached' holds, and has no effect "
+                f"in {self.loading_mode.value!r}: leave it out, or pass loading_mode='cached'"
+            )
         self.seed, self.return_index = int(seed), return_index
         self.targets: Any = as_targets(targets, len(source))
         self.sample_source: Source = source
@@ -209,6 +215,11 @@ class BaseDataset(Splittable, Dataset[Any]):
         self.sample_reader.on_error = value
 
     # -- what users see
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            return missing_attribute(self, name)
 
     def __len__(self) -> int:
         return len(self.sample_source) if self._chosen is None else len(self._chosen)

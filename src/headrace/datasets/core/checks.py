@@ -6,13 +6,13 @@ import inspect
 import operator
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from headrace.arguments import check_callable, check_names, described
+from headrace.arguments import check_callable, check_names, described, synonyms
 from headrace.datasets.core.format import chained
 from headrace.datasets.core.options import REMOTE
 from headrace.errors import ConfigError
@@ -22,20 +22,17 @@ from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode
 from headrace.modes.cached import check_cache_size
 from headrace.storage.source import Source
+from headrace.synonyms import LOADER_OPTIONS
 
-HINTS = {
-    **dict.fromkeys(("root", "path", "data_dir"), "data_path"),
-    **dict.fromkeys(("train", "split"), "the path of that part of the data, such as 'photos/train'"),
-    "mode": "loading_mode",
-    "memory_efficient": "loading_mode='cached'",
-}
-"""Words of other datasets."""
+OF_LOADERS = dict.fromkeys(LOADER_OPTIONS, "in create_dataloader")
+"""Where to pass what is no option of a dataset."""
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "cache_policy": ("auto", "keep", "lru"),
     "hold": (None, "encoded", "decoded"),
     "shared": ("rank", "machine"),
 }
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_SIZE = re.compile(r"[\d.]+ ?[KMGT]i?B$", re.IGNORECASE)
 _UNEXPECTED = re.compile(r"^BaseDataset\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -63,7 +60,7 @@ def check_arguments(dataset: object, data_path: Any, options: Mapping[str, Any],
         DataNotFoundError: `data_path` is empty.
     """
     cls = type(dataset)
-    check_names(cls.__name__, options, keywords_of(cls), HINTS)
+    check_names(cls.__name__, options, keywords_of(cls), OF_LOADERS)
     if not isinstance(data_path, FileSet):
         entries_of(data_path, name)
     check_common({**options, **given})
@@ -141,12 +138,19 @@ def explain_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any], erro
         ConfigError: more arguments by position than the class takes; or a keyword that is none of those that it takes.
     """
     _check_positions(cls, args)
+    known = keywords_of(cls)
+    check_names(cls.__name__, [name for name in passed if name not in known and synonyms(name, known)], known)
     unexpected = _UNEXPECTED.search(str(error))
-    if unexpected is not None and unexpected[1] in passed and unexpected[1] not in keywords_of(cls):
-        try:
-            check_names(cls.__name__, [unexpected[1]], keywords_of(cls), HINTS)
-        except ConfigError as refused:
-            raise refused from None
+    if unexpected is None:
+        return
+    name = unexpected[1]
+    called = cls
+    if name not in passed or name in known:  # passed on by the class itself
+        called = next(base for base in cls.__mro__ if base.__name__ == "BaseDataset")
+    try:
+        check_names(called.__name__, [name], keywords_of(called), OF_LOADERS)
+    except ConfigError as refused:
+        raise refused from (None if called is cls else error)
 
 
 def _check_positions(cls: type, args: Sequence[Any]) -> None:
@@ -154,7 +158,26 @@ def _check_positions(cls: type, args: Sequence[Any]) -> None:
     positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     extra, keywords = args[len(positional) :], [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     if extra and keywords and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        first = f"{keywords[0]}={extra[0]!r}" if described(extra[0]) == repr(extra[0]) else f"{keywords[0]}=..."
+        name = _argument_for(extra[0], keywords_of(cls)) or keywords[0]
+        shown = repr(extra[0]) if described(extra[0]) == repr(extra[0]) else "..."
         raise ConfigError(
-            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other arguments by name: pass for example {first}"
+            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other arguments by name: pass for example {name}={shown}"
         ) from None
+
+
+def _argument_for(value: Any, keywords: Collection[str]) -> str | None:
+    """The keyword that a value was most likely meant for, by its kind."""
+    candidates: tuple[str, ...] = ("targets",)
+    if isinstance(value, str) and value.lower() in [mode.value for mode in LoadingMode]:
+        candidates = ("loading_mode",)
+    elif isinstance(value, str) and _SIZE.match(value):
+        candidates = ("max_memory_usage",)
+    elif isinstance(value, (str, os.PathLike)):
+        candidates = ("targets", "target_name", "target_field", "dataset_name")
+    elif callable(value):
+        candidates = ("tokenizer", "transform")
+    elif isinstance(value, (int, tuple)):
+        candidates = ("image_size", "max_length", "buffer_size", "patch_shape", "window")
+    elif isinstance(value, float):
+        candidates = ("max_memory_usage",)
+    return next((name for name in candidates if name in keywords), None)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from headrace.arguments import checks_keywords
 from headrace.datasets.core.format import chained
 from headrace.datasets.image.pixels import resize_image, to_channels_first, to_channels_last
 from headrace.datasets.image.sizing import Box
@@ -42,6 +43,7 @@ class RandomResizedCrop:
         ConfigError: a value is invalid.
     """
 
+    @checks_keywords
     def __init__(
         self,
         size: int | tuple[int, int],
@@ -89,6 +91,7 @@ class RandomHorizontalFlip:
         ConfigError: `p` is not a probability.
     """
 
+    @checks_keywords
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
             raise ConfigError(f"p must be a probability between 0 and 1, not {p!r}")

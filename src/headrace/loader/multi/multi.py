@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from headrace.arguments import checks_keywords, parameters_of
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.build import resolve
@@ -44,8 +45,8 @@ class MultiDataLoader:
         loaders: a dict from name to a `Loader`, a torch `DataLoader`, a dataset, or a path. For datasets and paths, loaders are created
             with the options below; a tuple ``(dataset, batch_size)`` sets the batch size of one. A torch `DataLoader` is seeded by (seed,
             epoch) and replayed on resume.
-        strategy: "round_robin": one batch of each loader in turn. "sequential": one loader after the other. "weighted": exact quotas,
-            spread evenly (see `Schedule`). "alternating": as given by `pattern`.
+        strategy: a name, in any case. "round_robin": one batch of each loader in turn. "sequential": one loader after the other.
+            "weighted": exact quotas, spread evenly (see `Schedule`). "alternating": as given by `pattern`.
         weights: for "weighted": ``{name: number}``, or a list of numbers in the order of the loaders; 0: never. None: the lengths of the
             loaders.
         pattern: for "alternating": list of names, which is repeated. A loader that is not in it is not used. None: all in turn.
@@ -64,6 +65,7 @@ class MultiDataLoader:
         ConfigError: an argument is invalid; or a loader has no length and `steps` is not given.
     """
 
+    @checks_keywords
     def __init__(
         self,
         loaders: Mapping[str, Any],
@@ -79,6 +81,8 @@ class MultiDataLoader:
     ) -> None:
         loaders, self._sizes = _split_sizes(loaders)
         _check_loaders(loaders)
+        if isinstance(strategy, str):
+            strategy = cast(Strategy, strategy.lower())
         check_schedule(strategy, weights, pattern, epoch_length, steps, cycle_short_loaders)
         self._strategy, self._epoch_length, self._given_steps = strategy, epoch_length, steps
         self._cycles = cycle_short_loaders
@@ -105,11 +109,12 @@ class MultiDataLoader:
     ) -> dict[str, Any]:
         """The loaders, made where a dataset or a path was given."""
         found, rest, was_given = dict(given), options, config is not None
+        arguments = parameters_of(MultiDataLoader.__init__)
         for name, value in given.items():
             if is_path(value):
-                found[name], rest = open_path("MultiDataLoader", value, config, options)
+                found[name], rest = open_path("MultiDataLoader", value, config, options, arguments)
                 self._opened.append(found[name])
-        check_options("MultiDataLoader", config, rest)
+        check_options("MultiDataLoader", config, rest, arguments)
         for name, value in found.items():
             if not isinstance(value, DataLoader):
                 check_dataset("MultiDataLoader", f"loaders[{name!r}]", value)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from headrace.arguments import check_flag, check_integer
+from headrace.arguments import check_flag, check_integer, checks_keywords
 from headrace.errors import ConfigError, StateError, WorkerError, warn
 from headrace.order.epoch import pass_epoch
 
@@ -230,6 +230,7 @@ def pattern_of(names: Sequence[str], pattern: Sequence[str] | None) -> list[int]
     return [list(names).index(name) for name in pattern]
 
 
+@checks_keywords
 def split_workers(num_workers: int, shares: Mapping[str, float]) -> dict[str, int]:
     """Splits a number of workers in proportion to shares, by largest remainder (the method of A. Hamilton, 1792).
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import checks_keywords
 from headrace.errors import warn
 from headrace.io.local.files import LocalFiles
 from headrace.io.packed_strings import NamesBuilder, PackedNames
@@ -60,6 +61,7 @@ class TarSource(Locatable):
         RemoteError: a request to a server failed.
     """
 
+    @checks_keywords
     def __init__(
         self,
         data_path: DataPath | FileSet,
