@@ -82,13 +82,27 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
-    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else the array."""
+    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else the array in the machine's byte order."""
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    array = as_torch_lays_out(array)
     try:
-        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+        return torch.from_numpy(array)
     except TypeError:
         return array
+
+
+def as_torch_lays_out(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array, or a copy of it, in the machine's byte order and with strides that torch has.
+
+    A field of a compound keeps the stride of the compound even along an axis of one element.
+    """
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    itemsize = max(1, array.itemsize)
+    if any(stride < 0 or stride % itemsize for stride in array.strides):
+        return array.copy()
+    return array
 
 
 def cast(values: npt.NDArray[Any] | np.generic, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -398,6 +398,25 @@ def test_mixtures_are_refused_in_any_order(one: Any, other: Any) -> None:
             stack_collate([(torch.ones(1), sample) for sample in samples])
 
 
+@pytest.mark.parametrize("collate", [stack_collate, pad_collate()])
+@pytest.mark.parametrize("field", [np.longdouble(1), np.ones(3, np.longdouble), np.ones((2, 3), np.clongdouble)])
+def test_long_doubles_name_their_field(collate: Any, field: Any) -> None:
+    for samples in ([{"x": field}] * 2, [{"x": 1.0}, {"x": field}]):
+        with pytest.raises(CollateError, match=r"at \['x'\]: sample [01] is .*long.*|at \['x'\]: .*float128|complex256"):
+            collate(samples)
+    with pytest.raises(CollateError, match=r"torch does not have. Cast it .* with \.astype\("):
+        stack_collate([{"x": field}] * 2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("collate", [stack_collate, pad_collate()])
+def test_nested_tensors_are_refused_with_the_remedy(collate: Any) -> None:
+    nested = torch.nested.nested_tensor([torch.arange(3), torch.arange(2)])
+    for samples in ([(nested, 1)] * 2, [(torch.ones(3), 1), (nested, 1)]):
+        with pytest.raises(CollateError, match=r"at \[0\].* a nested tensor"):
+            collate(samples)
+
+
 def test_texts_and_what_is_missing_stay_a_list() -> None:
     for values in (["a", "b"], [None, 1, None], [1, None], ["a", None], [object, "a"]):
         assert stack_collate([{"field": value} for value in values]) == {"field": values}

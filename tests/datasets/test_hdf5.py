@@ -495,7 +495,13 @@ def test_packed_compounds_of_any_shape(tmp_path: Path) -> None:
         ragged = file.create_dataset("ragged", N, h5py.vlen_dtype(np.dtype([("a", "u1"), ("b", "f8")])))
         for i in range(N):
             ragged[i] = np.array([(j, i) for j in range(i % 4)], [("a", "u1"), ("b", "f8")])
+    narrow = np.zeros((N, 1), [("m", "f4", (2, 3)), ("k", "u1")])
+    narrow["m"] = np.arange(6 * N).reshape(N, 1, 2, 3)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["narrow"] = narrow
     for mode in ("lazy", "eager", "cached"):
+        sample = HDF5Dataset(tmp_path / "a.h5", "narrow", loading_mode=mode, progress=False)[7]
+        assert sample["m"].shape == (1, 2, 3) and sample["m"].flatten().tolist() == [42, 43, 44, 45, 46, 47]
         sample = HDF5Dataset(tmp_path / "a.h5", "table", loading_mode=mode, progress=False)[7]
         assert sample["b"].tolist() == [21, 22, 23] and sample["c"].shape == (3, 2) and sample["s"] == [["ab", "ab"]] * 3
         sample = HDF5Dataset(tmp_path / "a.h5", "ragged", loading_mode=mode, progress=False)[7]

@@ -51,6 +51,42 @@ MODES = ["lazy", "eager", "cached", "streaming"]
 MAP_MODES = MODES[:3]
 
 
+class Unusual(Dataset[Any]):
+    """Values that pickle changes or refuses."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "duration": np.array([index, 7], ">m8[s]"),
+            "time": np.array(index, ">M8[ns]"),
+            "view": memoryview(np.arange(6, dtype=np.int16).reshape(2, 3) + index),
+            "nested": torch.nested.nested_tensor([torch.arange(3), torch.arange(index)]),
+            "sparse": torch.eye(3).to_sparse() * index,
+        }
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
+@pytest.mark.quick_every(3)
+def test_unusual_values_arrive_as_they_are(mode: str, num_workers: int) -> None:
+    """In each mode, by workers too: byte orders of times, views of memory, nested and sparse tensors."""
+
+    def shown(sample: dict[str, Any]) -> list[Any]:
+        view = sample["view"]
+        times = [(sample[name].dtype.str, sample[name].tolist()) for name in ("duration", "time")]
+        parts = [part.tolist() for part in sample["nested"].unbind()]
+        return [*times, view.format, view.shape, view.tolist(), parts, sample["sparse"].is_sparse, sample["sparse"].to_dense().tolist()]
+
+    dataset = MemoryEfficientDataset(Unusual(), loading_mode=mode, progress=False)
+    loader = create_dataloader(dataset, batch_size=2, shuffle=False, num_workers=num_workers, collate_fn="list")
+    expected = [shown(Unusual()[index]) for index in range(4)]
+    for _ in range(2):
+        assert [shown(sample) for batch in loader for sample in batch] == expected
+
+
 # --- what is wrapped --------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from headrace.casting import as_torch_lays_out
 from headrace.collate.fields import FieldPath, Step, at_path
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
@@ -22,6 +23,7 @@ Batch: TypeAlias = torch.Tensor | Mapping[Any, Any] | Sequence[Any]
 Special = Callable[[list[Any], FieldPath], Any]
 """Makes the batch of the values at a path, or returns `USUAL`."""
 USUAL: Any = object()
+_LONG = "gG"  # NumPy's codes of long doubles, real and complex
 
 
 def list_collate(samples: Sequence[Any]) -> list[Any]:
@@ -118,13 +120,24 @@ def _are_mixed_numbers(values: list[Any]) -> bool:
     """True if all are numbers, some of Python and some of NumPy."""
     kinds = {type(value) for value in values}
     are_numbers = all(
-        issubclass(kind, (bool, int, float)) or (issubclass(kind, np.generic) and np.dtype(kind).kind in "biuf") for kind in kinds
+        issubclass(kind, (bool, int, float))
+        or (issubclass(kind, np.generic) and np.dtype(kind).kind in "biuf" and np.dtype(kind).char not in _LONG)
+        for kind in kinds
     )
     return are_numbers and 0 < sum(issubclass(kind, np.generic) for kind in kinds) < len(kinds)
 
 
 def _refuse_unfinished(values: list[Any], path: FieldPath) -> None:
-    """Raises a CollateError for PIL images, and for inputs that are None: transforms that lack their last step."""
+    """Raises a CollateError for PIL images and inputs that are None (transforms that lack their last step), and for long doubles."""
+    for place, value in enumerate(values):
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.char in _LONG:
+            other = "complex128" if value.dtype.kind == "c" else "float64"
+            raise CollateError(
+                *_cannot(path),
+                place,
+                f" is {shape_of(value)}, a long double, which torch does not have. Cast it in the dataset or its transform, with "
+                f'.astype("{other}"), {_OR}',
+            )
     number = next((number for number, value in enumerate(values) if isinstance(value, Image.Image)), None)
     if number is not None:
         image = values[number]
@@ -144,8 +157,8 @@ def _refuse_unfinished(values: list[Any], path: FieldPath) -> None:
 
 
 def is_numeric(value: Any) -> bool:
-    """True for a NumPy array or scalar of numbers."""
-    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
+    """True for a NumPy array or scalar of numbers that torch has."""
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc" and value.dtype.char not in _LONG
 
 
 def _stack_numbers(values: list[Any], path: FieldPath) -> torch.Tensor:
@@ -184,6 +197,8 @@ def _columns(values: list[Any], path: FieldPath, special: Special | None, remedy
 def _stack_tensors(tensors: list[Any], path: FieldPath, remedy: str) -> torch.Tensor:
     first = tensors[0]
     for number, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor) and tensor.is_nested:
+            raise CollateError(*_cannot(path), number, f" is a nested tensor: give its parts as a list, {_OR}")
         if not isinstance(tensor, torch.Tensor) or tensor.shape != first.shape or tensor.dtype != first.dtype:
             raise _unlike(number, tensor, first, path, remedy)
     return torch.stack(tensors, out=empty((len(tensors), *first.shape), first.dtype) if _is_plain(first) else None)
@@ -191,10 +206,9 @@ def _stack_tensors(tensors: list[Any], path: FieldPath, remedy: str) -> torch.Te
 
 def from_array(array: Any) -> torch.Tensor:
     """A NumPy array or scalar as a tensor, over the same memory where torch takes that without a warning: in the machine's byte order,
-    writable, without negative strides."""
-    array = np.asarray(array)
-    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    return torch.from_numpy(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
+    writable, with strides that torch has."""
+    array = as_torch_lays_out(np.asarray(array))
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def owned(value: Any) -> Any:
@@ -210,6 +224,8 @@ def _is_plain(value: Any) -> bool:
 
 def shape_of(value: Any) -> str:
     """Dtype and shape, or the name of the type, for messages."""
+    if isinstance(value, torch.Tensor) and value.is_nested:  # its shape may be none
+        return "a nested tensor"
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return repr(type(value).__name__)

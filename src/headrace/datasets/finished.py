@@ -25,6 +25,7 @@ from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import up
 from headrace.memory.per_process import PerProcess
+from headrace.memory.tree import is_dense, reduced
 from headrace.order.request import BatchRequest, working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 from headrace.storage.source import Source
@@ -231,10 +232,8 @@ class _Pickler(pickle.Pickler):
     """Takes the bytes of plain tensors out of the pickle, as NumPy's arrays do by themselves."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
-            return NotImplemented
-        if value.requires_grad or value.is_quantized:
-            return NotImplemented
+        if not is_dense(value):
+            return reduced(value)
         flat = value.resolve_conj().resolve_neg().contiguous().as_strided((value.numel(),), (1,))  # a size of 1 keeps any stride
         return _tensor, (pickle.PickleBuffer(flat.view(torch.uint8).numpy().data), value.dtype, tuple(value.shape))
 

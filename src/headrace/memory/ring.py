@@ -47,7 +47,7 @@ import torch
 
 from headrace.errors import BudgetError, WorkerError
 from headrace.memory.anonymous import AnonymousMemory, up
-from headrace.memory.tree import SPARSE, map_tensors, rebuild_sparse, sparse_parts
+from headrace.memory.tree import is_dense, map_tensors, reduced
 
 try:
     import resource
@@ -331,8 +331,7 @@ class _Packer(pickle.Pickler):
         self.buffers: list[tuple[int, int]] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        is_dense = type(obj) is torch.Tensor and obj.layout is torch.strided and not obj.is_quantized
-        if not is_dense or obj.device.type != "cpu" or obj.requires_grad:
+        if not is_dense(obj):
             return None
         if id(obj) not in self._seen:
             self._seen[id(obj)] = len(self.layout), obj
@@ -340,10 +339,7 @@ class _Packer(pickle.Pickler):
         return self._seen[id(obj)][0]
 
     def reducer_override(self, obj: Any) -> Any:
-        """Sparse tensors: torch's own rebuilding keeps each of them in a list for ever, and so would hold the slot."""
-        if type(obj) is not torch.Tensor or obj.layout not in SPARSE:
-            return NotImplemented
-        return rebuild_sparse, sparse_parts(obj)
+        return reduced(obj)
 
     def _area_of(self, tensor: torch.Tensor) -> _Area:
         nbytes, shape = tensor.numel() * tensor.element_size(), tuple(tensor.shape)

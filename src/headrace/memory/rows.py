@@ -7,6 +7,7 @@ and the buffers that it left out (pickle protocol 5), each at a multiple of 64 b
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import torch
 
 from headrace.dtypes import ArraySpec
 from headrace.memory.anonymous import up
+from headrace.memory.tree import reduced
 
 HEADER = 64
 """Bytes of an entry's header."""
@@ -62,10 +64,17 @@ def encode(index: int, value: Any) -> tuple[list[int], list[memoryview]]:
         buffers.append(raw)
         return False
 
-    head = pickle.dumps(value, protocol=5, buffer_callback=take)
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=take).dump(value)
+    head = stream.getvalue()
     sizes = [b.nbytes for b in buffers]
     nbytes = HEADER + up(len(head)) + sum(map(up, sizes))
     return [index, nbytes, len(head), len(sizes), *sizes, *[0] * (BUFFERS - len(sizes))], [memoryview(head), *buffers]
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        return reduced(value)
 
 
 def header_at(log: memoryview, start: int) -> list[int]:

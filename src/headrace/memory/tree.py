@@ -1,4 +1,4 @@
-"""Applies a function to every tensor of a nested batch, and takes sparse tensors apart."""
+"""Applies a function to every tensor of a nested batch, and pickles values that torch and NumPy don't pickle as they are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -46,6 +48,30 @@ def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
         return type(example)(fields)  # type: ignore[call-arg]
     except TypeError:
         return fields
+
+
+def is_dense(value: Any) -> bool:
+    """True for a plain tensor of this machine's memory whose bytes are all that there is of it."""
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+        return False
+    return not (value.requires_grad or value.is_quantized or value.is_nested)
+
+
+def reduced(value: Any) -> Any:
+    """What `pickle.Pickler.reducer_override` returns of a value, so that it arrives as it is."""
+    if type(value) is torch.Tensor and value.layout in SPARSE:
+        # torch's own rebuilding keeps each of them in a list for ever, and so would hold their memory
+        return rebuild_sparse, sparse_parts(value)
+    if type(value) is np.ndarray and value.dtype.kind in "mM" and not value.dtype.isnative:
+        # NumPy pickles times in the machine's byte order
+        return _times, (value.view(value.dtype.str[0] + "i8"), value.dtype)
+    if type(value) is memoryview:
+        return memoryview, (np.asarray(value),)
+    return NotImplemented
+
+
+def _times(numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    return numbers.view(dtype)
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
