@@ -18,6 +18,7 @@ from headrace.loader.data import check_device
 from headrace.loader.worker.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.limits import usable_cpus
+from headrace.memory.per_process import check_may_start, is_daemonic
 from headrace.modes import LoadingMode
 from headrace.order import World
 from headrace.order.epoch import DEFAULT_TURNS
@@ -43,6 +44,8 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
         block = changes.get("shuffle", config.shuffle) == "block"
         turns = _turns(config, dataset) if block else None
         changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world, turns, foreign_stream)
+    if config.num_workers:
+        check_may_start(f"num_workers={config.num_workers}")
     if changes.get("num_workers", config.num_workers):
         for name, default in {"prefetch_factor": 2, "persistent_workers": True}.items():
             if getattr(config, name) is None:
@@ -82,6 +85,8 @@ def _auto_workers(dataset: Any, world: World, turns: int | None, foreign_stream:
         return 0, "each worker would yield all samples of an IterableDataset that does not divide them"
     if _is_in_memory(dataset):
         return 0, "the dataset is in memory already"
+    if is_daemonic():
+        return 0, "this process is daemonic, and may start no workers"
     cores, ranks = len(usable_cpus()), world.local_world_size
     number = min(8, max(1, int(SHARE * cores / ranks)))
     reason = f"min(8, max(1, {SHARE} x {cores} usable cores / {ranks} local ranks))"

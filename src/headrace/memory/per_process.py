@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing import connection, parent_process
 from typing import Any, Generic, Protocol, TypeVar
+
+from headrace.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -87,6 +90,20 @@ def keep_inherited(value: object) -> None:
 def _after_fork() -> None:
     for owner in list(_renewed):
         owner.after_fork()
+
+
+def is_daemonic() -> bool:
+    """True if multiprocessing lets this process start no others: a daemonic one, such as a worker of a DataLoader or of a Pool."""
+    return multiprocessing.current_process().daemon
+
+
+def check_may_start(asked: str) -> None:
+    """Raises a ConfigError where this process may start no others; `asked` is the argument by which it was to do so."""
+    if is_daemonic():
+        raise ConfigError(
+            f"{asked}: this process is daemonic, and multiprocessing lets it start no processes: leave {asked.split('=')[0]} out, or "
+            "start this process with daemon=False"
+        )
 
 
 def end_with_parent() -> None:

@@ -16,6 +16,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import SampleError
 from headrace.io import ordered
 from headrace.memory.limits import usable_cpus
+from headrace.memory.per_process import check_may_start
 from headrace.sorting import distinct
 
 GROUP_SAMPLES, GROUP_BYTES, UNKNOWN_SAMPLES = 64, 4 << 20, 16
@@ -30,9 +31,11 @@ def threads_for(workers: int | None, processes: int = 1) -> int:
     """Threads of each of some processes; None: one for each usable core, shared out.
 
     Raises:
-        ConfigError: one of both is no integer of at least 1.
+        ConfigError: one of both is no integer of at least 1, or this process may not start others.
     """
     workers, processes = check_integer("workers", workers, 1, optional=True), check_integer("processes", processes, 1)
+    if processes > 1:
+        check_may_start(f"processes={processes}")
     return workers or max(1, len(usable_cpus()) // processes)
 
 

@@ -23,6 +23,7 @@ from headrace.loader.config import PathOptions, check_options
 from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path
 from headrace.memory.limits import usable_cpus
+from headrace.memory.per_process import is_daemonic
 from headrace.modes import LoadingMode
 from headrace.order import detect_world
 from headrace.order.seeding import preserved_rng
@@ -126,7 +127,7 @@ def suggest_num_workers(
         dataset, options = open_path("suggest_num_workers", data, config, options)
         opened = dataset
     if most is None:
-        most = cores_of_rank()
+        most = 0 if is_daemonic() else cores_of_rank()
     jobs = _Jobs(dataset, config, options)
     target = 1 / step if isinstance(step, (int, float)) and not callable(step) else None
     try:

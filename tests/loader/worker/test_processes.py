@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace import HeadraceWarning, MultiDataLoader, WorkerError
+from headrace import ConfigError, HeadraceWarning, MultiDataLoader, WorkerError, create_dataloader, pack
 from headrace.loader.worker import processes as workers
 from headrace.testing.contract import same
 from tests.testing.test_contract import SquareDataset
@@ -330,3 +333,61 @@ def test_some_loaders_beside_busy_threads(start: str, ranks: int) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=380)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"loaders": 15') == ranks
+
+
+# -- where no workers can be started
+
+
+def _daemonic(results: Any) -> None:
+    loader = create_dataloader(Numbers(), batch_size=4, shuffle=False)
+    texts = [str(loader.explain())]
+    for refused in (
+        lambda: create_dataloader(Numbers(), num_workers=2),
+        lambda: pack(SquareDataset(), "never", shard_size="1MB", processes=2),
+    ):
+        try:
+            refused()
+        except ConfigError as error:
+            texts.append(str(error))
+    results.put(([batch.tolist() for batch in loader], texts))
+
+
+def test_daemonic_process_loads_by_itself() -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    process = context.Process(target=_daemonic, args=(results,), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    batches, (explained, *refusals) = results.get()
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert re.search(r"num_workers += 0 +this process is daemonic, and may start no workers", explained)
+    assert [text.split(":")[0] for text in refusals] == ["num_workers=2", "processes=2"]
+
+
+@pytest.mark.parametrize("begun", ["nothing", "no_flags", "one_worker"])
+def test_iterator_that_cannot_begin_leaves_nothing(begun: str, monkeypatch: pytest.MonkeyPatch, make_loader: Any) -> None:
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    started = iter(range(1))
+
+    def fail(*_: Any) -> None:
+        raise OSError("no more")
+
+    def start(process: Any) -> None:
+        if next(started, None) is None:
+            fail()
+        ForkProcess.start(process)
+
+    if begun == "nothing":
+        monkeypatch.setattr(workers.torch_private.TorchIterator.__mro__[1], "__init__", fail)
+    elif begun == "no_flags":
+        monkeypatch.setattr(workers, "_new_flags", fail)
+    else:
+        monkeypatch.setattr(workers._Forked, "start", start)
+    loader = make_loader(Numbers(), num_workers=2, persistent_workers=False, multiprocessing_context="fork")
+    with pytest.raises(OSError, match="no more") as raised:
+        iter(loader)
+    del raised
+    gc.collect()
+    assert not ignored

@@ -139,6 +139,8 @@ class WorkerIterator(torch_private.TorchIterator):
     def __init__(self, loader: Workers) -> None:
         self._unborn: dict[int, _Birth] = {}  # forked workers that are not known to have begun
         self._call = 0  # torch's key of the `next` that is under way
+        self._workers: list[Any] = []  # of an iterator that can't begin, those that it could start
+        self._workers_status = [True] * loader.num_workers
         super().__init__(loader)
         self._forget_pids()
         self._results = _Merged(self._worker_result_queue)
@@ -254,6 +256,8 @@ class WorkerIterator(torch_private.TorchIterator):
         return process, reason
 
     def _shutdown_workers(self) -> None:
+        if not self._workers:
+            return
         if not getattr(self, "_shutdown", True):
             unborn = [process for worker, process in enumerate(self._workers) if not self._workers_done_event.has_begun(worker)]
             if unborn:  # they have nothing to lose, and may never hear that they are to end
