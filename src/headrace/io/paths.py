@@ -6,16 +6,32 @@ import os
 import re
 from pathlib import Path
 
+_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
+_CHAINING = {"zip", "tar", "libarchive", "simplecache", "filecache", "blockcache", "cached", "reference"}
+_CHAINING |= {"dir", "asyncwrapper", "async_wrapper", "generic"}
+"""Protocols of fsspec that lie on another file system: archives and caches."""
+
 
 def is_url(path: object) -> bool:
     """True if it is an fsspec URL, such as ``s3://bucket/key`` or ``zip://*::archive.zip``."""
-    return isinstance(path, str) and ("://" in path or "::" in path)
+    return isinstance(path, str) and (_PROTOCOL.match(path) is not None or len(chain_of(path)) > 1)
+
+
+def chain_of(url: str) -> list[str]:
+    """The links of a chained URL: ``zip://a.jpg`` and ``s3://b/c.zip`` of ``zip://a.jpg::s3://b/c.zip``.
+
+    A key may hold "::" itself: only archives and caches, or what stands before another URL, begin a chain.
+    """
+    first, colons, rest = url.partition("::")
+    if colons and (first.partition("://")[0] in _CHAINING or _PROTOCOL.match(rest)):
+        return [first, *chain_of(rest)]
+    return [url]
 
 
 def redact(path: object) -> str:
     """A path or URL as it may be shown: without user, password and query string, and always printable."""
     text = os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else str(path)
-    if is_url(text):
+    if "://" in text or "::" in text:
         text = re.sub(r"(://)[^/?\s]*@", r"\1", text) if "@" in text else text
         text = re.sub(r"\?(?:(?!::)\S)*", "", text) if "?" in text else text
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -43,5 +59,5 @@ def named_part(path: str) -> str:
     ``s3://bucket/key`` of ``simplecache::s3://bucket/key?versionId=1``."""
     if not is_url(path):
         return path
-    first, chained, rest = path.partition("::")
-    return named_part(rest) if chained and "://" not in first else first.partition("?")[0]
+    first, *others = chain_of(path)
+    return named_part("::".join(others)) if others and "://" not in first else first.partition("?")[0]

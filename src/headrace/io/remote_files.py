@@ -26,7 +26,7 @@ from headrace.errors import AccessError, DataNotFoundError, FileChangedError, Fo
 from headrace.io.cache.blocks import cached_wholes, fetch_cached, version_hash
 from headrace.io.cache.disk_cache import DiskCache
 from headrace.io.files import Files, Version
-from headrace.io.paths import cache_folder, redact
+from headrace.io.paths import cache_folder, chain_of, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
@@ -381,11 +381,11 @@ def with_index(url: str) -> str:
 
 
 def _with_path(url: str, change: Callable[[str], str]) -> str:
-    first, chained, rest = url.partition("::")
-    if chained and "://" not in first:  # of simplecache::s3://bucket/key the second is the file's
-        return first + chained + _with_path(rest, change)
+    first, *others = chain_of(url)
+    if others and "://" not in first:  # of simplecache::s3://bucket/key the second is the file's
+        return f"{first}::{_with_path('::'.join(others), change)}"
     path, question, query = first.partition("?")
-    return f"{change(path)}{question}{query}{chained}{rest}"
+    return "::".join([f"{change(path)}{question}{query}", *others])
 
 
 def read_whole(url: str, options: RemoteOptions) -> bytes | None:

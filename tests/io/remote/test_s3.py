@@ -235,6 +235,29 @@ def test_a_listing(server: S3Server, images: str, tiny_photos: Path) -> None:
         scan("s3://nobody/photos", [".jpg"], remote)
 
 
+ODD = ["d/x.txt", "d//x.txt", "d///w.txt", "d//e//x.txt", "d/a::b.txt", "d/zip::a.txt", "d/x://y.txt", "d/colon:.txt"]
+ODD += ["d/q?x=1.txt", "d/sp ace.txt", "d/ lead.txt", "d/plus+.txt", "d/per%20cent.txt", "d/hash#.txt", "d/at@.txt"]
+ODD += ["d/[br].txt", "d/st*r.txt", "d/{a}.txt", "d/\u00fc.txt", "d/u\u0308.txt", "d/back\\slash.txt", "d/quote'\".txt", "d/$HOME.txt"]
+
+
+def test_a_key_is_opaque(server: S3Server) -> None:
+    client = server.client()
+    for key in [*ODD, "/rooted.txt", "d/./hidden.txt"]:
+        client.put_object(Bucket="one", Key=key, Body=key.encode())
+    client.close()
+
+    def texts(path: Any) -> list[str]:
+        options = {"storage_options": server.options, "unit": "file", "tokenizer": lambda text: list(text.encode())}
+        with TextDataset(path, **options) as dataset:
+            return sorted(bytes(dataset[number]["input_ids"].tolist()).decode() for number in range(len(dataset)))
+
+    assert texts("s3://one/d") == texts([f"s3://one/{key}" for key in ODD]) == sorted(ODD)
+    assert texts("s3://one") == sorted([*ODD, "/rooted.txt"])
+    assert texts("s3://one/d/*.txt") == sorted(key for key in ODD if key.count("/") == 1)
+    for key in [*ODD, "/rooted.txt", "d/./hidden.txt"]:
+        assert texts(f"s3://one/{key}") == [key]
+
+
 SLOW = pytest.mark.slow
 
 

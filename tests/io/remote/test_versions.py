@@ -1,5 +1,6 @@
 """Answers of other bytes, or of another version, than were asked for: an error, and never wrong rows."""
 
+import contextlib
 import io
 import itertools
 import random
@@ -14,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import HDF5Dataset, HeadraceWarning, TableDataset
+from headrace import HDF5Dataset, HeadraceWarning, TableDataset, TextDataset
 from headrace.errors import FileChangedError, RemoteError, SampleError
 from headrace.io.remote import client as module
 from tests.io.remote.reading import Range, read, remote_of_url, versions_of
@@ -173,3 +174,16 @@ def test_mirrors_with_tags_of_their_own(answers: Any, remote: Any, heeds_if_matc
     server.mirrors, server.files["r/a.bin"] = itertools.repeat("r"), CONTENT[::-1]
     with pytest.raises(FileChangedError, match=r'its version is "r", and was "[pq]"'):
         read(remote, wanted)
+
+
+def test_a_key_is_opaque(memory: Any, tmp_path: Path) -> None:
+    keys = ["d/x.txt", "d//x.txt", "d///w.txt", "d/q?x=1.txt", "d/st*r.txt"]  # fsspec itself takes "::" apart here
+    for key in keys:
+        memory.pipe_file(f"/{key}", key.encode())
+    for path in ("memory://d", "memory://", [f"memory://{key}" for key in keys]):
+        with TextDataset(path, unit="file", tokenizer=lambda text: list(text.encode())) as dataset:
+            texts = [bytes(dataset[number]["input_ids"].tolist()).decode() for number in range(len(dataset))]
+        assert sorted(texts) == sorted(keys)
+    (tmp_path / "a::b.txt").write_text("local")
+    with contextlib.chdir(tmp_path), TextDataset("a::b.txt", unit="file", tokenizer=lambda text: list(text.encode())) as dataset:
+        assert bytes(dataset[0]["input_ids"].tolist()) == b"local"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import chain_of, is_url, named_part, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -277,6 +277,9 @@ class TestRedact:
     def test_is_url(self) -> None:
         assert is_url("s3://b/k") and is_url("zip::a.zip") and is_url("memory://")
         assert not is_url("/a/b") and not is_url("C:/x") and not is_url(Path("a")) and not is_url(b"s3://x")
+        assert not is_url("a::b.png") and not is_url("a/x://y")
+        assert chain_of("s3://b/a::b.png") == ["s3://b/a::b.png"] and named_part("s3://b/a::b.png") == "s3://b/a::b.png"
+        assert chain_of("simplecache::s3://b/a::b.png") == ["simplecache", "s3://b/a::b.png"]
 
 
 def zipped(*members: str) -> bytes:

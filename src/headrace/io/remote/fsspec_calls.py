@@ -24,7 +24,7 @@ import zipfile
 from typing import Any
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError, warn
-from headrace.io.paths import redact
+from headrace.io.paths import chain_of, is_url, redact
 from headrace.io.remote.http import Answer, checked_range, checked_size
 from headrace.io.remote.timeouts import PART, Attempt
 
@@ -143,52 +143,48 @@ def close_filesystem(filesystem: Any) -> None:
 
 def is_path(text: str) -> bool:
     """True if it is a path on a file system, and no URL: ``bucket/a::b.jpg``, and not ``zip::a.zip``."""
-    from fsspec.registry import known_implementations, registry
-
-    first, chained, _ = text.partition("::")
-    return "://" not in text and not (chained and (first in known_implementations or first in registry))
+    return not is_url(text)
 
 
 def path_in(url: str, filesystem: Any) -> str:
     """The part of a URL that names a path on its file system: ``c1`` of ``zip://c1::s3://bucket/a.zip``. A path stays as it is."""
     if is_path(url):
         return url
-    first, chained, rest = url.partition("::")
+    first, *others = chain_of(url)
     inner = getattr(filesystem, "fs", None)  # of one that caches another and takes over its paths
-    if chained and inner is not None and not first.partition("://")[2]:
-        return path_in(rest, inner)
+    if others and inner is not None and not first.partition("://")[2]:
+        return path_in("::".join(others), inner)
     import fsspec.core
 
-    path: str = getattr(filesystem, "_strip_protocol", fsspec.core.strip_protocol)(
-        first if "://" in first or not chained else f"{first}://"
-    )
+    path: str = getattr(filesystem, "_strip_protocol", fsspec.core.strip_protocol)(first if "://" in first or not others else f"{first}://")
     return path
 
 
 def url_ends(url: str, filesystem: Any) -> tuple[str, str]:
     """What stands before and after the paths of a server in their URLs, by one of these."""
-    first, chained, rest = url.partition("::")
-    inner = getattr(filesystem, "fs", None)
-    if chained and inner is not None and "://" not in first:
+    first, *others = chain_of(url)
+    rest, inner = "::".join(others), getattr(filesystem, "fs", None)
+    if others and inner is not None and "://" not in first:
         before, after = url_ends(rest, inner)
         return f"{first}::{before}", after
     path, before = path_in(url, filesystem), first.rstrip("/")
     before = before.removesuffix(path) if path and before.endswith(path) else f"{first.partition('://')[0]}://"
-    return before, chained + rest
+    return before, f"::{rest}" if others else ""
 
 
 def url_of(path: str, ends: tuple[str, str]) -> str:
     """The URL of a path on a server."""
     before, after = ends
-    if "://" in path:  # it is one: of the web
+    if is_url(path):  # as those of the web are
         return path + after
-    return f"{before}{path.lstrip('/') if before.endswith('://') and not before.endswith(('file://', 'local://')) else path}{after}"
+    is_bare = before.endswith("://") and not before.endswith(("file://", "local://"))
+    return f"{before}{path.removeprefix('/') if is_bare else path}{after}"
 
 
 def server_of(url: str, filesystem: Any) -> dict[str, Any]:
     """What a URL says of its server, beside the path; nothing, where its file system can't tell."""
     options = getattr(filesystem, "_get_kwargs_from_urls", None)
-    found: dict[str, Any] = {} if options is None or "://" not in url else options(url)
+    found: dict[str, Any] = {} if options is None or is_path(url) else options(url)
     return found
 
 
@@ -225,9 +221,10 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
     if url.startswith(("s3://", "s3a://")):  # botocore's own retries would multiply with `Remote`'s, unseen
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **options.get("config_kwargs", {})}
     try:
-        return fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)[0]
+        links = [link.replace("::", ":") for link in chain_of(url)]  # a key may hold colons, which fsspec takes for a chain
+        return fsspec.core.url_to_fs("::".join(links), skip_instance_cache=True, **options)[0]
     except (ValueError, ImportError) as error:
-        extra = _EXTRAS.get(url.rpartition("::")[2].partition("://")[0]) if isinstance(error, ImportError) else None
+        extra = _EXTRAS.get(chain_of(url)[-1].partition("://")[0]) if isinstance(error, ImportError) else None
         remedy = "" if extra is None else f": pip install 'headrace[{extra}]'"
         raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}{remedy}") from None
     except FileNotFoundError:

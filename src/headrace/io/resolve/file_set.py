@@ -101,7 +101,7 @@ class FileSet:
 @functools.lru_cache(maxsize=1024)
 def _affixes(root: str, tail: str) -> tuple[bytes, bytes]:
     """What stands before and behind the names below a root."""
-    return os.path.join(os.fsencode(root), b"") if root else b"", os.fsencode(tail)
+    return os.fsencode(root if root in ("", "/") else f"{root}/"), os.fsencode(tail)
 
 
 @dataclass(slots=True)

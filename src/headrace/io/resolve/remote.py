@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, RemoteError
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import named_part, redact
+from headrace.io.paths import chain_of, named_part, redact
 from headrace.io.remote.fsspec_calls import path_in, server_of
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden
@@ -40,9 +40,9 @@ def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
     """
     places = set()
     for url in urls:
-        first, _, rest = url.partition("::")
+        first, *others = chain_of(url)
         server = server_of(first, filesystem)
-        places.add((first.partition("://")[0], repr(sorted(server.items())), rest))
+        places.add((first.partition("://")[0], repr(sorted(server.items())), *others))
     if len(places) > 1:
         shown = ", ".join(map(redact, urls[:3]))
         raise ConfigError(f"data_path names more than one file system, server or archive ({shown}): make one dataset of each")
@@ -96,7 +96,7 @@ class RemoteWalk:
         path = self._path(url)
         plain = path.partition("?")[0].rstrip("/")
         root, _, name = plain.rpartition("/")
-        root, query = root or ("/" if path.startswith("/") else ""), path[len(plain) :].lstrip("/")
+        root, query = root or ("/" if path.startswith("/") else ""), path[len(plain) :].removeprefix("/")
         is_web = path.startswith(("http://", "https://"))  # elsewhere a question mark may be part of a name
         return Found(root, PackedNames([os.fsencode(name if is_web else name + query)]), tail=query if is_web else "")
 
@@ -125,7 +125,7 @@ class RemoteWalk:
     def _stores_below(self, root: str, paths: Iterable[str]) -> list[bytes]:
         if not self._stores:
             return []
-        first = {os.fsencode(path[len(root) :].lstrip("/").partition("/")[0]) for path in paths}
+        first = {_name_below(root, path).partition(b"/")[0] for path in paths}
         return [name for name in first if name.lower().endswith(self._stores) and not is_hidden(name)]
 
     # -- files
@@ -167,7 +167,7 @@ class RemoteWalk:
 
     def _note_others(self, root: str, paths: list[str], names: PackedNames, stores: list[bytes]) -> None:
         if not stores and (not len(names) or are_bookkeeping(names)):
-            self.others += (path for path in paths[:MOST] if not is_hidden(os.fsencode(path[len(root) :].lstrip("/"))))
+            self.others += (path for path in paths[:MOST] if not is_hidden(_name_below(root, path)))
 
     def _type(self, url: str, path: str) -> str | HeadraceError | None:
         """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an error, if nothing is found below: the server
@@ -189,6 +189,11 @@ def _root(path: str, paths: Sequence[str]) -> str:
     return path.rstrip("/") or ("/" if any(p.startswith("/") for p in paths) else "")
 
 
+def _name_below(root: str, path: str) -> bytes:
+    """The name of a path relative to the root. A key is opaque: of slashes that follow each other only the first parts them."""
+    return os.fsencode(path[len(root) :].removeprefix("/"))
+
+
 def _is_page(path: str, info: Any) -> bool:
     """True if a "file" is what a server of the web shows of a folder: fsspec calls everything a file there."""
     place = path.partition("?")[0]
@@ -198,9 +203,8 @@ def _is_page(path: str, info: Any) -> bool:
 
 def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders: set[bytes], shows_hidden: bool) -> Iterator[bytes]:
     """The names relative to the root; their first-level folders are added to `folders`."""
-    start = len(root)
     for path in paths:
-        name = os.fsencode(path[start:].lstrip("/"))
+        name = _name_below(root, path)
         if name.lower().endswith(endings) and (shows_hidden or not is_hidden(name)):
             folder, slash, _ = name.partition(b"/")
             if slash:

@@ -24,7 +24,7 @@ from headrace.io.files import Files
 from headrace.io.library_errors import asking
 from headrace.io.local.files import LocalFiles
 from headrace.io.local.folders import IS_SUPPORTED, FolderReader
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import chain_of, is_url, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
 from headrace.io.resolve.file_set import Kind
@@ -315,7 +315,7 @@ def open_store(path: str | os.PathLike[Any], files: Files | None = None, nodes: 
 
 
 def _remote_store(url: str, files: RemoteFiles, nodes: Sequence[str]) -> Store:
-    if redact(url).partition("::")[0].lower().endswith(".zip"):
+    if redact(chain_of(url)[0]).lower().endswith(".zip"):
         return ZarrZip(url, files)
     store = ZarrUrl(url, files)
     store.fetch_metadata(nodes)
