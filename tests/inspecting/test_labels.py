@@ -36,9 +36,9 @@ def test_folders_of_images_and_masks_are_told(tmp_path: Path) -> None:
     notes = [note for note in inspect(folder).notes if "masks" in note]
     call = f"headrace.ImageDataset({str(folder / 'images')!r}, targets={str(folder / 'masks')!r})"
     assert notes == [f"the folders images and masks hold files of the same names: masks are passed as targets, {call}"]
-    with pytest.warns(HeadraceWarning, match="the folders images and masks hold files of the same names, and count as two classes"):
-        ImageDataset(folder)
     (folder / "images").rename(folder / "pictures")
+    with pytest.warns(HeadraceWarning, match="the folders pictures and masks hold files of the same names, and count as two classes"):
+        ImageDataset(folder)
     assert f"headrace.ImageDataset({str(folder / 'pictures')!r}, targets={str(folder / 'masks')!r})" in "".join(inspect(folder).notes)
 
 

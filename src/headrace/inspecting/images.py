@@ -20,7 +20,7 @@ from headrace.inspecting.sizes import ASKED, evenly, sizes_of, spread_of, stored
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
-from headrace.storage.class_folders import folder_targets
+from headrace.storage.class_folders import folder_targets, refuse_other_folders
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.kinds import EXTENSIONS
 
@@ -57,24 +57,31 @@ def inspect_images(data_path: Any, reach: RemoteOptions) -> Report:
         endings = Counter(PurePosixPath(name.decode("utf-8", "replace")).suffix.lower() for name in files.names)
         report.details["endings"] = dict(endings.most_common(8))
         report.details["file sizes"] = spread_of(sizes)
-        _tell_classes(report, files)
         tell_labels(report, files)
+        _tell_classes(report, files)
         look = _looked_at(source, evenly(len(files), ASKED if files.is_remote else _HEADS).tolist())
     finally:
         if files.server is not None:
             files.server.close()
     _tell_pixels(report, look, int(np.median(sizes)), files)
     report.fingerprint = fingerprint_names(*files.names.arrays)
-    report.opens_as = f"headrace.ImageDataset({report.path!r})"
     return report
 
 
 def _tell_classes(report: Report, files: FileSet) -> None:
+    are_labels_told = bool(report.notes)
+    try:
+        refuse_other_folders(files)
+    except ConfigError as error:
+        if not are_labels_told:
+            report.notes.append(" ".join(str(error).split()))
+        return
     try:
         targets, classes = folder_targets(files)
     except (ConfigError, DataNotFoundError) as error:
         report.notes.append(" ".join(str(error).split()))
         return
+    report.opens_as = f"headrace.ImageDataset({report.path!r})"
     if targets is None:
         report.details["targets"] = "none: all files lie in one folder"
         return

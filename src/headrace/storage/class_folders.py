@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, DataNotFoundError
+from headrace.errors import ConfigError, DataNotFoundError, warn
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.contents import MOST, names_below, summary_of
 from headrace.io.resolve.file_set import FileSet
 
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
-_OF_MASKS = ("mask", "label", "annot", "target", "truth", "segm")
-"""What folders of masks are called."""
+_OF_TARGETS = ("mask", "label", "annot", "target", "truth", "segm")
+"""What names of folders of masks or annotations hold."""
+_OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
+_SPLIT = re.compile(r"(train|training|val|valid|validation|dev|test|testing|unlabell?ed)[-_]?[0-9]*", re.IGNORECASE)
+_ENDS = 64 << 10  # bytes of a JSON file that are looked at, at its beginning and at its end
+_COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
+_MOST_JSON = 16  # JSON files of a folder that are looked at
 
 
 def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
@@ -49,11 +56,83 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
     return targets, [os.fsdecode(c) for c in classes]
 
 
+def refuse_other_folders(files: FileSet) -> None:
+    """Refuses first-level folders that are hardly classes: the splits of a data set, and images beside their targets.
+
+    Raises:
+        ConfigError: there are such; the message says what to pass.
+    """
+    filled = _filled_folders(files)
+    if not filled:
+        return
+    root = redact(files.roots[0])
+    outright = "; if these folders are classes, pass targets='folders' (targets=None: no targets)"
+    if all(map(is_split, filled)):
+        paths = " or ".join(repr(redact(os.path.join(files.roots[0], name))) for name in filled)
+        raise ConfigError(
+            f"{root} holds {' and '.join(filled)}, which are parts of a data set and no classes: pass the path of one, {paths}{outright}"
+        )
+    images = [name for name in filled if name.lower() in _OF_IMAGES]
+    others = [name for name in files.folders if _is_of_targets(name)]
+    if len(images) != 1 or not set(filled).issubset([*images, *others]):
+        return
+    found = coco_beside(files) or [os.path.join(files.roots[0], name) for name in others if name in filled]
+    if not (found or others):
+        return
+    example = f", such as targets={redact(found[0])!r}" if found else ""
+    path = redact(os.path.join(files.roots[0], images[0]))
+    raise ConfigError(
+        f"{root} holds the images of {images[0]} and their targets, and no classes: pass {path!r} and masks, annotations of COCO or a "
+        f"table of labels as targets={example}{outright}"
+    )
+
+
+def is_split(folder: str) -> bool:
+    """True if a folder is called as a part of a data set is, such as "train" or "val2017"."""
+    return _SPLIT.fullmatch(folder) is not None
+
+
+def warn_of_splits(files: FileSet) -> None:
+    """Warns where all files of a folder belong to parts of a data set, by their first-level folder or the first word of their name, and to
+    several of them."""
+    if len(files.roots) != 1 or files.roots[0] not in files.searched:
+        return
+    found = dict[str, str]()
+    for folder, start, _ in _runs(files.names):
+        if folder is None and start >= _PIECE:  # a million flat files are no parts
+            return
+        name = os.fsdecode(files.names[start] if folder is None else folder)
+        split = _SPLIT.match(name)
+        if split is None or name[split.end() : split.end() + 1] not in ("", "-", "_", "."):
+            return
+        found.setdefault(split[1].lower(), name)
+    if len(found) > 1:
+        first, second = list(found.values())[:2]
+        warn(
+            f"{redact(files.roots[0])}: {redact(first)} and {redact(second)} are called as parts of a data set, and are read as one: pass "
+            "the path of one part, or a list of paths to say that this is meant"
+        )
+
+
+def _is_of_targets(name: str) -> bool:
+    return not name.startswith(".") and any(word in name.lower() for word in _OF_TARGETS)
+
+
+def _filled_folders(files: FileSet) -> list[str]:
+    """The first-level folders that hold files of the set, sorted; [] where some files lie beside them."""
+    found = set[bytes]()
+    for folder, _, _ in _runs(files.names):
+        if folder is None:
+            return []
+        found.add(folder)
+    return sorted(map(os.fsdecode, found))
+
+
 def mask_folders(files: FileSet) -> tuple[str, str] | None:
     """The folders of images and of their masks, where these are all first-level folders, hold files of the same names but for the endings,
     and one of them is called so."""
     folders = [name for name in files.folders if not name.startswith(".")]
-    masks = [name for name in folders if any(word in name.lower() for word in _OF_MASKS)]
+    masks = [name for name in folders if _is_of_targets(name)]
     if len(folders) != 2 or len(masks) != 1 or not 0 < len(files) <= _PIECE or len(files) % 2:
         return None
     stems: dict[str, set[str]] = {name: set() for name in folders}
@@ -62,6 +141,28 @@ def mask_folders(files: FileSet) -> tuple[str, str] | None:
         stems.get(folder, set()).add(os.path.splitext(rest)[0])
     images = next(name for name in folders if name not in masks)
     return (images, masks[0]) if stems[images] == stems[masks[0]] else None
+
+
+def coco_beside(files: FileSet) -> list[str]:
+    """The paths of annotations of COCO that lie in a local folder of images, or in a folder of targets there."""
+    if files.is_remote or len(files.roots) != 1:
+        return []
+    root = files.roots[0]
+    folders = [root, *(os.path.join(root, name) for name in files.folders if _is_of_targets(name))]
+    paths = [path for folder in folders for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.json")))[:_MOST_JSON]]
+    return [path for path in paths if is_coco(path)]
+
+
+def is_coco(path: str) -> bool:
+    """True if a JSON file holds annotations of COCO, told by the keys at both ends: the file may be large."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_ENDS)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _ENDS))
+            ends = head + file.read()
+    except OSError:
+        return False
+    return head.lstrip()[:1] == b"{" and sum(key in ends for key in _COCO_KEYS) >= 2
 
 
 def _others_in(roots: Sequence[str], folder: str) -> list[str]:

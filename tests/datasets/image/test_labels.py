@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tracemalloc
 from pathlib import Path
@@ -122,6 +123,49 @@ class TestFolders:
         files_of(tmp_path, ["figures/1.jpg", *(f"texts/{i}.json" for i in range(20))])
         with pytest.raises(DataNotFoundError, match=r"hold no image.*'texts', in which there are 20 \.json: use TextDataset;"):
             folder_targets(scan(tmp_path, (".jpg",)))
+
+
+class TestFoldersThatAreNoClasses:
+    @pytest.mark.parametrize("folders", [("train", "val"), ("Test", "training", "valid"), ("train2017", "val2017"), ("train",)])
+    def test_splits_are_refused(self, folders: tuple[str, ...], tmp_path: Path) -> None:
+        for folder in folders:
+            save(tmp_path / folder / "cat" / "1.png")
+        (tmp_path / "notes").mkdir()
+        first, named = str(tmp_path / folders[0]), " and ".join(folders)
+        with pytest.raises(ConfigError, match=rf"holds {named}, which are parts .*pass the path of one, '{first}'.*targets='folders'"):
+            ImageDataset(tmp_path)
+        (tmp_path / "notes").rmdir()
+        assert ImageDataset(tmp_path, targets="folders").classes == list(folders)
+        assert ImageDataset(tmp_path, targets=None).targets is None
+        assert ImageDataset(first).classes == ["cat"]
+
+    @pytest.mark.parametrize(
+        ("beside", "targets"),
+        [("masks/1_mask.png", "masks"), ("labels/1.txt", None), ("annotations/all.json", "annotations/all.json"), ("all.json", "all.json")],
+    )
+    def test_images_beside_their_targets_are_refused(self, beside: str, targets: str | None, tmp_path: Path) -> None:
+        save(tmp_path / "images" / "1.png")
+        path = tmp_path / beside
+        if path.suffix == ".png":
+            save(path)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text('{"images": [], "annotations": [], "categories": []}')
+        wanted = "" if targets is None else f", such as targets='{tmp_path / targets}'"
+        with pytest.raises(ConfigError, match=re.escape(f"pass '{tmp_path / 'images'}' and") + f".* as targets={wanted};"):
+            ImageDataset(tmp_path)
+        assert ImageDataset(tmp_path, targets=None).targets is None
+
+    def test_one_class_of_images_is_one(self, tmp_path: Path) -> None:
+        save(tmp_path / "images" / "1.png")
+        save(tmp_path / "trains" / "1.png")
+        (tmp_path / "about.json").write_text('{"licence": "CC0"}')
+        assert ImageDataset(tmp_path).classes == ["images", "trains"]
+
+
+def save(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 3)).save(path)
 
 
 class TestGiven:

@@ -22,7 +22,7 @@ from headrace.datasets.image.boxes import BoxFormat
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options, image_dtype
 from headrace.datasets.image.joint import MaskFormat
-from headrace.datasets.image.labels import FOLDERS, TargetsArgument, checked_targets
+from headrace.datasets.image.labels import FOLDERS, FOLDERS_BY_DEFAULT, TargetsArgument, checked_targets
 from headrace.datasets.image.opening import Wanted, first_packed, open_images
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
@@ -49,7 +49,8 @@ class ImageDataset(BaseDataset):
             `RandomResizedCrop`, a `RandomHorizontalFlip`, or the first followed by the second, at the head of the list, work on the encoded
             image; if nothing follows them, their result is scaled and normalised as above. The same applies at the head of `transforms`.
         loading_mode: see `LoadingMode`.
-        targets: "folders" (default): class numbers from the first-level folders; or
+        targets: "folders": class numbers from the first-level folders. That is the default, and an error if the folders are called as
+            splits are (train, val, ...), or as images and masks; then say it outright. Or
 
             * "masks/", a folder, glob or URL of masks. Each mask has the relative name of its image, with any extension, and its size. A
               target is int64 [H, W], the stored class numbers (`headrace.datasets.image.masks`), resized to the nearest pixel;
@@ -105,7 +106,7 @@ class ImageDataset(BaseDataset):
         image_size: int | tuple[int, int] | None = UNSET,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        targets: TargetsArgument = FOLDERS,
+        targets: TargetsArgument = FOLDERS_BY_DEFAULT,
         target_name: str | Sequence[str] | None = None,
         label_separator: str | None = None,
         unused_targets: Literal["raise", "skip"] = "raise",
@@ -121,8 +122,10 @@ class ImageDataset(BaseDataset):
         check_flag("masks", masks)
         if unused_targets not in ("raise", "skip"):
             raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
-        given = checked_targets(targets, data_path)
-        self.data_path, wanted = data_path, Wanted(given, target_name, label_separator, masks, unused_targets == "skip")
+        is_outright = targets is not FOLDERS_BY_DEFAULT
+        given = checked_targets(targets if is_outright else FOLDERS, data_path)
+        self.data_path = data_path
+        wanted = Wanted(given, target_name, label_separator, masks, unused_targets == "skip", is_outright)
         check_image_options(color, transform_input, decode, normalize)
         reach, common = split_options(options)
         source, labels = open_images(data_path, wanted, reach)

@@ -39,6 +39,16 @@ Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
 _WANTED = "a folder of masks, labels by file name (a mapping, a table, or the path of one), a callable, one value a path, or None"
 TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | Sequence[Any] | npt.NDArray[Any] | None
 FOLDERS = "folders"
+
+
+class _ByDefault:
+    """Stands for `FOLDERS` where nobody said so."""
+
+    def __repr__(self) -> str:
+        return repr(FOLDERS)
+
+
+FOLDERS_BY_DEFAULT: Any = _ByDefault()
 _FILES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy", ".npz", ".json", ".xml", ".txt")
 """Endings of what no class is called."""
 _FEW, _EXAMPLES = 20, 16

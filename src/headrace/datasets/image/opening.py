@@ -22,7 +22,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import kind_of
 from headrace.storage.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS, PackedSource
-from headrace.storage.class_folders import folder_targets, mask_folders
+from headrace.storage.class_folders import folder_targets, mask_folders, refuse_other_folders, warn_of_splits
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.files import HDF5
@@ -44,6 +44,8 @@ class Wanted(NamedTuple):
     masks: bool
     skips_unused: bool = False
     """True if targets of files that are not among the data are left out."""
+    is_outright: bool = True
+    """True if the user gave `targets`; False: they are the default."""
 
     @property
     def are_folders(self) -> bool:
@@ -92,8 +94,10 @@ def _with_targets(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> 
         raise ConfigError(
             "target_name, label_separator, masks and unused_targets are for labels in files: pass targets='labels.csv' or 'instances.json'"
         )
+    if not wanted.is_outright:
+        refuse_other_folders(source.listing)
     numbers, classes = folder_targets(source.listing)
-    if (pair := mask_folders(source.listing)) is not None:
+    if not wanted.is_outright and (pair := mask_folders(source.listing)) is not None:
         warn(
             f"ImageDataset: the folders {pair[0]} and {pair[1]} hold files of the same names, and count as two classes of images; if "
             f"{pair[1]} are masks, open the folder {pair[0]} and pass the other one as targets="
@@ -111,6 +115,7 @@ def _with_masks(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> Pa
     if not wanted._replace(skips_unused=False).is_bare:
         raise ConfigError("target_name, label_separator and masks are for labels in files, and targets names masks: leave them out")
     masks = FilesSource(cast(str, wanted.targets), EXTENSIONS, reach)
+    warn_of_splits(source.listing)
     try:
         return PairedSource(source, masks, mask_numbers(source.listing, masks.listing, wanted.skips_unused))
     except BaseException:

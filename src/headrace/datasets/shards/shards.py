@@ -23,6 +23,7 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.budget import MemoryBudget
 from headrace.order import detect_world
+from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import SHARD_KINDS, SHARDS
 from headrace.storage.tar.source import TarSource
@@ -58,6 +59,7 @@ def open_shards(
         DataNotFoundError, FormatError, AccessError: there are none; one can't be read.
     """
     files = resolve(urls, SHARDS, reach, name="urls")
+    warn_of_splits(files)
     kind = _kind_of(files)
     given = {"decode": (decode is not True, "tar"), "dataset_name": (dataset_name is not None, "h5 or zarr"),
              "target_name": (target_name is not None, "h5 or zarr")}  # fmt: skip

@@ -34,6 +34,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.table.arrays import open_arrays
 from headrace.storage.table.columns import holds_chats, holds_images, is_bytes, is_categorical, is_text
 from headrace.storage.table.files import TABLES, TableFile, classes_in, hold_arrays
@@ -158,6 +159,7 @@ class TableDataset(TokenizedDataset):
         self.tokenizer: Any = CharTokenizer() if tokenizer is None and text_column is not None else tokenizer
         reach, common = split_options(options)
         files = resolve(data_path, TABLES, reach)
+        warn_of_splits(files)
         shown = redact(data_path if isinstance(data_path, (str, bytes, os.PathLike)) else files.url(0))
         source: Any
         rows: SampleFormat

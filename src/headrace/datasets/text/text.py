@@ -27,6 +27,7 @@ from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.text import records
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import check_encoding
@@ -174,6 +175,8 @@ class TextDataset(TokenizedDataset):
             check_chat_options(sample_format.is_marked, stride, labels)
             if labels is not None:
                 targets, self.classes = folder_labels(sample_format.source)
+            else:
+                warn_of_splits(sample_format.source.listing)
             if isinstance(sample_format, RecordTexts) and sample_format.targets is not None:
                 _, targets, self.classes = sample_format.targets
         if isinstance(sample_format, TokenBlocks):
