@@ -182,6 +182,24 @@ def test_a_keyword_that_a_class_of_ones_own_passes_on() -> None:
         Old("folder")
 
 
+RECORDS = {"BatchTimes", "LoadingMode", "Padded", "Profile", "RemoteOptions", "SlowStage", "SparseRow", "SparseRows", "Statistics"}
+"""Public classes that users get and don't make, or enumerations."""
+OTHERS = {"DataModuleProtocol", "LRUCache", "Source", "WorkerHandle"}
+OF_A_BATCH = {"document_mask", "list_collate", "move_to_device", "sparse_collate", "variable_length_collate"}
+
+
+@pytest.mark.parametrize("name", sorted(set(headrace.__all__) - RECORDS - OTHERS - OF_A_BATCH))
+def test_a_public_function_names_the_keyword_it_lacks(name: str) -> None:
+    function = getattr(headrace, name)
+    if not callable(function) or (inspect.isclass(function) and issubclass(function, Exception)):
+        return
+    data: list[Any] = [{"a": [1]}, {"a": 1}, [0]] if name in ("MultiDataLoader", "read_rows", "split_workers") else [[1, 2]]
+    if name == "read_rows":
+        data = ["x", "y", [0]]
+    with pytest.raises(ConfigError, match=f"^{name} has no 'xyzzy': it has "):
+        function(*data[: 3 if name == "read_rows" else 1], xyzzy=1)
+
+
 def test_unknown_options_of_a_multi_loader_are_compared_with_its_own() -> None:
     with pytest.raises(ConfigError, match="has no 'stratgy': did you mean strategy"):
         MultiDataLoader({"a": [1, 2]}, stratgy="weighted")

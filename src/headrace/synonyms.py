@@ -16,7 +16,8 @@ BY_ARGUMENT = {
     "urls, those of that part of the data": "train split",
     "source, a Source of the records (or open_dataset(path), which finds the format)": "data_path path",
     "image_size": "size resize img_size resolution input_size",
-    "max_size": "size resize image_size resolution",
+    "size": "image_size resize img_size resolution",
+    "max_size": "size max_resolution",
     "patch_shape": "patch_size tile_size roi_size window_size chunk_size array_shape",
     "stride": "overlap step_size",
     "max_length": "seq_len seq_length sequence_length max_seq_len max_seq_length context_length",
@@ -147,6 +148,14 @@ BY_NAME = {
     "num_workers=None, or suggest_num_workers(dataset), which measures": "get_optimal_num_workers",
     "pack(dataset, 'train.h5')": "convert_to_h5 MDSWriter ShardWriter TarWriter DatasetWriter optimize",
 }
+BY_COLLATOR = {
+    "pad": "padding padded pad_collate sequence",
+    "text": "language_modeling language_model causal_lm lm nlp tokens",
+    "vision": "images image_classification classification cv",
+    "variable_length": "variable varlen ragged",
+    "list": "none identity no_collate",
+    "detection": "object_detection boxes coco",
+}
 BY_ATTRIBUTE = {
     "BaseDataset": {
         "dataset[index], or read_rows(path, name, indices) for an array": "data images texts",
@@ -184,5 +193,7 @@ WITHOUT_ARGUMENT = {word: remedies[0] for word, remedies in _by_word(BY_REMEDY).
 """What to write for an argument that no argument stands for."""
 NAMES = {word: remedies[0] for word, remedies in _by_word(BY_NAME).items()}
 """What to use for a name of the package."""
+COLLATORS = {word: names[0] for word, names in _by_word(BY_COLLATOR).items()}
+"""The registered collate function that a name stands for."""
 ATTRIBUTES = {cls: {word: remedies[0] for word, remedies in _by_word(table).items()} for cls, table in BY_ATTRIBUTE.items()}
 """What to use for an attribute, by class."""

@@ -45,6 +45,22 @@ def test_wrong_use_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFi
     assert caught.value.code == 2 and "usage: headrace" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pakc"], "did you mean pack?"),
+        (["pack", "a", "b", "--image-size", "3"], "headrace pack: error: unrecognized arguments: --image-size 3 (use --size)"),
+        (["preview", "a", "--labels", "x"], "(use --targets or --target-name"),
+        (["info", "a", "--key", "x"], "(use --dataset-name)"),
+        (["verify", "a", "--worker", "3"], "(did you mean --workers?)"),
+    ],
+)
+def test_a_wrong_flag_says_which_was_meant(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
 def test_zarr(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packed = tmp_path / "out"
     job = ["pack", str(photos), str(packed), "--format", "zarr", "--no-progress"]

@@ -147,6 +147,10 @@ def test_an_unknown_name_gets_the_list(registry: Collators) -> None:
     assert "sound" in str(refused.value), "modalities are names too"
     with pytest.raises(ConfigError, match="'x'"):
         Collators().get("x")
+    with pytest.raises(ConfigError, match="no collator is called 'language_modeling'; use 'text'"):
+        collators.get("language_modeling")
+    with pytest.raises(ConfigError, match="'language_modeling'; there are: "):
+        Collators().get("language_modeling")
 
 
 def test_the_list_is_a_copy(registry: Collators) -> None:

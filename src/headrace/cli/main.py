@@ -48,15 +48,36 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses flags in the name of the verb that lacks them; argparse leaves this to the whole command."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         """Prints usage, error and the next command, and exits with 2."""
-        import difflib
-
         self.print_usage(sys.stderr)
-        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1) if wrong else []
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        self.exit(2, f"{self.prog}: error: {message}{meant}\nnext: {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: error: {message}{self._remedy(message)}\nnext: {self.prog} --help\n")
+
+    def _remedy(self, message: str) -> str:
+        """What was meant by a wrong verb, or by a flag that the verb lacks."""
+        from headrace.arguments import nearest, synonyms
+
+        verb = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if verb is not None:
+            meant = nearest(verb[1], re.findall(r"[\w-]+", verb[2]))
+            return f" (did you mean {meant}?)" if meant else ""
+        flag = re.search(r"unrecognized arguments: --([\w-]+)", message)
+        if flag is None:
+            return ""
+        flags = {action.dest: action.option_strings[-1] for action in self._actions if action.option_strings}
+        name = flag[1].replace("-", "_")
+        instead = synonyms(name, flags)
+        if instead is not None:
+            return f" (use {re.sub('[a-z_]+', lambda word: flags.get(word[0], word[0]), instead)})"
+        meant = nearest(name, flags)
+        return f" (did you mean {flags[meant]}?)" if meant else ""
 
 
 def parser_of(verbs: dict[str, ModuleType], version: str) -> Parser:

@@ -15,6 +15,7 @@ from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.text import TextCollator
 from headrace.collate.vision import VisionCollator
 from headrace.errors import ConfigError
+from headrace.synonyms import COLLATORS
 
 Collate = Callable[..., Any]
 
@@ -98,7 +99,9 @@ class Collators:
             fitting = [e for e in self._entries.values() if e.modality == name_or_modality]
             if not fitting:
                 names = ", ".join(sorted({*self._entries, *(e.modality for e in self._entries.values() if e.modality)}))
-                raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; there are: {names}")
+                instead = COLLATORS.get(name_or_modality)
+                remedy = f"use {instead!r}" if instead in self._entries else f"there are: {names}"
+                raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; {remedy}")
             entry = fitting[-1]
         function = entry.function
         if not entry.is_factory:
