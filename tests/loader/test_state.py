@@ -316,9 +316,10 @@ def test_state_of_another_layout_is_refused(loader_of: Any) -> None:
     "garbage",
     [
         None, 3, "state", [], {}, {"version": 1}, {"batches": 3}, {"version": 1, "batches": 0},
-        {"version": "1"}, {"version": None}, {"version": 99},
+        {"version": "1"}, {"version": None}, {"version": 99}, {"version": -1}, {"version": 0},
         {"batches": -1}, {"batches": "2"}, {"batches": None}, {"batches": 2.5}, {"batches": True},
-        {"epoch": "0"}, {"epoch": None}, {"epoch": 1.5}, {"fingerprint": None}, {"length": "42"}, {"seed": "five"},
+        {"epoch": "0"}, {"epoch": None}, {"epoch": 1.5}, {"epoch": -1}, {"fingerprint": None}, {"length": "42"},
+        {"length": -42}, {"length": 43}, {"length": None}, {"seed": "five"},
         {"global_batch": None}, {"global_batch": "6"}, {"global_batch": 0}, {"shuffle": "circle"}, {"shuffle": None},
         {"samples": 3}, {"samples": None}, {"batches": 1000}, {"skipped": "many"}, {"skipped_samples": 3},
     ],
@@ -332,6 +333,12 @@ def test_garbage_is_refused(loader_of: Any, garbage: Any) -> None:
         with pytest.raises(StateError):
             loader.load_state_dict(state, strict=strict)
         assert loader.state_dict() == loader_of().state_dict()
+
+
+@pytest.mark.parametrize("garbage", [{"version": -1}, {"epoch": -1}, {"length": 43}])
+def test_impossible_numbers_are_refused(loader_of: Any, garbage: Any) -> None:
+    with pytest.raises(StateError, match=next(iter(garbage)) if "length" not in garbage else "43 samples"):
+        loader_of().load_state_dict({**state_after(loader_of(), 2), **garbage})
 
 
 def test_a_newer_version_says_what_to_do(loader_of: Any) -> None:

@@ -196,6 +196,13 @@ def test_the_state_of_another_version_is_refused() -> None:
         make().load_state_dict({**make().state_dict(), "version": 99})
 
 
+@pytest.mark.parametrize("change", [{"epoch": -1}, {"step": "x"}, {"samples": None}, {"order": 5}])
+def test_damaged_state_is_refused(change: dict[str, Any]) -> None:
+    sampler = make()
+    with pytest.raises(StateError, match="damaged"):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+
+
 def test_torch_cuts_the_same_batches() -> None:
     sampler = make(50, 3, 1)
     assert list(BatchSampler(sampler, 4, drop_last=False)) == [batch.tolist() for batch in sampler.batches]

@@ -35,7 +35,7 @@ _WHERE_MISSING = {"skipped": 0, "skipped_samples": [], "ended": False}
 _OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")  # orders that a state can't make another loader take over
 _SHUFFLES = (False, True, "block", *_OWN)
 _FIXED = ("num_samples", "weights", "classes", "replacement", "lengths")
-_COUNTS = ("batches", "skipped")
+_LEAST = {"version": 1, "epoch": 0, "batches": 0, "skipped": 0, "length": 0, "samples": 0, "global_batch": 1}
 _COMPARED = ("shuffle", "seed", "interleave", "turns", "workers")
 
 
@@ -136,6 +136,11 @@ def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -
         if strict or state["length"] != length:
             raise StateError(f"{message}. Were files added, removed or renamed?")
         warn(f"{message}; strict=False: continuing anyway")
+    elif state["length"] != length:
+        raise StateError(
+            f"load_state_dict: the state is of {state['length']} samples, this dataset has {length}: samples were added or removed, or the "
+            "state is damaged"
+        )
 
 
 def _check_form(state: Any) -> None:
@@ -146,7 +151,8 @@ def _check_form(state: Any) -> None:
         raise StateError(f"load_state_dict: the state has version {version}, this headrace knows {VERSION}: upgrade it")
     for name, types in _TYPES.items():
         value = state.get(name, _WHERE_MISSING.get(name))
-        if type(value) not in types or (name in _COUNTS and value < 0) or (name == "shuffle" and value not in _SHUFFLES):
+        is_too_small = name in _LEAST and type(value) is int and value < _LEAST[name]
+        if type(value) not in types or is_too_small or (name == "shuffle" and value not in _SHUFFLES):
             raise StateError(f"load_state_dict: the state is damaged: its {name} is {value!r}")
 
 

@@ -141,7 +141,7 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         """
         return {
             "version": STATE_VERSION,
-            "epoch": self.epoch,
+            "epoch": int(self.epoch),
             "step": self._handed_out,
             "samples": self.batches.samples_before(self._handed_out),
             "order": self._parameters(),
@@ -161,6 +161,9 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         """
         if state.get("version") != STATE_VERSION:
             raise StateError(f"the state has version {state.get('version')!r}, this sampler reads {STATE_VERSION}")
+        numbers = [state.get(name) for name in ("epoch", "step", "samples")]
+        if any(type(number) is not int or number < 0 for number in numbers) or not isinstance(state.get("order"), Mapping):
+            raise StateError(f"the state is damaged: epoch, step and samples are {numbers}, its order {state.get('order')!r}")
         saved, own = state["order"], self._parameters()
         differences = [f"{name}: {saved.get(name)!r} saved, {own[name]!r} here" for name in own if saved.get(name) != own[name]]
         if differences:

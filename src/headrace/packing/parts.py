@@ -22,7 +22,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, FormatError, TargetExistsError
 from headrace.io.packed_strings import PackedNames
-from headrace.io.resolve.packs import PLAN
+from headrace.io.resolve.packs import PLAN, are_counts, are_texts
 from headrace.memory.budget import format_size
 from headrace.packing.beside.pairs import LAYOUT, ROWS_LAYOUT, annotations_check
 from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
@@ -266,12 +266,23 @@ def read_plan(folder: Destination) -> PartsPlan | None:
         if said["version"] > VERSION:
             raise FormatError(f"{name} was written by a later headrace (layout {said['version']}, this one reads up to {VERSION})")
         plan = PartsPlan(**said)
+        _check_plan(plan)
         _ = plan.rows, plan.zarr, plan.digest  # what can't be understood is said here
         return plan
     except FormatError:
         raise
     except Exception as error:  # a damaged file can hold anything, also what NumPy takes for code of a dtype
         raise FormatError(f"{name} is damaged ({error}): remove it and pack again; finished parts are kept") from error
+
+
+def _check_plan(plan: PartsPlan) -> None:
+    """Raises a ValueError for a value that no pack writes."""
+    if not are_counts([plan.count, plan.samples, plan.version, *plan.edges, *plan.nbytes]) or not isinstance(plan.options, dict):
+        raise ValueError("a number or the options are wrong")
+    if len(plan.edges) != len(plan.nbytes) + 1 or plan.edges != sorted(plan.edges) or (plan.edges[0], plan.edges[-1]) != (0, plan.count):
+        raise ValueError("'edges' are wrong")
+    if not are_texts([plan.kind, plan.store, plan.fingerprint, *(plan.classes or [])]):
+        raise ValueError("a name is wrong")
 
 
 def freeze(folder: Destination, plan: PartsPlan, checks: Checks, overwrite: bool = False) -> bool:

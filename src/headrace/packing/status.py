@@ -18,7 +18,7 @@ from headrace.display import Lines
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import redact
 from headrace.io.remote_files import below
-from headrace.io.resolve.packs import ARRAYS, MANIFEST, PLAN, manifest_text, parse_manifest
+from headrace.io.resolve.packs import ARRAYS, MANIFEST, PLAN, are_counts, are_texts, manifest_text, parse_manifest
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan, read_plan
 from headrace.packing.zarr.layout import Stored
@@ -111,8 +111,10 @@ def read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | N
         said = json.loads(text + b"}" if mark else data)
         if "objects" in said:
             said["objects"] = [Stored(*stored) for stored in said["objects"]]
-        return Sidecar(**said)
-    except (ValueError, TypeError, AttributeError):
+        sidecar = Sidecar(**said)
+        numbers = [sidecar.part, sidecar.samples, sidecar.nbytes, sidecar.crc32]
+        return sidecar if are_counts(numbers) and are_texts(sidecar.left_out) else None
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import posixpath
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,11 +15,16 @@ from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
+from headrace.io.resolve.file_set import FileSet
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
 ARRAYS = "data.zarr"
 """The Zarr group of a pack to Zarr."""
-_KEYS = {"plan", "parts", "kind", "store"}
+_KEYS = {"plan", "parts", "kind", "store", "crc32"}
+_PART = r"part-\d{5,}-of-\d{5,}\."
+_BESIDE = re.compile(rf"{_PART}(?:h5|json)|plan-[0-9a-f]{{8}}\.crc32")
+"""What lies beside the plan and the manifest of a pack."""
+_SIDECARS = re.compile(rf"(?:^|/){_PART}json$".encode())
 
 
 def manifest_text(said: dict[str, Any]) -> bytes:
@@ -25,19 +32,18 @@ def manifest_text(said: dict[str, Any]) -> bytes:
     return json.dumps({**said, "crc32": _crc_of(said)}, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
 
-def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any] | None:
-    """What a manifest says; None: it is a JSON file of something else.
+def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
+    """What the manifest of a pack says.
 
     Raises:
-        FormatError: it is damaged.
+        FormatError: it is damaged, or none.
     """
     try:
         said = json.loads(data)
-        if not isinstance(said, dict) or not said.keys() >= _KEYS:
-            return None
-        if said.pop("crc32", None) != _crc_of(said):
+        if not isinstance(said, dict) or said.pop("crc32", None) != _crc_of(said):
             raise ValueError("wrong checksum")
-    except ValueError as error:
+        _check_manifest(said)
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)") from error
     return said
 
@@ -46,14 +52,58 @@ def _crc_of(said: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
 
 
-def is_pack(folder: str) -> bool:
-    """True if a local folder is one that `headrace.pack` wrote parts into, or begins to."""
-    try:
-        with open(os.path.join(folder, PLAN), "rb") as file:
-            head = json.load(file)
-    except (OSError, ValueError):
+def _check_manifest(said: dict[str, Any]) -> None:
+    """Raises a ValueError for a value that no pack writes, such as the name of a part that leads out of the folder."""
+    parts, classes = said.get("parts"), said.get("classes")
+    if not isinstance(parts, list) or not parts:
+        raise ValueError(f"'parts' is {parts!r:.40}")
+    if classes is not None and not are_texts(classes):
+        raise ValueError(f"'classes' is {classes!r:.40}")
+    for name in ("plan", "kind", "store", "fingerprint"):
+        if not isinstance(said.get(name), str):
+            raise ValueError(f"{name!r} is {said.get(name)!r:.40}")
+    if not are_counts([said.get("samples"), said.get("left_out")]) or not are_texts(said.get("left_out_first")):
+        raise ValueError("'samples' or 'left_out' is wrong")
+    for number, part in enumerate(parts):
+        if not isinstance(part, dict) or not are_counts([part.get(name) for name in ("samples", "nbytes", "crc32")]):
+            raise ValueError(f"part {number} is {part!r:.40}")
+        if said.get("format") == "zarr":
+            objects = part.get("objects")
+            is_named = isinstance(objects, list) and bool(objects) and all(map(_is_object, objects))
+        else:
+            is_named = part.get("name") == f"part-{number:05d}-of-{len(parts):05d}.h5"
+        if not is_named:
+            raise ValueError(f"part {number} is called {part.get('name')!r:.60}")
+    if sum(part["samples"] for part in parts) != said["samples"]:
+        raise ValueError("the samples of the parts are other ones than 'samples'")
+
+
+def _is_object(stored: Any) -> bool:
+    """True of what is said of an object of a Zarr pack: its name below `ARRAYS`, its bytes and its CRC."""
+    if not isinstance(stored, list) or len(stored) != 3 or not isinstance(stored[0], str) or not are_counts(stored[1:]):
         return False
-    return isinstance(head, dict) and {"edges", "fingerprint", "kind", "store"} <= head.keys()
+    return stored[0].startswith(f"{ARRAYS}/") and posixpath.normpath(stored[0]) == stored[0]
+
+
+def are_counts(values: Any) -> bool:
+    """True of a list of integers from 0 on, as JSON has them."""
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def are_texts(values: Any) -> bool:
+    """True of a list of texts."""
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def is_pack(folder: str) -> bool:
+    """True if a local folder holds files named as those that `headrace.pack` writes, whatever is in them."""
+    if not any(os.path.exists(os.path.join(folder, name)) for name in (PLAN, MANIFEST)):
+        return False
+    try:
+        with os.scandir(folder) as listing:
+            return any(_BESIDE.fullmatch(entry.name) for entry in listing)
+    except OSError:
+        return False
 
 
 def names_pack(entry: Any) -> bool:
@@ -100,11 +150,28 @@ def _parts_of(entry: Any, options: RemoteOptions | None, wanted: tuple[str, ...]
             yield from (start + name + end for name in _names_in(manifest, path, wanted))
             return
     elif (folder := _folder_of(path)) is not None:
-        manifest = _local_manifest(folder)
-        if manifest is not None:
-            yield from (os.path.join(folder, name) for name in _names_in(manifest, path, wanted))
-            return
+        yield from (os.path.join(folder, name) for name in _names_in(_local_manifest(folder), path, wanted))
+        return
     yield entry
+
+
+def refuse_sidecars(files: FileSet) -> None:
+    """Raises a FormatError where JSON files that `headrace.pack` wrote beside parts are among texts."""
+    data, _ = files.names.arrays
+    if b"-of-" not in data.tobytes():
+        return
+    names = set(files.names)
+    for index, name in enumerate(files.names):
+        if _SIDECARS.search(name) is None:
+            continue
+        folder = name[: name.rfind(b"/") + 1]
+        part = files.url(index).removesuffix("json") + "h5"
+        if folder + PLAN.encode() in names or folder + MANIFEST.encode() in names or os.path.exists(part):
+            pack = posixpath.dirname(files.url(index))
+            raise FormatError(
+                f"{redact(pack)} is a pack, and its .json files are no texts: pass its {MANIFEST} as a path of its own, or a glob of the "
+                "texts"
+            )
 
 
 def _names_in(manifest: dict[str, Any], path: str, wanted: tuple[str, ...] | None) -> list[str]:
@@ -117,20 +184,34 @@ def _names_in(manifest: dict[str, Any], path: str, wanted: tuple[str, ...] | Non
     return names
 
 
-def _local_manifest(folder: str) -> dict[str, Any] | None:
+def _local_manifest(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, MANIFEST)
     try:
         with open(path, "rb") as file:
-            return parse_manifest(file.read(), path)
+            manifest = parse_manifest(file.read(), path)
     except FileNotFoundError:
         raise DataNotFoundError(
             f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the rest by the same command; "
             "headrace.packing.pack_status says what is missing"
         ) from None
+    try:
+        with open(os.path.join(folder, PLAN), "rb") as file:
+            digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
+    except FileNotFoundError:
+        raise FormatError(f"{redact(folder)} is a pack without its {PLAN}: copy that too, or pack again") from None
+    if digest != manifest["plan"]:
+        raise FormatError(f"{redact(folder)}: {PLAN} is not the plan that {MANIFEST} names: copy both again, or pack again")
+    return manifest
 
 
 def _remote_manifest(url: str, options: RemoteOptions) -> dict[str, Any] | None:
+    """The manifest at a URL; None: it is a JSON file of something else."""
     data = read_whole(url, options)
     if data is None:
         raise DataNotFoundError(f"{redact(url)} does not exist: is the pack complete, and copied with its {MANIFEST}?")
-    return parse_manifest(data, url)
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError):
+        return parse_manifest(data, url)  # says what is wrong
+    is_of_pack = isinstance(said, dict) and len(_KEYS & said.keys()) > len(_KEYS) // 2  # a damaged one lacks one or two
+    return parse_manifest(data, url) if is_of_pack else None

@@ -30,7 +30,7 @@ from headrace.io.resolve.contents import are_bookkeeping, has_tables, summary_of
 from headrace.io.resolve.expressions import DataPath, entries_of, urls_among
 from headrace.io.resolve.file_set import FileSet, Found, Kind, as_set, merged
 from headrace.io.resolve.local import LocalWalk
-from headrace.io.resolve.packs import names_pack, parts_among
+from headrace.io.resolve.packs import names_pack, parts_among, refuse_sidecars
 from headrace.io.resolve.remote import RemoteWalk, are_folders, check_one_filesystem, has_magic, names_below
 
 
@@ -57,7 +57,7 @@ def resolve(
         ConfigError: it is no path; it mixes URLs and local paths, or servers.
         DataNotFoundError: a path is missing, a glob matches nothing, or nothing under one of the paths is of the kind; the message says
             what is there.
-        FormatError: all that is there is what HuggingFace writes beside the tables of a data set.
+        FormatError: a pack is damaged, or lies among texts; all that is there is what HuggingFace writes beside the tables of a data set.
         AccessError, RemoteError: a server does not say: see `headrace.io.remote.client.Remote.ask`.
     """
     if isinstance(data_path, FileSet):
@@ -67,17 +67,21 @@ def resolve(
     urls = urls_among(entries, name)
     if not urls:
         folder = None if options.cache_dir is None else os.path.abspath(cache_folder(options.cache_dir))
-        return _walked(entries, LocalWalk(kind, folder), kind)
+        files = _walked(entries, LocalWalk(kind, folder), kind)
+        refuse_sidecars(files)
+        return files
     opened = server or RemoteFiles(urls[0], options)
     try:
         check_one_filesystem(urls, opened.filesystem)
         files = _walked(urls, RemoteWalk(kind, opened, asks and are_folders(urls, kind, opened)), kind)
         opened.filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
+        files = dataclasses.replace(files, server=opened)
+        refuse_sidecars(files)
     except BaseException:
         if server is None:
             opened.close()
         raise
-    return dataclasses.replace(files, server=opened)
+    return files
 
 
 def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) -> FileSet:

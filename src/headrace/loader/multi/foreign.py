@@ -62,7 +62,7 @@ class ReplayedLoader:
         """
         given: Any = state if isinstance(state, dict) else {}
         epoch, batches, seed = (given.get(name) for name in ("epoch", "batches", "seed"))
-        if not (type(epoch) is type(batches) is type(seed) is int) or batches < 0:
+        if not (type(epoch) is type(batches) is type(seed) is int) or min(epoch, batches) < 0:
             raise StateError(f"load_state_dict: this is no state of a torch DataLoader in a MultiDataLoader: {state!r}")
         if strict and seed != self.seed:
             raise StateError(f"load_state_dict: the state was saved with seed={seed}, this loader has seed={self.seed}")

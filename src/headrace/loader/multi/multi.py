@@ -323,7 +323,7 @@ class MultiDataLoader:
             position.out = {self._names.index(name) for name in state["out"]}
             begun = [i for i, count in enumerate(position.counts) if count]
             epochs = {i: state["loaders"][self._names[i]]["epoch"] for i in begun}
-            is_sound = position.step == state["batches"] and min(*position.passes, *position.counts, 0) == 0
+            is_sound = position.step == state["batches"] and min(position.epoch, *position.passes, *position.counts) >= 0
             is_sound &= set(state["loaders"]) == set(self._names)
             is_sound &= epochs == {i: pass_epoch(position.epoch, position.passes[i]) for i in begun}
         except (KeyError, TypeError, ValueError) as error:

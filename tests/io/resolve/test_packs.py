@@ -1,0 +1,99 @@
+"""Folders of packs are known by the names in them, and a manifest says nothing that no pack writes."""
+
+import json
+import os
+import shutil
+
+import fsspec
+import pytest
+
+from headrace import TextDataset, open_dataset
+from headrace.errors import DataNotFoundError, FormatError
+from headrace.io.resolve.packs import manifest_text
+from headrace.packing import pack, pack_status
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """A text pack of several parts."""
+    (tmp_path / "lines.txt").write_text("".join(f"line {number} of the text\n" for number in range(60)))
+    return pack(TextDataset(tmp_path / "lines.txt", unit="line"), tmp_path / "pk", shard_size="200B")
+
+
+def test_a_damaged_pack_is_no_folder_of_texts(packed, tmp_path):
+    assert len(TextDataset(packed)) == len(TextDataset(packed / "manifest.json")) == 60
+    damages = {
+        "plan.json": [None, b"{\x1a", b"{}", b'{"version": 1}'],
+        "manifest.json": [b"[]", b"{", b"\xff", (packed / "manifest.json").read_bytes().replace(b'"plan"', b'"plao"')],
+    }
+    for name, contents in damages.items():
+        for content in contents:
+            whole = (packed / name).read_bytes()
+            if content is None:
+                (packed / name).unlink()
+            else:
+                (packed / name).write_bytes(content)
+            for path in (packed, packed / "manifest.json"):
+                for opens in (TextDataset, open_dataset):
+                    with pytest.raises(FormatError, match="plan.json|manifest.json is damaged"):
+                        opens(path)
+            (packed / name).write_bytes(whole)
+    (packed / "manifest.json").unlink()
+    with pytest.raises(DataNotFoundError, match="not complete"):
+        TextDataset(packed)
+    (packed / "plan.json").unlink()
+    with pytest.raises(FormatError, match="is a pack"):
+        TextDataset(packed)
+
+
+def test_a_pack_among_texts(packed, tmp_path):
+    with pytest.raises(FormatError, match="pk is a pack"):
+        TextDataset(tmp_path)
+    assert len(TextDataset(tmp_path / "*.txt", unit="line")) == 60
+    fsspec.filesystem("memory").put(str(packed), "/a pack", recursive=True)
+    with pytest.raises(FormatError, match="memory://a pack is a pack"):
+        TextDataset("memory://a pack")
+    assert len(TextDataset("memory://a pack/manifest.json")) == 60
+
+
+def test_files_of_others_are_texts(tmp_path):
+    (tmp_path / "plan.json").write_text('{"text": "a plan"}')
+    (tmp_path / "manifest.json").write_text('{"text": "a manifest", "kind": "of another"}')
+    assert len(TextDataset(tmp_path, unit="file")) == 2
+    assert len(TextDataset(tmp_path / "manifest.json", unit="file")) == 1
+    for name in ("plan.json", "manifest.json"):
+        os.remove(tmp_path / name)
+    (tmp_path / "part-00000-of-00001.json").write_text('{"text": "a part"}')
+    assert len(TextDataset(tmp_path, unit="file")) == 1
+
+
+def test_manifests_that_no_pack_writes(packed, tmp_path):
+    manifest = json.loads((packed / "manifest.json").read_bytes())
+    del manifest["crc32"]
+    shutil.copy(packed / manifest["parts"][0]["name"], tmp_path / "outside.h5")
+
+    def named(name):
+        return [{**manifest["parts"][0], "name": name}, *manifest["parts"][1:]]
+
+    wrong = [{"parts": parts} for parts in ([], None, [{}], "x", [{"name": 5}], [None], named("../outside.h5"))]
+    wrong += [{"parts": named(name)} for name in (str(tmp_path / "outside.h5"), "", "..", "part-00001-of-00009.h5")]
+    wrong += [{"samples": -1}, {"samples": 61}, {"samples": True}, {"classes": 5}, {"classes": [5]}, {"plan": None}, {"left_out": "x"}]
+    wrong += [{"format": "zarr"}, {"kind": 5}]
+    fsspec.filesystem("memory").put(str(packed), "/pk", recursive=True)
+    for change in wrong:
+        text = manifest_text({**manifest, **change})
+        (packed / "manifest.json").write_bytes(text)
+        fsspec.filesystem("memory").pipe_file("/pk/manifest.json", text)
+        for path in (packed, "memory://pk/manifest.json"):
+            with pytest.raises(FormatError, match="manifest.json is damaged"):
+                open_dataset(path)
+        assert not pack_status(packed).joined
+
+
+def test_plans_that_no_pack_writes(packed):
+    plan = json.loads((packed / "plan.json").read_bytes())
+    wrong = [{"count": -1}, {"edges": "x"}, {"edges": []}, {"edges": [0, 5]}, {"nbytes": [None]}, {"options": 5}, {"classes": [5]}]
+    for change in [*wrong, {"kind": 5}, {"samples": "x"}, {"version": -1}]:
+        (packed / "plan.json").write_text(json.dumps({**plan, **change}))
+        with pytest.raises(FormatError, match="plan.json is damaged"):
+            pack_status(packed)
