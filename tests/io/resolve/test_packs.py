@@ -35,7 +35,7 @@ def test_a_damaged_pack_is_no_folder_of_texts(packed, tmp_path):
                 (packed / name).write_bytes(content)
             for path in (packed, packed / "manifest.json"):
                 for opens in (TextDataset, open_dataset):
-                    with pytest.raises(FormatError, match="plan.json|manifest.json is damaged"):
+                    with pytest.raises(FormatError, match=r"plan\.json|manifest\.json is damaged"):
                         opens(path)
             (packed / name).write_bytes(whole)
     (packed / "manifest.json").unlink()
@@ -85,7 +85,7 @@ def test_manifests_that_no_pack_writes(packed, tmp_path):
         (packed / "manifest.json").write_bytes(text)
         fsspec.filesystem("memory").pipe_file("/pk/manifest.json", text)
         for path in (packed, "memory://pk/manifest.json"):
-            with pytest.raises(FormatError, match="manifest.json is damaged"):
+            with pytest.raises(FormatError, match=r"manifest\.json is damaged"):
                 open_dataset(path)
         assert not pack_status(packed).joined
 
@@ -95,5 +95,5 @@ def test_plans_that_no_pack_writes(packed):
     wrong = [{"count": -1}, {"edges": "x"}, {"edges": []}, {"edges": [0, 5]}, {"nbytes": [None]}, {"options": 5}, {"classes": [5]}]
     for change in [*wrong, {"kind": 5}, {"samples": "x"}, {"version": -1}]:
         (packed / "plan.json").write_text(json.dumps({**plan, **change}))
-        with pytest.raises(FormatError, match="plan.json is damaged"):
+        with pytest.raises(FormatError, match=r"plan\.json is damaged"):
             pack_status(packed)

@@ -282,13 +282,14 @@ def broken(number: int) -> tuple[dict[str, Any], str]:
         ("multiscales", [{"datasets": one["datasets"]}], "0.4 and 0.5 are read: give the path of an array"),
         ("multiscales", [{**one, "axes": [{"name": "z"}] * 3}], "two axes of one name"),
         ("multiscales", [{**one, "datasets": [{"path": "9", "coordinateTransformations": lie((1, 1, 1))}]}], "there is no such array"),
+        ("multiscales", [{**one, "datasets": [{"path": "../b.zarr/0"}]}], "leads out of the store"),
         ("multiscales", [{**one, "axes": one["axes"][1:], "datasets": [{"path": "0"}]}], r"has 2 axes, and '0' has shape \[8, 12, 16\]"),
     ]
     key, value, said = cases[number]
     return {"ome": {"version": "0.5", key: value}}, said
 
 
-@pytest.mark.parametrize("number", range(11))
+@pytest.mark.parametrize("number", range(12))
 def test_damaged_metadata(tmp_path: Path, number: int) -> None:
     said, message = broken(number)
     root = zarr.open_group(tmp_path / "a.zarr", mode="w", attributes=said)

@@ -135,11 +135,13 @@ def _followed(group: _Group, key: str) -> str | None:
     parent, _, last = path.rpartition("/")
     for link in group.store.attributes(parent).get("zarr_link") or ():
         if isinstance(link, Mapping) and link.get("name") == last:
+            target = str(link.get("path", "")).strip("/")
+            if ".." in target.split("/"):
+                raise FormatError(f"{redact(group.store.path)}: {path!r} is a link to {target!r}, which leads out of the store")
             if link.get("source") not in (".", "", None):
                 raise FormatError(
                     f"{redact(group.store.path)}: {path!r} is a link into {redact(link['source'])!r}: open that store, or leave the key "
                     "out of keys="
                 )
-            target = str(link.get("path", "")).strip("/")
             return target if _kind(group.store, target) == "array" else None
     return None

@@ -152,7 +152,10 @@ def _image(metadata: dict[str, Any], name: str, where: str, version: str) -> Ima
     for one in metadata["datasets"]:
         before = _transform(one, len(axes))
         scale, translation = after[0] * before[0], after[0] * before[1] + after[1]
-        levels.append(Level(key_of(name, str(one["path"])), tuple(scale.tolist()), tuple(translation.tolist())))
+        path = str(one["path"])
+        if ".." in path.split("/"):
+            raise ValueError(f"a level at {path!r}, which leads out of the store")
+        levels.append(Level(key_of(name, path), tuple(scale.tolist()), tuple(translation.tolist())))
     if not levels:
         raise ValueError("it has no levels")
     return Image(name, where, axes, tuple(levels))
