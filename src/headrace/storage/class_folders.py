@@ -14,7 +14,7 @@ import numpy.typing as npt
 from headrace.errors import ConfigError, DataNotFoundError, warn
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.resolve.contents import MOST, names_below, summary_of
+from headrace.io.resolve.contents import MOST, is_hidden_part, names_below, summary_of
 from headrace.io.resolve.file_set import FileSet
 
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
@@ -43,13 +43,14 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
             return _beside_the_folders(files)
         targets[start:stop] = number.setdefault(folder, len(number))
     classes = sorted(number)
-    empty = [f for f in files.folders if os.fsencode(f) not in number and not f.startswith(".")]
+    empty = [f for f in files.folders if os.fsencode(f) not in number and not is_hidden_part(os.fsencode(f))]
     if empty:
         others = [] if files.is_remote else _others_in(files.roots, empty[0])
-        holds = f", in which {summary_of(others).partition(': use ImageDataset')[0]}" if others else ""
+        which = "a class folder holds" if len(empty) == 1 else f"{len(empty):,} class folders hold"
         raise DataNotFoundError(
-            f"{len(empty)} class folders hold no image, the first is {redact(empty[0])!r}{holds}; else remove them, for they would be "
-            "classes on one machine and not on another, or pass targets= (targets=None: no targets)"
+            f"{which} no file that is read, such as {redact(empty[0])!r}{_instead(others)}: "
+            "remove the empty folders, which would be classes on one machine and not on another, "
+            "or pass targets= (targets=None: no targets)"
         )
     if classes != list(number):
         targets = np.argsort([number[c] for c in classes])[targets]
@@ -115,7 +116,7 @@ def warn_of_splits(files: FileSet) -> None:
 
 
 def _is_of_targets(name: str) -> bool:
-    return not name.startswith(".") and any(word in name.lower() for word in _OF_TARGETS)
+    return not is_hidden_part(os.fsencode(name)) and any(word in name.lower() for word in _OF_TARGETS)
 
 
 def _filled_folders(files: FileSet) -> list[str]:
@@ -131,7 +132,7 @@ def _filled_folders(files: FileSet) -> list[str]:
 def mask_folders(files: FileSet) -> tuple[str, str] | None:
     """The folders of images and of their masks, where these are all first-level folders, hold files of the same names but for the endings,
     and one of them is called so."""
-    folders = [name for name in files.folders if not name.startswith(".")]
+    folders = [name for name in files.folders if not is_hidden_part(os.fsencode(name))]
     masks = [name for name in folders if _is_of_targets(name)]
     if len(folders) != 2 or len(masks) != 1 or not 0 < len(files) <= _PIECE or len(files) % 2:
         return None
@@ -163,6 +164,13 @@ def is_coco(path: str) -> bool:
     except OSError:
         return False
     return head.lstrip()[:1] == b"{" and sum(key in ends for key in _COCO_KEYS) >= 2
+
+
+def _instead(others: Sequence[str]) -> str:
+    """What a folder holds instead: " (there are 20 .json: use TextDataset)"."""
+    if not others:
+        return ""
+    return f" ({summary_of(others).removesuffix(': is the path right?').removesuffix(': use ImageDataset')})"
 
 
 def _others_in(roots: Sequence[str], folder: str) -> list[str]:

@@ -114,14 +114,19 @@ class TestFolders:
         files_of(tmp_path, NAMES)
         (tmp_path / "empty").mkdir()
         (tmp_path / ".cache").mkdir()
-        with pytest.raises(DataNotFoundError, match=r"1 class folders hold no image.*'empty'"):
+        (tmp_path / "__MACOSX").mkdir()
+        with pytest.raises(
+            DataNotFoundError, match=r"a class folder holds no file that is read, such as 'empty': remove the empty folders, which"
+        ):
             folder_targets(scan(tmp_path, (".jpg",)))
         (tmp_path / "empty").rmdir()
         assert folder_targets(scan(tmp_path, (".jpg",)))[1] == ["bird", "cat", "dog"]
 
     def test_images_among_other_data(self, tmp_path: Path) -> None:
         files_of(tmp_path, ["figures/1.jpg", *(f"texts/{i}.json" for i in range(20))])
-        with pytest.raises(DataNotFoundError, match=r"hold no image.*'texts', in which there are 20 \.json: use TextDataset;"):
+        with pytest.raises(
+            DataNotFoundError, match=r"no file that is read, such as 'texts' \(there are 20 \.json: use TextDataset\): remove"
+        ):
             folder_targets(scan(tmp_path, (".jpg",)))
 
 

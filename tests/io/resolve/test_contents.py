@@ -15,7 +15,7 @@ from headrace.io.resolve.contents import READERS, summary_of
 from tests.io.resolve.scanning import scan
 from tests.io.resolve.test_scan import names, touch
 
-HIDDEN = (".git/a.jpg", ".ipynb_checkpoints/b.jpg", "cats/.cache/c.jpg", "._x.jpg", "cats/._y.jpg", "cats/.nfs0001.jpg")
+HIDDEN = ("__MACOSX/1.jpg", ".git/a.jpg", ".ipynb_checkpoints/b.jpg", "cats/.cache/c.jpg", "._x.jpg", "cats/._y.jpg", "cats/.nfs0001.jpg")
 
 
 def test_readers_are_the_classes_that_there_are() -> None:

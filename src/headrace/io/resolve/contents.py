@@ -26,9 +26,14 @@ MOST = 10_000
 """Names that are looked at for a message."""
 
 
+def is_hidden_part(part: bytes) -> bool:
+    """True if a file or folder of that name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``, which macOS adds to archives."""
+    return part.startswith(b".") or part == b"__MACOSX"
+
+
 def is_hidden(name: bytes) -> bool:
-    """True if a file, or a folder on the way to it, is hidden: ``.git``, ``.ipynb_checkpoints``, ``._x.jpg``."""
-    return name.startswith(b".") or b"/." in name
+    """True if a file, or a folder on the way to it, is hidden."""
+    return name.startswith((b".", b"__MACOSX/")) or b"/." in name or b"/__MACOSX/" in name
 
 
 def names_below(root: str) -> Iterator[str]:
@@ -41,8 +46,8 @@ def names_below(root: str) -> Iterator[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         stores = [name for name in folders if name.lower().endswith(".zarr")]
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in stores]
-        yield from (name for name in itertools.chain(names, stores) if not name.startswith("."))
+        folders[:] = [name for name in folders if not is_hidden_part(os.fsencode(name)) and name not in stores]
+        yield from (name for name in itertools.chain(names, stores) if not is_hidden_part(os.fsencode(name)))
 
 
 def are_bookkeeping(names: Sequence[bytes]) -> bool:

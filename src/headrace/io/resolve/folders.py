@@ -20,6 +20,7 @@ import numpy.typing as npt
 from headrace.errors import AccessError, DataNotFoundError
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import redact
+from headrace.io.resolve.contents import is_hidden_part
 
 THREADS = 8
 """How many folders are listed, or looked at, at once."""
@@ -57,7 +58,7 @@ class Listing:
 
 def list_folder(root: bytes, endings: tuple[bytes, ...]) -> Listing:
     """All files below a folder whose names end in one of `endings` (lower case); links are followed, loops of them entered once. Files and
-    folders whose names begin with a dot are left out.
+    folders that are hidden (`is_hidden_part`) are left out.
 
     Raises:
         AccessError: a folder may not be listed.
@@ -148,7 +149,7 @@ class _Walk:
         files, folders = [], []
         for item in listing:
             name, kind = item.name, OTHER
-            if name.startswith(b"."):
+            if is_hidden_part(name):
                 continue
             try:
                 if name.lower().endswith(self._endings) and item.is_file():

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.errors import DataNotFoundError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.resolve.contents import MOST, are_bookkeeping, names_below
+from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden_part, names_below
 from headrace.io.resolve.file_set import Found, Kind, in_order
 from headrace.io.resolve.folders import Listing, list_folder
 from headrace.io.resolve.listings import cached_listing
@@ -68,7 +68,7 @@ class LocalWalk:
     def _stores_in(self, folder: str) -> list[str]:
         if not self._kind.stores:
             return []
-        return [name for name in os.listdir(folder) if name.lower().endswith(self._kind.stores) and not name.startswith(".")]
+        return [name for name in os.listdir(folder) if name.lower().endswith(self._kind.stores) and not is_hidden_part(os.fsencode(name))]
 
     def _list(self, folder: str) -> Listing:
         if self._cache_dir is None:
@@ -79,6 +79,7 @@ class LocalWalk:
         """What a glob matches: names that end as they should; or, where none does, what is recognized by its content."""
         root = before_magic(pattern, os.sep) or ("/" if pattern.startswith("/") else "")
         matches = [os.path.relpath(m, root or ".") for m in glob.glob(pattern, recursive=True) if self._kind.stores or os.path.isfile(m)]
+        matches = [match for match in matches if "__MACOSX" not in match.split("/")]  # as `glob` leaves out what begins with a dot
         looping = {folder: _loops(root, folder) for folder in set(map(os.path.dirname, matches))}
         matches = [match for match in matches if not looping[os.path.dirname(match)]]
         fitting = [m for m in matches if self._fits(root, m)] or [m for m in matches if self._recognizes(os.path.join(root, m))]

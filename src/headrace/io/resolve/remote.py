@@ -13,7 +13,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import chain_of, named_part, redact
 from headrace.io.remote.fsspec_calls import path_in, server_of
 from headrace.io.remote_files import RemoteFiles
-from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden
+from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden, is_hidden_part
 from headrace.io.resolve.file_set import Found, Kind, in_order
 from headrace.io.resolve.local import before_magic
 
@@ -222,7 +222,9 @@ def names_below(url: str, server: RemoteFiles) -> Iterator[str]:
                 path = str(found["name"]).rstrip("/")
                 name = path.rpartition("/")[2]
                 is_inside = len(waiting) < _FOLDERS and found["type"] == "directory" and not name.lower().endswith(".zarr")
-                if is_inside and not name.startswith("."):
+                if is_hidden_part(os.fsencode(name)):
+                    continue
+                if is_inside:
                     waiting.append(path)
-                elif not name.startswith("."):
+                else:
                     yield name
