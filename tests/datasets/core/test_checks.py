@@ -70,6 +70,12 @@ def test_options_are_passed_by_name(cls: Any, args: list[Any], said: str) -> Non
         cls(NOWHERE, *args)
 
 
+def test_a_part_of_the_data_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with pytest.raises(ConfigError, match=f"pass for example {str(tmp_path / 'train')!r}$"):
+        ImageDataset(tmp_path, "train")  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("cls", [ImageDataset, MyImages, open_dataset, create_dataloader])
 def test_a_keyword_of_images_is_suggested(cls: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{cls.__name__} has no 'imagesize': did you mean image_size\\?$"):

@@ -160,8 +160,13 @@ def _check_positions(cls: type, args: Sequence[Any]) -> None:
     if extra and keywords and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         name = _argument_for(extra[0], keywords_of(cls)) or keywords[0]
         shown = repr(extra[0]) if described(extra[0]) == repr(extra[0]) else "..."
+        example = f"{name}={shown}"
+        if isinstance(args[0], (str, os.PathLike)) and isinstance(extra[0], str):
+            part = os.path.join(args[0], extra[0])
+            example = repr(part) if os.path.isdir(part) else example
         raise ConfigError(
-            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other arguments by name: pass for example {name}={shown}"
+            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other arguments "
+            f"by name: pass for example {example}"
         ) from None
 
 
