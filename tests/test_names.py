@@ -148,6 +148,9 @@ SAID = [
     (get_train_dataloader_steps, "accumulate_grad_batches", "accumulate"),
     (MemoryMonitor().check_memory_constraint, "required_memory", "nbytes"),
     (pack, "num_workers", "workers"),
+    (DataModule, "validation_split", "val_split"),
+    (SquareDataset().split, "test_size", "fraction, which is the share of the first part"),
+    (SquareDataset().folds, "n_splits", "k"),
 ]
 
 

@@ -165,8 +165,7 @@ def _check_positions(cls: type, args: Sequence[Any]) -> None:
             part = os.path.join(args[0], extra[0])
             example = repr(part) if os.path.isdir(part) else example
         raise ConfigError(
-            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other arguments "
-            f"by name: pass for example {example}"
+            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other arguments by name: pass for example {example}"
         ) from None
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import checks_keywords
 from headrace.datasets.core.views import TargetSequence, targets_of_view
 from headrace.errors import ConfigError, MissingNameError
 from headrace.io.nearest_names import listed_names
@@ -52,6 +53,7 @@ class Splittable:
     def split(
         self, fraction: Sequence[float], seed: int = 42, *, stratify: Any = None, groups: Any = None, val_transform: Transform = None
     ) -> tuple[Self, ...]: ...
+    @checks_keywords
     def split(
         self,
         fraction: float | Sequence[float],
@@ -84,6 +86,7 @@ class Splittable:
         first, *others = map(self.subset, split_parts(len(self), fractions, seed, stratify=labels, groups=members))
         return (first, *(others if val_transform is None else [view.with_transform(val_transform) for view in others]))
 
+    @checks_keywords
     def folds(
         self, k: int, seed: int = 42, *, stratify: Any = None, groups: Any = None, val_transform: Transform = None
     ) -> list[tuple[Self, Self]]:
