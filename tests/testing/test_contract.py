@@ -26,7 +26,6 @@ def bad_photos(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.quick_every(4)
 class TestImageFolder(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, photos: Path) -> None:
@@ -39,7 +38,6 @@ class TestImageFolder(DatasetContract):
         return ImageDataset(bad_photos(self.path.parent / "bad-photos"), image_size=32, **options), [2, 13]
 
 
-@pytest.mark.slow
 class TestImageFolderResized(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, photos: Path) -> None:
@@ -49,7 +47,6 @@ class TestImageFolderResized(DatasetContract):
         return ImageDataset(self.path, image_size=(24, 32), transform_input="numpy", **options)
 
 
-@pytest.mark.slow
 class TestHDF5Rows(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -93,16 +90,12 @@ class SquareDataset(BaseDataset):
         return np.frombuffer(record, "<i8").copy()
 
 
-@pytest.mark.quick_every(3)
 class TestOwnFormat(DatasetContract):
     def make(self, **options: Any) -> BaseDataset:
         return SquareDataset(**options)
 
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]]:
         return SquareDataset(bad=[7, 30], **options), [7, 30]
-
-    def test_laws_1_2_3_with_a_spawned_worker(self) -> None:
-        self.test_laws_1_2_3_with_workers("cached", 1, "spawn")
 
 
 def test_values_of_other_dtypes_are_not_the_same() -> None:
@@ -120,7 +113,6 @@ def test_tensors_are_the_same_however_they_lie(shape: tuple[int, ...]) -> None:
     assert not dense.numel() or not same(dense, spread + 1)
 
 
-@pytest.mark.quick_every(4)
 class TestHDF5Chunks(DatasetContract):
     """Compressed chunks of several rows, some of them cut."""
 
@@ -151,7 +143,6 @@ class TestHDF5Chunks(DatasetContract):
         return HDF5Dataset(bad, "data", **options), [8, 9, 10, 11]
 
 
-@pytest.mark.slow
 class TestHDF5Strings(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -166,7 +157,6 @@ class TestHDF5Strings(DatasetContract):
         return HDF5Dataset(self.path, ["words", "numbers", "pairs"], **options)
 
 
-@pytest.mark.slow
 class TestZarrRows(DatasetContract):
     """Rows in shards, in a version 3 store."""
 
@@ -183,7 +173,6 @@ class TestZarrRows(DatasetContract):
         return ZarrDataset(self.path, "data", target_name="labels", **options)
 
 
-@pytest.mark.quick_every(4)
 class TestZarrPatches(DatasetContract):
     """Patches of a volume with labels, padded."""
 
