@@ -70,7 +70,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OfShards(DatasetContract):
-    """Streaming by default; with processes in other modes, and with spawned ones, which take long, under ``-m slow``."""
+    """Streaming by default."""
 
     ending: str
 
@@ -82,18 +82,6 @@ class OfShards(DatasetContract):
 
     def make(self, **options: Any) -> Any:
         return IN_MODE[str(options.pop("loading_mode", "streaming"))](self.path, buffer_size=6, **options)
-
-    @pytest.mark.parametrize(
-        ("mode", "workers", "start"),
-        [
-            ("streaming", 3, "fork"),
-            ("streaming", 1, "forkserver"),
-            *(pytest.param("streaming", workers, "spawn", marks=pytest.mark.slow) for workers in (1, 3)),
-            *(pytest.param(mode, 1, "fork", marks=pytest.mark.slow) for mode in ("lazy", "eager", "cached")),
-        ],
-    )
-    def test_laws_1_2_3_with_workers(self, mode: str, workers: int, start: str) -> None:
-        super().test_laws_1_2_3_with_workers(mode, workers, start)
 
     def test_law_3_a_state_of_other_data_is_refused(self) -> None:
         other = make_shards(self.path.with_name(f"other-{self.ending}"), (3, 4), self.ending)
