@@ -20,6 +20,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests.covering import covering
 from tests.data.make import make_photos
 from tests.servers.ranges import RangeServer
 
@@ -36,16 +37,19 @@ multiprocessing.set_forkserver_preload(["headrace.testing"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is slow, cuda or integration, unless `-m` chooses; what needs a GPU is skipped where there is none."""
+    """Thins products of parameters, and leaves out what `-m` doesn't choose.
+
+    Without `-m` the quick tests run. What needs a GPU is skipped where there is none.
+    """
+    _keep(config, items, without=_beyond_pairs(items))
     met: Counter[str] = Counter()
-    slow = {item for item in items if _is_slow(item, met)}
-    for item in slow:
-        item.add_marker(pytest.mark.slow)
+    for item in items:
+        if _is_slow(item, met):
+            item.add_marker(pytest.mark.slow)
     if not config.option.markexpr:
-        left_out = [item for item in items if any(map(item.get_closest_marker, ("cuda", "integration"))) or item in slow]
-        config.hook.pytest_deselected(items=left_out)
-        kept = set(items) - set(left_out)
-        items[:] = [item for item in items if item in kept]
+        marks = ("cuda", "integration", "nightly", "slow")
+        left_out = {item for item in items if any(map(item.get_closest_marker, marks))}
+        _keep(config, items, without=left_out)
     needs_gpu = [item for item in items if item.get_closest_marker("cuda")]
     if needs_gpu:
         import torch  # here, since most runs never ask
@@ -53,6 +57,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in needs_gpu:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], without: set[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=list(without))
+    items[:] = [item for item in items if item not in without]
+
+
+MOST_COMBINATIONS = 8
+"""A product of parameters that has more is thinned to pairs of values; of two, to each value."""
+
+
+def _beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The items of products that are not needed: each pair of values runs, unless a test is marked `product`."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and item.get_closest_marker("product") is None:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    beyond: set[pytest.Item] = set()
+    for cases in tests.values():
+        values = [tuple(item.callspec._idlist) for item in cases]  # type: ignore[attr-defined]
+        factors = len(values[0])
+        if factors > 1 and len(cases) > MOST_COMBINATIONS:
+            chosen = set(covering(values, min(2, factors - 1)))
+            beyond |= {item for item, ids in zip(cases, values, strict=True) if ids not in chosen}
+    return beyond
 
 
 def _is_slow(item: pytest.Item, met: Counter[str]) -> bool:

@@ -3,7 +3,7 @@
 The batches that are expected come from the order and from samples made one at a time; what `tests/order/test_elastic.py` shows of
 orders, this shows of loaders, with their samples' values and random numbers: augmentation depends neither on ranks nor on workers, nor on
 where a run was resumed. Without processes each pair of (dataset, mode, shuffle, drop_last, pad) is tried, in all world sizes and at all
-steps, and the whole product under ``-m slow``; with worker processes a covering set of pairs, and the product under ``-m slow``.
+steps; with worker processes each pair too, and the whole product under ``-m nightly``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ import zarr
 from headrace import HDF5Dataset, ImageDataset, StateError, ZarrDataset
 from headrace.loader import Loader
 from headrace.testing.contract import MODES, SHUFFLES, RandomProbe, same
+from tests.covering import covering
 from tests.data.make import make_photos
 from tests.order.test_elastic import WORLDS, cuts_of, dealt, is_too_short
-
-pytestmark = pytest.mark.quick_every(4)
 
 GLOBAL_BATCH, SEED, EPOCH = 12, 5, 1
 KINDS = ("image", "hdf5", "zarr")
@@ -34,23 +33,9 @@ FLAGS = (False, True)
 SIZES = {"image": 26, "hdf5": 37, "zarr": 29}  # tails of 2, 1 and 5: some below the world size, and one above all but 6
 
 
-def covering(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Few combinations that hold each pair of values of two factors, the most fruitful first."""
-    columns = list(itertools.combinations(range(len(factors)), 2))
-    product = list(itertools.product(*factors))
-    missing = {(c, combination[c[0]], combination[c[1]]) for combination in product for c in columns}
-    found = []
-    while missing:
-        best = max(product, key=lambda combination: sum((c, combination[c[0]], combination[c[1]]) in missing for c in columns))
-        missing -= {(c, best[c[0]], best[c[1]]) for c in columns}
-        found.append(best)
-    return found
-
-
-def marked(*factors: Sequence[Any]) -> list[Any]:
-    """The product of the factors, of which only a covering set is quick."""
-    quick = covering(*factors)
-    return [pytest.param(*c, marks=() if c in quick else pytest.mark.slow) for c in itertools.product(*factors)]
+def pairs(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Few combinations that hold each pair of values of two factors."""
+    return covering(list(itertools.product(*factors)))
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +131,7 @@ def received(ranks: list[Loader], state: dict[str, Any] | None = None) -> list[l
 
 
 @pytest.mark.quick_every(16)
-@pytest.mark.parametrize(("kind", "mode", "shuffle", "drop_last", "pad"), marked(KINDS, MODES, SHUFFLES, FLAGS, FLAGS))
+@pytest.mark.parametrize(("kind", "mode", "shuffle", "drop_last", "pad"), pairs(KINDS, MODES, SHUFFLES, FLAGS, FLAGS))
 def test_all_world_sizes_and_all_steps(
     loaders: Any, samples: dict[str, list[Any]], kind: str, mode: str, shuffle: Any, drop_last: bool, pad: bool
 ) -> None:
@@ -155,7 +140,7 @@ def test_all_world_sizes_and_all_steps(
 
 @pytest.mark.quick_every(21)
 @pytest.mark.parametrize(
-    ("kind", "n", "mode", "shuffle", "drop_last", "pad"), covering(KINDS, (0, 1, 5, 11, 12), MODES, SHUFFLES, FLAGS, FLAGS)
+    ("kind", "n", "mode", "shuffle", "drop_last", "pad"), pairs(KINDS, (0, 1, 5, 11, 12), MODES, SHUFFLES, FLAGS, FLAGS)
 )
 def test_few_samples(
     loaders: Any, samples: dict[str, list[Any]], kind: str, n: int, mode: str, shuffle: Any, drop_last: bool, pad: bool
@@ -226,7 +211,7 @@ def check_workers(
 
 @pytest.mark.quick_every(20)
 @pytest.mark.parametrize(
-    ("kind", "mode", "workers", "shuffle", "drop_last", "pad", "world"), covering(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS, WORLDS)
+    ("kind", "mode", "workers", "shuffle", "drop_last", "pad", "world"), pairs(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS, WORLDS)
 )
 def test_workers(
     loaders: Any, samples: Any, kind: str, mode: str, workers: int, shuffle: Any, drop_last: bool, pad: bool, world: int
@@ -234,7 +219,7 @@ def test_workers(
     check_workers(loaders, samples[kind], kind, mode, workers, shuffle, drop_last, pad, world, "fork")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "mode", "workers", "shuffle", "drop_last", "pad"), list(itertools.product(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS))
@@ -248,6 +233,6 @@ def test_workers_in_all_combinations(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("kind", "mode", "shuffle", "start"), covering(KINDS, MODES, SHUFFLES, STARTS[1:]))
+@pytest.mark.parametrize(("kind", "mode", "shuffle", "start"), pairs(KINDS, MODES, SHUFFLES, STARTS[1:]))
 def test_workers_that_are_not_forked(loaders: Any, samples: Any, kind: str, mode: str, shuffle: Any, start: str) -> None:
     check_workers(loaders, samples[kind], kind, mode, 1, shuffle, False, False, 3, start)
