@@ -225,10 +225,15 @@ _SEMAPHORES = f"/headrace-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = _SEMAPHORES
 
 
+_KINDS = ("torch_", "psm_", "headrace", f"sem.{_SEMAPHORES[1:]}-")
+"""How names begin that torch, Python and headrace make; others are of other programs."""
+
+
 def names_in_shm() -> set[str]:
-    """Without the semaphores of others."""
-    ours = f"sem.{_SEMAPHORES[1:]}-"
-    return {name for name in os.listdir(_SHM) if not name.startswith("sem.") or name.startswith(ours)} if _SHM.is_dir() else set()
+    """Names in the system's shared memory that tests may have left."""
+    if not _SHM.is_dir():
+        return set()
+    return {name for name in os.listdir(_SHM) if name.startswith(_KINDS)}
 
 
 def _held() -> _Held:
@@ -315,23 +320,26 @@ def _describe(process: psutil.Process) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
-    item.stash[_failed] = item.stash.get(_failed, False) or report.failed or hasattr(report, "wasxfail")
+    module = item.getparent(pytest.Module)
+    if module is not None and (report.failed or hasattr(report, "wasxfail")):
+        module.stash[_failed] = True
     return report
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a process, a thread, a name in shared memory or a memory file; nobody can opt out.
+    """Fails a module whose tests leave a process, a thread, a name in shared memory or a memory file.
 
-    It is set up before the other fixtures of a test, so it looks after all of them are gone. What fixtures of a wider
-    scope hold counts as there before. A failed test is not looked at: its traceback keeps its objects alive, and it has
-    something to say already.
+    Set up before the other fixtures of the module, so it looks after all of them are gone. A module
+    with a failed test is not looked at: the traceback keeps its objects alive.
     """
     before = _held()
     yield
     if request.node.stash.get(_failed, False) or not _held().beyond(before):
         return
-    getattr(request.node, "funcargs", {}).clear()  # pytest itself holds the fixtures' values a little longer
+    for item in request.session.items:  # pytest holds the fixtures' values of the last test
+        if getattr(item, "funcargs", None):
+            item.funcargs.clear()  # type: ignore[attr-defined]
     gc.collect()
     deadline = time.monotonic() + _GRACE
     while left := _held().beyond(before):
@@ -339,7 +347,7 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             pytest.fail("left behind: " + "; ".join(left), pytrace=False)
         multiprocessing.active_children()  # reaps those that have exited
         time.sleep(_POLL)
-        gc.collect()  # a thread on its way out lets go of an error only now, and that of its traceback's frames in a circle
+        gc.collect()
 
 
 class _FallbackCounter(logging.Handler):

@@ -45,10 +45,13 @@ def test_workers_give_the_samples_of_this_process(
             assert same(batch, other)
 
 
-def test_each_format_streams(gallery: dict[str, Callable[..., Any]], make_loader: Callable[..., Any]) -> None:
+def test_each_format_streams(
+    gallery: dict[str, Callable[..., Any]], make_loader: Callable[..., Any]
+) -> None:
     options = {"batch_size": 5, "collate_fn": "list", "seed": 3, "shuffle": "block"}
     for name, make in gallery.items():
-        plain = make_loader(make(), num_workers=0, **options)
-        streamed = make_loader(make(loading_mode="streaming"), num_workers=2, **options)
-        assert same(list(streamed), list(plain)), name
-        streamed.close()
+        with make() as plain, make(loading_mode="streaming") as streamed:
+            expected = list(make_loader(plain, num_workers=0, **options))
+            loader = make_loader(streamed, num_workers=2, **options)
+            assert same(list(loader), expected), name
+            loader.close()

@@ -493,11 +493,11 @@ def test_a_position_is_kept_where_no_iterator_can_be_made(loader_of: Any, worker
     resumed = loader_of(num_workers=workers)
     resumed.load_state_dict(state := loader.state_dict())
 
-    def failing() -> None:
+    def failing(*_: Any) -> None:
         raise OSError("no process today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(resumed, "_begin", failing)
+        patch.setattr(resumed, "_start", failing)
         with pytest.raises(OSError, match="no process today"):
             iter(resumed)
     assert resumed.state_dict() == state and resumed.next_epoch == 0
