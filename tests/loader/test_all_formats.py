@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +22,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[...,
 def joined(gallery: dict[str, Callable[..., Any]]) -> ConcatDataset[Any]:
     """Each format in one of the modes, and every mode several times."""
     names = list(gallery)
-    parts = [
-        gallery[name](loading_mode=MODES[number % 3], transform=RandomProbe(), return_index=True)
-        for number, name in enumerate(names)
-    ]
+    parts = [gallery[name](loading_mode=MODES[number % 3], transform=RandomProbe(), return_index=True) for number, name in enumerate(names)]
     return ConcatDataset(parts)
 
 
@@ -37,17 +33,13 @@ def test_workers_give_the_samples_of_this_process(
 ) -> None:
     options = {"batch_size": 16, "collate_fn": "list", "seed": 3, "shuffle": True}
     expected = make_loader(joined(gallery), num_workers=0, **options)
-    loader = make_loader(
-        joined(gallery), num_workers=workers, multiprocessing_context=start, **options
-    )
+    loader = make_loader(joined(gallery), num_workers=workers, multiprocessing_context=start, **options)
     for _ in range(2):  # from memory in the second epoch
         for batch, other in zip(loader, expected, strict=True):
             assert same(batch, other)
 
 
-def test_each_format_streams(
-    gallery: dict[str, Callable[..., Any]], make_loader: Callable[..., Any]
-) -> None:
+def test_each_format_streams(gallery: dict[str, Callable[..., Any]], make_loader: Callable[..., Any]) -> None:
     options = {"batch_size": 5, "collate_fn": "list", "seed": 3, "shuffle": "block"}
     for name, make in gallery.items():
         with make() as plain, make(loading_mode="streaming") as streamed:

@@ -167,9 +167,7 @@ class DatasetContract:
             expected = [dataset[index] for index in indices]
             read: list[Any] = []
             with pickle.loads(pickle.dumps(dataset)) as copy:
-                reader = threading.Thread(
-                    target=lambda: read.extend(copy.__getitems__(indices)), name="contract"
-                )
+                reader = threading.Thread(target=lambda: read.extend(copy.__getitems__(indices)), name="contract")
                 reader.start()
                 reader.join()
             assert same(read, expected)
@@ -239,9 +237,7 @@ class DatasetContract:
         del iterator
         halves = []
         for rank in range(2):
-            loader = self._loader(
-                self._probed(), shuffle="block", rank=rank, world_size=2, batch_size=2
-            )
+            loader = self._loader(self._probed(), shuffle="block", rank=rank, world_size=2, batch_size=2)
             loader.load_state_dict(one.state_dict())
             iterator = iter(loader)
             halves.append(next(iterator))
