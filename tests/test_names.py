@@ -184,6 +184,13 @@ def test_a_keyword_that_a_class_of_ones_own_passes_on() -> None:
     with pytest.raises(ConfigError, match=r"^BaseDataset has no 'data_path': use source, a Source"):
         Old("folder")
 
+    class Older(BaseDataset):
+        def __init__(self, data_path: str) -> None:
+            super().__init__(data_path, None, "lazy")  # type: ignore[arg-type, misc]
+
+    with pytest.raises(ConfigError, match=r"^BaseDataset takes source, a Source of the records, by position"):
+        Older("folder")
+
 
 RECORDS = {"BatchTimes", "LoadingMode", "Padded", "Profile", "RemoteOptions", "SlowStage", "SparseRow", "SparseRows", "Statistics"}
 """Public classes that users get and don't make, or enumerations."""

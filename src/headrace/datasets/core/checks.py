@@ -33,6 +33,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _SIZE = re.compile(r"[\d.]+ ?[KMGT]i?B$", re.IGNORECASE)
+_TOO_MANY = re.compile(r"^BaseDataset\.__init__\(\) takes .* positional argument")
 _UNEXPECTED = re.compile(r"^BaseDataset\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -140,6 +141,11 @@ def explain_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any], erro
     _check_positions(cls, args)
     known = keywords_of(cls)
     check_names(cls.__name__, [name for name in passed if name not in known and synonyms(name, known)], known)
+    if _TOO_MANY.search(str(error)):
+        raise ConfigError(
+            "BaseDataset takes source, a Source of the records, by position, and all other arguments by name: "
+            "pass for example loading_mode='cached'"
+        ) from error
     unexpected = _UNEXPECTED.search(str(error))
     if unexpected is None:
         return

@@ -183,7 +183,12 @@ class Fetch(Dataset[Any]):
             if self._answers_batches:  # one seed for the whole batch
                 if request:
                     seed(0)
-                return self.dataset.__getitems__(list(request))
+                try:
+                    return self.dataset.__getitems__(list(request))
+                except Exception as error:
+                    indices = f"{len(request)} indices from {request[0]!r} on" if request else "no index"
+                    error.add_note(f"headrace: in {type(self.dataset).__name__}.__getitems__ of {indices}")
+                    raise
             items, failure, longest, last = [], None, 0.0, time.perf_counter()
             for number, index in enumerate(request):
                 seed(number)
