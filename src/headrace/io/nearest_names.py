@@ -7,6 +7,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable
 
+from headrace.io.paths import composed
+
 _MOST = 10
 _COMPARED = 100  # names that are compared letter by letter: of 20,000 that alone takes seconds
 
@@ -17,13 +19,14 @@ def listed_names(names: Iterable[str], wanted: str = "", show: Callable[[str], s
     Args:
         names: in any order.
         wanted: the name that is missing; "": none in particular, so that the first ten are listed.
-        show: what a name looks like in the message.
+        show: what a name looks like in the message. One that looks like the missing one is shown in ASCII.
     """
     found = sorted(names)
     others = len(found) - _MOST
     if others > 0:
         found = _nearest(wanted.lower(), found) if wanted else found[:_MOST]
-    return (", ".join(map(show, found)) or "none") + (f" and {others:,} more" if others > 0 else "")
+    shown = [ascii(name) if name != wanted and composed(name) == composed(wanted) else show(name) for name in found]
+    return (", ".join(shown) or "none") + (f" and {others:,} more" if others > 0 else "")
 
 
 def _nearest(wanted: str, names: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from pathlib import Path
 
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
@@ -40,6 +41,17 @@ def redact(path: object) -> str:
 def in_one_line(name: object) -> str:
     """A name as it may be shown within a line: `redact`, and control characters such as newlines escaped."""
     return re.sub(r"[\x00-\x1f\x7f]", lambda found: repr(found[0])[1:-1], redact(name))
+
+
+def composed(name: str) -> str:
+    """A name by which others are found that look the same: accents are composed with their letters
+    (Unicode's NFC). macOS writes many names decomposed."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def in_ascii(name: str) -> str:
+    """A name as it may be shown beside one that looks the same: "caf\\xe9" and "cafe\\u0301"."""
+    return redact(name).encode("ascii", "backslashreplace").decode("ascii")
 
 
 def without_query(path: str) -> str:

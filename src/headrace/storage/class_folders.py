@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, DataNotFoundError, warn
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
+from headrace.io.paths import composed, redact
 from headrace.io.resolve.contents import MOST, is_hidden_part, names_below, summary_of
 from headrace.io.resolve.file_set import FileSet
 
@@ -30,20 +30,23 @@ _MOST_JSON = 16  # JSON files of a folder that are looked at
 def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
     """Targets from the first-level folders, as torchvision's ImageFolder has them: ([n] int64, class names sorted).
 
-    (None, []) where all files lie flat in the folder.
+    (None, []) where all files lie flat in the folder. Folders whose names look the same (`composed`) are one class, and classes have the
+    order of their composed names, which is the same on all systems.
 
     Raises:
         ConfigError: some files lie beside the class folders: nobody can say which class they have.
         DataNotFoundError: a class folder is empty (as torchvision has it).
     """
     names = files.names
-    targets, number = np.empty(len(names), np.int64), dict[bytes, int]()
+    targets, number, first = np.empty(len(names), np.int64), dict[bytes, int](), dict[bytes, bytes]()
     for folder, start, stop in _runs(names):
         if folder is None:
             return _beside_the_folders(files)
-        targets[start:stop] = number.setdefault(folder, len(number))
+        name = folder if folder.isascii() else os.fsencode(composed(os.fsdecode(folder)))
+        first.setdefault(name, folder)
+        targets[start:stop] = number.setdefault(name, len(number))
     classes = sorted(number)
-    empty = [f for f in files.folders if os.fsencode(f) not in number and not is_hidden_part(os.fsencode(f))]
+    empty = [f for f in files.folders if os.fsencode(composed(f)) not in number and not is_hidden_part(os.fsencode(f))]
     if empty:
         others = [] if files.is_remote else _others_in(files.roots, empty[0])
         which = "a class folder holds" if len(empty) == 1 else f"{len(empty):,} class folders hold"
@@ -54,7 +57,7 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
         )
     if classes != list(number):
         targets = np.argsort([number[c] for c in classes])[targets]
-    return targets, [os.fsdecode(c) for c in classes]
+    return targets, [os.fsdecode(first[c]) for c in classes]
 
 
 def refuse_other_folders(files: FileSet) -> None:

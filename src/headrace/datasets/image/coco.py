@@ -18,7 +18,7 @@ from headrace.datasets.image.matching import keys_for, named_few, names_of, refu
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
+from headrace.io.paths import composed, redact
 from headrace.io.resolve.file_set import FileSet
 from headrace.storage.arrays.packed import BOXES, IMAGE_ID, IMAGE_SIZE, OBJECT, RAGGED, SEGMENTATIONS, PackedSource, offsets_named
 
@@ -270,7 +270,8 @@ def _keyed(by_name: dict[str, int], files: FileSet, entries: Sequence[dict[str, 
         name, count = Counter(entry["file_name"] for entry in entries).most_common(1)[0]
         raise FormatError(f"targets: {where}: {count} images have the file_name {name!r}")
     first = os.fsdecode(files.names[0]) if len(files) else ""
-    if any(name in by_name for name in names_of(first)):
+    known = set(map(composed, by_name))
+    if any(composed(name) in known for name in names_of(first)):
         return by_name
     by_base = {os.path.basename(name): number for name, number in by_name.items()}
     return by_base if len(by_base) == len(by_name) else by_name

@@ -29,7 +29,7 @@ from headrace.datasets.image.tables import (
 )
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, MissingNameError, warn
-from headrace.io.paths import is_url, named_part, redact
+from headrace.io.paths import composed, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet
@@ -281,9 +281,10 @@ def _separated(values: list[Any], separator: str | None) -> list[Any]:
 def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
     """Values as targets, and the classes that texts among them are."""
     if all(isinstance(v, str) for v in values):
-        classes = sorted(set(values))
+        names = list(map(composed, values))
+        classes = sorted(set(names))
         number = {name: i for i, name in enumerate(classes)}
-        return np.array([number[v] for v in values], np.int64), classes
+        return np.array([number[name] for name in names], np.int64), classes
     if all(isinstance(v, (list, tuple, set, frozenset)) and all(isinstance(label, str) for label in v) for v in values) and any(values):
         several = MultiHot.of(values)
         return several, several.classes
@@ -318,9 +319,10 @@ class MultiHot(TargetSequence):
     @classmethod
     def of(cls, labels: Sequence[Iterable[str]]) -> MultiHot:
         """Of the names of each sample's classes."""
-        classes = sorted({name for names in labels for name in names})
+        composed_labels = [dict.fromkeys(map(composed, names)) for names in labels]
+        classes = sorted({name for names in composed_labels for name in names})
         number = {name: i for i, name in enumerate(classes)}
-        each = [[number[name] for name in dict.fromkeys(names)] for names in labels]
+        each = [[number[name] for name in names] for names in composed_labels]
         ends = np.concatenate([[0], np.cumsum([len(numbers) for numbers in each])]).astype(np.int64)
         return cls(classes, np.array([one for numbers in each for one in numbers], np.int32), ends)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, warn
-from headrace.io.paths import redact
+from headrace.io.paths import composed, in_ascii, redact
 from headrace.io.resolve.file_set import FileSet
 
 _SHOWN = 3
@@ -31,7 +32,7 @@ def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) ->
         ConfigError: two images or two masks have one name; the masks are among the images.
     """
     _check_apart(images, masks)
-    by_stem, stems = _by_stem(masks, "masks"), _by_stem(images, "images")
+    by_stem, stems = _by_composed_names(_by_stem(masks, "masks"), _by_stem(images, "images"))
     if by_stem.keys().isdisjoint(stems):
         shorter = _without_last_words(by_stem), _without_last_words(stems)
         fit = shorter[0].keys() == shorter[1].keys() or (skips_unused and shorter[0].keys() > shorter[1].keys())
@@ -84,6 +85,26 @@ def _by_stem(files: FileSet, what: str) -> dict[bytes, int]:
     return numbers
 
 
+def _by_composed_names(*each: dict[bytes, int]) -> list[dict[bytes, int]]:
+    """The same by composed names. Names that look the same in one of the dicts stay as they are in
+    all, and match exactly."""
+    if all(name.isascii() for numbers in each for name in numbers):
+        return list(each)
+    alike = set[bytes]()
+    for numbers in each:
+        counts = Counter(map(_composed, numbers))
+        alike |= {name for name, count in counts.items() if count > 1}
+    made = list[dict[bytes, int]]()
+    for numbers in each:
+        keys = [name if _composed(name) in alike else _composed(name) for name in numbers]
+        made.append(dict(zip(keys, numbers.values(), strict=True)))
+    return made
+
+
+def _composed(name: bytes) -> bytes:
+    return os.fsencode(composed(os.fsdecode(name)))
+
+
 def _without_last_words(numbers: dict[bytes, int]) -> dict[bytes, int]:
     """The same by names without the words that all of them end with: what follows the first separator in their common end."""
     ends = [name[::-1] for name in numbers]
@@ -127,19 +148,23 @@ def names_of(name: str) -> list[str]:
 
 def keys_for(keys: Mapping[str, Any], files: FileSet, where: str = "targets") -> list[str]:
     """The key of each file: its relative name or, where that stands for one file only, its file name, or one of these without ending.
+    Where no key is the same to the byte, one that looks the same counts (`composed`).
 
     Raises:
-        ConfigError: there is none, or it fits several files.
+        ConfigError: there is none, or it fits several files, or several fit it.
     """
     found, by_name, missing = list[str](), dict[str, str](), list[str]()
+    alike = _keys_by_composed_name(keys)
     for name in map(os.fsdecode, files.names):
         key = next((key for key in names_of(name) if key in keys), None)
         if key is None:
+            key = _key_that_looks_like(name, alike, where)
+        if key is None:
             missing.append(name)
         elif by_name.setdefault(key, name) != name:
-            raise ConfigError(
-                f"targets: the file name {redact(key)} fits {redact(by_name[key])} and {redact(name)}: give relative paths instead"
-            )
+            other = by_name[key]
+            show = in_ascii if composed(other) == composed(name) else redact
+            raise ConfigError(f"targets: the file name {show(key)} fits {show(other)} and {show(name)}: give relative paths instead")
         else:
             found.append(key)
     if missing:
@@ -149,6 +174,32 @@ def keys_for(keys: Mapping[str, Any], files: FileSet, where: str = "targets") ->
             "the files"
         )
     return found
+
+
+def _keys_by_composed_name(keys: Iterable[str]) -> dict[str, list[str]]:
+    """The keys of which some file may have one that looks the same."""
+    alike = dict[str, list[str]]()
+    for key in keys:
+        if isinstance(key, str) and not key.isascii():
+            alike.setdefault(composed(key), []).append(key)
+    return alike
+
+
+def _key_that_looks_like(name: str, alike: Mapping[str, list[str]], where: str) -> str | None:
+    """The key that looks the same as one of the names of a file.
+
+    Raises:
+        ConfigError: several do.
+    """
+    if not alike:
+        return None
+    fitting = next((alike[own] for own in map(composed, names_of(name)) if own in alike), [])
+    if len(fitting) > 1:
+        first, second = map(in_ascii, fitting[:2])
+        raise ConfigError(
+            f"{where}: {first} and {second} look the same, and none is {in_ascii(name)} to the byte: keep the one that is meant"
+        )
+    return fitting[0] if fitting else None
 
 
 def unused_among(keys: Collection[str], used: Sequence[str]) -> list[str]:

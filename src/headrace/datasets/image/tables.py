@@ -15,7 +15,7 @@ from headrace.arguments import described
 from headrace.datasets.cells import parsed
 from headrace.datasets.image.matching import names_of
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
-from headrace.io.paths import is_url, named_part, redact
+from headrace.io.paths import composed, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
 from headrace.io.resolve.file_set import FileSet
@@ -131,12 +131,12 @@ def _column(raw: list[str]) -> list[str]:
 
 def _names_among(cells: Sequence[str], files: FileSet) -> set[str]:
     """Those of some cells that name files."""
-    wanted, found = set(cells), set[str]()
+    wanted, found = set(map(composed, cells)), set[str]()
     for name in map(os.fsdecode, files.names):
-        found |= wanted.intersection(names_of(name))
+        found |= wanted.intersection(map(composed, names_of(name)))
         if len(found) == len(wanted):
             break
-    return found
+    return {cell for cell in cells if composed(cell) in found}
 
 
 # -- JSON and Parquet

@@ -20,7 +20,7 @@ from headrace.datasets.text.tokenizing import Tokenising
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError, warn
 from headrace.io.array_file import ArrayFile, Unkept
-from headrace.io.paths import cache_folder
+from headrace.io.paths import cache_folder, composed
 from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget
 from headrace.modes.lazy import Lazy
@@ -174,7 +174,7 @@ def target_as(kind: str | None, value: Any, is_cell: bool, numbers: Mapping[str,
     if kind == CLASS:
         if type(value) is not str:
             raise ValueError(value)
-        return numbers[value]
+        return numbers[composed(value)]
     if is_cell:
         return integer_in(value) if kind == INT else float_in(value)
     types: tuple[type, ...] = (int,) if kind == INT else (int, float)
