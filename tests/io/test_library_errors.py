@@ -23,7 +23,7 @@ def test_whatever_a_library_raises_names_the_file(error: Exception) -> None:
 
 
 def test_what_is_no_fault_of_the_file_stays() -> None:
-    for error in (OSError(errno.EMFILE, "too many"), DataNotFoundError("none"), KeyboardInterrupt()):
+    for error in (OSError(errno.EMFILE, "too many"), OSError(errno.EDQUOT, "quota"), DataNotFoundError("none"), KeyboardInterrupt()):
         with pytest.raises(type(error)) as caught, asking("h5py", "a.h5"):
             raise error
         assert caught.value is error

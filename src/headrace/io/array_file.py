@@ -160,7 +160,7 @@ class ArrayFile:
             yield file, status.st_size
 
     def write(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Makes the folder if only that is missing, and the file.
+        """Makes the folder and the file.
 
         Raises:
             OSError: it can't be written.

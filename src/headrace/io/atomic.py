@@ -33,9 +33,9 @@ def written_to(path: str) -> Iterator[BinaryIO]:
 
 
 def make_folder(folder: str, prefix: str) -> None:
-    """Makes the folder if only that is missing, and removes the temporary files of that prefix whose writers are gone."""
+    """Makes the folder, with its parents, and removes the temporary files of that prefix whose writers are gone."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
+        os.makedirs(folder, 0o700)
     with os.scandir(folder) as listing:
         for item in listing:
             if item.name.startswith(prefix) and item.name.endswith(TEMPORARY):

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 
 from headrace.errors import AccessError, BudgetError, FormatError, HeadraceError
 
-OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Numbers of errors that are no fault of a file."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Numbers of errors of a disk that can't be written to."""
+OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, *FULL_DISK)
+"""Numbers of errors that are no fault of a file that is read."""
 _OF_THE_DISK = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH)
 
 
@@ -30,7 +32,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory")  # of torch's Runtim
 
 
 def is_of_machine(error: Exception) -> bool:
-    """True if the machine ran out of memory or file descriptors: an error that is no fault of a file or sample."""
+    """True if the machine ran out of memory, file descriptors or disk space: an error that is no fault of a file or sample."""
     if isinstance(error, OSError):
         return error.errno in OF_THE_MACHINE
     return isinstance(error, MemoryError) or (type(error) is RuntimeError and any(said in str(error) for said in _NO_MEMORY))
@@ -66,7 +68,7 @@ def asking(library: str, what: str) -> Iterator[None]:
         FormatError: it could not read that.
         BudgetError: it asked for more memory than there is.
         AccessError: the disk failed.
-        OSError: the machine ran out of descriptors.
+        OSError: the machine ran out of descriptors or disk space.
     """
     if not _inner.depth:
         _inner.taken()

@@ -53,9 +53,6 @@ class RemoteFiles(Files):
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
         self.options: RemoteOptions = options
-        if options.cache_dir is None:  # the user's cache folder is made too; where it can't be, what is to be kept there says so
-            with contextlib.suppress(OSError):
-                os.makedirs(cache_folder(None).parent, exist_ok=True)
         self._remote = Remote(url, options)
         self.patience: float = self._remote.deadline
         self.place: str = self._remote.place

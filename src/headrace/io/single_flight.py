@@ -83,7 +83,7 @@ def one_builder(path: str, patience: float) -> Iterator[None]:
     """
     folder = os.path.dirname(path)
     with contextlib.suppress(OSError):  # without leave to write nothing is cached
-        os.mkdir(folder, 0o700)
+        os.makedirs(folder, 0o700, exist_ok=True)
     key = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=4).digest(), "big") >> 1
     with single_flight(os.path.join(folder, f"headrace-making-{user_id()}.lock"), [key], patience, lambda: _written(path)):
         yield

@@ -868,9 +868,10 @@ class TestMachineTrouble:
         [
             (MemoryError, "no more"),
             (OSError, errno.EMFILE, "Too many open files"),
+            (OSError, errno.ENOSPC, "No space left on device"),
             (RuntimeError, "DefaultCPUAllocator: can't allocate memory"),
         ],
-        ids=["memory", "files", "torch"],
+        ids=["memory", "files", "disk", "torch"],
     )
     @pytest.mark.parametrize("on_error", ["raise", "skip"])
     @pytest.mark.parametrize("mode", MAP_MODES)

@@ -1,5 +1,6 @@
 """What can't change is said at once when something remote is opened; what may pass is asked for again, and logged."""
 
+import errno
 import logging
 import pickle
 import socket
@@ -85,6 +86,11 @@ def test_untrusted_certificate_is_final() -> None:
     with pytest.raises(RemoteError, match=r"https://x/y: .*not trusted \(self-signed certificate\)") as caught:
         judged(error, "https://x/y")
     assert caught.value.is_final
+
+
+def test_full_disk_is_not_the_servers() -> None:
+    with pytest.raises(OSError, match="No space left on device"):  # of fsspec's own cache, for example
+        judged(OSError(errno.ENOSPC, "No space left on device"), "https://x/y")
 
 
 def test_each_retry_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -299,10 +299,11 @@ def _forget_frames(error: BaseException) -> None:
 
 
 def raise_if_of_the_machine(error: Exception, index: int) -> None:
-    """Memory or file descriptors that ran out, or data that were replaced or are denied as a whole, are no fault of a sample, and no reason
-    to leave it out."""
+    """Memory, file descriptors or disk space that ran out, or data that were replaced or are denied as a
+    whole, are no fault of a sample, and no reason to leave it out."""
     if isinstance(error, FileChangedError) or (isinstance(error, AccessError) and error.is_of_server):
         raise error
     if is_of_machine(error):
-        error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")
+        ran_out = "memory, file descriptors or disk space"
+        error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of {ran_out}")
         raise error

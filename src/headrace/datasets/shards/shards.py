@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -88,9 +87,6 @@ def _lines(files: FileSet, kind: str, reading: Mapping[str, Any], reach: RemoteO
     cache_dir, progress = reading.get("cache_dir"), reading.get("progress")
     room = Room(MemoryBudget(reading.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
     folder = cache_folder(cache_dir)
-    if cache_dir is None:  # the user's cache folder is made too; where it can't be, what needs it says so
-        with contextlib.suppress(OSError):
-            folder.parent.mkdir(parents=True, exist_ok=True)
     unit = "record" if kind == "jsonl" else "line"
     texts = remote_texts(files, SHARD_KINDS[kind], reach) if files.is_remote else local_texts(files)
     return LinesSource(

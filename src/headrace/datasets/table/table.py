@@ -26,10 +26,9 @@ from headrace.datasets.table.texts import ColumnChats, ColumnTexts, columns_alon
 from headrace.datasets.text.documents import TokenizedDataset
 from headrace.datasets.text.opening import Cutting, parts_of
 from headrace.datasets.text.options import CHAT, OF_READING, TextOptions, check_chat_options, check_text_options
-from headrace.datasets.text.passes import folder_of
 from headrace.datasets.text.units import TextUnit
 from headrace.errors import ConfigError, FormatError
-from headrace.io.paths import redact
+from headrace.io.paths import cache_folder, redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
@@ -195,7 +194,7 @@ class TableDataset(TokenizedDataset):
                 names = (*names, *(name for name in columns_along(tables[0].schema) if name not in names))
             source = TableSource(tables, reader, names, is_one and len(names) == 1)
             if plain_copy:
-                source = source.copied(str(folder_of(reach.cache_dir)), common.get("progress"))
+                source = source.copied(str(cache_folder(reach.cache_dir)), common.get("progress"))
             first = source.first
             _check_column(first, image_column, "image_column", "images: bytes, or structs with a field 'bytes'", holds_images)
             _check_column(first, text_column, "text_column", "texts or chats", lambda kind: is_text(kind) or are_chats)

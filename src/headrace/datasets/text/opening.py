@@ -16,11 +16,10 @@ from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.text.chat_template import has_template
 from headrace.datasets.text.chats import ChatTexts, hold_chats
 from headrace.datasets.text.options import BEST_FIT, CHAT, TextOptions
-from headrace.datasets.text.passes import folder_of
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.datasets.text.units import FileTexts, LineTexts, RecordTexts, TextUnit, TokenBlocks, TokenizedTexts, TokenRows, TokenWindows
 from headrace.errors import ConfigError, FormatError, SampleError, warn
-from headrace.io.paths import is_url, without_query
+from headrace.io.paths import cache_folder, is_url, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet
@@ -87,7 +86,7 @@ def open_texts(
 def _lines(
     data_path: DataPath, unit: str, listing: FileSet | None, newline: Newline, reach: RemoteOptions, options: TextOptions, room: Room
 ) -> LinesSource:
-    folder, of_text = folder_of(reach.cache_dir), (newline, options.encoding, options.errors)
+    folder, of_text = cache_folder(reach.cache_dir), (newline, options.encoding, options.errors)
     if any(map(is_url, entries_of(data_path))):
         texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
     else:

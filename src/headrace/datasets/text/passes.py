@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -95,7 +93,7 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
 
         is_known = of is not None and not callable(options.text_field)
         making = Tokenising(read, len(source), about if is_known else None, options.tokenizer, texts.identity, end_token, options.progress)
-        tokens = ArrayTokens(making.tokens(folder_of(options.cache_dir), budget))
+        tokens = ArrayTokens(making.tokens(cache_folder(options.cache_dir), budget))
     left_out = tokens.short[1]
     if len(left_out):
         first = source.location(int(left_out[0]))
@@ -129,7 +127,7 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arra
             return _all_columns(texts, reader, expect)
         about = {"version": _VERSION, "of": of, "fields": [options.text_field, options.target_field], "newline": source.newline}
         about |= {"encoding": [options.encoding, options.errors], "skips": reader.on_error != "raise"}
-        folder = folder_of(options.cache_dir)
+        folder = cache_folder(options.cache_dir)
         file = ArrayFile(str(folder), "records", about)
         unkept = Unkept(str(folder), "lengths and targets of records are", "they are found anew at every start")
 
@@ -282,12 +280,3 @@ def _records(texts: Texts, reader: SampleReader, expect: Callable[[range], None]
                     continue
                 yield index, text, target, source.is_of_table(index)
             bar.update(len(some))
-
-
-def folder_of(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Where tables, copies and tokens are kept."""
-    folder = cache_folder(cache_dir)
-    if cache_dir is None:  # the user's cache folder is made too; where it can't be, what needs it says so
-        with contextlib.suppress(OSError):
-            os.makedirs(folder.parent, exist_ok=True)
-    return folder

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
+from headrace.io.library_errors import FULL_DISK
 from headrace.io.paths import redact
 from headrace.io.remote.http import EncodedError, NoRangesError, WrongLengthError
 
@@ -42,6 +43,7 @@ def judged(error: BaseException, where: str) -> Passing:
 
     Raises:
         DataNotFoundError, AccessError, FileChangedError, RemoteError: it won't pass.
+        OSError: this machine's disk is full.
     """
     status, headers = status_of(error)
     is_of_way = status is None and is_of_network(error)
@@ -67,6 +69,9 @@ def judged(error: BaseException, where: str) -> Passing:
     if untrusted is not None:
         reason = f"{where}: the server's certificate is not trusted ({untrusted.verify_message})"
         raise _final(f"{reason}. Use the name that the certificate is for, or install the CA certificate") from None
+    full = next((one for one in _chain(error) if isinstance(one, OSError) and one.errno in FULL_DISK), None)
+    if full is not None:  # where fsspec, or headrace, caches on disk
+        raise full
     if isinstance(error, TimeoutError):
         return Passing("nothing came in time", None, True)
     if status in _PASSING or is_of_way:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import logging
 import math
 import operator
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -23,7 +21,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
-from headrace.io.array_file import ArrayFile
+from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
@@ -39,8 +37,6 @@ from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored, place_of
 from headrace.storage.hdf5.remote import patiently
 from headrace.storage.hdf5.times import TimedDataset, readable, with_ordered_fields
-
-_log = logging.getLogger(__name__)
 
 TABLE_VERSION = 1
 KEPT_FROM = 20_000
@@ -316,7 +312,8 @@ def _table(
             whole[:, numbers] = table
             numbers, table = None, whole
             if kept is not None:
-                _keep(kept, table, folder, is_default=cache_dir is None)
+                with Unkept(str(folder), "tables of chunks are", "every start counts them anew"):
+                    kept.write([table.reshape(-1)])
     outside = (table[0] < 0) | (table[1] < 0) | (table[0] > version.size - table[1])
     if outside.any():
         at = np.flatnonzero(outside)[0]
@@ -360,14 +357,3 @@ def _in_order(places: npt.NDArray[np.int64]) -> bool:
     steps = np.diff(places, axis=0)
     first = np.argmax(steps != 0, axis=1)  # the first coordinate that changes
     return bool((np.take_along_axis(steps, first[:, None], axis=1) > 0).all())
-
-
-def _keep(kept: ArrayFile, table: npt.NDArray[np.int64], folder: Path, is_default: bool) -> None:
-    try:
-        if is_default:
-            os.makedirs(folder.parent, exist_ok=True)
-        kept.write([table.reshape(-1)])
-    except OSError as error:
-        _log.info(
-            "cache_dir=%r: the table of chunks is not kept (%s), so every start counts them anew", str(folder), error.strerror or error
-        )

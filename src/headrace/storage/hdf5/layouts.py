@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,15 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.array_file import ArrayFile
+from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.files import Files
 from headrace.io.paths import cache_folder
 from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.hdf5.chunks import ChunkTable
 from headrace.storage.hdf5.filters import codecs_with, codes_of
-
-_log = logging.getLogger(__name__)
 
 _KIND, _VERSION = "hdf5-layout", 1
 _MOST = 64 << 20  # bytes of tables and targets together
@@ -138,10 +135,8 @@ class KeptLayouts:
         if columns:
             said["targets"] = [[column.dtype.str, column.shape, column.nbytes] for column in columns]
         data = np.frombuffer(b"".join(column.tobytes() for column in columns), np.uint8)
-        try:
+        with Unkept(str(self._folder), "layouts of arrays are", "h5py opens the files at every start"):
             self._file.write([np.concatenate(tables), data, np.frombuffer(json.dumps(said).encode(), np.uint8)])
-        except OSError as error:
-            _log.info("cache_dir=%r: layouts are not kept (%s): h5py opens the files anew", str(self._folder), error.strerror or error)
 
 
 def _numbers_of(layout: ArrayLayout) -> Iterator[npt.NDArray[np.int64]]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from headrace.display import progress_bar
 from headrace.errors import AccessError, FormatError, HeadraceError
-from headrace.io.array_file import ArrayFile
+from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of, learn_indexed
 from headrace.io.packed_strings import NamesBuilder, PackedNames
@@ -142,12 +142,8 @@ def _local_index(files: Files, cache_dir: str | os.PathLike[str] | None, path: s
     finally:
         files.close()  # each process opens what it reads
     if cache_dir is not None or len(index.offsets) >= KEPT_FROM:
-        try:
-            if cache_dir is None:
-                os.makedirs(folder.parent, exist_ok=True)
+        with Unkept(str(folder), "indices of tars are", "headers are read at every start"):
             cached.write(index.arrays())
-        except OSError as error:
-            _log.info("cache_dir=%r: the index of %s is not cached (%s)", str(folder), redact(path), error.strerror or error)
     return index
 
 
