@@ -108,6 +108,14 @@ def test_another_type_error_is_left_alone() -> None:
 
     with pytest.raises(TypeError, match="has no len"):
         Broken(size=3)
+
+    class Popping(SquareDataset):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(transform=options.pop("augment"))
+            len(3)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="has no len"):
+        Popping(augment=None)
     with pytest.raises(TypeError, match=r"Broken.*unexpected keyword argument 'sizes'") as raised:
         Broken(sizes=3)  # type: ignore[call-arg]
     assert not isinstance(raised.value, ConfigError)

@@ -140,7 +140,10 @@ def explain_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any], erro
     """
     _check_positions(cls, args)
     known = keywords_of(cls)
-    check_names(cls.__name__, [name for name in passed if name not in known and synonyms(name, known)], known)
+    try:
+        inspect.signature(cls).bind(*args, **passed)
+    except TypeError:  # an argument is missing, and may have been passed by another name
+        check_names(cls.__name__, [name for name in passed if name not in known and synonyms(name, known)], known)
     if _TOO_MANY.search(str(error)):
         raise ConfigError(
             "BaseDataset takes source, a Source of the records, by position, and all other arguments by name: "
