@@ -150,6 +150,15 @@ def test_a_damaged_window_is_skipped(tmp_path: Path, make_loader: Any) -> None:
     dataset.close()
 
 
+def test_a_null_dataspace_is_no_static_value(demos: Path) -> None:
+    with h5py.File(demos, "a") as file:
+        for episode in file["data"].values():
+            episode["empty"], episode.attrs["nothing"] = h5py.Empty("S3"), h5py.Empty("f4")
+    for name in ("empty", "nothing"):
+        with pytest.raises(MissingNameError, match=f"has no array and no attribute '{name}'"):
+            EpisodeDataset(demos, ["actions"], static=[name])
+
+
 def test_a_batch_of_whole_episodes_is_padded(demos: Path, make_loader: Any) -> None:
     dataset = EpisodeDataset(demos, ["actions", "obs/joint_pos"], static=["model_file"])
     batch = next(iter(make_loader(dataset, batch_size=4, shuffle=False, num_workers=0)))

@@ -374,8 +374,14 @@ def test_what_can_not_be_opened(tmp_path: Path) -> None:
         HDF5Dataset(path, ["data", "other"])
     with h5py.File(tmp_path / "null.h5", "w") as file:
         file["data"] = h5py.Empty("f4")
-    with pytest.raises(FormatError, match="single value"):
+        file["rows"] = np.ones((3, 2))
+        file["texts"] = np.array([b"a", b"b\xff", b"c"])
+    with pytest.raises(FormatError, match="'data' has a null dataspace, and so no values"):
         HDF5Dataset(tmp_path / "null.h5")
+    with pytest.raises(FormatError, match="'data' has a null dataspace, and so no values"):
+        HDF5Dataset(tmp_path / "null.h5", "rows", target_name="data")
+    with pytest.raises(FormatError, match=r"null\.h5: 'texts', row 1: a string is not UTF-8"):
+        HDF5Dataset(tmp_path / "null.h5", "rows", target_name="texts")
 
 
 @pytest.mark.parametrize("locking", [None, False, True, "best-effort"])

@@ -130,8 +130,8 @@ def test_an_array_is_named_through_a_link(tmp_path: Path) -> None:
         report = inspect(tmp_path / "all.h5", dataset_name=name)
         with eval(str(report.opens_as), {"headrace": headrace}) as dataset:
             assert (report.samples, report.access[0].name) == (len(dataset), name) == (samples, name)
-    for name in ("scalar", "none"):
-        with pytest.raises(FormatError, match="is a single value, it has no axis of samples"):
+    for name, said in (("scalar", "is a single value, it has no axis of samples"), ("none", "has a null dataspace, and so no values")):
+        with pytest.raises(FormatError, match=said):
             inspect(tmp_path / "all.h5", dataset_name=name)
 
 

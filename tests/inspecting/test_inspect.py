@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+import torch
 import zarr
 from PIL import Image
 
+import headrace
 from headrace import open_dataset
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, RemoteError
 from headrace.inspecting import inspect
@@ -53,6 +59,68 @@ def test_a_file_that_is_not_what_it_says(name: str, data: bytes, said: str, tmp_
     (tmp_path / name).write_bytes(data)
     with pytest.raises(FormatError, match=said):
         inspect(tmp_path / name)
+
+
+def _zarr(path: Path, array: np.ndarray, **changes: Any) -> None:
+    zarr.create_array(path, data=array, chunks=array.shape)
+    metadata = json.loads((path / "zarr.json").read_text())
+    (path / "zarr.json").write_text(json.dumps(metadata | changes))
+
+
+def _matlab(path: Path, kind: bytes) -> None:
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["x"] = np.ones(3)
+        file["x"].attrs["MATLAB_class"] = np.bytes_(kind)
+
+
+def _hdf5(path: Path, dtype: Any, shape: tuple[int, ...] = (3, 2)) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", shape, dtype)
+
+
+def _two(folder: Path) -> None:
+    folder.mkdir()
+    _hdf5(folder / "a.h5", "f4")
+    _hdf5(folder / "b.h5", "f4", (3, 4))
+
+
+def _two_arrays(folder: Path) -> None:
+    folder.mkdir()
+    np.save(folder / "a.npy", np.ones((3, 2)))
+    np.save(folder / "b.npy", np.ones((3, 4)))
+
+
+PCODEC = {"codecs": [{"name": "numcodecs.pcodec", "configuration": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "said"),
+    [
+        ("dates.zarr", lambda path: _zarr(path, np.arange(3).astype("M8[s]")), r"dates\.zarr holds datetime64\[s\]"),
+        ("codec.zarr", lambda path: _zarr(path, np.ones(3), **PCODEC), r"codec\.zarr needs a codec that is not installed .*pcodec"),
+        ("cells.mat", lambda path: _matlab(path, b"cell"), "is a cell array of MATLAB"),
+        ("functions.mat", lambda path: _matlab(path, b"function_handle"), "is an object of MATLAB"),
+        ("references.h5", lambda path: _hdf5(path, h5py.ref_dtype), "holds references"),
+        ("fields.h5", lambda path: _hdf5(path, [("a", np.longdouble)]), "fields of long doubles"),
+        ("two", _two, "can't be one dataset"),
+        ("two_arrays", _two_arrays, "can't be one dataset"),
+    ],
+)
+def test_what_does_not_open_is_not_printed(name: str, make: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+    make(tmp_path / name)
+    report = inspect(tmp_path / name)
+    assert report.opens_as is None and not report.advice
+    assert any(note.startswith("it can't be opened: ") and re.search(said, note) for note in report.notes)
+    with pytest.raises(FormatError, match=said.replace("fields of ", "")):
+        open_dataset(tmp_path / name)
+
+
+def test_long_doubles_open_as_another_dtype(tmp_path: Path) -> None:
+    _hdf5(tmp_path / "a.h5", np.longdouble)
+    np.save(tmp_path / "a.npy", np.ones((3, 2), np.clongdouble))
+    for name, dtype in (("a.h5", torch.float64), ("a.npy", torch.complex128)):
+        with eval(str(inspect(tmp_path / name).opens_as), {"headrace": headrace}) as dataset:
+            assert dataset[1].dtype == dtype
 
 
 def test_formats_that_are_not_read_have_a_name(tmp_path: Path) -> None:

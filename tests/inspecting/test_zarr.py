@@ -66,7 +66,7 @@ def test_costs_are_those_of_reading(name: str, tmp_path: Path) -> None:
     try:
         source.read([17])
         counted = source.take_counts()["chunks_decoded"]
-        assert cost.way == source.how()[""] and cost.by_library == (not source.is_direct)
+        assert cost.way == source.how()["rows"] and cost.by_library == (not source.is_direct)
         assert cost.chunks == (1 if name == "fortran" else counted)  # whose chunk is read as a whole, and not decoded
         if source.is_direct:
             nbytes = [source.byte_ranges(np.array([row])).nbytes.sum() for row in range(ROWS)]
@@ -215,7 +215,7 @@ def test_a_remote_store_is_the_local_one(name: str, tmp_path: Path, server: Rang
     assert (here.chunks, here.decoded, here.read) == (there.chunks, there.decoded, there.read)
     source = headrace.ZarrDataset(f"{server.url}/a.zarr", cache_dir=tmp_path / "cache")
     try:
-        assert there.way == source.sample_source.how()[""]
+        assert there.way == source.sample_source.how()["rows"]
     finally:
         source.close()
     with pytest.raises(DataNotFoundError):

@@ -143,29 +143,41 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
 
 
 def labelled_targets(
-    columns: Sequence[npt.NDArray[Any] | Column], name: str, encoding: str | None = "utf-8"
+    columns: Sequence[npt.NDArray[Any] | Column], paths: Sequence[str], name: str, encoding: str | None = "utf-8"
 ) -> tuple[Any, list[str] | None]:
     """The targets of several files, one after the other, and the names of their classes; None: they have none.
 
     Args:
         columns: of each file; of AnnData's tables `Column`s.
-        name: of them, for messages.
+        paths, name: of the files and of the targets in them, for messages.
         encoding: of strings.
 
     Raises:
         FormatError: they are categories in some files, and not in others.
     """
     if not any(isinstance(column, Column) for column in columns):
-        return joined_targets([column for column in columns if not isinstance(column, Column)], encoding), None
+        arrays = [column for column in columns if not isinstance(column, Column)]
+        return joined_targets(arrays, paths, name, encoding), None
     joined = joined_column([column if isinstance(column, Column) else Column(column) for column in columns], name)
     return joined.values.tolist() if joined.values.dtype == object else joined.values, joined.categories
 
 
-def joined_targets(columns: Sequence[npt.NDArray[Any]], encoding: str | None = "utf-8") -> Any:
-    """The targets of several files, one after the other; strings and compounds in plain terms, compounds of numbers as dicts."""
+def joined_targets(columns: Sequence[npt.NDArray[Any]], paths: Sequence[str], name: str, encoding: str | None = "utf-8") -> Any:
+    """The targets of several files, one after the other; strings and compounds in plain terms, compounds of numbers as dicts.
+
+    Raises:
+        FormatError: a string is not in that encoding.
+    """
     kinds = {column.dtype for column in columns}
     if len(kinds) == 1 and (fields := columns[0].dtype.fields) and all(kind.base.kind in "biufc" for kind, *_ in fields.values()):
         return ColumnTargets.of_rows(np.concatenate(columns))
     if any(not is_plain(column.dtype) for column in columns):
-        return [as_value(value, encoding) for column in columns for value in column]
+        values = []
+        for column, path in zip(columns, paths, strict=True):
+            for row, value in enumerate(column):
+                try:
+                    values.append(as_value(value, encoding))
+                except FormatError as error:
+                    raise FormatError(f"{path}: {name!r}, row {row}: {error}") from error
+        return values
     return columns[0] if len(columns) == 1 else np.concatenate(columns)

@@ -137,7 +137,7 @@ class HDF5Dataset(ArrayDataset):
             rows = TableFormat([column for column in tables[0] if column.name != target_name], rows.dtype, codec)
         targets = None
         if target_name is not None:
-            targets, self.classes = labelled_targets(columns, target_name, codec)
+            targets, self.classes = labelled_targets(columns, [redact(path) for path in paths], target_name, codec)
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
     def coordinates(self) -> dict[str, npt.NDArray[Any]]:

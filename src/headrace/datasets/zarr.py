@@ -174,7 +174,7 @@ class ZarrDataset(ArrayDataset):
             source, sample_format = joined_rows(sources, dtype)
             if target_name is not None:
                 columns = [_targets(source, opened.store(path), opened, target_name) for source, path in zip(sources, paths, strict=True)]
-                targets, self.classes = labelled_targets(columns, target_name)
+                targets, self.classes = labelled_targets(columns, [source.path for source in sources], target_name)
         else:
             cast_to, how = dtype_named(dtype), (patch_shape, stride, edges, pad, boxes)
             self._volumes = [(patch_source(array, target_name, opened, *how), array) for array in arrays]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from headrace.errors import FormatError, HeadraceError, RemoteError
+from headrace.errors import FormatError, HeadraceError, MissingNameError, RemoteError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.episodes import Episodes, replay_in, tell_episodes
 from headrace.inspecting.nodes.hdf5 import PandasTable, episodes_in, is_index, node_of, table_in, walked, writer_of
@@ -25,13 +25,14 @@ from headrace.storage.arrays.chunks import Grid
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.packed import BOXES, DATA, LABELS, TARGETS, PackedInfo
 from headrace.storage.arrays.rows import layout_fingerprint
+from headrace.storage.arrays.values import cast_of_long_doubles, long_doubles_in
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, obstacle_of, rows_of
-from headrace.storage.hdf5.conventions import packing_of
+from headrace.storage.hdf5.conventions import check_matlab, packing_of
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
-from headrace.storage.hdf5.times import readable, value_dtype
+from headrace.storage.hdf5.times import check_has_values, readable, value_dtype
 from headrace.storage.source import fingerprint_of_files
 from headrace.storage.sparse.hdf5 import HDF5Groups
 
@@ -61,6 +62,10 @@ class _Found(NamedTuple):
     episodes: Episodes | None = None
     matrix: FoundMatrix | None = None
     table: PandasTable | None = None
+    problem: str = ""
+    """Why the files can't be one dataset."""
+    cast: str = ""
+    """The dtype that long doubles must be cast to."""
     decoded: str = ""
     """The dtype of packed values of netCDF when they are unpacked; "": values are what is stored."""
 
@@ -80,7 +85,11 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     try:
         found = opened.hdf5.read_each(paths[:1], functools.partial(_look_into, opened, name))[0]
         if len(paths) > 1 and found.matrix is None:
-            rows, prints = _rows_together(opened, paths, found)
+            try:
+                rows, prints = _rows_together(opened, paths, found)
+            except (FormatError, MissingNameError) as error:  # they are no dataset together
+                rows, prints = None, []
+                found = found._replace(problem=str(error))
             found = found._replace(rows=rows, fingerprint=fingerprint_of_files([None] * len(prints), rows or 0, prints) if prints else None)
             found = found._replace(classes=None if opened.hdf5.files.is_remote else _classes_together(opened, paths, found))
         sizes = [opened.hdf5.files.version(path).size for path in paths[: 1 if opened.hdf5.files.is_remote else None]]
@@ -100,8 +109,7 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
             report.samples, report.fingerprint = None, None
     else:
         _tell_samples(report, found, paths)
-    primary = found.primary
-    main = next((one for one in found.access if primary is not None and one.name == primary.path), None)
+    primary, main = found.primary, _main(found)
     if primary is not None and main is not None and found.info is None and found.matrix is None:
         names_array = primary.path != DATA and len([node for node in found.nodes if node.kind == "array" and node.shape]) > 1
         of = paths[0] if len(paths) == 1 else shown
@@ -113,15 +121,23 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
 
 
 def _rows_together(opened: OpenHDF5, paths: list[str], found: _Found) -> tuple[int | None, list[str]]:
-    """The rows of several local files, and the fingerprint of each; (None, []) where there are too many, or one is another."""
+    """The rows of several local files, and the fingerprint of each; (None, []) where there are too many.
+
+    Raises:
+        FormatError, MissingNameError: they can't be one dataset.
+    """
     if found.primary is None or found.info is not None or opened.hdf5.files.is_remote or len(paths) > _PARTS:
         return None, []
-    rows, prints = 0, list[str]()
+    rows, prints, first = 0, list[str](), ""
     for path in paths:
         with opened.hdf5.reading(path) as file:
-            dataset = readable(file.get(found.primary.path), f"{redact(path)}: {found.primary.path!r}")
-            if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
-                return None, []
+            dataset = opened.hdf5.dataset(file, found.primary.path, path)
+            rows_are = f"{value_dtype(dataset)} {list((dataset.shape or ())[1:])}"
+            first = first or rows_are
+            if not dataset.shape or rows_are != first:
+                raise FormatError(
+                    f"{redact(path)} and {redact(paths[0])} can't be one dataset: rows of {rows_are} here, and of {first} there"
+                )
             rows += int(dataset.shape[0])
             prints.append(_fingerprint(opened, path, found.primary.path, dataset))
     return rows, prints
@@ -139,6 +155,11 @@ def _classes_together(opened: OpenHDF5, paths: list[str], found: _Found) -> tupl
             return None
         together.update(of_part[0])
     return dict(together), found.classes[1]
+
+
+def _main(found: _Found) -> Access | None:
+    """What a row of the array of interest costs."""
+    return next((one for one in found.access if found.primary is not None and one.name == found.primary.path), None)
 
 
 def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
@@ -174,7 +195,11 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
     if found.decoded:
         report.samples_are += f", unpacked {found.decoded}"
         options.append("decode_cf=True")
-    report.opens_as = f"headrace.HDF5Dataset({', '.join([repr(report.path), *options])})"
+    if found.cast:
+        options.append(f"dtype={found.cast!r}")
+    main = _main(found)
+    problem = "" if main is None else main.problem
+    report.tell_opening(f"headrace.HDF5Dataset({', '.join([repr(report.path), *options])})", problem or found.problem)
 
 
 def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
@@ -192,7 +217,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
             name, arrays = table.arrays[0], [node for node in arrays if node.path in table.arrays]
         wanted = name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
         primary = None if episodes is not None else _primary(file, arrays, wanted, info, hdf5, path, notes)
-        access, kind, height, fingerprint, rows = list[Access](), "O", 1, None, None
+        access, kind, height, fingerprint, rows, cast = list[Access](), "O", 1, None, None, ""
         if episodes is not None:  # a step costs as much in all of them
             arrays = [node for node in arrays if node.path.startswith(f"{episodes.first}/")]
         others = sorted((node for node in arrays if node is not primary), key=lambda node: -node.nbytes)
@@ -203,6 +228,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
                 access.append(costs.of_flat(cost, info) if info is not None and node.path == DATA and info.is_flat else cost)
             if node is primary:
                 kind, height, rows = _dtype(dataset).kind, (dataset.chunks or (1,))[0], int(dataset.shape[0])
+                cast = cast_of_long_doubles(_dtype(dataset))
                 fingerprint = _fingerprint(opened, path, node.path, dataset)
         packing = None if primary is None else packing_of(hdf5.dataset(file, primary.path, path))
         if primary is not None and packing is not None:
@@ -212,7 +238,8 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         classes = _classes(file, info, rows)
         details = _details(file, info)
     decoded = "" if packing is None else "strings" if packing.joins else str(packing.dtype)
-    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes, matrix, table, decoded)
+    found = _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes, matrix, table)
+    return found._replace(cast=cast, decoded=decoded)
 
 
 def _fingerprint(opened: OpenHDF5, path: str, name: str, dataset: h5py.Dataset) -> str:
@@ -244,6 +271,7 @@ def _primary(
     if known is not None:
         return known
     dataset = hdf5.dataset(file, wanted, path)  # a link leads to it, or it was not looked at; or the error says which there are
+    check_has_values(dataset, f"{redact(path)}: {wanted!r}")
     if not dataset.shape:
         raise FormatError(f"{redact(path)}: {wanted!r} is a single value, it has no axis of samples")
     return node_of(dataset, wanted, hdf5.files.is_remote)
@@ -255,8 +283,13 @@ def _cost(dataset: h5py.Dataset, node: Node, path: str, opened: OpenHDF5) -> Acc
     count = math.prod(grid.counts)
     chunk = math.prod(grid.chunks) * dataset.dtype.itemsize
     stored = chunk if node.stored is None else node.stored / max(1, node.chunks_written or count)
+    where = f"{redact(path)}: {node.path!r}"
     try:
-        if holds_objects(dataset.dtype, node.path):
+        if dataset.file.userblock_size:
+            check_matlab(dataset, where)
+        if long_doubles_in(dataset.dtype):
+            raise FormatError(f"{where} has fields of long doubles, which torch does not have: convert them")
+        if holds_objects(dataset.dtype, where):
             return Access(node.path, "a row", "h5py: elements of any size", read=int(stored), by_library=True)
         if not opened.hdf5.files.is_remote and count <= _LISTED:
             rows = rows_of(dataset, path, node.path, opened.hdf5, opened.library)
@@ -267,7 +300,7 @@ def _cost(dataset: h5py.Dataset, node: Node, path: str, opened: OpenHDF5) -> Acc
     except RemoteError:
         raise
     except (HeadraceError, OSError, ValueError) as error:
-        return Access(node.path, "a row", f"not at all: {' '.join(str(error).split())}", by_library=True)
+        return Access.impossible(node.path, error)
     start = "ranges" if opened.hdf5.files.is_remote else "pread"
     way = f"{start} + {pipeline}" if pipeline else start
     return costs.row_cost(node.path, way, grid, dataset.dtype.itemsize, stored, True, not pipeline)

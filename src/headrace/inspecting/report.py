@@ -89,6 +89,7 @@ class Access:
         by_library: True if h5py, zarr-python or the like read it.
         total: bytes of all samples, decoded; 0: it is not known.
         chunk_count: chunks of the array; 0: it has none.
+        problem: why it can't be read; "": it can.
     """
 
     name: str
@@ -102,6 +103,13 @@ class Access:
     by_library: bool = False
     total: int = 0
     chunk_count: int = 0
+    problem: str = ""
+
+    @classmethod
+    def impossible(cls, name: str, error: Exception) -> Access:
+        """Of an array that can't be read."""
+        problem = " ".join(str(error).split())
+        return cls(name, "a row", f"not at all: {problem}", by_library=True, problem=problem)
 
     @property
     def amplification(self) -> float:
@@ -146,7 +154,7 @@ class Report:
         classes: samples of each class; None: there are no classes.
         classes_are: what says the class: "folders", "values of 'labels'".
         fingerprint: of the dataset.
-        opens_as: how it is opened in Python.
+        opens_as: how it is opened in Python; None: it can't be.
         access: what random samples cost.
         advice: what would make them faster.
         notes: what there is to know besides.
@@ -169,6 +177,13 @@ class Report:
     access: list[Access] = field(default_factory=list)
     advice: list[Advice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def tell_opening(self, call: str, problem: str) -> None:
+        """Tells how it is opened, or what speaks against that."""
+        if problem:
+            self.notes.append(f"it can't be opened: {problem}")
+        else:
+            self.opens_as = call
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON can say it."""

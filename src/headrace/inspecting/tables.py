@@ -15,6 +15,7 @@ from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
+from headrace.storage.arrays.values import cast_of_long_doubles
 from headrace.storage.table.arrays import arrays_of, open_arrays
 from headrace.storage.table.columns import holds_images, is_bytes, refused
 from headrace.storage.table.files import TABLES, TableFile, classes_in, features_in, hold_arrays
@@ -157,7 +158,15 @@ def _arrays(files: FileSet, shown: str) -> Report:
         reader.close()
     source = sources[0]
     report.samples, report.samples_are = sum(map(len, sources)), f"rows of {source.rows_are}"
-    report.opens_as = f"headrace.TableDataset({shown!r}{f', columns={columns!r}' if columns else ''})"
+    options = [f"columns={columns!r}"] if columns else []
+    casts = {cast_of_long_doubles(dtype) for dtype in source.dtypes.values()} - {""}
+    if casts:
+        options.append(f"dtype={min(casts)!r}")
+    other = next((one for one in sources if one.rows_are != source.rows_are), None)
+    problem = ""
+    if other is not None:
+        problem = f"{other.path} and {source.path} can't be one dataset: rows of {other.rows_are} here, and of {source.rows_are} there"
+    report.tell_opening(f"headrace.TableDataset({', '.join([repr(shown), *options])})", problem)
     report.fingerprint = source.fingerprint() if len(sources) == 1 else None
     row = source.total_bytes // max(1, len(source))
     way = "; ".join(dict.fromkeys(source.how().values()))

@@ -31,7 +31,7 @@ from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
-from headrace.storage.arrays.chunks import Grid
+from headrace.storage.arrays.chunks import Grid, shown_array
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.packed import BOXES, DATA, LABELS, PACKED_ATTRIBUTE, PACKED_CHECKSUM, TARGETS, PackedInfo, parse_info
 from headrace.storage.arrays.reader import ArrayReader
@@ -89,10 +89,18 @@ def _join(report: Report, opened: OpenZarr, paths: list[str]) -> None:
     report.samples, report.fingerprint, report.stored = None, None, None
     if first is None or opened.files.is_remote or len(paths) > _STORES:
         return
-    rows, prints = 0, list[str]()
+    rows, prints, alike = 0, list[str](), ""
     for path in paths:
         layout = _layout(opened.store(path).metadata(name) or {})
         if layout is None or not layout.shape:
+            return
+        rows_are = f"{layout.dtype} {list(layout.shape[1:])}"
+        alike = alike or rows_are
+        if rows_are != alike:
+            report.opens_as = None
+            report.tell_opening(
+                "", f"{redact(path)} and {redact(paths[0])} can't be one dataset: rows of {rows_are} here, and of {alike} there"
+            )
             return
         rows += layout.shape[0]
         prints.append(layout_fingerprint([name, layout.shape, layout.dtype.str, layout.chunks]))
@@ -184,15 +192,16 @@ def _tell_samples(
     group = next((name for name, image in images.items() if path == image.levels[0].path), None)
     argument = group if group is not None else path
     named = f", {argument!r}" if argument else ""
+    problem = "" if cost is None else cost.problem
     if path in patches:
         assert primary.chunks is not None
         report.samples_are = f"patches of {_quoted(path)}, {primary.dtype} {list(shape)}, as large as you say"
-        report.opens_as = f"headrace.ZarrDataset({shown!r}{named}, patch_shape={tuple(patches[path])})"
+        report.tell_opening(f"headrace.ZarrDataset({shown!r}{named}, patch_shape={tuple(patches[path])})", problem)
         report.advice = advice.for_patches(cost, primary.chunks) if cost is not None else []
         return
     report.samples = shape[0]
     report.samples_are = f"rows of {_quoted(path)}, {primary.dtype} {list(shape[1:])}"
-    report.opens_as = f"headrace.ZarrDataset({shown!r}{named})"
+    report.tell_opening(f"headrace.ZarrDataset({shown!r}{named})", problem)
     report.fingerprint = _fingerprint(store, primary)
     if cost is not None and primary.chunks is not None:
         kind = "O" if primary.dtype is None else _kind(primary.dtype)
@@ -273,7 +282,7 @@ def _primary(
         return known
     node = node_of(store, path, metadata)  # of a store of many, it was not looked at
     if not node.shape:
-        raise FormatError(f"{redact(store.path)}: {path!r} is a single value, it has no axis of samples")
+        raise FormatError(f"{shown_array(store.path, path)} is a single value, it has no axis of samples")
     return node
 
 
@@ -311,7 +320,7 @@ def _cost(store: Store, node: Node, metadata: dict[str, Any], opened: OpenZarr, 
     except MissingNameError:
         raise
     except (HeadraceError, OSError) as error:
-        return Access(node.path, "a row", f"not at all: {' '.join(str(error).split())}", by_library=True)
+        return Access.impossible(node.path, error)
     assert isinstance(reader, ArrayReader)
     chunks, stored = reader.chunks, _stored_chunk(node, reader.chunks.grid)
     if patch is None:

@@ -363,7 +363,9 @@ def _numpy_rows(
 ) -> tuple[Any, SampleFormat, Any]:
     sources = open_arrays(files, columns, target_name)
     source, rows = joined_rows(sources, dtype)
-    targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
+    targets = None
+    if target_name is not None:
+        targets = joined_targets([one.column(target_name) for one in sources], [one.path for one in sources], target_name)
     return source, rows, targets
 
 

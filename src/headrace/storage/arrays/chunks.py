@@ -61,6 +61,11 @@ class Grid(NamedTuple):
         return tuple(slice(at, min(at + chunk, extent)) for at, chunk, extent in zip(corner, self.chunks, self.shape, strict=True))
 
 
+def shown_array(path: str, name: str) -> str:
+    """An array of a file or store, as messages name it; the array in the root of a store has no name."""
+    return f"{redact(path)}: {name!r}" if name else redact(path)
+
+
 class ChunkNames(NamedTuple):
     """Names the chunks of an array for messages.
 

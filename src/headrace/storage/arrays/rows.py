@@ -18,7 +18,7 @@ from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
-from headrace.storage.arrays.chunks import COUNTABLE
+from headrace.storage.arrays.chunks import COUNTABLE, shown_array
 from headrace.storage.arrays.gather import gather
 from headrace.storage.arrays.reader import ArrayReader, Map, OpenArrays
 from headrace.storage.blocks import block_length
@@ -124,10 +124,10 @@ class ArraysSource(ReadersSource):
         for one, field in fields.items():
             across = field.across if isinstance(field, ArrayReader) and all(field.shape) else 1
             if field.shape[0] * across > COUNTABLE:
-                raise FormatError(f"{path}: {one!r} has shape {list(field.shape)}, more than can be counted: the file is damaged")
+                raise FormatError(f"{shown_array(path, one)} has shape {list(field.shape)}, more than can be counted: the file is damaged")
         if self._row_bytes > _SMALL and self._row_bytes > (limit := tightest(memory_limits())).headroom:
             raise BudgetError(
-                f"{path}: a row of {' and '.join(self._names)} takes {format_size(self._row_bytes)}, and "
+                f"{path}: a row{' of ' if any(self._names) else ''}{' and '.join(self._names)} takes {format_size(self._row_bytes)}, and "
                 f"{format_size(limit.headroom)} are free ({limit.name}): if the file is not damaged, pack it again in smaller samples"
             )
         if len({field.shape[0] for field in fields.values()}) > 1:
@@ -152,7 +152,7 @@ class ArraysSource(ReadersSource):
         return ", ".join(f"{f.dtype} {list(f.shape[1:])}" for f in self._fields.values())
 
     def how(self) -> dict[str, str]:
-        return {name: field.how for name, field in self._fields.items()}
+        return {name or "rows": field.how for name, field in self._fields.items()}
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -260,4 +260,5 @@ class ArraysSource(ReadersSource):
         return layout_fingerprint(self._grids[0] if isinstance(self.name, str) else self._grids)
 
     def location(self, index: int) -> str:
-        return f"{self.path}, {' and '.join(self._names)}, row {index}"
+        names = " and ".join(filter(None, self._names))
+        return ", ".join([self.path, *([names] if names else []), f"row {index}"])

@@ -215,7 +215,7 @@ class EpisodeLook(ABC, Generic[F, G]):
 
     @abstractmethod
     def value(self, group: G, key: str) -> Any:
-        """The value of an array of a group, which `check_static` has measured; None: there is no such array."""
+        """The value of an array of a group, which `check_static` has measured; None: there is no such array, or it has no value."""
 
     # -- what all have in common
 

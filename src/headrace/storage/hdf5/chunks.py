@@ -36,7 +36,7 @@ from headrace.storage.hdf5.filters import check_filters, codecs_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored, place_of
 from headrace.storage.hdf5.remote import patiently
-from headrace.storage.hdf5.times import TimedDataset, readable, with_ordered_fields
+from headrace.storage.hdf5.times import TimedDataset, check_has_values, readable, with_ordered_fields
 
 TABLE_VERSION = 1
 KEPT_FROM = 20_000
@@ -179,6 +179,7 @@ def rows_of(
         DataNotFoundError: a source of a virtual dataset is missing.
     """
     where = f"{redact(path)}: {name!r}"
+    check_has_values(dataset, where)
     if not dataset.shape:
         raise FormatError(f"{where} is a single value, it has no axis of samples")
     dataset = with_ordered_fields(dataset)

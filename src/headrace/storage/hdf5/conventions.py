@@ -67,7 +67,11 @@ def packing_of(dataset: h5py.Dataset) -> Packing | None:
     stored = dtype
     if dtype.kind in "iu" and isinstance(attributes.get("_Unsigned"), str):
         stored = np.dtype(f"{dtype.byteorder}{'u' if attributes['_Unsigned'].lower() == 'true' else 'i'}{dtype.itemsize}")
-    missing = [value for name in ("_FillValue", "missing_value") for value in np.atleast_1d(dataset.attrs.get(name, [])).tolist()]
+    missing = list[Any]()
+    for name in ("_FillValue", "missing_value"):
+        values = dataset.attrs.get(name)
+        if values is not None and not isinstance(values, h5py.Empty):
+            missing += np.atleast_1d(values).tolist()
     missing = [value for value in dict.fromkeys(missing) if value == value]  # NaN stays NaN
     if stored.kind != dtype.kind:
         missing = [np.array(value).astype(dtype).view(stored)[()].item() for value in missing]
@@ -82,7 +86,9 @@ def packing_of(dataset: h5py.Dataset) -> Packing | None:
 
 
 def _single(value: Any) -> Any:
-    """An attribute of one value, which netCDF writes as an array."""
+    """An attribute of one value, which netCDF writes as an array; None: of a null dataspace, which has no value."""
+    if isinstance(value, h5py.Empty):
+        return None
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

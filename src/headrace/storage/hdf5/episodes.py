@@ -92,8 +92,7 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
         return arrays_of(group)
 
     def attributes(self, group: h5py.Group) -> Mapping[str, Any]:
-        attributes: Mapping[str, Any] = group.attrs
-        return attributes
+        return {name: value for name, value in group.attrs.items() if not isinstance(value, h5py.Empty)}
 
     def array(self, group: h5py.Group, path: str, name: str, key: str) -> EpisodeArray:
         opened, options = self._opened, self.options
@@ -137,7 +136,7 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
 
     def value(self, group: h5py.Group, key: str) -> Any:
         dataset = group.get(key)
-        if not isinstance(dataset, h5py.Dataset):
+        if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
             return None
         check_static(key, dataset.nbytes)
         return dataset[()]

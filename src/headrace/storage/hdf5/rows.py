@@ -53,7 +53,7 @@ from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
 from headrace.storage.hdf5.tables import Column
-from headrace.storage.hdf5.times import decoding_of, readable
+from headrace.storage.hdf5.times import check_has_values, decoding_of, readable
 from headrace.storage.source import PackPart
 
 _COLUMN_BYTES = 64 << 20
@@ -294,6 +294,7 @@ class HDF5Source(PackedSource):
 
     def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
         dataset = self._opened.hdf5.dataset(file, name, self._file)
+        check_has_values(dataset, f"{redact(self.path)}: {name!r}")
         Versions(dataset, self._file, name, self._opened.hdf5)
         column = np.asarray(dataset)
         expected = self.info.checksums.get(name) if self.info is not None else None

@@ -96,6 +96,12 @@ def with_ordered_fields(dataset: h5py.Dataset) -> h5py.Dataset:
     return dataset if ordered is dataset.dtype else OrderedDataset(dataset, ordered)
 
 
+def check_has_values(dataset: h5py.Dataset, where: str) -> None:
+    """Raises a FormatError for a dataset of a null dataspace."""
+    if dataset.shape is None:
+        raise FormatError(f"{where} has a null dataspace, and so no values: name another dataset")
+
+
 def readable(dataset: Any, where: str) -> Any:
     """A dataset whose dtype h5py knows, with the fields of compounds in the order of their bytes; one
     with times as a `TimedDataset`. What is no dataset stays as it is.

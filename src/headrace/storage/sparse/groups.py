@@ -108,8 +108,10 @@ def as_text(values: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
     """
     if values.dtype.kind not in "SUO":
         return values
-    try:
-        each = (value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist())
-        return np.fromiter(each, object, len(values))
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{where}: a string is not UTF-8: {error}") from error
+    texts = np.empty(len(values), object)
+    for row, value in enumerate(values.tolist()):
+        try:
+            texts[row] = value.decode() if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{where}, row {row}: a string is not UTF-8: {error}") from error
+    return texts

@@ -18,6 +18,7 @@ from headrace.storage.arrays.spans import SpanReader
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.rows import OpenHDF5
+from headrace.storage.hdf5.times import check_has_values
 from headrace.storage.sparse.groups import GroupFile, as_text
 
 
@@ -98,5 +99,6 @@ class HDF5Groups(GroupFile):
 
     def column(self, name: str) -> npt.NDArray[Any]:
         dataset = self._dataset(name)
+        check_has_values(dataset, f"{self.path}: {name!r}")
         Versions(dataset, self._place, name, self.opened.hdf5)
         return as_text(np.asarray(dataset), f"{self.path}: {name!r}")

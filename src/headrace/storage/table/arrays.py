@@ -98,12 +98,6 @@ class NumpySource(ArraysSource):
         fields = {name: _reader(path, name, opened, array) for name, array in chosen.items()}
         super().__init__(shown, opened, names, fields, [None] * len(fields))
 
-    def location(self, index: int) -> str:
-        return f"{self.path}, row {index}" if self.name == "" else super().location(index)
-
-    def how(self) -> dict[str, str]:
-        return {name or "rows": way for name, way in super().how().items()}
-
     def column(self, name: str) -> npt.NDArray[Any]:
         """All rows of an array of the file."""
         array = self._arrays[name]

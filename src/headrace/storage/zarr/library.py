@@ -15,8 +15,7 @@ import numpy.typing as npt
 from headrace.errors import FormatError, HeadraceError
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
-from headrace.io.paths import redact
-from headrace.storage.arrays.chunks import COUNTABLE, Grid, LibraryChunks
+from headrace.storage.arrays.chunks import COUNTABLE, Grid, LibraryChunks, shown_array
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.zarr.store import Store, key_of
 
@@ -49,15 +48,36 @@ class LibraryArrays:
         elif os.path.isfile(path):
             store = zarr.storage.ZipStore(path, mode="r")
         try:
-            return zarr.open_array(store, path=name, mode="r")
+            array = zarr.open_array(store, path=name, mode="r")
+            if array.metadata.zarr_format == 3:
+                codecs: Any = array.metadata.to_dict()["codecs"]
+                _load_codecs(codecs)
         except HeadraceError:
             raise
         except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
-            cause = " ".join(str(error).split())
+            where, cause = shown_array(path, name), " ".join(str(error).split())
+            if isinstance(error, ImportError) or type(error).__name__ == "UnknownCodecError":  # of zarr, and of numcodecs
+                raise FormatError(
+                    f"{where} needs a codec that is not installed ({cause}): install and import the package that registers it with "
+                    "zarr; some are extras of numcodecs, such as numcodecs[pcodec]"
+                ) from error
             raise FormatError(
-                f"{redact(path)}: {name!r} can't be opened by zarr-python: {cause}; where a codec or data type is unknown, install and "
-                "import the package that registers it with zarr"
+                f"{where} can't be opened by zarr-python: {cause}; where a data type is unknown, install and import the package that "
+                "registers it with zarr"
             ) from error
+        return array
+
+
+def _load_codecs(codecs: Sequence[dict[str, Any]]) -> None:
+    """Loads what zarr-python takes from numcodecs, which it would not do before it decodes the first chunk."""
+    import numcodecs
+
+    for codec in codecs:
+        options = codec.get("configuration") or {}
+        _load_codecs([*options.get("codecs", ()), *options.get("index_codecs", ())])
+        library, _, name = codec["name"].rpartition(".")
+        if library == "numcodecs":
+            numcodecs.get_codec({"id": name, **options})
 
 
 def close_array(array: Any) -> None:
@@ -85,7 +105,7 @@ class LibraryArray:
         """
         self._store.check_version(self._name)
         key = f"{self._store.path}\0{self._store.library_root}{self._name}"
-        with asking("zarr-python", f"{redact(self._store.path)}: {self._name!r}{why}"), self._opened.reading(key) as array:
+        with asking("zarr-python", f"{shown_array(self._store.path, self._name)}{why}"), self._opened.reading(key) as array:
             yield array
 
     def check(self, part: tuple[slice, ...]) -> None:

@@ -20,7 +20,7 @@ from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.storage.arrays.axes import AxisReader, axis_number
-from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid
+from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid, shown_array
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import ArraysSource
@@ -92,7 +92,7 @@ class OpenZarr(OpenArrays[Any]):
         direct, missing = (True, "error" if required else "fill") if is_column or required else (self._direct, self._missing)
         chunks: Chunks | str = self._direct_chunks(store, name, metadata, missing, by_row and not axis) if direct else "direct=False"
         if isinstance(chunks, str):
-            chunks = library_chunks(self._library_array(store, name, missing, chunks), f"{redact(store.path)}: {name!r}", chunks)
+            chunks = library_chunks(self._library_array(store, name, missing, chunks), shown_array(store.path, name), chunks)
             self.library.close()
         key = f"{store.path}\0{name}"
         return AxisReader(chunks, self.chunks, key, axis, in_bands=False) if axis else ArrayReader(chunks, self.chunks, key)
@@ -105,7 +105,7 @@ class OpenZarr(OpenArrays[Any]):
         Raises:
             FormatError, ConfigError: see `reader`; no such axis, or one of strings, whose rows lie along the first axis only.
         """
-        where = f"{redact(store.path)}: {name!r}"
+        where = shown_array(store.path, name)
         number = axis_number(axis, metadata["shape"], store.axis_names(name, metadata), where) if axis and metadata["shape"] else 0
         if not holds_strings(metadata):
             return self.reader(store, name, metadata, is_column=is_column, axis=number)
@@ -117,7 +117,7 @@ class OpenZarr(OpenArrays[Any]):
 
     def _library_array(self, store: Store, name: str, missing: str, why: str) -> LibraryArray:
         if missing == "error":
-            raise ConfigError(f"missing='error' can't be had for {name!r} of {redact(store.path)}, which zarr-python reads: {why}")
+            raise ConfigError(f"missing='error' can't be had for {shown_array(store.path, name)}, which zarr-python reads: {why}")
         return LibraryArray(self.library, store, name)
 
     def _direct_chunks(self, store: Store, name: str, metadata: dict[str, Any], missing: str, by_row: bool) -> DirectChunks | str:
@@ -178,7 +178,7 @@ class ZarrSource(ArraysSource):
         fields = {one: opened.rows(self._store, one, metadata, axis=axis) for one, metadata in arrays.items()}
         for one, field in fields.items():
             if not field.shape:
-                raise FormatError(f"{shown}: {one!r} is a single value, it has no axis of samples")
+                raise FormatError(f"{shown_array(shown, one)} is a single value, it has no axis of samples")
         chunks: list[Any] = [field.chunks.grid.chunks if isinstance(field, ArrayReader) else None for field in fields.values()]
         if axis:  # of arrays that are read along another axis the fingerprint is another one
             chunks = [[extents, axis] for extents in chunks]
@@ -193,7 +193,7 @@ class ZarrSource(ArraysSource):
         """
         reader = self._opened.rows(self._store, *self._store.array(name), is_column=True)
         if not reader.shape or reader.shape[0] != len(self):
-            raise FormatError(f"{self.path}: {name!r} has shape {reader.shape}, not one row for each of {len(self)} samples")
+            raise FormatError(f"{shown_array(self.path, name)} has shape {reader.shape}, not one row for each of {len(self)} samples")
         if isinstance(reader, StringRows):
             return reader.whole()
         return reader.whole(self.run)
