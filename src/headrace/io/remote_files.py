@@ -206,6 +206,10 @@ class RemoteFiles(Files):
         """What was handed out last is of no use."""
         self._handed_out = "", b""
 
+    def check_ranges(self, url: str) -> None:
+        """Makes sure that a file can be read by ranges: see `Remote.check_ranges`."""
+        self._remote.run(self._remote.check_ranges(url, self.version(url).size))
+
     def is_folder(self, url: str) -> bool:
         """True if there is a folder of that name.
 

@@ -80,6 +80,16 @@ def test_server_without_ranges_is_refused_at_once(tmp_path: Path) -> None:
         HDF5Dataset(f"{url}/x.h5")
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_lines_of_a_server_without_ranges_are_refused_at_opening(tmp_path: Path, name: str) -> None:
+    """They are short enough to be read whole for the table of lines, so that it would show with the first sample."""
+    (tmp_path / name).write_text('{"text": "a"}\n{"text": "b"}\n')
+    said = rf"{name}: the server sends whole files .* Download the files"
+    for make, options in ((TextDataset, {"unit": "line"}), (StreamingDataset, {})):
+        with plain_server(tmp_path) as url, pytest.raises(RemoteError, match=said):
+            make(f"{url}/{name}", cache_dir=tmp_path / "c", **options)
+
+
 def test_untrusted_certificate_is_final() -> None:
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_message = "self-signed certificate"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import AccessError, DataNotFoundError
 from headrace.io.resolve import folders
-from headrace.io.resolve.folders import FILE, FOLDER, OTHER, list_folder
+from headrace.io.resolve.folders import FILE, FOLDER, NOTHING, OTHER, list_folder
 from tests.io.resolve.scanning import scan
 
 ENDINGS = (b".jpg",)
@@ -122,7 +122,8 @@ class TestListing:
         assert dict(zip(map(os.fsdecode, found.links), found.kinds.tolist(), strict=True)) == {
             **dict.fromkeys(["file.jpg", "text.jpg"], FILE),
             **dict.fromkeys(["folder", "real/up"], FOLDER),
-            **dict.fromkeys(["notes", "gone.jpg", "self"], OTHER),
+            "notes": OTHER,
+            **dict.fromkeys(["gone.jpg", "self"], NOTHING),
         }
         assert sorted(found.folders) == [b"", b"folder", b"real", b"real/up"]  # the last is a loop: looked at, not into
         assert list(found.names) == [b"file.jpg", b"folder/y.jpg", b"real/x.jpg", b"text.jpg", b"x.jpg"]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, HeadraceWarning
 from headrace.io.paths import chain_of, is_url, named_part, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
 from headrace.io.remote.options import RemoteOptions
@@ -114,8 +114,14 @@ class TestLinks:
         (tmp_path / "folder").symlink_to("folder")
         (tmp_path / "ping").symlink_to("pong")
         (tmp_path / "pong").symlink_to("ping")
-        assert names(scan(tmp_path, ENDINGS)) == ["real.jpg"]
-        assert scan(tmp_path, ENDINGS).folders == ()
+        for _ in range(2):  # listed, and cached
+            with pytest.warns(HeadraceWarning, match=r": 5 links lead to what does not exist, .*: fix or remove '.*'$"):
+                found = scan(tmp_path, ENDINGS)
+            assert names(found) == ["real.jpg"] and found.folders == ()
+        with pytest.warns(HeadraceWarning, match=r"\*\.jpg: 2 links lead to what does not exist"):
+            assert names(scan(str(tmp_path / "*.jpg"), ENDINGS)) == ["real.jpg"]
+        with pytest.raises(DataNotFoundError, match=r"dangling\.jpg is a link to nothing\.jpg, which does not exist"):
+            scan(tmp_path / "dangling.jpg", ENDINGS)
 
     @pytest.mark.parametrize("target", [".", "..", "../..", "../../a"])
     def test_loops_end(self, tmp_path: Path, target: str) -> None:

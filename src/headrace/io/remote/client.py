@@ -53,6 +53,7 @@ from headrace.io.remote.fsspec_calls import (
     fetch,
     fetch_http,
     info_of,
+    is_http,
     is_path,
     loop_of,
     open_filesystem,
@@ -111,6 +112,7 @@ class Remote:
         )
         """What tells two servers apart whose URLs look alike."""
         self._filesystem: PerProcess[Any] = PerProcess(functools.partial(open_filesystem, url, options.storage_options), close_filesystem)
+        self._knows_ranges = False  # as far as the server has said
         self._samples: dict[str, _Sample] = {}  # of files behind a redirection
         self._has_answered = False  # travels to workers: what has answered once may be restarting
         self._reset()
@@ -268,6 +270,7 @@ class Remote:
         info = await self._info(url, lambda info: info.get("size") is not None or "encoding" in info)
         if "encoding" in info:
             judged(EncodedError(info["encoding"]), self.shown(url))
+        self._knows_ranges |= bool(info.get("accepts_ranges"))
         tag = next(
             (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
             None,
@@ -280,6 +283,15 @@ class Remote:
         answer = await self._range(url, start, stop, self.shown(url), None)  # perhaps of another mirror
         self._samples[url] = _Sample(start, stop, _digest(answer.data))
         return Version(answer.size or version.size, answer.etag or answer.modified or version.tag)
+
+    async def check_ranges(self, url: str, size: int) -> None:
+        """Asks for the last byte of a file, where its server did not say that it knows byte ranges.
+
+        Raises:
+            RemoteError: it sends whole files.
+        """
+        if not self._knows_ranges and size > 1 and is_http(self.filesystem):
+            await self._range(url, size - 1, size, self.shown(url), None)
 
     async def _whole(self, url: str) -> bytes:
         fs, path = self.filesystem, self._path(url)

@@ -60,9 +60,9 @@ def judged(error: BaseException, where: str) -> Passing:
             f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
         ) from None
     if isinstance(error, EncodedError):
-        raise _final(f"{where}: {text}. Turn compression off for these files, or download them") from None
+        raise _final(f"{where}: {text}. Turn compression off for these files, or download them", of_server=True) from None
     if isinstance(error, NoRangesError):
-        raise _final(f"{where}: {text}. Download the files, or use a server that supports byte ranges") from None
+        raise _final(f"{where}: {text}. Download the files, or use a server that supports byte ranges", of_server=True) from None
     if isinstance(error, WrongLengthError):
         return Passing(text, None, False)
     untrusted = next((one for one in _chain(error) if isinstance(one, ssl.SSLCertVerificationError)), None)
@@ -87,8 +87,9 @@ def was_replaced(where: str, why: str = "") -> FileChangedError:
     return FileChangedError(f"{where}: the file has been replaced since it was opened{why}: begin the epoch anew with the new one")
 
 
-def _final(message: str) -> RemoteError:
+def _final(message: str, of_server: bool = False) -> RemoteError:
     failure = RemoteError(message)
+    failure.is_of_server = of_server  # and of no sample
     failure.is_final = True
     return failure
 

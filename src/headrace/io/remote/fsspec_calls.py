@@ -67,8 +67,9 @@ async def info_of(fs: Any, path: str) -> Any:
                 if answer.status == 200 and encoding != "identity":
                     return {"size": None, "type": "file", "encoding": encoding}
                 if answer.status == 200 and "Content-Length" in said:
-                    info = {name: said.get(name) for name in ("ETag", "Last-Modified")}
-                    return {"size": int(said["Content-Length"]), "is_redirected": bool(answer.history), **info}
+                    info: dict[str, Any] = {name: said.get(name) for name in ("ETag", "Last-Modified")}
+                    info |= {"is_redirected": bool(answer.history), "accepts_ranges": "bytes" in said.get("Accept-Ranges", "")}
+                    return {"size": int(said["Content-Length"]), **info}
         except Exception as error:
             if getattr(error, "status", None) != 400:  # which aiohttp says of servers that answer HEAD with a body
                 raise

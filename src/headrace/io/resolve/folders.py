@@ -24,8 +24,8 @@ from headrace.io.resolve.contents import is_hidden_part
 
 THREADS = 8
 """How many folders are listed, or looked at, at once."""
-FILE, FOLDER, OTHER = b"fd-"
-"""What a link leads to: a file that counts, a folder, or neither."""
+FILE, FOLDER, OTHER, NOTHING = b"fd-x"
+"""What a link leads to: a file that counts, a folder, neither, or nothing that exists."""
 
 # NOTE [ order of parts ]
 #
@@ -46,7 +46,7 @@ class Listing:
         folders: every folder that was looked into, relative to the first, whose own name is empty.
         times: [folders, 2] int64, when the entries of each last changed, and when anything of it did (mtime and ctime in ns).
         links: the links that were met.
-        kinds: [links] uint8, what each led to: FILE, FOLDER or OTHER.
+        kinds: [links] uint8, what each led to: FILE, FOLDER, OTHER or NOTHING.
     """
 
     names: PackedNames
@@ -161,6 +161,8 @@ class _Walk:
             except OSError as error:
                 _check_is_nothing(error, item.path)
             if item.is_symlink():
+                if kind == OTHER and not os.path.exists(item.path):
+                    kind = NOTHING
                 folder.links.append(prefix + name)
                 folder.kinds.append(kind)
         files.sort()

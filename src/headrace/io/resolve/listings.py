@@ -29,11 +29,11 @@ from headrace.errors import warn
 from headrace.io.array_file import ArrayFile
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.resolve.folders import FILE, FOLDER, OTHER, THREADS, Listing, list_folder
+from headrace.io.resolve.folders import FILE, FOLDER, NOTHING, OTHER, THREADS, Listing, list_folder
 
 _log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 SETTLED_NS = 2_000_000_000
 """A folder must have been left alone for so long before it was listed: times on some file systems tick in steps of 2 s."""
 _TYPES = ("u1", "<i8", "u1", "<i8", "<i8", "u1", "<i8", "u1")  # of the arrays of a listing, as `_arrays` gives them
@@ -102,7 +102,7 @@ def _kind(link: bytes, endings: tuple[bytes, ...]) -> int | None:
     try:
         mode = os.stat(link).st_mode
     except OSError as error:
-        return OTHER if error.errno in (errno.ENOENT, errno.ELOOP) else None  # None: listing it says what is wrong
+        return NOTHING if error.errno in (errno.ENOENT, errno.ELOOP) else None  # None: listing it says what is wrong
     if stat.S_ISDIR(mode):
         return FOLDER
     return FILE if stat.S_ISREG(mode) and link.lower().endswith(endings) else OTHER

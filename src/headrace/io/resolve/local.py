@@ -8,12 +8,14 @@ import os
 import re
 from typing import Any
 
-from headrace.errors import DataNotFoundError
+import numpy as np
+
+from headrace.errors import DataNotFoundError, warn
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden_part, names_below
 from headrace.io.resolve.file_set import Found, Kind, in_order
-from headrace.io.resolve.folders import Listing, list_folder
+from headrace.io.resolve.folders import NOTHING, Listing, list_folder
 from headrace.io.resolve.listings import cached_listing
 
 
@@ -42,6 +44,8 @@ class LocalWalk:
             return Found(os.path.dirname(path), PackedNames([os.fsencode(os.path.basename(path))]))
         if glob.has_magic(path):
             return self._matched(path)
+        if os.path.islink(path):
+            raise DataNotFoundError(f"{redact(path)} is a link to {redact(os.readlink(path))}, which does not exist")
         raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
 
     def _is_store(self, folder: str) -> bool:
@@ -60,6 +64,9 @@ class LocalWalk:
                 self.others += itertools.islice(names_below(folder), MOST)
             return Found(folder, in_order(stores, self._kind.keeps_order), set(), {folder})
         listing = self._list(folder)
+        dead = np.flatnonzero(listing.kinds == NOTHING)
+        if len(dead):
+            _warn_of_dead_links(folder, len(dead), os.fsdecode(listing.links[int(dead[0])]))
         if not stores and (not len(listing.names) or are_bookkeeping(listing.names)):
             self.others += itertools.islice(names_below(folder), MOST)
         names = in_order([*stores, *listing.names], self._kind.keeps_order) if stores or self._kind.keeps_order else listing.names
@@ -78,7 +85,11 @@ class LocalWalk:
     def _matched(self, pattern: str) -> Found:
         """What a glob matches: names that end as they should; or, where none does, what is recognized by its content."""
         root = before_magic(pattern, os.sep) or ("/" if pattern.startswith("/") else "")
-        matches = [os.path.relpath(m, root or ".") for m in glob.glob(pattern, recursive=True) if self._kind.stores or os.path.isfile(m)]
+        globbed = glob.glob(pattern, recursive=True)
+        dead = [path for path in globbed if os.path.islink(path) and not os.path.exists(path)]
+        if dead:
+            _warn_of_dead_links(pattern, len(dead), dead[0])
+        matches = [os.path.relpath(m, root or ".") for m in globbed if self._kind.stores or os.path.isfile(m)]
         matches = [match for match in matches if "__MACOSX" not in match.split("/")]  # as `glob` leaves out what begins with a dot
         looping = {folder: _loops(root, folder) for folder in set(map(os.path.dirname, matches))}
         matches = [match for match in matches if not looping[os.path.dirname(match)]]
@@ -92,6 +103,11 @@ class LocalWalk:
         if lower.endswith(self._kind.stores):
             return True
         return lower.endswith(self._kind.endings) and (not self._kind.stores or os.path.isfile(os.path.join(root, name)))
+
+
+def _warn_of_dead_links(place: str, count: int, first: str) -> None:
+    links = "a link leads" if count == 1 else f"{count:,} links lead"
+    warn(f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or remove {redact(first)!r}")
 
 
 def before_magic(path: str, separator: str) -> str:

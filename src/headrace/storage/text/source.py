@@ -91,6 +91,8 @@ class LinesSource(Locatable):
         self._known = self._beside(paths, encoding)
         self._checks_quotes = False
         self._texts = [self._text(path, encoding, errors) for path in paths]
+        if self.files.is_remote and not self._texts[0].is_copy:
+            cast(RemoteFiles, self.files).check_ranges(self._texts[0].path)
         self._read_paths = [text.path for text in self._texts]
         self._is_copy = np.array([text.is_copy for text in self._texts], bool)
         self._bases = np.concatenate([[0], np.cumsum([text.end - text.begin for text in self._texts])])  # of each file, in the table
