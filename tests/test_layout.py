@@ -195,7 +195,7 @@ INSIDE: dict[str, list[str]] = {
             "replay",
             "table",
         ),
-        *("tar", "text", "tokens", "kinds", "read_rows"),
+        *("tar", "text", "tokens", "image_formats", "kinds", "read_rows"),
     ],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

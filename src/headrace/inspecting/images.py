@@ -22,6 +22,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
 from headrace.storage.class_folders import folder_targets, refuse_other_folders
 from headrace.storage.files import FilesSource, fingerprint_names
+from headrace.storage.image_formats import BY_PLUGIN, is_readable
 from headrace.storage.kinds import EXTENSIONS
 
 _HEADS = 64  # images whose headers are read; remote ones are fetched
@@ -91,6 +92,8 @@ def _tell_classes(report: Report, files: FileSet) -> None:
 
 def _looked_at(source: FilesSource, picked: list[int]) -> _Look:
     look = _Look(Counter(), Counter(), [], [])
+    for wanted in BY_PLUGIN:
+        is_readable(wanted)  # loads its plugin
     records = source.read(picked) if source.listing.is_remote else [None] * len(picked)
     for number, record in zip(picked, records, strict=True):
         place = source.listing.path(number) if record is None else io.BytesIO(record)

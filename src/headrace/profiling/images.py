@@ -17,6 +17,7 @@ from headrace.datasets import ImageDataset
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import choose_way
+from headrace.datasets.image.pixels import open_image
 from headrace.errors import SampleError
 from headrace.io.paths import redact
 from headrace.order import BatchRequest
@@ -98,7 +99,7 @@ def smaller_files(dataset: Any, requests: Callable[[int], Iterator[BatchRequest]
 
 def _smaller(record: bytes, side: int) -> bytes | None:
     """An image as a JPEG of that longer side; None: it is no larger."""
-    with Image.open(io.BytesIO(record)) as image:
+    with open_image(record) as image:
         if max(image.size) <= side:
             return None
         small = image.convert("RGB")

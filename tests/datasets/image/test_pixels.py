@@ -474,4 +474,4 @@ class TestLayoutAndValues:
         assert torch.equal(normalize(pixels, dtype_named(half)), values.to(half))
 
     def test_extensions(self) -> None:
-        assert set(EXTENSIONS) == {".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif"}
+        assert set(EXTENSIONS) == {".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif", ".avif", ".heic", ".heif", ".jxl"}

@@ -103,7 +103,7 @@ def pillow_nbytes(image: Image.Image, color: str, size: tuple[int, int] | None) 
         each = 24 if image.mode == "I" else 16  # scaled as floats
     elif image.mode == "LAB":
         each += 4
-    if image.format == "WEBP":
+    if image.format in ("WEBP", "AVIF", "HEIF", "JXL"):
         each += 8
     pixels = image.height * image.width
     return max(pixels * each, pixels * shown + _resizing_nbytes(image.height, image.width, size))

@@ -39,9 +39,11 @@ class ImageDataset(BaseDataset):
     By default an image is resized to 224 x 224, scaled to [0, 1] and normalised with the ImageNet statistics: float32 [3, H, W].
 
     Args:
-        data_path: a folder (searched recursively and sorted; .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a file, a glob, a
-            pattern with braces, fsspec URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote (.h5, .hdf5, .he5), given in any
-            of these ways except a folder. Or the folder of a pack of several parts, or its manifest.json.
+        data_path: a folder (searched recursively and sorted; .jpg .jpeg .png .bmp .tiff .tif .webp
+            .gif .avif .heic .heif .jxl in any case), a file, a glob, a pattern with braces, fsspec
+            URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote (.h5, .hdf5, .he5),
+            given in any of these ways except a folder. Or the folder of a pack of several parts, or
+            its manifest.json.
         image_size: (height, width), or one int for both. Images are resized bilinearly with antialiasing, before the transform; the aspect
             ratio is not kept. None: images keep their size. Default: (224, 224) without transforms, else None; for a packed file of decoded
             images their stored size.

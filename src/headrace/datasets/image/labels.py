@@ -49,7 +49,7 @@ class _ByDefault:
 
 
 FOLDERS_BY_DEFAULT: Any = _ByDefault()
-_FILES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy", ".npz", ".json", ".xml", ".txt")
+_FILES = (*EXTENSIONS, ".npy", ".npz", ".json", ".xml", ".txt")
 """Endings of what no class is called."""
 _FEW, _EXAMPLES = 20, 16
 

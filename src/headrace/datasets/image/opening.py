@@ -27,6 +27,7 @@ from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import HDF5Source, open_files
+from headrace.storage.image_formats import BY_PLUGIN, is_readable, remedy
 from headrace.storage.kinds import EXTENSIONS, IMAGES
 from headrace.storage.pairs import PairedSource
 from headrace.storage.zarr.packed import PackedGroup, packed_groups
@@ -74,10 +75,23 @@ def open_images(data_path: DataPath, wanted: Wanted, reach: RemoteOptions) -> tu
         import_pycocotools()
     source = FilesSource(data_path, EXTENSIONS, reach)
     try:
+        _check_readable(source.listing)
         return _with_targets(source, wanted, reach)
     except BaseException:
         source.close()
         raise
+
+
+def _check_readable(files: FileSet) -> None:
+    """Raises a ConfigError where a plugin that some images need is not installed."""
+    for wanted in BY_PLUGIN:
+        are_of_it = np.logical_or.reduce([files.names.end_in(os.fsencode(ending)) for ending in wanted.endings])
+        if are_of_it.any() and not is_readable(wanted):
+            first = redact(files.names[int(are_of_it.argmax())])
+            raise ConfigError(
+                f"{are_of_it.sum():,} of {len(files):,} images are of the format {remedy(wanted)}; the first: {first}; "
+                "or name the others by a glob, such as 'photos/**/*.jpg'"
+            )
 
 
 def _with_targets(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> tuple[ImageSource, Labels]:

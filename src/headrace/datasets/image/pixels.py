@@ -25,6 +25,7 @@ from headrace.datasets.image.claims import FREE, SIXTEEN_BIT, Claim, Left, jpeg_
 from headrace.dtypes import BFLOAT16
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
+from headrace.storage.image_formats import BY_PLUGIN, JPEG_XL, format_by_content, is_readable, remedy
 
 Pixels = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")
@@ -70,7 +71,9 @@ def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except Image.DecompressionBombError as error:
             raise FormatError(_bomb(str(error))) from error
         except UnidentifiedImageError as error:
-            raise FormatError(f"the content is no image ({', '.join(FORMATS)}), whatever the file's name says") from error
+            raise FormatError(
+                f"the content is no image ({', '.join((*FORMATS, *(one.name for one in BY_PLUGIN)))}), whatever the file's name says"
+            ) from error
         except Exception as error:
             if is_of_machine(error):
                 raise
@@ -179,12 +182,21 @@ def _may_be_turned(data: Any) -> bool:
 
 
 def open_image(data: Any) -> Image.Image:
-    """The image as Pillow opens it: its header is read."""
-    return Image.open(io.BytesIO(data), formats=FORMATS)
+    """The image as Pillow opens it: its header is read.
+
+    Raises:
+        FormatError: it is of a format that nothing installed here reads.
+    """
+    own = format_by_content(data)
+    if own is not None and not is_readable(own):
+        raise FormatError(f"the content is {remedy(own)}")
+    return Image.open(io.BytesIO(data), formats=FORMATS if own is None else (own.name,))
 
 
 def orientation_of(image: Image.Image) -> Any:
     """The same of an image that Pillow has opened."""
+    if image.format == JPEG_XL.name and not getattr(image, "jpeg", False):
+        return 1  # the decoder turns it; what EXIF says counts only in a JPEG that was recompressed
     try:
         return image.getexif().get(_ORIENTATION, 1)
     except (SyntaxError, ValueError, struct.error):  # an EXIF block that is broken says nothing; the pixels are sound

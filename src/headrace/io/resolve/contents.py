@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif")
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif", ".avif", ".heic", ".heif", ".jxl")
 _TEXTS = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
 READERS: dict[str, tuple[str, ...]] = {
     "ImageDataset": _IMAGES,
