@@ -160,7 +160,7 @@ def test_patches_of_whole_axes_and_of_boxes(store: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"patch_shape": (4, 4, 5, 2, 2)}, r"has 5 extents, and 'volume' has shape \[2, 9, 11, 13\]"),
+        ({"patch_shape": (4, 4, 5, 2, 2)}, r"has 5 extents, and .*'volume' has shape \[2, 9, 11, 13\]"),
         ({"patch_shape": (40, 4, 5)}, r"a\.zarr, volume: no patch of \[40, 4, 5\] fits into a volume of \[9, 11, 13\]: axis 0 has 9 of 40"),
         (
             {"patch_shape": (40, 40, 5), "edges": "shift"},

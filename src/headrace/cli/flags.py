@@ -27,6 +27,7 @@ _SAME = (
         "tokenizer",
         "end_token",
         "cache_dir",
+        "patch_shape",
     ),
     *("dataset_name", "workers", "shard_size", "format"),
 )

@@ -29,7 +29,7 @@ from headrace.storage.zarr.packed import PackedGroup, packed_group
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
 from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import ZARR
-from headrace.storage.zarr.volumes import Extents, ZarrArray, array_or_level, patch_source
+from headrace.storage.zarr.volumes import Extents, ZarrArray, array_or_level, check_row_targets, patch_source
 
 
 class LabelledPatches(ArrayFormat):
@@ -161,6 +161,9 @@ class ZarrDataset(ArrayDataset):
         if not is_pack and (dataset_name is None or isinstance(dataset_name, str)):
             arrays = [array_or_level(opened.store(path, nodes), dataset_name, scale) for path in paths]
         if patch_shape is None:
+            if target_name is not None:
+                for array in arrays:
+                    check_row_targets(array, target_name)
             names: list[Any] = [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
             along: list[int | str] = [array.axis(axis) for array in arrays] if is_one and axis != 0 else [axis] * len(paths)
             sources: list[Any] = (

@@ -766,6 +766,16 @@ class TestPlainDataLoader:
         assert [t.tolist() for _, t in loader] == [[-4, -2], [-9]]
 
 
+@pytest.mark.parametrize("base", [BaseDataset, ImageDataset])
+def test_a_constructor_that_calls_no_base_class(base: Any) -> None:
+    class Forgetful(base):  # type: ignore[misc]
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+    with pytest.raises(ConfigError, match=r"Forgetful.__init__ does not call that of its base class.*super\(\).__init__"):
+        Forgetful("a")
+
+
 def test_our_own_formats_are_such_datasets() -> None:
     assert issubclass(ImageDataset, BaseDataset) and issubclass(HDF5Dataset, BaseDataset)
 

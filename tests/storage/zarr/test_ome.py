@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import ConfigError, FormatError, MissingNameError, ZarrDataset, create_dataloader
+from headrace.cli.main import main
 from headrace.storage.zarr.ome import image_at, nearest
 from headrace.storage.zarr.stores import open_store
 
@@ -108,6 +109,14 @@ def test_the_level_whose_voxels_are_nearest_in_size(root: Any, scale: Any, level
 def test_scales_that_there_are_not(root: Any, scale: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ZarrDataset(path_of(root), patch_shape=(2, 3, 4), scale=scale)
+
+
+def test_labels_go_with_patches(root: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cells", "labels/cells"):
+        with pytest.raises(ConfigError, match=rf"a\.zarr: '{name}' are labels of an image, and go with its patches: pass patch_shape="):
+            ZarrDataset(path_of(root), target_name=name)
+    assert main(["preview", str(path_of(root)), "--target-name", "cells", "-o", str(path_of(root) / "sheet.png")]) == 2
+    assert "go with its patches: pass --patch-shape 64" in capsys.readouterr().err
 
 
 def test_scale_needs_an_image(root: Any) -> None:

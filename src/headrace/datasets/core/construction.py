@@ -58,6 +58,11 @@ def settling(init: Callable[..., None]) -> Callable[..., None]:
         except TypeError as error:
             explain_call(cls, args, kwargs, error)
             raise
+        if "block_memory" not in vars(self):
+            raise ConfigError(
+                f"{cls.__name__}.__init__ does not call that of its base class, which opens the data: call super().__init__(...) "
+                "in it (of a BaseDataset with a Source); a dataset that does all by itself is a torch.utils.data.Dataset"
+            )
         self._arguments = _passed_arguments(cls, args, kwargs)
         self._settle()
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.storage.arrays.axes import axis_number
+from headrace.storage.arrays.chunks import shown_array
 from headrace.storage.arrays.patches import Box, PatchGrid
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.volumes import PatchSource, Volume
@@ -62,7 +63,7 @@ class ZarrArray:
         Raises:
             ConfigError: there is none.
         """
-        return axis_number(axis, self.metadata["shape"], self.axis_names, f"{redact(self.store.path)}: {self.name!r}")
+        return axis_number(axis, self.metadata["shape"], self.axis_names, shown_array(self.store.path, self.name))
 
     def reader(self, opened: OpenZarr) -> ArrayReader:
         """A reader of boxes.
@@ -82,7 +83,9 @@ class ZarrArray:
             ConfigError: the store doesn't say.
         """
         if self.level is None:
-            raise ConfigError(f"{self.name!r} is no image of OME-NGFF: its voxels have an index and no position")
+            raise ConfigError(
+                f"{shown_array(self.store.path, self.name)} is no image of OME-NGFF: its voxels have an index and no position"
+            )
         scale, translation = self.level.scale[-len(corner) :], self.level.translation[-len(corner) :]
         return tuple(one * at + offset for one, at, offset in zip(scale, corner, translation, strict=True))
 
@@ -102,6 +105,18 @@ def array_or_level(store: Store, name: str | None, scale: Scale | None) -> ZarrA
     if scale is not None:
         raise ConfigError(f"scale= picks a level of an image of OME-NGFF, and {group or '/'!r} of {redact(store.path)} is none")
     return ZarrArray(store, *store.array(name))
+
+
+def check_row_targets(array: ZarrArray, target_name: str) -> None:
+    """Raises a ConfigError for targets that are labels of an image: these are an image too, and lie beside its patches."""
+    if array.image is None:
+        return
+    path = labels_at(array.store, array.image.group, target_name)
+    if path is not None and image_at(array.store, path) is not None:
+        raise ConfigError(
+            f"{redact(array.store.path)}: {target_name!r} are labels of an image, and go with its patches: pass patch_shape=64, or "
+            "another size"
+        )
 
 
 def _level_of(store: Store, image: Image, level: Level) -> ZarrArray:
@@ -182,7 +197,9 @@ def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> li
     else:
         wanted = list(given)
     if not 1 <= len(wanted) <= len(shape):
-        raise ConfigError(f"patch_shape={wanted} has {len(wanted)} extents, and {array.name!r} has shape {list(shape)}")
+        raise ConfigError(
+            f"patch_shape={wanted} has {len(wanted)} extents, and {shown_array(array.store.path, array.name)} has shape {list(shape)}"
+        )
     return [extent if asked == -1 else asked for asked, extent in zip(wanted, shape[len(shape) - len(wanted) :], strict=True)]
 
 
