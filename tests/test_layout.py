@@ -63,6 +63,7 @@ INSIDE: dict[str, list[str]] = {
     "datasets": [
         *(
             "cells",
+            "wrapped",
             "core",
             "delegating",
             "image",
@@ -76,7 +77,6 @@ INSIDE: dict[str, list[str]] = {
             "shards",
             "options",
             "indexing",
-            "wrapped",
             "unnormalized",
             "finished",
             "open",

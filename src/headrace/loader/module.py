@@ -9,14 +9,13 @@ from torch.utils.data import IterableDataset, Subset
 
 from headrace.arguments import checks_keywords, missing_attribute, parameters_of
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.wrapped import parts_of
+from headrace.datasets.core.finishing import random_steps_in
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import Data, DataLoaderConfig, PathOptions, check_options
 from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path, length_of
 from headrace.loader.loader import Loader
 from headrace.order import detect_world
-from headrace.order.seeding import random_names
 from headrace.order.splits import split_parts
 
 
@@ -198,11 +197,7 @@ def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
 
 
 def _warn_if_random(val: Any) -> None:
-    holders = list[Any]()
-    for part in parts_of(val):
-        holders += part.sample_format.random_steps() if isinstance(part, BaseDataset) else []
-        holders += [getattr(part, name, None) for name in ("transforms", "transform", "target_transform")]
-    names = random_names(*holders)
+    names = random_steps_in(val)
     if names:
         warn(
             f"the validation data are transformed at random ({', '.join(names[:3])}): pass val_transform= ([] for none), or val= with a "

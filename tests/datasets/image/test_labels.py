@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from headrace import ImageDataset, MemoryEfficientDataset
+from headrace.datasets.image.augment import RandomHorizontalFlip
 from headrace.datasets.image.labels import MultiHot, checked_targets, given_targets
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceError, HeadraceWarning, MissingNameError
 from headrace.io.packed_strings import PackedNames
@@ -553,6 +555,16 @@ class TestSplitsByColumns:
         train, val, test = dataset.split([0.5, 0.25, 0.25], val_transform=lambda image: 7)
         assert train[0][0].shape == (3, 8, 8) and val[0][0] == test[0][0] == 7
         assert all(val[0][0] == 7 and train[0][0].shape == (3, 8, 8) for train, val in dataset.folds(3, val_transform=lambda image: 7))
+
+    def test_random_transforms_of_validation_parts_are_warned_of(self, dataset: ImageDataset) -> None:
+        augmented = dataset.with_transform([RandomHorizontalFlip()])
+        for split in (lambda **options: augmented.split(0.5, **options), lambda **options: augmented.folds(3, **options)):
+            with pytest.warns(HeadraceWarning, match=r"views .*transformed at random \(RandomHorizontalFlip\): pass val_transform="):
+                split()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                split(val_transform=[])
+                dataset.split(0.5)
 
     def test_columns_that_are_not_there(self, dataset: ImageDataset, photos: Path) -> None:
         with pytest.raises(MissingNameError, match=r"groups: the table of labels has no column 'person'; it has 'kind', 'patient'"):

@@ -14,9 +14,10 @@ from torch.utils.data import get_worker_info
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.reader import nothing_readable
 from headrace.datasets.core.warnings import naming
+from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError, FormatError, SampleError, warn
 from headrace.order.request import BatchRequest
-from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
+from headrace.order.seeding import SampleSeeder, preserved_rng, random_names, rng_states, warn_off_main_thread
 
 Key = tuple[int, int, int, int]
 """What the random numbers of a sample follow from: seed, epoch, index in the whole dataset, and how often the order drew it before."""
@@ -183,6 +184,16 @@ def public_attributes(dataset: Any) -> dict[str, Any]:
 def is_random_in(dataset: Any) -> bool:
     """True if finishing a sample may draw random numbers."""
     return dataset.sample_format.draws or is_transformed(dataset)
+
+
+def random_steps_in(dataset: Any) -> list[str]:
+    """The names of what transforms samples at random in a dataset, headrace's or another, and in those inside of it."""
+    holders = list[Any]()
+    for part in parts_of(dataset):
+        sample_format = getattr(part, "sample_format", None)
+        holders += sample_format.random_steps() if isinstance(sample_format, SampleFormat) else []
+        holders += [getattr(part, name, None) for name in ("transforms", "transform", "target_transform")]
+    return random_names(*holders)
 
 
 def _call(dataset: Any, value: Any, target: Any) -> tuple[Any, Any]:

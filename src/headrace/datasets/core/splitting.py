@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import checks_keywords
+from headrace.datasets.core.finishing import random_steps_in
 from headrace.datasets.core.views import TargetSequence, targets_of_view
-from headrace.errors import ConfigError, MissingNameError
+from headrace.errors import ConfigError, MissingNameError, warn
 from headrace.io.nearest_names import listed_names
 from headrace.order.splits import fold_parts, split_parts
 
@@ -76,13 +77,16 @@ class Splittable:
                 of the samples of each label.
             groups: one group per sample, such as a patient, or the name of a column of these. Samples of a group stay together, so
                 fractions are approximate.
-            val_transform: transform of all views but the first; [] for none. None: the views keep the dataset's transform.
+            val_transform: transform of all views but the first; [] for none. None: the views keep the dataset's transform, with a warning
+                if it is random.
 
         Raises:
             ConfigError: an argument is invalid, or a view would have no samples.
         """
         fractions = list(fraction) if isinstance(fraction, (Sequence, np.ndarray)) else [fraction, 1 - fraction]
         labels, members = _labels_of(self, stratify), _column_of(self, groups, "groups")
+        if val_transform is None:
+            self._warn_if_random("split: all views")
         first, *others = map(self.subset, split_parts(len(self), fractions, seed, stratify=labels, groups=members))
         return (first, *(others if val_transform is None else [view.with_transform(val_transform) for view in others]))
 
@@ -94,10 +98,20 @@ class Splittable:
 
         Each sample is in exactly one validation view. The other arguments are those of `split`.
         """
+        if val_transform is None:
+            self._warn_if_random("folds: the validation views too")
         labels, members = _labels_of(self, stratify), _column_of(self, groups, "groups")
         parts, everything = fold_parts(len(self), k, seed, stratify=labels, groups=members), np.arange(len(self))
         pairs = [(self.subset(np.delete(everything, part)), self.subset(part)) for part in parts]
         return pairs if val_transform is None else [(train, val.with_transform(val_transform)) for train, val in pairs]
+
+    def _warn_if_random(self, views: str) -> None:
+        names = random_steps_in(self)
+        if names:
+            warn(
+                f"{views} are transformed at random ({', '.join(names[:3])}): pass val_transform=, the transform of validation data "
+                "([] for none), or the same transform again if that is meant"
+            )
 
 
 def _labels_of(dataset: Splittable, stratify: Any) -> Any:
