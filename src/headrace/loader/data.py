@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.arguments import described
 from headrace.datasets.core.base import BaseDataset
@@ -54,6 +54,13 @@ def check_dataset(door: str, name: str, dataset: Any, has_sampler: bool = False)
     if isinstance(dataset, Mapping) and len(dataset) and not has_sampler and not (0 in dataset or len(dataset) - 1 in dataset):
         keys = ", ".join(repr(key) for key, _ in zip(dataset, range(5), strict=False))
         raise ConfigError(f"{wanted}, not a dict of {keys}: pass one of its values, or all of them to MultiDataLoader")
+    if isinstance(dataset, (list, tuple, Mapping)) and len(dataset):
+        first = next(iter(dataset.values() if isinstance(dataset, Mapping) else dataset))
+        if isinstance(first, (Dataset, DataLoader)) or hasattr(first, "column_names"):  # HuggingFace's
+            raise ConfigError(
+                f"{wanted}, not a {type(dataset).__name__} of {described(first)}, ...: pass torch.utils.data.ConcatDataset([...]) for "
+                "epochs of all their samples, or pass them to MultiDataLoader({'a': ..., 'b': ...}) for batches of each"
+            )
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
         raise ConfigError(f"{wanted}, not a table ({described(dataset)}): pass its rows, table.to_dict('records')")
     if isinstance(dataset, bytes):
