@@ -58,6 +58,8 @@ shards = StreamingDataset("shards/part-{000..003}.tar", on_error=lambda index, p
 loader = create_dataloader(train, batch_size=64, shuffle="block", num_workers=2, weights=None, device=torch.device("cpu"), pad=False)
 assert_type(loader, Loader)
 plain: DataLoader[Any] = loader
+numbers: Loader[int] = Loader([1, 2])
+assert_type(next(iter(numbers)), int)
 for images, targets in loader:
     print(images.shape, targets, len(loader), loader.dataset.targets, loader.epoch)
 loader.load_state_dict(loader.state_dict())

@@ -14,12 +14,14 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset
@@ -353,6 +355,8 @@ def test_multi_loader_with_skipped_samples_resumes(loader_of: Any) -> None:
         (SquareDataset, r"not the class SquareDataset: write SquareDataset\(\.\.\.\)"),
         ((i for i in range(3)), "not a generator: give it __getitem__ and __len__, or make it an IterableDataset"),
         (DataLoader([1]), "not a loader: pass its dataset"),
+        ([SquareDataset(), SquareDataset()], r"not a list of .*SquareDataset.*ConcatDataset\(\[\.\.\.\]\).*MultiDataLoader"),
+        ((SquareDataset(), "photos"), r"not a tuple of .*ConcatDataset"),
         (type("Frame", (), {"iloc": 0, "columns": 0, "__getitem__": 0, "__len__": lambda self: 3})(), r"table\.to_dict\('records'\)"),
     ],
 )
@@ -367,6 +371,56 @@ def test_a_list_of_paths_with_something_else_in_it() -> None:
     with pytest.raises(ConfigError, match=r"not b'photos': pass the path as text"):
         create_dataloader(b"photos")
     assert len(create_dataloader([None, "a text"], num_workers=0)) == 1
+
+
+class Said(IterableDataset[int]):
+    """Gives other than the number of samples that it says."""
+
+    def __init__(self, said: int, given: int) -> None:
+        self.said, self.given = said, given
+
+    def __len__(self) -> int:
+        return self.said
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.given))
+
+
+def test_more_samples_than_the_length_says_are_warned_of(make_loader: Any) -> None:
+    loader = make_loader(Said(4, 8), batch_size=2, num_workers=0)
+    with pytest.warns(HeadraceWarning, match="says by __len__ that it has 4 samples, and gives more") as caught:
+        assert len(list(loader)) == len(list(loader)) == 4
+    assert len(caught) == 1
+    with pytest.warns(HeadraceWarning, match="or each worker gives them all"):
+        list(make_loader(Said(4, 4), batch_size=2, num_workers=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(make_loader(Said(5, 5), batch_size=2, num_workers=0))
+
+
+def test_dataset_that_grew_is_warned_of(make_loader: Any) -> None:
+    samples = list(range(8))
+    loader = make_loader(samples, batch_size=4, num_workers=0, shuffle=False)
+    samples += [8, 9]
+    with pytest.warns(HeadraceWarning, match="list had 8 samples when this loader was made, and has 10 now") as caught:
+        assert [len(list(loader)) for _ in range(2)] == [2, 2]
+    assert len(caught) == 1
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("epoch", [1.5, True, "1"])
+def test_epoch_that_is_no_integer_is_refused(make_loader: Any, epoch: Any) -> None:
+    dataset = SquareDataset()
+    loader = make_loader(dataset, num_workers=0)
+    for counts in (loader, dataset, loader.sampler, OrderSampler(dataset), MultiDataLoader({"a": loader})):
+        with pytest.raises(ConfigError, match="epoch must be an integer, not "):
+            counts.set_epoch(epoch)
+    loader.set_epoch(np.int64(3))
+    assert loader.next_epoch == 3
+
+
+def test_loader_takes_a_type_argument() -> None:
+    assert isinstance(Loader[int](SquareDataset(), num_workers=0), Loader)
 
 
 def test_a_class_among_several_loaders() -> None:

@@ -104,6 +104,8 @@ class EpochIterator:
         self._step = self._step + 1 if self._is_stream else report["step"] + 1
         self.received += 1
         self._samples += report["samples"]
+        if isinstance(self.pool.dispatch.plan, IterablePlan):
+            self.pool.dispatch.plan.check_count(self._samples)
         self._wait += now - asked
         self._loader._received(delivered, self._states, Position(self._epoch, self._step))
         stats.add_report(report["counts"])

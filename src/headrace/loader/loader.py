@@ -36,6 +36,15 @@ from headrace.monitor.hooks import Hooks, OnBatch, OnSlow
 from headrace.monitor.stats import LoadingStats, Stats
 from headrace.order import detect_world
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # that of `typing` has defaults since Python 3.13
+
+    B = TypeVar("B", default=Any)
+    """Of a batch."""
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
 _COMPARED = 8  # positions of an order that ranks compare
 
 
@@ -44,7 +53,7 @@ def has_sampler(config: Any, options: Mapping[str, Any]) -> bool:
     return any(options.get(name, getattr(config, name, None)) is not None for name in ("sampler", "batch_sampler"))
 
 
-class Loader(DataLoader[Any]):
+class Loader(DataLoader[B]):
     """A `torch.utils.data.DataLoader` whose order can be repeated and resumed. `DataLoaderConfig` describes its options.
 
     The batches of an epoch depend on the data, the seed, the epoch and the global batch only; not on workers, loading mode or start method,
@@ -82,6 +91,7 @@ class Loader(DataLoader[Any]):
         check_picklable(config.multiprocessing_context, parts)
         self.config = config
         self._plan = make_plan(config, dataset, {})
+        self._length = length_of(dataset)  # None: unknown, or its growth was warned of
         if config.drop_last and self._plan.steps() == 0 and length_of(dataset):
             warn(
                 f"drop_last=True leaves no batch: {length_of(dataset):,} samples are fewer than one global batch (batch_size "
@@ -185,8 +195,9 @@ class Loader(DataLoader[Any]):
         """Sets the epoch of the next iterator; see NOTE [ epochs and positions ] in `loader/state.py`."""
         self._cursor.set_epoch(epoch)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[B]:  # type: ignore[override]
         check_world(self.given, self.config, self._reasons["world_size"])
+        self._check_growth()
         with self._cursor.starting() as goes_on:
             if self._agreement.is_asked:
                 self._agreement.begin(self._facts_of_epoch())
@@ -200,6 +211,16 @@ class Loader(DataLoader[Any]):
                 self._start(iterator, self._states)
         self._cursor.running = iterator
         return iterator
+
+    def _check_growth(self) -> None:
+        """Warns, once, of samples that the order does not know."""
+        length = length_of(self.dataset)
+        if isinstance(self._plan, OrderPlan) and length is not None and self._length is not None and length > self._length:
+            warn(
+                f"{type(self.dataset).__name__} had {self._length:,} samples when this loader was made, and has {length:,} now: the others "
+                "are left out; make another loader"
+            )
+            self._length = None
 
     def _start(self, iterator: EpochIterator, states: States) -> None:
         """Gives an iterator, of a dataset in these states, a pool that no other one uses."""

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.errors import ConfigError, StateError
+from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import DataLoaderConfig, Shuffle
 from headrace.loader.data import length_of
 from headrace.loader.stateful import is_stateful
@@ -279,12 +279,23 @@ class IterablePlan(Plan):
         self._size, self._length, self._drop_last = batch_size or 1, length, drop_last
         self._workers = max(1, workers)
         self._runs = itertools.count()
+        self._is_warned = False
 
     def steps(self) -> int | None:
         return _steps(self._length, self._size, self._drop_last)
 
     def ends_at(self, position: int) -> bool:
         return False
+
+    def check_count(self, samples: int) -> None:
+        """Warns, once, of more samples in an epoch than the dataset's length."""
+        if self._length is None or samples <= self._length or self._is_warned:
+            return
+        self._is_warned = True
+        warn(
+            f"the IterableDataset says by __len__ that it has {self._length:,} samples, and gives more: len(loader) is too small. Correct "
+            "__len__; with workers, divide the samples by torch.utils.data.get_worker_info(), or each worker gives them all"
+        )
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         run = next(self._runs)

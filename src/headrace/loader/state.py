@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from headrace.arguments import check_integer
 from headrace.errors import StateError, warn
 
 VERSION = 1
@@ -71,7 +72,7 @@ class Cursor(Generic[P]):
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next iterator."""
-        self.next_epoch, self._is_named = int(epoch), True
+        self.next_epoch, self._is_named = check_integer("epoch", epoch), True
         if self.loaded is not None and self.loaded.epoch != self.next_epoch:
             self.loaded = None
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch.utils.data
 from numpy.typing import ArrayLike
 
-from headrace.arguments import checks_keywords
+from headrace.arguments import check_integer, checks_keywords
 from headrace.errors import StateError
 from headrace.order.base import Order, Shuffle
 from headrace.order.epoch import DEFAULT_TURNS, EpochOrder
@@ -127,6 +127,7 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. If it differs from the current one, a loaded position is dropped."""
+        epoch = check_integer("epoch", epoch)
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches = self.batches.with_epoch(epoch)

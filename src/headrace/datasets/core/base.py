@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
-from headrace.arguments import missing_attribute
+from headrace.arguments import check_integer, missing_attribute
 from headrace.datasets.core import construction, loading, views
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import as_targets, check_common, check_source
@@ -295,7 +295,7 @@ class BaseDataset(Splittable, Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch. Running workers see it too. Under a `Loader`, the loader's own `set_epoch` counts instead."""
-        self._epoch.value = int(epoch)
+        self._epoch.value = check_integer("epoch", epoch)
 
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Self:
         """Returns a view of some samples. It shares cached samples with this dataset.
