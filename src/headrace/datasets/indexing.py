@@ -22,7 +22,7 @@ from headrace.storage.table.arrow import INDEX as ARROW
 from headrace.storage.tar.index import INDEX as TAR
 from headrace.storage.text.index import INDEX as LINES
 from headrace.storage.text.plain import is_compressed
-from headrace.storage.text.records import FORMATS
+from headrace.storage.text.records import FORMATS, JSON_LINES
 from headrace.storage.zarr.shards import INDEX as SHARDS
 from headrace.storage.zarr.shards import indexed
 from headrace.storage.zarr.stores import ZarrUrl, is_zarr
@@ -30,7 +30,7 @@ from headrace.storage.zarr.zips import INDEX as ZIP
 
 _INDEXED = Kind(
     "files with an index",
-    (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".jsonl", ".txt", ".arrow", ".feather", ".zarr.zip"),
+    (".tar", ".h5", ".hdf5", ".he5", ".h5ad", *JSON_LINES, ".txt", ".arrow", ".feather", ".zarr.zip"),
     stores=(".zarr",),
     recognizes=is_zarr,
 )
@@ -49,8 +49,8 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
 
     Args:
         data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar, .h5, .h5ad, .txt, .md, .csv, .tsv, .json,
-            .jsonl, .arrow, .feather, .zarr.zip and .zarr (of sharded arrays). Folders are searched for .tar, .h5, .h5ad, .txt, .jsonl,
-            .arrow, .feather, .zarr.zip and .zarr.
+            .jsonl, .ndjson, .arrow, .feather, .zarr.zip and .zarr (of sharded arrays). Folders are searched for .tar, .h5, .h5ad, .txt,
+            .jsonl, .ndjson, .arrow, .feather, .zarr.zip and .zarr.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:

@@ -31,6 +31,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     transform_input: Literal["pil", "tensor", "numpy"]
     decode: Literal["fast", "exact"]
     label_separator: str | None
+    delimiter: str | None  # of tables of labels, and of texts
     unused_targets: Literal["raise", "skip"]
     masks: bool
     # texts

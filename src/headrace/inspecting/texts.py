@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -61,9 +61,9 @@ def inspect_texts(data_path: Any, reach: RemoteOptions) -> Report:
         names = [without_query(name.decode("utf-8", "replace")).lower() for name in files.names]
         report.details["endings"] = dict(Counter(map(_ending, names)).most_common(8))
         report.details["file sizes"] = spread_of(sizes)
-        heads = [(name, head) for name, head in _heads(source, sizes) if head]
+        heads = [(name, head) for name, head in _heads(source, sizes, evenly(len(source), ASKED).tolist()) if head]
         _tell_encoding(report, heads)
-        unit = _unit(report, files)
+        unit = _unit(report, files, lambda number: next(_heads(source, sizes, [number]))[1])
         if unit == "record":
             _tell_records(report, files, heads, reach)
         elif unit == "file":
@@ -97,9 +97,9 @@ def _through_copy(names: list[str]) -> str:
 # -- what is in them
 
 
-def _heads(source: FilesSource, sizes: npt.NDArray[np.int64]) -> Iterator[tuple[str, bytes]]:
+def _heads(source: FilesSource, sizes: npt.NDArray[np.int64], some: list[int]) -> Iterator[tuple[str, bytes]]:
     """Names, and the first bytes of some files, decompressed. (`sizes`: as `sizes_of` gives them.)"""
-    files, some = source.listing, evenly(len(source), ASKED).tolist()
+    files = source.listing
     if files.server is None:
         for number in some:
             path = os.fsdecode(files.path(number))
@@ -158,9 +158,9 @@ def _other(head: bytes) -> str:
     return "cp1252"
 
 
-def _unit(report: Report, files: FileSet) -> str | None:
+def _unit(report: Report, files: FileSet, head_of: Callable[[int], bytes]) -> str | None:
     try:
-        return records.unit_of(files)
+        return records.unit_of(files, head_of)
     except ConfigError as error:
         report.notes.append(" ".join(str(error).split()))
         return None
@@ -187,6 +187,8 @@ def _tell_records(report: Report, files: FileSet, heads: list[tuple[str, bytes]]
         source = LinesSource(local_texts(files), "record", None, encoding, "strict", folder, is_kept=False, progress=False)
         report.samples, report.fingerprint = len(source), source.fingerprint()
         source.close()
+    elif any(without_compression(without_query(name)).lower().endswith(".json") for name, _ in heads):
+        pass  # the elements of a list can't be counted by lines
     elif not files.is_remote and stored <= _SCANNED // 8:
         report.samples, report.samples_estimated = _counted(files)
     elif heads:
@@ -205,7 +207,7 @@ def _tell_chats(report: Report, heads: list[tuple[str, bytes]], encoding: str) -
     """Whose turns there are in the first chats, if these are such."""
     roles, count = Counter[str](), 0
     for name, head in heads:
-        if not without_compression(without_query(name)).lower().endswith(".jsonl"):
+        if not without_compression(without_query(name)).lower().endswith(records.JSON_LINES):
             return
         for line in codecs.getincrementaldecoder(encoding)("replace").decode(head).removeprefix("\ufeff").split("\n"):
             with contextlib.suppress(ValueError, RecursionError):  # the last one of a head may be cut
@@ -242,10 +244,19 @@ def _fields(name: str, head: bytes, encoding: str) -> dict[str, str] | None:
         return {key: "str" for key in rows[0]} if rows else None
     line = next((line for line in text.splitlines() if line.strip()), "")
     try:
-        record = json.loads(line)
+        record = json.loads(line) if ending != ".json" else _first_in_list(text)
     except ValueError:
         return None
     return {key: type(value).__name__ for key, value in record.items()} if isinstance(record, dict) else {"": type(record).__name__}
+
+
+def _first_in_list(text: str) -> Any:
+    """The first element of a list in JSON that is cut somewhere.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return json.JSONDecoder().raw_decode(text.partition("[")[2].lstrip())[0]
 
 
 def _naming_text(report: Report) -> str:

@@ -6,6 +6,7 @@ from headrace.io.resolve.contents import READERS
 from headrace.io.resolve.file_set import Kind
 from headrace.storage.tar.source import TARS
 from headrace.storage.text.plain import COMPRESSED
+from headrace.storage.text.records import JSON_LINES
 from headrace.storage.zarr.stores import ZARR
 
 EXTENSIONS = READERS["ImageDataset"]
@@ -15,7 +16,7 @@ IMAGES = Kind("images", EXTENSIONS)
 TEXTS = Kind("texts", TEXT_EXTENSIONS)
 SHARD_KINDS: dict[str, tuple[str, ...]] = {
     "tar": TARS.endings,
-    "jsonl": tuple(".jsonl" + packed for packed in ("", *COMPRESSED)),
+    "jsonl": tuple(ending + packed for ending in JSON_LINES for packed in ("", *COMPRESSED)),
     "txt": tuple(".txt" + packed for packed in ("", *COMPRESSED)),
     "h5": (".h5", ".hdf5", ".he5"),
     "zarr": ZARR.stores,

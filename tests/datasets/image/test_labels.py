@@ -280,6 +280,15 @@ class TestCSV:
             targets, classes, *_ = given_targets(path, files)
             assert targets.tolist() == [3, 10, 3, 4, 5] and targets.dtype == np.int64 and classes == []
 
+    @pytest.mark.parametrize("delimiter", [";", "|", "\t"])
+    def test_another_delimiter_is_told_and_used(self, delimiter: str, files: FileSet, tmp_path: Path) -> None:
+        path = csv(tmp_path, ROWS.replace(",", delimiter))
+        with pytest.raises(ConfigError, match=re.escape(f"separated by {delimiter!r}: pass delimiter={delimiter!r}")):
+            given_targets(path, files)
+        assert given_targets(path, files, delimiter=delimiter)[0].tolist() == [3, 10, 3, 4, 5]
+        with pytest.raises(ConfigError, match="delimiter is for a table of labels in CSV"):
+            given_targets(dict.fromkeys(NAMES, 1), files, delimiter=delimiter)
+
     def test_of_fractions(self, files: FileSet, tmp_path: Path) -> None:
         targets, classes, *_ = given_targets(csv(tmp_path, ROWS.replace("10", "0.5")), files)
         assert targets.tolist() == [3.0, 0.5, 3.0, 4.0, 5.0] and targets.dtype == np.float64 and classes == []
@@ -302,7 +311,7 @@ class TestCSV:
 
     @pytest.mark.parametrize("text", ["bird/1.jpg\n", "bird/1.jpg;3\n", ROWS + "lonely\n"])
     def test_without_a_second_column(self, files: FileSet, tmp_path: Path, text: str) -> None:
-        with pytest.raises(ConfigError, match=r"row \d of .*targets\.txt has no second column: write file,target"):
+        with pytest.raises(ConfigError, match=r"row \d of .*targets\.txt has no second column(: write file,target|; its .* delimiter=';')"):
             given_targets(csv(tmp_path, text), files)
 
     @pytest.mark.parametrize("text", ["", "file,label\n", "other.jpg,3\n"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,40 @@ def labels(dataset: TextDataset) -> list[Any]:
 
 
 class TestUnit:
-    @pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.csv", "a.tsv"])
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.ndjson", "a.csv", "a.tsv", "a.json"])
     def test_records_are_the_default(self, name: str, tmp_path: Path) -> None:
         content = "\n".join(map(json.dumps, ROWS)) if "json" in name.lower() else "id\ttext\n1\tone\n2\ttwo words\n"
+        content = f" [\n{json.dumps(ROWS[0])}, {json.dumps(ROWS[1])}]" if name == "a.json" else content
         path = write(tmp_path, {name: content if not name.endswith("csv") else content.replace("\t", ",")}) / name
         for opened in (TextDataset(path), TextDataset(tmp_path), open_dataset(path), TextDataset(str(tmp_path / "*.*"))):
             assert texts(opened) == ["one", "two words"]
         assert len(TextDataset(path, unit="file")) == 1
+
+    @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+    def test_lists_of_json_are_records(self, encoding: str, tmp_path: Path) -> None:
+        path = tmp_path / "a.json"
+        path.write_text(json.dumps(["one", "two"]), encoding=encoding)
+        assert texts(TextDataset(path, encoding=encoding)) == ["one", "two"]
+
+    @pytest.mark.parametrize("content", [{"text": "x"}, [1, 2], [], "[x"])
+    def test_other_json_is_a_file(self, content: Any, tmp_path: Path) -> None:
+        path = write(tmp_path, {"a.json": json.dumps(content)}) / "a.json"
+        assert texts(TextDataset(path)) == [json.dumps(content)]
+        with gzip.open(tmp_path / "b.json.gz", "wt") as file:
+            file.write(json.dumps([{"text": "y"}]))
+        assert texts(TextDataset(tmp_path / "b.json.gz")) == ["y"]
+
+    def test_another_delimiter_is_told_and_used(self, tmp_path: Path) -> None:
+        for delimiter in ";|\t":
+            path = write(tmp_path, {"a.csv": table("b", "a, c", delimiter=delimiter)}) / "a.csv"
+            with pytest.raises(FormatError, match=re.escape(f"fields seem to be separated by {delimiter!r}: pass delimiter={delimiter!r}")):
+                TextDataset(path, cache_dir=tmp_path / "kept")
+            dataset = TextDataset(path, delimiter=delimiter, target_field="label", cache_dir=tmp_path / "kept")
+            assert texts(dataset) == ["row 0", "row 1"] and dataset.classes == ["a, c", "b"]
+        with pytest.raises(ConfigError, match="delimiter must be one ASCII character"):
+            TextDataset(path, delimiter="::")
+        with pytest.raises(ConfigError, match=r"is for records of \.csv and \.tsv"):
+            TextDataset(write(tmp_path, {"a.jsonl": lines(2)}) / "a.jsonl", delimiter=";")
 
     def test_files_elsewhere(self, tmp_path: Path) -> None:
         folder = write(tmp_path, {"a.txt": "x\ny", "b.json": json.dumps(ROWS)})

@@ -69,6 +69,7 @@ class ImageDataset(BaseDataset):
             names.
         label_separator: text that separates several labels in one cell, such as ";". With several target columns it applies to those that
             contain it.
+        delimiter: character between the cells of a table of labels in CSV, such as ";". None: a comma, and a tab in .tsv.
         unused_targets: what to do with labels by file name, masks and annotations whose files are not in the data. "raise": raise an error.
             "skip": ignore them, with a warning that counts them (for one table that serves several folders).
         masks: for COCO: add `masks`, uint8 [N, H, W], to each target. Needs pycocotools (extra `coco`).
@@ -111,6 +112,7 @@ class ImageDataset(BaseDataset):
         targets: TargetsArgument = FOLDERS_BY_DEFAULT,
         target_name: str | Sequence[str] | None = None,
         label_separator: str | None = None,
+        delimiter: str | None = None,
         unused_targets: Literal["raise", "skip"] = "raise",
         masks: bool = False,
         color: Literal["RGB", "L"] = "RGB",
@@ -127,7 +129,7 @@ class ImageDataset(BaseDataset):
         is_outright = targets is not FOLDERS_BY_DEFAULT
         given = checked_targets(targets if is_outright else FOLDERS, data_path)
         self.data_path = data_path
-        wanted = Wanted(given, target_name, label_separator, masks, unused_targets == "skip", is_outright)
+        wanted = Wanted(given, target_name, label_separator, masks, unused_targets == "skip", is_outright, delimiter)
         check_image_options(color, transform_input, decode, normalize)
         reach, common = split_options(options)
         source, labels = open_images(data_path, wanted, reach)

@@ -129,6 +129,7 @@ def given_targets(
     label_separator: str | None = None,
     with_masks: bool = False,
     skips_unused: bool = False,
+    delimiter: str | None = None,
 ) -> Labels:
     """Targets that the user gave: a mapping by relative path or file name, a table of such or the path of one, or a callable of the path.
 
@@ -143,6 +144,7 @@ def given_targets(
         label_separator: stands between the labels in texts of several.
         with_masks: keep the segmentations of annotated objects.
         skips_unused: leave out targets of files that are not among the data, with a warning.
+        delimiter: of the cells of a CSV file; None: as its ending has it.
 
     Raises:
         ConfigError, DataNotFoundError: a file without a target, or a target without its file; there is no such file of labels, or it is a
@@ -152,12 +154,14 @@ def given_targets(
     """
     if isinstance(targets, (str, os.PathLike)):
         path = os.fspath(targets)
-        found = read_labels(path, files, reach or RemoteOptions())
+        found = read_labels(path, files, reach or RemoteOptions(), delimiter)
         if isinstance(found, dict) and is_coco(found):
             _refuse_columns("annotations of COCO have none", target_name, label_separator)
             boxes = read_coco(found, redact(path), files, with_masks, skips_unused)
             return Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
         targets = (as_mapping_table(found, redact(path)) or found) if isinstance(found, dict) else found
+    elif delimiter is not None:
+        raise ConfigError("delimiter is for a table of labels in CSV, and targets is none: leave it out")
     if isinstance(targets, Table):
         return _of_table(targets, files, target_name, label_separator, skips_unused)
     _refuse_columns("targets is no table", target_name, None)

@@ -47,6 +47,8 @@ class Wanted(NamedTuple):
     """True if targets of files that are not among the data are left out."""
     is_outright: bool = True
     """True if the user gave `targets`; False: they are the default."""
+    delimiter: str | None = None
+    """What stands between the cells of a CSV of labels, where that is not its ending's own."""
 
     @property
     def are_folders(self) -> bool:
@@ -56,7 +58,8 @@ class Wanted(NamedTuple):
     @property
     def is_bare(self) -> bool:
         """True if no option of labels was given."""
-        return self.target_name is None and self.label_separator is None and not (self.masks or self.skips_unused)
+        given = (self.target_name, self.label_separator, self.delimiter)
+        return given == (None, None, None) and not (self.masks or self.skips_unused)
 
 
 def open_images(data_path: DataPath, wanted: Wanted, reach: RemoteOptions) -> tuple[ImageSource, Labels]:
@@ -100,13 +103,15 @@ def _with_targets(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> 
     if not wanted.are_folders:
         options: dict[str, Any] = {"target_name": wanted.target_name, "label_separator": wanted.label_separator, "with_masks": wanted.masks}
         options["skips_unused"] = wanted.skips_unused
+        options["delimiter"] = wanted.delimiter
         labels = given_targets(wanted.targets, source.listing, reach, **options)
         if wanted.masks and not isinstance(labels.targets, CocoTargets):
             raise ConfigError("masks=True is for annotations of COCO, which hold objects' outlines: leave it out")
         return source, labels
     if not wanted.is_bare:
         raise ConfigError(
-            "target_name, label_separator, masks and unused_targets are for labels in files: pass targets='labels.csv' or 'instances.json'"
+            "target_name, label_separator, delimiter, masks and unused_targets are for labels in files: "
+            "pass targets='labels.csv' or 'instances.json'"
         )
     if not wanted.is_outright:
         refuse_other_folders(source.listing)
@@ -127,7 +132,9 @@ def _with_targets(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> 
 def _with_masks(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> PairedSource:
     """The images and their masks."""
     if not wanted._replace(skips_unused=False).is_bare:
-        raise ConfigError("target_name, label_separator and masks are for labels in files, and targets names masks: leave them out")
+        raise ConfigError(
+            "target_name, label_separator, delimiter and masks are for labels in files, and targets names masks: leave them out"
+        )
     masks = FilesSource(cast(str, wanted.targets), EXTENSIONS, reach)
     warn_of_splits(source.listing)
     try:

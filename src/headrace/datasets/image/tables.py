@@ -19,6 +19,7 @@ from headrace.io.paths import composed, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
 from headrace.io.resolve.file_set import FileSet
+from headrace.storage.text.records import JSON_LINES, another_delimiter, delimiters_of
 
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
 """Of files of labels. Local ones may have any other."""
@@ -44,26 +45,32 @@ class Table(NamedTuple):
     is_text: bool = False
 
 
-def read_labels(path: str, files: FileSet, reach: RemoteOptions) -> Table | dict[str, Any]:
+def read_labels(path: str, files: FileSet, reach: RemoteOptions, delimiter: str | None = None) -> Table | dict[str, Any]:
     """A table of labels, or the object of a JSON file, which its reader has to tell from others.
 
     Args:
         path: of this machine, or a URL.
         files: of the data.
         reach: how URLs are read.
+        delimiter: of the cells of a CSV file; None: a tab in .tsv, else a comma.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: it is not there; it can't be read.
         ConfigError: it is a folder; pyarrow is missing; rows have another number of cells than the others.
         FormatError: it is damaged, or no table.
     """
+    delimiters = delimiters_of(delimiter)
     data, ending = _bytes_of(path, reach), os.path.splitext(named_part(path))[1].lower()
     where = redact(path)
-    if data[:4] == b"PAR1":
+    is_parquet = data[:4] == b"PAR1"
+    is_json = ending not in delimiters and data.lstrip()[:1] in (b"{", b"[")
+    if delimiter is not None and (is_parquet or is_json):
+        raise ConfigError(f"delimiter={delimiter!r} is for tables in CSV, and {where} is none: leave it out")
+    if is_parquet:
         return _from_parquet(data, where)
-    if ending not in (".csv", ".tsv") and data.lstrip()[:1] in (b"{", b"["):
-        return _from_json(data, where, ending in (".jsonl", ".ndjson"))
-    return _from_csv(data, where, "\t" if ending == ".tsv" else ",", files)
+    if is_json:
+        return _from_json(data, where, ending in JSON_LINES)
+    return _from_csv(data, where, delimiters.get(ending, delimiters[".csv"]), files)
 
 
 def _bytes_of(path: str, reach: RemoteOptions) -> bytes:
@@ -96,7 +103,8 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
     rows = [[cell.strip() for cell in row] for row in raw]
     short = next((number for number, row in enumerate(rows, 1) if len(row) < 2), None)
     if short is not None:
-        raise ConfigError(f"targets: row {short} of {where} has no second column: write file,target")
+        hint = another_delimiter(rows[short - 1][0], delimiter) if rows[short - 1] else ""
+        raise ConfigError(f"targets: row {short} of {where} has no second column{hint or ': write file,target'}")
     has_header = bool(rows) and not _names_among(rows[0], files)
     names = rows[0] if has_header else ["file", "target"]
     if not has_header and len(rows[0] if rows else names) > 2:

@@ -69,18 +69,29 @@ def open_texts(
         unit = "record"  # without a listing, which asks the server for each file
     if unit in (None, "file"):
         source = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
-        unit = unit or records.unit_of(source.listing)
+        unit = unit or records.unit_of(source.listing, source.head)
         if unit == "file":
+            _refuse_delimiter(texts, False)
             return FileTexts(source, texts)
         listing = source.listing
         source.close()
     assert unit is not None
     lines = _lines(data_path, unit, listing, newline, reach, texts, room)
+    try:
+        _refuse_delimiter(texts, lines.has_tables)
+    except BaseException:
+        lines.close()
+        raise
     if unit == "line":
         return LineTexts(lines, texts)
     if unit == CHAT or (may_hold_chats and hold_chats(lines)):
         return ChatTexts(lines, texts)
     return RecordTexts(lines, texts, SampleReader(lines, options.get("on_error", "raise"), WorkerThreads()))
+
+
+def _refuse_delimiter(options: TextOptions, has_tables: bool) -> None:
+    if options.delimiter is not None and not has_tables:
+        raise ConfigError(f"delimiter={options.delimiter!r} is for records of .csv and .tsv, and none are read here: leave it out")
 
 
 def _lines(
@@ -92,14 +103,15 @@ def _lines(
     else:
         texts = local_texts(listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing)
     kind, is_kept = "record" if unit == CHAT else unit, reach.cache_dir is not None or texts.files.is_remote
-    source = LinesSource(texts, kind, *of_text, folder, is_kept=is_kept, room=room, progress=options.progress)
+    source = LinesSource(texts, kind, *of_text, folder, is_kept=is_kept, room=room, progress=options.progress, delimiter=options.delimiter)
     for number, names in enumerate(source.headers):
         for name in (options.text_field, options.target_field) if names else ():
             if isinstance(name, str) and names.count(name) != 1 and not (unit == CHAT and name == records.TEXT_FIELD):
+                hint = records.another_delimiter("".join(names), source.delimiter_in(number)) if len(names) == 1 else ""
                 raise FormatError(
                     f"{source.shown(number)}: its first line names {', '.join(map(repr, names[:20]))}, and "
-                    f"{names.count(name) or 'none'} of these is {name!r}: pass text_field= or target_field=; a file without such a "
-                    "line needs one, or unit='line' or 'file'"
+                    f"{names.count(name) or 'none'} of these is {name!r}{hint or ': pass text_field= or target_field='}; a file "
+                    "without such a line needs one, or unit='line' or 'file'"
                 )
     return source
 

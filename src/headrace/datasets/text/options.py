@@ -26,6 +26,7 @@ class TextOptions:
     cache_dir: str | os.PathLike[str] | None
     progress: bool | None
     chat_template: str | None = None
+    delimiter: str | None = None
 
 
 CHAT, BEST_FIT = "chat", "bfd"

@@ -84,6 +84,8 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
         of = still.enter_context(source.of_one_version())
         expect = still.enter_context(source.in_order()) if isinstance(source, LinesSource) and source.is_remote else None
         about = [of, source.fingerprint(), options.text_field, options.encoding, options.errors, getattr(source, "newline", None)]
+        if options.delimiter is not None:
+            about.append(options.delimiter)
         about.append(reader.on_error == "raise")  # or are documents left out?
 
         def read(some: range) -> list[Any]:
@@ -126,6 +128,8 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arra
         if of is None or not source.keeps_tables or callable(options.text_field):
             return _all_columns(texts, reader, expect)
         about = {"version": _VERSION, "of": of, "fields": [options.text_field, options.target_field], "newline": source.newline}
+        if options.delimiter is not None:
+            about["delimiter"] = options.delimiter
         about |= {"encoding": [options.encoding, options.errors], "skips": reader.on_error != "raise"}
         folder = cache_folder(options.cache_dir)
         file = ArrayFile(str(folder), "records", about)

@@ -59,16 +59,20 @@ class TextDataset(TokenizedDataset):
     URL. Several are read as one. The options for texts and tokenizer were fixed when they were packed.
 
     Args:
-        data_path: a folder (searched recursively), a file, a glob, a URL, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also
-            .gz and .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or files that `headrace.pack`
-            made, a folder of their parts, or their URLs.
+        data_path: a folder (searched recursively), a file, a glob, a URL, or a list of these: .txt, .md,
+            .csv, .tsv, .json, .jsonl (or .ndjson), also .gz and .zst. Lines and records of compressed
+            files are read through a plain copy in `cache_dir`. Or files that `headrace.pack` made, a
+            folder of their parts, or their URLs.
         tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or an object with
             ``encode_batch`` or ``encode``. Chats need a HuggingFace tokenizer. None: `CharTokenizer()`.
         max_length: maximum number of tokens of a sample; longer ones are cut. None: no limit. Required by `stride` and `packing`.
-        unit: what a document is. "file": each file. "line": each line, blank ones included. "record": each record of .jsonl (a line), .json
-            (an element of its list), .csv and .tsv (a row; the first row has the names). "chat": each record, as a chat. None: "record" if
-            all files are .jsonl, .csv or .tsv (.gz and .zst too) or a field is named, "chat" if in addition the tokenizer has a chat
-            template and the first record has ``messages``, else "file"; a mixture of files with and without records is an error.
+        unit: what a document is. "file": each file. "line": each line, blank ones included. "record":
+            each record of .jsonl (a line), .json (an element of its list), .csv and .tsv (a row; the
+            first row has the names). "chat": each record, as a chat. None: "record" if all files are
+            .jsonl, .csv, .tsv (.gz and .zst too) or .json, of which the first holds a list of objects
+            or strings, or if a field is named; "chat" if in addition the tokenizer has a chat template
+            and the first record has ``messages``; else "file". A mixture of files with and without
+            records is an error.
         transform: a callable that is applied to the sample's dict without "labels"; for chats with them.
         loading_mode: see `LoadingMode`.
         text_field: for records: name of the field with the text, or a callable from the record (a dict) to its text. Not needed if a record
@@ -84,6 +88,7 @@ class TextDataset(TokenizedDataset):
         newline: line ending, as in Python's ``open``. None: LF, CR or CRLF; or one of these.
         encoding, errors: encoding of the texts and its error handling, as in Python. A UTF-8 byte order mark is removed.
         chat_template: replaces the tokenizer's own template: Jinja, or the name of one of the tokenizer's templates.
+        delimiter: character between the fields of .csv and .tsv. None: a comma, and a tab.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
@@ -126,6 +131,7 @@ class TextDataset(TokenizedDataset):
         encoding: str = "utf-8",
         errors: str = "strict",
         chat_template: str | None = None,
+        delimiter: str | None = None,
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
@@ -133,7 +139,8 @@ class TextDataset(TokenizedDataset):
         if unit is None and chat_template is not None:
             unit = "chat"
         check_text_options(max_length, unit, text_field, target_field, labels, stride, packing, end_token, newline, chat_template)
-        if unit is None and (text_field != records.TEXT_FIELD or target_field is not None):
+        records.delimiters_of(delimiter)  # raises where it is none
+        if unit is None and (text_field != records.TEXT_FIELD or target_field is not None or delimiter is not None):
             unit = "record"
         vocabulary_of(tokenizer)  # raises where it is none
         self.tokenizer: Any = CharTokenizer() if tokenizer is None else tokenizer
@@ -142,10 +149,20 @@ class TextDataset(TokenizedDataset):
         encoding = check_encoding(encoding, errors)
         reach, common = split_options(options)
         of_texts = TextOptions(
-            self.tokenizer, max_length, text_field, target_field, encoding, errors, reach.cache_dir, common.get("progress"), chat_template
+            self.tokenizer,
+            max_length,
+            text_field,
+            target_field,
+            encoding,
+            errors,
+            reach.cache_dir,
+            common.get("progress"),
+            chat_template,
+            delimiter,
         )
         described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
         described["chat_template"] = chat_template
+        described["delimiter"] = delimiter
         given = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
         usual = {"text_field": records.TEXT_FIELD, "encoding": "utf-8", "errors": "strict"}
         packed = packed_tokens(data_path, {name: value for name, value in given.items() if value != usual.get(name)}, reach)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif", ".avif", ".heic", ".heif", ".jxl")
-_TEXTS = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
+_TEXTS = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 READERS: dict[str, tuple[str, ...]] = {
     "ImageDataset": _IMAGES,
     "TextDataset": tuple(ending + packed for ending in _TEXTS for packed in ("", ".gz", ".zst")),

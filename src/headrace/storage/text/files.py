@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from headrace.errors import DataNotFoundError
+from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.files import Files, Version
 from headrace.io.local.files import LocalFiles, version_of
 from headrace.io.paths import redact
@@ -17,7 +17,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.files import FilesSource
-from headrace.storage.text.plain import Room, decompressed
+from headrace.storage.text.plain import Room, decompressed, pieces_of
 
 
 class Texts(NamedTuple):
@@ -108,6 +108,19 @@ class TextFilesSource(FilesSource):
         for data in found:
             self._room.check(len(data))
         return found
+
+    def head(self, index: int) -> bytes:
+        """The first bytes of a file, decompressed; b"" of one of this machine that can't be read.
+
+        Raises:
+            RemoteError, AccessError, DataNotFoundError, FormatError: a remote file can't be read.
+        """
+        if self._server is not None:
+            return self.content(index, self.read([index])[0])
+        try:
+            return next(pieces_of(os.fsdecode(self.listing.path(index))), b"")
+        except (OSError, FormatError):  # its sample says what is wrong
+            return b""
 
     def content(self, index: int, record: bytes) -> bytes:
         """What a file holds, decompressed if it is compressed.

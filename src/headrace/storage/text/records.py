@@ -8,8 +8,9 @@ import csv
 import io
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,12 @@ from headrace.storage.text.plain import COMPRESSED, without_compression
 TEXT_FIELD = "text"
 """The field that holds a record's text, where none is named."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-FORMATS = (*DELIMITERS, ".json", ".jsonl")
-BY_RECORD = tuple(ending + packed for ending in (".jsonl", *DELIMITERS) for packed in ("", *COMPRESSED))
-"""Endings of files of which a sample is a record, where nobody says otherwise. A .json is as often one object."""
+JSON_LINES = (".jsonl", ".ndjson")
+"""Two names of one format."""
+FORMATS = (*DELIMITERS, ".json", *JSON_LINES)
+BY_RECORD = tuple(ending + packed for ending in (*JSON_LINES, *DELIMITERS) for packed in ("", *COMPRESSED))
+"""Endings of files of which a sample is a record, where nobody says otherwise. Of a .json its content decides."""
+_JSON = tuple(os.fsencode(".json" + packed) for packed in ("", *COMPRESSED))
 _BY_RECORD = tuple(map(os.fsencode, BY_RECORD))
 _field_limit = PerProcess(threading.Lock)
 
@@ -46,17 +50,25 @@ def format_of(path: str) -> str:
             f"{redact(path)}: records are read from {known} (also .gz and .zst), not from this one; pass unit='line' or unit='file', "
             "and no text_field= or target_field="
         )
-    return ending
+    return ".jsonl" if ending in JSON_LINES else ending
 
 
-def unit_of(files: FileSet) -> str:
-    """What a sample is where nobody says so: "record" of .jsonl, .csv and .tsv, else "file".
+def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
+    """What a sample is where nobody says so: "record" of .jsonl, .ndjson, .csv and .tsv, and of .json if
+    the first one is a list of records; else "file".
+
+    Args:
+        files: of the data.
+        head_of: the first bytes of a file by its number, decompressed.
 
     Raises:
         ConfigError: there are files of both kinds.
     """
     names = files.names
     are_of_records = np.logical_or.reduce([names.end_in(ending) for ending in _BY_RECORD])
+    are_json = np.logical_or.reduce([names.end_in(ending) for ending in _JSON])
+    if are_json.any() and (are_json | are_of_records).all() and _is_list_of_records(head_of(int(are_json.argmax()))):
+        return "record"
     count = int(are_of_records.sum())
     if 0 < count < len(names):
         row, other = names[int(are_of_records.argmax())], names[int(are_of_records.argmin())]
@@ -65,6 +77,35 @@ def unit_of(files: FileSet) -> str:
             f"{redact(other)}: pass unit='file' or unit='record', or name the files of one kind by a glob, such as 'data/*.jsonl'"
         )
     return "record" if count else "file"
+
+
+def delimiters_of(delimiter: str | None) -> Mapping[str, str]:
+    """What stands between the fields of each kind of table: by its ending, or what the user says.
+
+    Raises:
+        ConfigError: it can't stand there.
+    """
+    if delimiter is None:
+        return DELIMITERS
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
+        raise ConfigError(f"delimiter must be one ASCII character, such as ';', or None, not {delimiter!r}")
+    return dict.fromkeys(DELIMITERS, delimiter)
+
+
+def another_delimiter(line: str, delimiter: str) -> str:
+    """A part of a message where another character than `delimiter` seems to stand between the fields
+    of a line; else ""."""
+    if delimiter in line:
+        return ""
+    likely = max(",;|\t", key=line.count)
+    if likely not in line:
+        return ""
+    return f"; its fields seem to be separated by {likely!r}: pass delimiter={likely!r}"
+
+
+def _is_list_of_records(head: bytes) -> bool:
+    """True if a JSON file begins as a list of objects or texts, in UTF-8 or UTF-16."""
+    return re.match(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*\[\s*[{\"]", head.replace(b"\0", b"")) is not None
 
 
 def newline_of(ending: str, newline: Newline) -> Newline:

@@ -82,6 +82,7 @@ class Scan:
         known: indices of files that need no scan, by their numbers.
         checks_quotes: True if tables are gone through twice, since one of them has odd quotes.
         progress: show a progress bar; None: only on a terminal, and of much.
+        delimiters: what stands between fields, of each format of tables.
 
     Raises:
         OddQuotesError: `checks_quotes` must be True.
@@ -98,7 +99,9 @@ class Scan:
         known: Mapping[int, LineIndex],
         checks_quotes: bool,
         progress: bool | None,
+        delimiters: Mapping[str, str],
     ) -> None:
+        self._delimiters = delimiters
         self._texts, self._formats, self._newline_in, self._codec = texts, formats, newline_in, codec
         self._room, self._bases, self._known, self._checks = room, bases, known, checks_quotes
         self._remote = _in_order([text for number, text in enumerate(texts) if text.files.is_remote and number not in known])
@@ -176,7 +179,7 @@ class Scan:
             starts, ends = records.json_places(data)
             yield np.concatenate([starts, ends[-1:] if ends.size else [0]]) + text.begin
         elif kind in records.DELIMITERS:
-            yield from self._without_header(file, self._csv_places(file, text, newline, records.DELIMITERS[kind]), kind)
+            yield from self._without_header(file, self._csv_places(file, text, newline, self._delimiters[kind]), kind)
         else:
             self._headers.append([])
             yield from line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch)
@@ -238,7 +241,7 @@ class Scan:
                 line = read(number)
                 if line.strip(b"\r\n"):
                     try:
-                        names = records.csv_row(strip_end(line, None).decode(*self._codec), records.DELIMITERS[kind])
+                        names = records.csv_row(strip_end(line, None).decode(*self._codec), self._delimiters[kind])
                     except UnicodeDecodeError as error:
                         said = f"a byte of the first line, which names the fields, is no {error.encoding} ({error.reason})"
                         raise FormatError(f"{said}; pass encoding= or errors=") from None

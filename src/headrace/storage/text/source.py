@@ -58,6 +58,7 @@ class LinesSource(Locatable):
         is_kept: False: only tables of large local texts are kept.
         room: for one line or record; a file in the form of one JSON list is read as a whole, at the start.
         progress: show a progress bar; None: only on a terminal.
+        delimiter: what stands between the fields of tables; None: a comma in .csv, a tab in .tsv.
 
     Raises:
         FormatError: a file is damaged, or of a kind that has no records.
@@ -77,7 +78,9 @@ class LinesSource(Locatable):
         is_kept: bool = True,
         room: Room | None = None,
         progress: bool | None = None,
+        delimiter: str | None = None,
     ) -> None:
+        self.delimiter, self._delimiters = delimiter, records.delimiters_of(delimiter)
         self.listing: FileSet = texts.listing
         self.files, self._copies, paths = texts.files, LocalFiles(), texts.paths
         self._unit, self._newline = unit, newline
@@ -114,7 +117,7 @@ class LinesSource(Locatable):
         if not self.files.is_remote:
             return {}
         found = [index_beside(cast(RemoteFiles, self.files), path) for path in paths]  # all of them: each is handed out once
-        if self._newline is not None or encoding != "utf-8":
+        if self._newline is not None or encoding != "utf-8" or self.delimiter is not None:
             return {}
         return {number: index for number, index in enumerate(found) if index is not None and index.unit == self._unit}
 
@@ -142,7 +145,8 @@ class LinesSource(Locatable):
 
     def _scan(self, progress: bool | None) -> Scan:
         bases = self._bases.tolist()
-        return Scan(self._texts, self._formats, self._newline_in, self.codec, self.room, bases, self._known, self._checks_quotes, progress)
+        of_texts = (self._texts, self._formats, self._newline_in, self.codec)
+        return Scan(*of_texts, self.room, bases, self._known, self._checks_quotes, progress, self._delimiters)
 
     def _made(self, progress: bool | None) -> Arrays:
         if not self.keeps_tables:
@@ -151,7 +155,10 @@ class LinesSource(Locatable):
             [*([text.path, text.end, 0] if text.is_copy else text.files.identity(text.path)), text.begin]  # a copy is named by its text
             for text in self._texts
         ]
-        cached = ArrayFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
+        about = {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline}
+        if self.delimiter is not None:
+            about["delimiter"] = self.delimiter
+        cached = ArrayFile(self._folder, "lines", about)
         return found_or_built(cached, self.files.patience, lambda: self._checked(lambda: self._written(cached, progress)))
 
     def _checked(self, make: Callable[[], Arrays]) -> Arrays:
@@ -333,12 +340,21 @@ class LinesSource(Locatable):
         return (
             records.json_record(text, kind == ".json")
             if kind not in records.DELIMITERS
-            else records.csv_fields(text, records.DELIMITERS[kind], self.headers[file])
+            else records.csv_fields(text, self._delimiters[kind], self.headers[file])
         )
 
     def is_of_table(self, index: int) -> bool:
         """True if a record is a row of a CSV or TSV file, whose fields are all texts."""
         return bool(self._formats) and self._formats[0 if self._is_alike else self._file_of(index)] in records.DELIMITERS
+
+    def delimiter_in(self, file: int) -> str:
+        """What stands between the fields of a file, which is a table."""
+        return self._delimiters[self._formats[file]]
+
+    @property
+    def has_tables(self) -> bool:
+        """True if a file is a table, whose fields a delimiter separates."""
+        return any(kind in self._delimiters for kind in self._formats)
 
     def offset_of(self, index: int) -> int:
         """The byte in its file, or in the file's plain copy, where a line begins."""
