@@ -47,7 +47,7 @@ KEPT_FROM = 1 << 12
 """Members from which on an index is cached without a `cache_dir` too, in the user's cache folder: fewer are read in a tenth of a second."""
 THREADS = 16
 """Remote tars whose headers are read at the same time."""
-_VERSION = 1
+_VERSION = 2
 _log = logging.getLogger(__name__)
 
 _LOCAL = 64 << 10, 4 << 10, 256 << 10, 256 << 10
