@@ -323,8 +323,8 @@ class _IndexBuilder:
         hashes = np.array(self._hashes, np.int64)
         order = np.argsort(hashes, kind="stable")
         is_again = np.diff(hashes[order]) == 0
-        for at in np.flatnonzero(is_again).tolist():
-            former, latter = order[at : at + 2].tolist()
+        pairs = np.stack([order[:-1][is_again], order[1:][is_again]], axis=1)
+        for former, latter in pairs[np.argsort(pairs[:, 1])].tolist():
             kinds = [set(index.kinds[index.first[one] : index.first[one + 1]].tolist()) for one in (former, latter)]
             if kinds[0].isdisjoint(kinds[1]):
                 places = [
