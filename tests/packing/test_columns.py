@@ -102,12 +102,12 @@ def test_arrays_have_the_targets_of_the_source(way: str, tmp_path: Path) -> None
     own = Own(way == "ragged")
     out = pack(own, tmp_path / "out", **{"shard_size": 40, **WAYS.get(way, {})} if way != "file" else {})
     assert verify(out).ok
-    for _ in range(2):
+    for again in ("again", "and again"):
         with open_dataset(out, target_name="targets") as packed:
             for (row, target), (wanted, of_source) in zip(packed, map(own.__getitem__, range(COUNT)), strict=True):
                 assert np.array_equal(row, wanted) and same(target, of_source)
             assert [type(value) for value in packed[3][1].values()] == [int, np.ndarray, float]  # by name
-            out = pack(packed, tmp_path / "again", overwrite=True)
+            out = pack(packed, tmp_path / again)
     with HDF5Dataset(out) as alone:
         assert np.array_equal(alone[5], own[5][0])
 

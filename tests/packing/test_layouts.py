@@ -218,7 +218,7 @@ def test_encoded_images_are_not_compressed(photos: Path, tmp_path: Path, store: 
 def test_what_has_no_chunks(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     with pytest.raises(ConfigError, match="tokens lie flat"):
-        pack(tmp_path, tmp_path / "out.h5", compression="zstd")
+        pack(tmp_path / "a.txt", tmp_path / "out.h5", compression="zstd")
 
     class Ragged(Waves):
         def __getitem__(self, index: int) -> tuple[Any, int]:
