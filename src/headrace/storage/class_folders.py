@@ -73,9 +73,7 @@ def refuse_other_folders(files: FileSet) -> None:
     outright = "; if these folders are classes, pass targets='folders' (targets=None: no targets)"
     if all(map(is_split, filled)):
         paths = " or ".join(repr(redact(os.path.join(files.roots[0], name))) for name in filled)
-        raise ConfigError(
-            f"{root} holds {' and '.join(filled)}, which are parts of a data set and no classes: pass the path of one, {paths}{outright}"
-        )
+        raise ConfigError(f"{root} holds {', '.join(filled)}: parts of a data set, and no classes. Pass the path of one, {paths}{outright}")
     images = [name for name in filled if name.lower() in _OF_IMAGES]
     others = [name for name in files.folders if _is_of_targets(name)]
     if len(images) != 1 or not set(filled).issubset([*images, *others]):

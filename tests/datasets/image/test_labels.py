@@ -138,8 +138,8 @@ class TestFoldersThatAreNoClasses:
         for folder in folders:
             save(tmp_path / folder / "cat" / "1.png")
         (tmp_path / "notes").mkdir()
-        first, named = str(tmp_path / folders[0]), " and ".join(folders)
-        with pytest.raises(ConfigError, match=rf"holds {named}, which are parts .*pass the path of one, '{first}'.*targets='folders'"):
+        first, named = str(tmp_path / folders[0]), ", ".join(folders)
+        with pytest.raises(ConfigError, match=rf"holds {named}: parts .*Pass the path of one, '{first}'.*targets='folders'"):
             ImageDataset(tmp_path)
         (tmp_path / "notes").rmdir()
         assert ImageDataset(tmp_path, targets="folders").classes == list(folders)
