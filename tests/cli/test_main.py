@@ -154,6 +154,7 @@ FOLDER = {"a/x.png": None, "y.png": None}
 HINTS: dict[str, tuple[dict[str, bytes | None], list[str], str]] = {
     "beside": (FOLDER, [], "or pass --targets FILE.csv (--targets none: no targets)"),
     "empty": ({"a/x.png": None, "b/1.json": b"{}"}, [], "there is 1 .json: pass --unit file"),
+    "delimiter": ({"x.csv": b"text;label\nx;1\n"}, [], "pass --delimiter ';'"),
     "flat": ({"x.png": None}, ["--targets", "x"], "targets: x does not exist"),
     "warning": ({"x.png": None}, [], "or pass --targets FILE.csv (--targets none to say that this is meant)"),
     "encoding": ({"x.txt": b"caf\xe9"}, [], "pass --encoding; "),

@@ -45,6 +45,10 @@ _IN_WORDS = {
     "name one of them as dataset_name": "name one of them by dataset_name=",
     "use fewer workers or a smaller batch_size, or raise max_memory_usage": "or use a machine with more memory",
     "raise PIL.Image.MAX_IMAGE_PIXELS": "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS",
+    "pass delimiter=';'": "pass --delimiter ';'",
+    "pass delimiter='|'": "pass --delimiter '|'",
+    "pass delimiter=','": "pass --delimiter ','",
+    "pass delimiter='\\t'": "pass --delimiter $'\\t'",
     ": use ImageDataset": ": leave out the options for texts",
     ": use TextDataset": ": pass --unit file",
 }

@@ -88,6 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unused-targets", choices=("raise", "skip"), help="targets of files that are not in SRC: an error, or left out (default: raise)"
     )
+    parser.add_argument(
+        "--delimiter", metavar="C", help="between the cells of a .csv of labels, or of texts (default: a comma; .tsv: a tab)"
+    )
     parser.add_argument("--masks", action="store_true", help="of annotations of COCO: the outlines of objects too")
     parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array to pack (default: 'data', or the only one)")
     texts = parser.add_argument_group("texts")
@@ -253,6 +256,8 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
         images["targets"] = None
     if given.masks:
         images["masks"] = True
+    if given.delimiter is not None:
+        (texts if given.targets is None else images)["delimiter"] = given.delimiter
     if given.store != "decoded" and (given.size or given.color):
         raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
     if (texts or given.end_token is not None) and (images or given.store is not None):
