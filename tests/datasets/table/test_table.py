@@ -372,6 +372,33 @@ def test_random_crops_of_images(tmp_path: Path) -> None:
         assert not same(first, dataset[3][0])
 
 
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("mode", ["lazy", "cached", "streaming"])
+def test_crops_of_hub_images_in_batches(mode: str, tmp_path: Path) -> None:
+    from headrace import RandomResizedCrop
+
+    plain = TableDataset(
+        write(tmp_path / "a.parquet", pictures(False)), image_column="image", target_name="label", transform=RandomResizedCrop(8)
+    )
+    path = write(tmp_path / "b.parquet", pictures(True))
+    with TableDataset(path, image_column="image", target_name="label", transform=RandomResizedCrop(8), loading_mode=mode) as dataset:
+        images, _ = next(iter(create_dataloader(dataset, batch_size=6, shuffle=False, num_workers=0)))
+    expected, _ = next(iter(create_dataloader(plain, batch_size=6, shuffle=False, num_workers=0)))
+    assert same(images, expected)
+
+
+@pytest.mark.quick_every(1)
+def test_a_missing_hub_image_is_said_before_a_crop(tmp_path: Path) -> None:
+    from headrace import RandomResizedCrop
+
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    images = pa.array([{"bytes": None, "path": "x.jpg"}] * 2, kind)
+    path = write(tmp_path / "a.parquet", pa.table({"image": images}))
+    dataset = TableDataset(path, image_column="image", transform=RandomResizedCrop(8))
+    with pytest.raises(SampleError, match="holds the path of an image and not its bytes"):
+        dataset.__getitems__([0, 1])
+
+
 @pytest.mark.falls_back
 def test_images_that_are_none(tmp_path: Path) -> None:
     images = [encoded(0), None, b"no image", encoded(3)]

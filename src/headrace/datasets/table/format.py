@@ -12,6 +12,7 @@ import numpy as np
 from headrace.casting import as_tensor, cast
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.format import Failed, SampleFormat, Unnormalized
+from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.format import ImageFormat
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts
 from headrace.datasets.table.ways import way_of_columns
@@ -45,6 +46,11 @@ class ColumnImages(ImageFormat):
 
     def decode(self, record: Any) -> Any:
         return super().decode(encoded_image(record, self.column))
+
+    def draw(self, value: Any) -> Drawn | None:
+        if self.is_encoded:  # a value, or a record that is not decoded yet
+            value = encoded_image(value, self.column)
+        return super().draw(value)
 
 
 class ColumnImage(NamedTuple):
