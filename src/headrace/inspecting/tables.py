@@ -52,12 +52,16 @@ def inspect_tables(data_path: Any, reach: RemoteOptions) -> Report:
 def _tables(files: FileSet, shown: str) -> Report:
     tables, reader = open_tables(files, shown)
     first = tables[0]
-    kinds = {name: first.schema.field(name).type for name in first.schema.names}
+    kinds = {field.name: field.type for field in first.schema}
+    repeated = sorted({name for name in kinds if first.schema.names.count(name) > 1})
+    encrypted = first.encrypted if isinstance(first, ParquetTable) else []
     left_out = {name: kind for name, kind in kinds.items() if refused(kind) is not None}
-    names = [name for name in kinds if name not in left_out]
+    unusable = {*left_out, *repeated, *encrypted}
+    names = [name for name in kinds if name not in unusable]
     report = Report(shown, " and ".join(sorted({table.kind for table in tables})), files=len(tables))
     report.stored = sum(reader.version(table.path).size for table in tables)
-    report.samples, report.samples_are = sum(int(table.rows.sum()) for table in tables), f"rows of {len(kinds):,} columns"
+    report.samples = sum(int(table.rows.sum()) for table in tables)
+    report.samples_are = f"rows of {len(first.schema.names):,} columns"
     codecs = first.compression if isinstance(first, ParquetTable) else []
     rows = [int(count) for table in tables for count in table.rows]
     report.details[first.blocks_are] = {"count": len(rows), "rows of each": int(median(rows)) if rows else 0}
@@ -67,6 +71,12 @@ def _tables(files: FileSet, shown: str) -> Report:
     if left_out:
         listed = ", ".join(f"{name!r} ({kind})" for name, kind in left_out.items())
         report.notes.append(f"no tensor can hold {listed}: pass columns=[...] without {'it' if len(left_out) == 1 else 'them'}")
+    if repeated:
+        listed = ", ".join(map(repr, repeated))
+        report.notes.append(f"several columns are named {listed}: write the table again with names that differ")
+    if encrypted:
+        listed = ", ".join(map(repr, encrypted))
+        report.notes.append(f"encrypted columns can't be read ({listed}): pass columns=[...] without them")
     if not names:
         return report
     try:
@@ -77,8 +87,8 @@ def _tables(files: FileSet, shown: str) -> Report:
     for node, name in zip(report.nodes[1:], kinds, strict=True):
         if name in names:
             node.stored = sum(table.stored_of(name) for table in tables if isinstance(table, ParquetTable)) or None
-    report.fingerprint = None if left_out else source.fingerprint()
-    report.opens_as, classes = _opens_as(shown, first, names if left_out else None)
+    report.fingerprint = None if unusable else source.fingerprint()
+    report.opens_as, classes = _opens_as(shown, first, names if unusable else None)
     if classes is not None and report.samples <= _COUNTED and not files.is_remote:
         _tell_classes(report, source, first, classes)
     _tell_costs(report, source, tables)

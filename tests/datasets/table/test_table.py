@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
@@ -32,6 +33,7 @@ from headrace import (
     open_dataset,
     pack,
 )
+from headrace.inspecting import inspect
 from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.datasets.text.chat_tokenizer import CHATML, ChatTokenizer
@@ -41,6 +43,7 @@ pytestmark = pytest.mark.quick_every(4)
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
 pq = pytest.importorskip("pyarrow.parquet")
+pe = pytest.importorskip("pyarrow.parquet.encryption")
 
 N = 57
 WRITERS = ("parquet", "arrow", "stream", "feather")
@@ -958,3 +961,64 @@ def test_a_column_called_index_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="have a field 'index' of their own, which return_index=True would replace"):
         TableDataset(tmp_path / "t.parquet", return_index=True)[0]
     assert TableDataset(tmp_path / "t.parquet", columns=["x"], return_index=True)[1] == {"index": 1, "x": torch.tensor(2)}
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "feather"])
+def test_repeated_texts_stay_dictionaries(kind: str, tmp_path: Path) -> None:
+    long, n = "A" * 2000, 20_000
+    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, "i4")), pa.array([long]))
+    blobs = pa.array([{"bytes": long.encode()}] * n)
+    numbers = pa.array([[7, 7]] * n)
+    columns = {"x": texts, "numbers": numbers} if kind != "parquet" else {"x": texts, "s": blobs, "numbers": numbers}
+    path = write(tmp_path / f"a.{kind}", pa.table(columns), kind, rows=n)
+    with TableDataset(path) as dataset:
+        (table,) = dataset.sample_source.tables
+        held = dataset.sample_source._read_blocks([0])[0] if not table.is_mapped else []
+        block = table.decode(0, held)
+        assert block.nbytes < 1_000_000  # decoded texts are 40 MB
+        assert dataset.sample_source.layout_nbytes >= 16 * n or kind == "feather"  # the lists
+        assert dataset[n - 1]["x"] == long
+        if kind == "parquet":
+            assert dataset[3]["s"] == {"bytes": long.encode()}
+    with TableDataset(path, plain_copy=True, cache_dir=tmp_path / "kept") as copied:
+        assert copied[n - 1]["x"] == long
+        assert sum(file.stat().st_size for file in (tmp_path / "kept").glob("*")) < 2_000_000 if kind != "arrow" else True
+
+
+class _Keys(pe.KmsClient):  # type: ignore[misc]
+    """Wraps keys with their names only."""
+
+    def __init__(self, _: Any) -> None:
+        super().__init__()
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:
+        return base64.b64encode(master_key_identifier.encode() + key_bytes)
+
+    def unwrap_key(self, wrapped_key: bytes, master_key_identifier: str) -> bytes:
+        return base64.b64decode(wrapped_key)[len(master_key_identifier) :]
+
+
+def write_encrypted(path: Path, plaintext_footer: bool) -> Path:
+    config = pe.EncryptionConfiguration(
+        footer_key="footer__", column_keys={"colkey__": ["secret"]}, plaintext_footer=plaintext_footer, data_key_length_bits=128
+    )
+    properties = pe.CryptoFactory(_Keys).file_encryption_properties(pe.KmsConnectionConfig(), config)
+    table = pa.table({"open": list(range(10)), "secret": [f"s{row}" for row in range(10)]})
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table, row_group_size=4)
+    return path
+
+
+@pytest.mark.quick_every(1)
+def test_encrypted_columns_are_named(tmp_path: Path) -> None:
+    path = write_encrypted(tmp_path / "a.parquet", plaintext_footer=True)
+    for arguments in ({}, {"columns": ["secret"]}, {"columns": ["open"], "target_name": "secret"}):
+        with pytest.raises(FormatError, match="column 'secret' is encrypted"):
+            TableDataset(path, **arguments)
+    with TableDataset(path, ["open"]) as dataset:
+        assert [int(dataset[row]["open"]) for row in range(10)] == list(range(10))
+    report = inspect(path)
+    assert "columns=['open']" in report.opens_as and any("'secret'" in note for note in report.notes)
+    with pytest.raises(FormatError, match="encrypted footer"):
+        TableDataset(write_encrypted(tmp_path / "b.parquet", plaintext_footer=False))

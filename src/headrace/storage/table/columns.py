@@ -195,6 +195,34 @@ class Structs(Column):
         return [next(found) if has else None for has in there.tolist()]
 
 
+class Coded(Column):
+    """Texts or bytes, of which each row holds the number of one in a dictionary.
+
+    Args:
+        codes: [n] the number of each; anything where there is none.
+        items: the dictionary.
+        valid: see `Column`.
+    """
+
+    def __init__(self, codes: npt.NDArray[Any], items: Column, valid: Mask | None) -> None:
+        self._codes, self._items, self.valid = codes, items, valid
+
+    def settle(self) -> None:
+        self._items.settle()
+
+    def values(self, rows: IntArray) -> list[Any]:
+        present = rows if self.valid is None else rows[self.valid[rows]]
+        codes, places = np.unique(self._codes[present], return_inverse=True)
+        items = self._items.values(codes.astype(np.int64))
+        found = iter([items[place] for place in places.tolist()])
+        return [next(found) if has else None for has in self._has(rows)]
+
+    def value(self, row: int) -> Any:
+        if self.valid is not None and not self.valid[row]:
+            return None
+        return self._items.value(int(self._codes[row]))
+
+
 class Nothing(Column):
     """A column without values."""
 
@@ -306,8 +334,9 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if types.is_dictionary(array.type):
-        if types.is_string_view(array.type.value_type):  # pyarrow does not decode these
-            array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_string()))
+        if is_text(array.type.value_type) or is_bytes(array.type.value_type):  # decoded, they may take any memory
+            codes = _numbers(name, array.indices, None).data
+            return Coded(codes, column_of(name, array.dictionary), _valid_of(array))
         array = array.dictionary_decode()
     if types.is_string_view(array.type):
         array = array.cast(pa.large_string())

@@ -26,7 +26,7 @@ from headrace.storage.table.columns import whole_array
 from headrace.storage.table.files import TableFile
 from headrace.storage.table.library import pyarrow
 
-_VERSION = 1
+_VERSION = 2
 _PATIENCE_S = 60.0  # for another process that makes the same copy, while it writes nothing
 
 ReadBlock = Callable[[TableFile, int], list[tuple[int, memoryview]]]
@@ -60,9 +60,9 @@ class CopiedTable(TableFile):
         return [ByteRanges.of([])] * len(blocks)
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
-        spans, whole = self._arrays.short[0].reshape(-1, 2), memoryview(self._arrays.long)  # type: ignore[arg-type]
-        head, (start, stop) = bytes(whole[: spans[0, 1]]), spans[block + 1]
-        return read_batch(head, whole[start:stop], pyarrow().ipc.open_stream(head).schema, self.chosen.names)
+        start, stop = self._arrays.short[0].reshape(-1, 2)[block]
+        stream = memoryview(self._arrays.long)[start:stop]  # type: ignore[arg-type]
+        return read_batch(b"", stream, pyarrow().ipc.open_stream(stream).schema, self.chosen.names)
 
 
 def with_copy(table: TableFile, files: Files, folder: str, read: ReadBlock, progress: bool | None) -> TableFile:
@@ -94,36 +94,31 @@ def with_copy(table: TableFile, files: Files, folder: str, read: ReadBlock, prog
 
 
 def _write(table: TableFile, writer: ArrayWriter, read: ReadBlock, progress: bool | None) -> list[tuple[int, int]]:
-    """Writes the schema and all blocks; where each begins and ends."""
+    """Writes each block as a stream with its own dictionaries; where each begins and ends."""
     pa, spans = pyarrow(), list[tuple[int, int]]()
-    fields = [table.schema.field(name) for name in table.chosen.names]
-    schema = pa.schema([pa.field(field.name, _undictionaried(field.type)) for field in fields])
-
-    def put(message: Any) -> None:
-        start = up(spans[-1][1]) if spans else 0
-        writer.write(np.zeros(start - (spans[-1][1] if spans else 0), np.uint8))  # buffers are to lie aligned
-        writer.write(np.frombuffer(message, np.uint8))
-        spans.append((start, start + message.size))
-
-    put(schema.serialize())
+    names = list(table.chosen.names)
+    end = 0
     with progress_bar(progress, is_short=len(table.rows) < 100, total=len(table.rows), desc="copying tables", unit="block") as bar:
         for number in range(len(table.rows)):
             if not table.rows[number]:
-                spans.append(spans[-1])  # it is never read
+                spans.append((end, end))  # it is never read
                 continue
             stored = read(table, number)
+            sink = pa.BufferOutputStream()
             with asking("pyarrow", table.where(number)):
                 whole = table.read(number, stored)
-                arrays = [whole_array(whole.column(name)).cast(schema.field(name).type) for name in schema.names]
-                put(pa.RecordBatch.from_arrays(arrays, schema=schema).serialize())
+                arrays = [whole_array(whole.column(name)) for name in names]
+                batch = pa.RecordBatch.from_arrays(arrays, names=names)
+                with pa.ipc.new_stream(sink, batch.schema) as stream:
+                    stream.write_batch(batch)
+            message = sink.getvalue()
+            start = up(end)
+            writer.write(np.zeros(start - end, np.uint8))  # buffers are to lie aligned
+            writer.write(np.frombuffer(message, np.uint8))
+            end = start + message.size
+            spans.append((start, end))
             bar.update(1)
     return spans
-
-
-def _undictionaried(kind: Any) -> Any:
-    """The type of values that are stored by their number, or the type itself."""
-    pa = pyarrow()
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def unchosen(table: TableFile) -> TableFile:
