@@ -175,7 +175,7 @@ INSIDE: dict[str, list[str]] = {
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes", "episodes"),
     ],
     "storage/text": ["lines", "plain", "records", "chats", "line_index", "index_beside", "scan", "files", "source", "index"],
-    "storage/table": ["library", "messages", "columns", "files", "parquet", "arrow", "copies", "source", "arrays"],
+    "storage/table": ["library", "messages", "encrypted", "columns", "files", "parquet", "arrow", "copies", "source", "arrays"],
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "best_fit", "packed", "joined"],
     "storage": [
