@@ -33,7 +33,7 @@ class Answers:
         self.shift = 0
         self.total: str | None = None
         self.says_range = self.heeds_if_match = True
-        self.encoding = ""
+        self.about, self.encoding = "ETag", ""
         self.requests = 0
 
 
@@ -53,7 +53,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answers, str]]:
             if name not in answers.files:
                 return self.answer(404, b"")
             data, tag = answers.files[name], answers.tags[name]
-            about = {"ETag": tag, "Accept-Ranges": "bytes"}
+            about = {answers.about: tag, "Accept-Ranges": "bytes"}
             if answers.encoding:
                 about["Content-Encoding"] = answers.encoding
             if answers.heeds_if_match and tag not in self.headers.get("If-Match", tag):
@@ -124,6 +124,17 @@ def test_rows_of_another_range(answers: Any) -> None:
         server.shift = 16
         with pytest.raises(SampleError, match="other bytes"):
             dataset[5000]
+
+
+def test_other_time_from_a_server_without_tags(answers: Any, remote: Any) -> None:
+    server, url = answers
+    server.about, server.tags["a.bin"] = "Last-Modified", "Wed, 25 Nov 2026 12:00:00 GMT"
+    version = versions_of(remote, [f"{url}/a.bin"])[0]
+    wanted = [Range(f"{url}/a.bin", 0, 3, version)]
+    assert read(remote, wanted) == [CONTENT[:3]]
+    server.tags["a.bin"] = "Wed, 25 Nov 2026 12:00:01 GMT"
+    with pytest.raises(FileChangedError, match=r"its version is Wed, .*12:00:01 GMT, and was Wed"):
+        read(remote, wanted)
 
 
 @pytest.mark.parametrize("weak", ["", "W/"])

@@ -56,7 +56,8 @@ class BaseDataset(Splittable, Dataset[Any]):
         hold: what modes "eager" and "cached" cache: "decoded" samples or "encoded" records. None: chosen by the dataset.
         shared: which processes share what "eager" and "cached" cache. "rank": all workers of a process. "machine": all ranks of this user
             on this machine, through a file in `cache_dir`.
-        cache_dir: folder for files that later runs use again. None: the folder of headrace in the user's cache folder, if one is needed.
+        cache_dir: folder for files that later runs use again; it is made, with its parents. None: the
+            folder of headrace in the user's cache folder, if one is needed.
         on_error: what to do with a sample that can't be read. "raise": raise a `SampleError`. "skip": leave it out of its batch, count it
             and list it. A callable ``(index, path, error) -> sample``: use its result instead.
         seed: seed of the order and of random transforms. Under a `Loader`, the loader's seed counts instead.
