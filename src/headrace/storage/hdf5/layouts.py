@@ -93,7 +93,7 @@ class KeptLayouts:
     """
 
     def __init__(self, files: Files, urls: Sequence[str], asked: Any, cache_dir: str | os.PathLike[str] | None) -> None:
-        self._files, self._urls, self._asked, self._folder = files, urls, asked, cache_folder(cache_dir)
+        self._files, self._urls, self._asked, self._cache_dir = files, urls, asked, cache_folder(cache_dir)
 
     @functools.cached_property
     def _file(self) -> ArrayFile | None:
@@ -102,7 +102,7 @@ class KeptLayouts:
         if any(tag is None for *_, tag in identities):
             return None
         about = {"files": hashlib.blake2b(json.dumps(identities).encode(), digest_size=16).hexdigest(), "asked": self._asked}
-        return ArrayFile(str(self._folder), _KIND, about, _VERSION, ("<i8", "u1", "u1"))
+        return ArrayFile(str(self._cache_dir), _KIND, about, _VERSION, ("<i8", "u1", "u1"))
 
     def are_kept(self) -> bool:
         """True if there is such a file; asks for the versions of the files."""
@@ -135,7 +135,7 @@ class KeptLayouts:
         if columns:
             said["targets"] = [[column.dtype.str, column.shape, column.nbytes] for column in columns]
         data = np.frombuffer(b"".join(column.tobytes() for column in columns), np.uint8)
-        with Unkept(str(self._folder), "layouts of arrays are", "h5py opens the files at every start"):
+        with Unkept(str(self._cache_dir), "layouts of arrays are", "h5py opens the files at every start"):
             self._file.write([np.concatenate(tables), data, np.frombuffer(json.dumps(said).encode(), np.uint8)])
 
 

@@ -86,7 +86,7 @@ class LinesSource(Locatable):
         self._unit, self._newline = unit, newline
         self._is_kept = is_kept
         self.room: Room = room or Room()
-        self._folder = os.path.abspath(folder)
+        self._cache_dir = os.path.abspath(folder)
         self._formats = [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
         self.is_transcoded: bool = not shows_lines(encoding)
         self.codec: tuple[str, str] = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
@@ -124,7 +124,7 @@ class LinesSource(Locatable):
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
         files, read, begin = self.files, path, 0
         if is_compressed(without_query(path)) or self.is_transcoded:
-            copy = plain_copy(files, path, encoding, errors, self._folder)
+            copy = plain_copy(files, path, encoding, errors, self._cache_dir)
             files, read, begin = self._copies, copy.path, HEAD
             end = HEAD + len(copy.long)
         else:
@@ -158,7 +158,7 @@ class LinesSource(Locatable):
         about = {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline}
         if self.delimiter is not None:
             about["delimiter"] = self.delimiter
-        cached = ArrayFile(self._folder, "lines", about)
+        cached = ArrayFile(self._cache_dir, "lines", about)
         return found_or_built(cached, self.files.patience, lambda: self._checked(lambda: self._written(cached, progress)))
 
     def _checked(self, make: Callable[[], Arrays]) -> Arrays:
@@ -169,7 +169,7 @@ class LinesSource(Locatable):
             return make()
 
     def _written(self, cached: ArrayFile, progress: bool | None) -> Arrays:
-        with Unkept(self._folder, "the table of lines is", "it is held in memory, and made at every start"):
+        with Unkept(self._cache_dir, "the table of lines is", "it is held in memory, and made at every start"):
             with cached.writing("u1") as writer:
                 scan, encoder = self._scan(progress), PlacesEncoder()
                 for piece in encoder.encoded(scan):
@@ -398,7 +398,7 @@ class LinesSource(Locatable):
         copies = sum(text.is_copy for text in self._texts)
         path = self._table.path
         where = "in memory" if path is None else f"mapped from {redact(path)}"
-        copied = f", {copies} of them through plain copies in {redact(self._folder)}" if copies else ""
+        copied = f", {copies} of them through plain copies in {redact(self._cache_dir)}" if copies else ""
         said = {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
         return {**said, "files": self.files.explain()} if self.files.is_remote else said
 
