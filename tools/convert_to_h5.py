@@ -5,14 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from headrace.cli import pack
 from headrace.cli.main import run_verb
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help shows the arguments)\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "convert_to_h5", description=pack.DESCRIPTION, epilog=pack.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     pack.add_arguments(parser)

@@ -51,6 +51,13 @@ def test_as_a_program(photos: Path, tmp_path: Path) -> None:
     assert eval(how.removeprefix("open it: "), {"headrace": headrace}).image_size == (20, 30)
 
 
+def test_wrong_arguments_are_one_line(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        tool.main(["photos"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "convert_to_h5: error: the following arguments are required: DST (--help shows the arguments)\n"
+
+
 def test_a_folder_as_it_is(photos: Path, tmp_path: Path, tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main([str(photos), str(tmp_path / "out.h5"), "--no-progress"]) == 0
     out = capsys.readouterr()

@@ -354,7 +354,7 @@ class TestOthers:
             ([b"x", np.frombuffer(b"x", np.uint8)], "sample 1 can't be packed with the others: it is an array, and they are bytes"),
             (["\ud800"], "sample 0 can't be packed: it is no text that UTF-8 has"),
             ([(ROWS[0], "mill")], "the target of sample 0 can't be packed: it is 'mill"),
-            ([{"x": "mill"}], "sample 0, 'x', can't be packed: it is 'mill"),
+            ([{"x": "mill"}], "sample 0, 'x', can't be packed: it is 'mill.*not as fields or targets: leave the column"),
             ([None], "sample 0 can't be packed: it is None"),
         ],
     )

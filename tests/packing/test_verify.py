@@ -143,6 +143,15 @@ def test_missing_parts(packed: Path) -> None:
 def test_what_headrace_did_not_pack(tmp_path: Path, packed: Path) -> None:
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["data"] = np.zeros((3, 2))
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.zeros(3)
+    with pytest.raises(FormatError, match=r"other\.h5 was not packed by headrace"):
+        verify(tmp_path / "other.h5")
+    (tmp_path / "t.txt").write_text("a text")
+    with pytest.raises(FormatError, match="not packed by headrace"):
+        verify(tmp_path / "t.txt")
+    with pytest.raises(DataNotFoundError, match="not packed by headrace"):
+        verify(tmp_path)
     with pytest.raises(FormatError, match=r"plain\.h5 was not packed by headrace"):
         verify(tmp_path / "plain.h5")
     change(packed, CRC, None)

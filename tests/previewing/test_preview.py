@@ -23,7 +23,7 @@ from headrace.cli.main import main
 from headrace.cli.output import Output
 from headrace.cli.preview import _for_iterm, _for_kitty, _way_of_terminal
 from headrace.errors import ConfigError
-from headrace.previewing import draw_sheet, preview, table_lines
+from headrace.previewing import draw_sheet, preview, sheet, table_lines
 from headrace.previewing.panels import pictures_of, value_range
 from tests.data.labelled import make_coco, make_masks, make_street, make_street_labels
 from tests.data.sparse import random_matrix, write_anndata
@@ -145,6 +145,23 @@ def test_masks_are_drawn_beside_their_images(tmp_path: Path) -> None:
     folder = make_masks(tmp_path, 6)
     shown = preview(folder / "images", targets=folder / "masks", count=6, image_size=16)
     assert all(item.value.shape == (3, 16, 16) and item.target.shape == (16, 16) and not item.caption for item in shown.items)
+
+
+def test_letters_that_no_font_has_are_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.previewing.sheet._FONTS", ("DejaVuSans.ttf",))  # it has no Kanji
+    sheet._fonts.cache_clear()
+    sheet._has.cache_clear()
+    drawn: list[str] = []
+
+    class Draw:
+        def text(self, at: Any, text: str, ink: Any, font: Any) -> None:
+            drawn.append(text)
+
+    for text in ("mill, größe", "漢字 a"):
+        sheet._write(Draw(), (0, 0), text, (0, 0, 0), 13)
+    sheet._fonts.cache_clear()
+    sheet._has.cache_clear()
+    assert drawn[1] == "\\u6f22\\u5b57 a" and drawn[0].startswith("mill, gr")
 
 
 # -- the command

@@ -35,7 +35,7 @@ from headrace.profiling.frozen import Frozen
 from headrace.profiling.images import as_uint8, smaller_files
 from headrace.profiling.limit import Candidate, Found, find_limit
 from headrace.profiling.model import Costs
-from headrace.profiling.profile import _after_trying
+from headrace.profiling.profile import _after_trying, _ceiling
 from headrace.profiling.report.result import Advice, Stage
 from headrace.profiling.running import Running, Turn, joined, run_step
 from headrace.profiling.trying import try_advice
@@ -533,3 +533,8 @@ def test_the_docs_run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_public_names() -> None:
     assert headrace.profile_dataloader is profile_dataloader and headrace.Profile is Profile
+
+
+def test_a_ceiling_is_not_below_its_stage() -> None:
+    assert _ceiling(106.58, 1.0) is None and _ceiling(1.0, None) is None
+    assert _ceiling(105.0, 100.0) == 105.0 and _ceiling(50.0, 100.0) == 100.0

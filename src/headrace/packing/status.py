@@ -175,7 +175,10 @@ def planned(folder: Destination) -> PartsPlan:
     """
     plan = read_plan(folder)
     if plan is None:
-        raise DataNotFoundError(f"{folder.shown} has no {PLAN}: name the folder that headrace.pack(..., shard_size=...) writes to")
+        raise DataNotFoundError(
+            f"{folder.shown} was not packed by headrace, since it has no {PLAN}: name the folder that "
+            "headrace.pack(..., shard_size=...) writes to"
+        )
     return plan
 
 

@@ -178,7 +178,7 @@ def as_row(what: str, value: Any) -> Array:
             f"{what} can't be packed: it is that of a tar, a dict with {' and '.join(sorted(RESERVED))}. Subclass StreamingDataset, and "
             "give what is to be packed by split_target, such as value['jpg'], value['cls'] (docs/packing.md)"
         )
-    fields = {str(name): as_row(f"{what}, {name!r},", value[name]) for name in sorted(value)}
+    fields = {str(name): as_row(f"{what.rstrip(',')}, {name!r},", value[name]) for name in sorted(value)}
     row = np.zeros((), [(name, field.dtype, field.shape) for name, field in fields.items()])
     for name, field in fields.items():
         row[name] = field
@@ -200,6 +200,12 @@ def as_array(what: str, value: Any) -> Array:
         ConfigError: it is something else.
     """
     made: Any = None
+    if isinstance(value, (bytes, str)):
+        raise ConfigError(
+            f"{what} can't be packed: it is {described(value)}. Bytes and str are packed as samples of their own, not as fields or "
+            "targets: leave the column of a table out by columns=, decode one of images by image_column=, or convert it in decode, or in "
+            "__getitem__"
+        )
     if isinstance(value, torch.Tensor):
         try:
             made = value.numpy(force=True)
@@ -211,7 +217,7 @@ def as_array(what: str, value: Any) -> Array:
         what_it_is = described(value) if made is None else f"an array of {'bfloat16' if made.dtype == BFLOAT16 else made.dtype}"
         raise ConfigError(
             f"{what} can't be packed: it is {what_it_is}. Packing takes arrays, tensors and numbers, dicts of these, bytes, str, and "
-            "(input, target) tuples of these, where no target is bytes or str: convert it in decode, or in __getitem__"
+            "(input, target) tuples of these, where no field and no target is bytes or str: convert it in decode, or in __getitem__"
         )
     result: Array = made
     return result

@@ -29,7 +29,7 @@ from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned,
 from headrace.packing.zarr.layout import Stored
 from headrace.packing.zarr.verify import Damage, damaged_in_part, damaged_metadata, whole_file
 from headrace.storage.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
-from headrace.storage.hdf5.files import HDF5Files
+from headrace.storage.hdf5.files import HDF5Files, is_hdf5
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedTokens
@@ -101,7 +101,12 @@ def verify(
 def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | None) -> VerifyResult:
     """`verify` of a single file."""
     path = os.path.abspath(os.path.expanduser(os.fspath(path)))
-    info, offset = packed_info(path), seal_of(path)
+    if os.path.isfile(path) and not is_hdf5(path):
+        raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: it was not packed by headrace, or is damaged")
+    info = packed_info(path)
+    if info is None and os.path.isfile(path):
+        raise _not_packed(path)
+    offset = seal_of(path)
     if info is None or offset is None:
         return verify_samples(path, workers, progress)[0]
     with open(path, "rb") as file:
@@ -137,7 +142,7 @@ def _compared(
 ) -> tuple[VerifyResult, FileSums]:
     path, checksums = opened.path, opened.checksums
     if opened.info is None or checksums is None:
-        raise FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
+        raise _not_packed(path)
     edges = opened.edges()
     with open(path, "rb") as file:
         sums = _sum(file.fileno(), NOTHING if edges is None else edges, workers, progress, ahead)
@@ -148,6 +153,10 @@ def _compared(
         different = np.flatnonzero(sums.crcs != checksums).tolist()
         bad = [(index, opened.location(index), opened.damaged(index)) for index in different]
     return VerifyResult(Path(path), opened.info.count, bad), sums
+
+
+def _not_packed(path: str) -> FormatError:
+    return FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
 
 
 def _sum(fd: int, edges: IntArray, workers: int, progress: bool | None, ahead: SumsAhead | None) -> FileSums:

@@ -21,7 +21,10 @@ _BOX = (250, 60, 180)
 _PAD, _TOKEN = (253, 224, 71), (255, 255, 255)
 _TEXT_WIDTH, _TEXT_COLUMNS = 1100, 150  # pixels of a table of texts, and letters in a row of it
 _NARROWEST, _WIDEST = 480, 1100
-_FONTS = ("NotoSans-Regular.ttf", "DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf")
+_FONTS = (
+    *("NotoSans-Regular.ttf", "DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf"),
+    *("NotoSansCJK-Regular.ttc", "DroidSansFallbackFull.ttf", "wqy-microhei.ttc", "PingFang.ttc", "msyh.ttc", "msgothic.ttc"),
+)
 
 
 def draw_sheet(shown: Preview, *, cell: int = 160, columns: int = 6) -> Image.Image:
@@ -36,21 +39,41 @@ def draw_sheet(shown: Preview, *, cell: int = 160, columns: int = 6) -> Image.Im
 
 
 @functools.cache
-def _font(size: int) -> Any:
-    """A font that knows letters of many languages, if the system or matplotlib has one; else Pillow's own, which knows ASCII."""
+def _fonts(size: int) -> list[Any]:
+    """The fonts for letters of many languages that the system or matplotlib has, and Pillow's own."""
     matplotlib = importlib.util.find_spec("matplotlib")
     places = [*_FONTS]
     if matplotlib is not None and matplotlib.origin is not None:
         places.append(os.path.join(os.path.dirname(matplotlib.origin), "mpl-data", "fonts", "ttf", "DejaVuSans.ttf"))
+    fonts = list[Any]()
     for place in places:
         with contextlib.suppress(OSError):
-            return ImageFont.truetype(place, size)
-    return ImageFont.load_default(size)
+            fonts.append(ImageFont.truetype(place, size))
+    return [*fonts, ImageFont.load_default(size)]
 
 
-def _letters(text: str) -> str:
-    """Text without letters that the font has not: they would be boxes."""
-    return text if isinstance(_font(13).path, str) else text.encode("ascii", "backslashreplace").decode()
+@functools.lru_cache(maxsize=4096)
+def _has(number: int, size: int, letter: str) -> bool:
+    """True if a font has a letter: for those that it lacks it draws one and the same box."""
+    if letter.isspace() or "!" <= letter <= "~":
+        return True
+    font = _fonts(size)[number]
+    try:
+        drawn, box = font.getmask(letter), font.getmask("\U0010ffff")
+    except UnicodeError:
+        return False
+    return (drawn.size, bytes(drawn)) != (box.size, bytes(box))
+
+
+def _write(draw: Any, at: tuple[float, float], text: str, ink: tuple[int, int, int], size: int) -> None:
+    """Draws text in the first font that has all its letters; letters that no font has as escapes such as ``\\u6f22``."""
+    fonts = _fonts(size)
+    for number, font in enumerate(fonts):
+        if all(_has(number, size, letter) for letter in text):
+            draw.text(at, text, ink, font)
+            return
+    letters = [letter if _has(0, size, letter) else letter.encode("ascii", "backslashreplace").decode() for letter in text]
+    draw.text(at, "".join(letters), ink, fonts[0])
 
 
 def _head(shown: Preview, extra: list[str], width: int) -> list[tuple[str, bool]]:
@@ -66,7 +89,7 @@ def _paper(width: int, height: int, lines: list[tuple[str, bool]]) -> tuple[Imag
     sheet = Image.new("RGB", (width, head + height + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(sheet)
     for number, (line, is_pale) in enumerate(lines):
-        draw.text((_MARGIN, _MARGIN + number * (_LINE + 3)), line, _PALE if is_pale else _INK, _font(13 if is_pale else 15))
+        _write(draw, (_MARGIN, _MARGIN + number * (_LINE + 3)), line, _PALE if is_pale else _INK, 13 if is_pale else 15)
     return sheet, draw, head
 
 
@@ -89,10 +112,10 @@ def _contact_sheet(shown: Preview, cell: int, columns: int) -> Image.Image:
         if not some:
             draw.rectangle((left, top, left + cell - 1, top + cell - 1), outline=_FRAME)
             text = textwrap.fill(item.text or item.caption or "nothing to draw", cell // 7)
-            draw.multiline_text((left + 4, top + 4), _letters(text[:300]), _INK, _font(11))
+            _write(draw, (left + 4, top + 4), text[:300], _INK, 11)
         letters = max(8, wide // 7)
-        draw.text((left, top + cell + 3), _letters(item.caption[:letters]), _INK, _font(12))
-        draw.text((left, top + cell + _LINE + 2), _letters(_place_of(item, letters)), _PALE, _font(11))
+        _write(draw, (left, top + cell + 3), item.caption[:letters], _INK, 12)
+        _write(draw, (left, top + cell + _LINE + 2), _place_of(item, letters), _PALE, 11)
     return sheet
 
 
@@ -133,12 +156,12 @@ def _table(shown: Preview) -> Image.Image:
     room = _TEXT_WIDTH - 2 * _MARGIN
     for item, text in zip(shown.items, cells, strict=True):
         row = row_of(item)
-        draw.text((_MARGIN, top), "  ".join(filter(None, [row.number, row.caption, row.tokens])), _PALE, _font(12))
+        _write(draw, (_MARGIN, top), "  ".join(filter(None, [row.number, row.caption, row.tokens])), _PALE, 12)
         y, count = top + _LINE + 1, 0 if item.ids is None else len(item.ids)
         filled = round(room * (count - item.padding) / longest)
         draw.rectangle((_MARGIN, y, _MARGIN + round(room * count / longest), y + 5), fill=_PAD, outline=_FRAME)
         draw.rectangle((_MARGIN, y, _MARGIN + filled, y + 5), fill=_TOKEN, outline=_FRAME)
         for number, line in enumerate(text):
-            draw.text((_MARGIN, y + 8 + number * _LINE), _letters(line), _INK, _font(13))
+            _write(draw, (_MARGIN, y + 8 + number * _LINE), line, _INK, 13)
         top = y + 10 + len(text) * _LINE + _GAP
     return sheet

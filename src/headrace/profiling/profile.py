@@ -220,6 +220,8 @@ def _result(loader: Any, found: Found, limit: str) -> Profile:
     )
 
 
+_NOISE = 1.25
+"""A stage that is faster than its ceiling by a larger factor was not measured by the same work."""
 _CEILINGS = {
     "read (warm)": "the same bytes by plain reads, out of memory",
     "decode": "the decoder alone",
@@ -235,23 +237,31 @@ def _stages(found: Found, limit: str) -> list[Stage]:
     if found.alone.times["work_seconds"]:
         work = found.alone.a_sample("work_seconds")
     for name in ("read (cold)", "read (warm)", "decode", "transform", "sample", "collate", "device"):
-        rate, ceiling = found.stages.rate(name), found.stages.ceiling(name)
+        rate = found.stages.rate(name)
         if rate is None:
             continue
+        ceiling = _ceiling(rate, found.stages.ceiling(name))
         stage = name.split(" ")[0]
         share = seconds[stage] / work if stage in seconds and name != "read (cold)" else None
         is_limit = stage == limit and name != "read (cold)"
         stages.append(Stage(name, rate, ceiling, _CEILINGS.get(name, "") if ceiling else "", share, is_limit))
     costs = found.costs
     if costs.workers:
-        ceiling = costs.workers / work
+        ceiling = _ceiling(found.alone.rate, costs.workers / work)
         what = "1 worker that never waits" if costs.workers == 1 else f"{costs.workers} workers that never wait"
-        stages.append(Stage("workers", found.alone.rate, ceiling, what, is_limit=limit == "workers"))
+        stages.append(Stage("workers", found.alone.rate, ceiling, what if ceiling else "", is_limit=limit == "workers"))
     elif limit == "workers":
         stages.append(Stage("workers", found.alone.rate, None, "no workers: this process loads", is_limit=True))
     if found.free is not None:
         stages.append(Stage("step", found.free.rate, None, "", is_limit=limit == "step"))
     return stages
+
+
+def _ceiling(rate: float, measured: float | None) -> float | None:
+    """The ceiling of a stage. None: the stage is faster by more than noise, so that other work was measured, such as another disk's."""
+    if measured is None or rate > _NOISE * measured:
+        return None
+    return max(rate, measured)
 
 
 def _verdict(profile: Profile, found: Found) -> str:
