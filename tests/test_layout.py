@@ -58,7 +58,7 @@ INSIDE: dict[str, list[str]] = {
         *("torch_private", "config", "data", "stateful", "state", "plan", "budget", "device", "worker", "build"),
         *("distributed", "explain", "epoch", "loader", "create", "multi", "module", "steps"),
     ],
-    "loader/worker": ["start", "served", "fetch", "fetch_stream", "processes", "pool"],
+    "loader/worker": ["signals", "start", "served", "fetch", "fetch_stream", "processes", "pool"],
     "loader/multi": ["foreign", "schedule", "multi"],
     "datasets": [
         *(

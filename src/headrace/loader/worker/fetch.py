@@ -26,9 +26,11 @@ from headrace.datasets.core.ways import choose_way
 from headrace.datasets.unnormalized import PixelBatches, numbers_of
 from headrace.datasets.wrapped import answers_batches
 from headrace.errors import EmptyBatchError, WorkerError
+from headrace.loader import torch_private
 from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.plan import OrderPlan
 from headrace.loader.stateful import asked, give_back, is_stateful
+from headrace.loader.worker.signals import leave_to_parent
 from headrace.memory.anonymous import Flags
 from headrace.memory.per_process import end_with_parent
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot
@@ -331,7 +333,7 @@ ForkingPickler.register(torch.Generator, _reduce_generator)
 
 
 class WorkerInit:
-    """What a worker does first: see to it that it ends with its parent, say that its loop begins, and call the user's `worker_init_fn`.
+    """What a worker does first: leave signals to its parent, end with it, say that its loop begins, and call the user's `worker_init_fn`.
 
     Then it has its first batch prefetched, which the parent asks for when all workers have been started.
 
@@ -368,8 +370,10 @@ class WorkerInit:
         gc.freeze()
         torch.set_default_dtype(self._dtype)
         (gc.enable if self._collects else gc.disable)()
-        # Ctrl-C goes to all processes of a terminal: the parent's loop is interrupted, and the parent ends its workers in order.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if torch_private.has_worker_internals():
+            leave_to_parent()
+        else:  # nobody but `multiprocessing` ends torch's own workers when the program does: by SIGTERM
+            leave_to_parent((signal.SIGINT,))
         end_with_parent()
         info = get_worker_info()
         assert info is not None

@@ -23,9 +23,10 @@ import queue
 import select
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Iterator
-from multiprocessing import connection
+from multiprocessing import connection, util
 from multiprocessing.context import ForkProcess
 from multiprocessing.queues import Queue
 from types import SimpleNamespace
@@ -37,6 +38,7 @@ from torch.utils.data import DataLoader
 from headrace.errors import WorkerError, warn
 from headrace.loader import torch_private
 from headrace.loader.worker.fetch import WorkerInit
+from headrace.loader.worker.signals import OF_THE_JOB
 from headrace.loader.worker.start import forkserver_context, listed, obstacle, other_threads
 from headrace.memory.anonymous import Flags
 from headrace.memory.ring import Delivered
@@ -49,6 +51,7 @@ _BIRTHS = 5  # processes that are started for one worker at most
 _PATIENCE = 5.0  # seconds for what takes none, so that a mistake here is an error and no hang
 _SOON = 0.3  # seconds after which Ctrl-C comes once more: enough for `__del__` to return
 _END = "end of what was sent"
+_BEFORE_QUEUES = 20  # multiprocessing closes its queues at 10
 _calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
 
@@ -68,9 +71,19 @@ def _new_flags(init: WorkerInit, workers: int) -> Flags:
 
 class _Forked(ForkProcess):
     """A forked process whose start no Ctrl-C can fall into: what a hook of `os.fork` raises, Python prints and forgets, and the hook may
-    have left a lock held, such as that of `logging`."""
+    have left a lock held, such as that of `logging`.
+
+    It has the program's handlers of signals until it has its own: until then signals are held back (see `signals.py`).
+    """
 
     def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_JOB)
+        try:
+            self._start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _start(self) -> None:
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
             super().start()
             return
@@ -148,6 +161,9 @@ class WorkerIterator(torch_private.TorchIterator):
         if context.get_start_method() == "fork":
             self._unborn = {worker: _Birth(process) for worker, process in enumerate(self._workers)}
         self._watch_ends()
+        self._end_at_exit = util.Finalize(
+            self, _end, (self._workers, self._workers_done_event, self._index_queues), exitpriority=_BEFORE_QUEUES
+        )
 
     @property
     def workers(self) -> tuple[Any, ...]:
@@ -264,7 +280,14 @@ class WorkerIterator(torch_private.TorchIterator):
                 self._forget_pids()
             for process in unborn:
                 process.kill()
-        super()._shutdown_workers()
+        try:
+            super()._shutdown_workers()
+        finally:
+            if getattr(self, "_shutdown", False):
+                for process in self._workers:
+                    if process.is_alive():  # after 5 s; SIGTERM, which torch sends, does not end it
+                        process.kill()
+                        process.join()
 
     def close(self) -> None:
         """Ends the workers now, unless they live on for further epochs."""
@@ -288,6 +311,21 @@ class WorkerIterator(torch_private.TorchIterator):
         if call:
             torch_private.remove_worker_pids(call)
         return call
+
+
+def _end(workers: list[Any], flags: Flags, requests: list[Any]) -> None:
+    """Ends workers that are still there when the program exits: `multiprocessing` would send a signal that they leave to their parent, and
+    wait for ever."""
+    alive = [number for number, worker in enumerate(workers) if worker.is_alive()]
+    flags.set()
+    for number in alive:
+        requests[number].put(None)
+    until = time.monotonic() + _PATIENCE
+    for number in alive:
+        workers[number].join(max(0.0, until - time.monotonic()))
+        if workers[number].is_alive():
+            workers[number].kill()
+            workers[number].join()
 
 
 class _Birth:

@@ -1,4 +1,5 @@
-"""What the fork server does when it imports this module: it imports headrace and the main script, and removes its socket when it ends.
+"""What the fork server does when it imports this module: it imports headrace and the main script, outlives the signals that a job gets, and
+removes its socket when it ends.
 
 In `multiprocessing` the process that started the server removes the socket, but not if it was killed. The server itself ends with that
 process in any case.
@@ -18,6 +19,7 @@ from typing import Any
 import headrace.collate
 import headrace.datasets
 import headrace.loader  # noqa: F401  # once, for all workers that are forked from here
+from headrace.loader.worker.signals import outlive_signals
 from headrace.loader.worker.start import MAIN_SCRIPT
 
 
@@ -53,6 +55,7 @@ def _remove(path: str) -> None:
 
 if (_path := _listened_to()) is not None:
     atexit.register(_remove, _path)
+    outlive_signals()
 
 if (_told := os.environ.pop(MAIN_SCRIPT, None)) is not None:
     _import_main(*json.loads(_told))

@@ -31,6 +31,7 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.loader.data import inner_datasets
+from headrace.loader.worker.signals import start_tracker
 from headrace.memory.anonymous import AnonymousMemory, SharedArray
 
 _OURS = ("headrace-", "fsspecIO", "zarr_", "asyncio_", "QueueFeederThread", "cuda", "jemalloc_bg_thd")
@@ -68,6 +69,7 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
 def forkserver_context() -> Any:
     """The context of a fork server, which imports headrace and the main script once for all workers, beside what the user has it import."""
     context, server = multiprocessing.get_context("forkserver"), _server()
+    start_tracker()
     if _SERVED not in server._preload_modules:
         context.set_forkserver_preload([*server._preload_modules, _SERVED])
     if not _PYTHON_SERVES_MAIN and server._forkserver_pid is None and "__main__" in server._preload_modules:
