@@ -13,6 +13,8 @@ from torch.utils.data import ConcatDataset, DistributedSampler, IterableDataset,
 
 from headrace import BudgetError, ConfigError, DataLoaderConfig, HeadraceWarning, ImageDataset, Loader, create_dataloader
 from headrace.loader import build, data
+from headrace.memory import limits
+from headrace.memory.limits import Cores
 from headrace.order import World
 from tests.testing.test_contract import SquareDataset
 
@@ -28,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             def __init__(self, *_: Any, **__: Any) -> None:
                 self.available = available
 
-        monkeypatch.setattr(build, "usable_cpus", lambda: set(range(cores)))
+        monkeypatch.setattr(build, "cores", lambda: Cores(cores))
         monkeypatch.setattr(build, "MemoryBudget", Budget)
         monkeypatch.setattr("headrace.loader.loader.detect_world", lambda *_: World(0, ranks, 0, ranks, "a test"))
 
@@ -42,6 +44,14 @@ def workers_of(dataset: Any, **options: Any) -> Loader:
 
 
 # -- number of workers
+
+
+def test_workers_follow_a_quota_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(limits, "_own_quota", lambda: Cores(4, "cgroup v2 /pod cpu.max"))
+    loader = workers_of(SquareDataset())
+    assert loader.num_workers <= 3
+    assert "4 usable cores (cgroup v2 /pod cpu.max)" in loader.explain()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.memory.limits import Limit, cgroup_limits, memory_limits, tightest
+from headrace.memory.limits import Cores, Limit, cgroup_limits, cpu_quota, memory_limits, tightest
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -65,6 +65,31 @@ def v2(limit: object, current: object, inactive: int | None = 0, high: object = 
     if inactive is not None:
         files["stat"] = f"anon 4\nfile 5\ninactive_anon 6\ninactive_file {inactive}\nactive_file 3"
     return files
+
+
+def test_cpu_quota_is_the_tightest_up_to_the_root(machine: Machine) -> None:
+    def write(path: str, text: str) -> None:
+        (machine.sys_fs / path).parent.mkdir(parents=True, exist_ok=True)
+        (machine.sys_fs / path).write_text(f"{text}\n")
+
+    def quota() -> Cores | None:
+        return cpu_quota(machine.proc, machine.sys_fs)
+
+    machine.inside("4:cpu,cpuacct:/a/b", "0::/pod/c").mount("cgroup", "cpu", options="rw,cpu,cpuacct").mount("cgroup2", "unified")
+    for folder in ("cpu/a/b", "unified/pod/c"):
+        (machine.sys_fs / folder).mkdir(parents=True)
+    assert quota() is None
+    write("unified/pod/c/cpu.max", "max 100000")
+    write("cpu/a/b/cpu.cfs_quota_us", "-1")
+    write("cpu/a/b/cpu.cfs_period_us", "100000")
+    assert quota() is None
+    write("unified/pod/cpu.max", "350000 100000")  # a parent's
+    assert quota() == (4, "cgroup v2 /pod cpu.max")
+    write("cpu/a/cpu.cfs_quota_us", "110000")
+    write("cpu/a/cpu.cfs_period_us", "100000")
+    assert quota() == (2, "cgroup v1 /a cpu.cfs_quota_us")
+    write("unified/pod/c/cpu.max", "rubbish")
+    assert quota() == (2, "cgroup v1 /a cpu.cfs_quota_us")
 
 
 def test_v1_usage_excludes_inactive_file(machine: Machine) -> None:

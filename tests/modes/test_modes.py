@@ -181,7 +181,7 @@ class TestEager:
         mode.close()
 
     def test_several_threads_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(eager_module, "usable_cpus", lambda: {0, 1})
+        monkeypatch.setattr(eager_module, "usable_cpus", lambda: 2)
         both = threading.Barrier(2, timeout=30)
         load = Load()
 

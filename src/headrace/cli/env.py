@@ -41,18 +41,18 @@ def run(given: argparse.Namespace, output: Output) -> int:
 def _facts(looks_for_gpu: bool) -> dict[str, Any]:
     import headrace
     from headrace.io.paths import cache_folder
-    from headrace.memory.limits import memory_limits, tightest, usable_cpus
+    from headrace.memory.limits import cores, memory_limits, tightest
 
     notes: list[str] = []
     limits = memory_limits(notes=notes)
-    limit, folder = tightest(limits), cache_folder(None)
+    limit, folder, usable = tightest(limits), cache_folder(None), cores()
     return {
         "headrace": headrace.__version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": platform.platform(),
         "packages": _versions(imports_torch=looks_for_gpu),
         "hdf5": _hdf5(),
-        "cores": {"usable": len(usable_cpus()), "machine": os.cpu_count()},
+        "cores": {"usable": usable.number, "quota": usable.quota, "machine": os.cpu_count()},
         "memory": {
             "limit": limit.total,
             "from": limit.name,
@@ -125,7 +125,8 @@ def _lines(told: dict[str, Any], output: Output) -> Iterator[str]:
     for number, part in enumerate(textwrap.wrap(", ".join(packages), max(26, output.columns - 14), break_on_hyphens=False)):
         yield line("" if number else "packages", part)
     yield line("HDF5", told["hdf5"])
-    yield line("cores", f"{told['cores']['usable']} of {told['cores']['machine']}")
+    quota = told["cores"]["quota"]
+    yield line("cores", f"{told['cores']['usable']} of {told['cores']['machine']}" + (f", by {quota}" if quota else ""))
     memory = told["memory"]
     yield line("memory", f"{format_size(memory['limit'])}, of which {format_size(memory['headroom'])} are left ({memory['from']})")
     for one in memory["all_limits"]:

@@ -17,7 +17,7 @@ from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffl
 from headrace.loader.data import check_device
 from headrace.loader.worker.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
-from headrace.memory.limits import usable_cpus
+from headrace.memory.limits import cores
 from headrace.memory.per_process import check_may_start, is_daemonic
 from headrace.modes import LoadingMode
 from headrace.order import World
@@ -87,9 +87,10 @@ def _auto_workers(dataset: Any, world: World, turns: int | None, foreign_stream:
         return 0, "the dataset is in memory already"
     if is_daemonic():
         return 0, "this process is daemonic, and may start no workers"
-    cores, ranks = len(usable_cpus()), world.local_world_size
-    number = min(8, max(1, int(SHARE * cores / ranks)))
-    reason = f"min(8, max(1, {SHARE} x {cores} usable cores / {ranks} local ranks))"
+    usable, ranks = cores(), world.local_world_size
+    number = min(8, max(1, int(SHARE * usable.number / ranks)))
+    quota = f" ({usable.quota})" if usable.quota else ""
+    reason = f"min(8, max(1, {SHARE} x {usable.number} usable cores{quota} / {ranks} local ranks))"
     if number > 2 and MemoryBudget(1.0).available < _SCARCE:
         number, reason = 2, f"{reason} = {number}, but less than {format_size(_SCARCE)} of memory are free"
     if turns is not None and turns % number:

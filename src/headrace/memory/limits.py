@@ -1,4 +1,4 @@
-"""Lists the limits on this process's memory, and detects memory pressure under them.
+"""Lists the limits on this process's memory and cores, and detects memory pressure under them.
 
 psutil sees the host, even from inside a container. What really stops a process is the tightest of: the machine's
 available memory, every cgroup limit between the process and the root (a parent's limit is shared with its other
@@ -8,10 +8,12 @@ children, so it may be the tighter one), and the limits of the process itself (R
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -109,8 +111,15 @@ def process_limits() -> list[Limit]:
 def cgroup_limits(proc: Path, sys_fs: Path, notes: list[str]) -> list[Limit]:
     """List the limits of each memory cgroup from this process up to the root, v1 and v2; see `memory_limits`."""
     limits = []
-    for version, path in _own_cgroups(proc, sys_fs, notes).items():
-        mount = _find_mount(version, path, proc, sys_fs)
+    for version, name, folder in _levels("memory", proc, sys_fs, notes):
+        limits += _limits_of(version, name, folder, notes)
+    return limits
+
+
+def _levels(controller: str, proc: Path, sys_fs: Path, notes: list[str]) -> Iterator[tuple[int, str, Path]]:
+    """Yield version, name and folder of each cgroup from this process up to the root, of v1's controller and of v2."""
+    for version, path in _own_cgroups(controller, proc, sys_fs, notes).items():
+        mount = _find_mount(controller, version, path, proc, sys_fs)
         if not os.path.isdir(mount.point):
             notes.append(f"cgroup v{version} {path} is not mounted at {mount.point}: its limits can't be seen")
             continue
@@ -119,32 +128,31 @@ def cgroup_limits(proc: Path, sys_fs: Path, notes: list[str]) -> list[Limit]:
             notes.append(f"cgroup v{version} {path} is not visible under {mount.point}: only the limits at its root are known")
             inside = PurePosixPath()
         for level in (inside, *inside.parents):
-            limits += _limits_of(version, f"cgroup v{version} {PurePosixPath(mount.root) / level}", mount.point / level, notes)
-    return limits
+            yield version, f"cgroup v{version} {PurePosixPath(mount.root) / level}", mount.point / level
 
 
-def _own_cgroups(proc: Path, sys_fs: Path, notes: list[str]) -> dict[int, str]:
-    """Return {version: path} of the cgroups that may limit this process's memory: in a hybrid system both versions."""
+def _own_cgroups(controller: str, proc: Path, sys_fs: Path, notes: list[str]) -> dict[int, str]:
+    """Return {version: path} of the cgroups that may limit this process: in a hybrid system both versions."""
     text = _read(proc / "self" / "cgroup", notes)
     if text is None:
         if not sys_fs.is_dir():
             return {}  # no cgroups here: macOS, Windows
         notes.append(f"{proc / 'self' / 'cgroup'} can't be read: only the limits at the root of {sys_fs} are known")
-        return {1: "/", 2: "/"} if (sys_fs / "memory").is_dir() else {2: "/"}
+        return {1: "/", 2: "/"} if (sys_fs / controller).is_dir() else {2: "/"}
     paths = {}
     for line in text.splitlines():
         hierarchy, _, rest = line.partition(":")
         controllers, separator, path = rest.partition(":")
         if not separator:
             notes.append(f"{proc / 'self' / 'cgroup'} has a line that is not understood: {line!r}")
-        elif "memory" in controllers.split(","):
+        elif controller in controllers.split(","):
             paths[1] = path
         elif hierarchy == "0" and not controllers:
             paths[2] = path
     return paths
 
 
-def _find_mount(version: int, path: str, proc: Path, sys_fs: Path) -> _Mount:
+def _find_mount(controller: str, version: int, path: str, proc: Path, sys_fs: Path) -> _Mount:
     """Return the mount that shows `path`; else any of that version; else the usual place."""
     mounts: dict[str, _Mount] = {}
     # What can't be read here has a fallback, so it is not worth a note.
@@ -154,8 +162,8 @@ def _find_mount(version: int, path: str, proc: Path, sys_fs: Path) -> _Mount:
             continue
         root, point = _unescape(fields[3]), _unescape(fields[4])
         mounts.pop(point, None)  # a later mount hides an earlier one at the same point
-        kind = "memory" if tail[0] == "cgroup" and "memory" in tail[2].split(",") else tail[0]
-        if kind == {1: "memory", 2: "cgroup2"}[version]:
+        kind = controller if tail[0] == "cgroup" and controller in tail[2].split(",") else tail[0]
+        if kind == {1: controller, 2: "cgroup2"}[version]:
             mounts[point] = _Mount(root, Path(point))
     for mount in mounts.values():
         if _inside(path, mount) is not None:
@@ -163,7 +171,7 @@ def _find_mount(version: int, path: str, proc: Path, sys_fs: Path) -> _Mount:
     if mounts:
         return next(iter(mounts.values()))
     if version == 1:
-        return _Mount("/", sys_fs / "memory")
+        return _Mount("/", sys_fs / controller)
     unified = sys_fs / "unified"
     return _Mount("/", unified if os.path.isdir(unified) else sys_fs)
 
@@ -226,11 +234,48 @@ def _unescape(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
-def usable_cpus() -> set[int]:
-    """The CPUs that this process may run on."""
+class Cores(NamedTuple):
+    """How many cores this process may use, and the cgroup whose quota says so; "" if none does."""
+
+    number: int
+    quota: str = ""
+
+
+def usable_cpus() -> int:
+    """The number of cores that this process may use; see `cores`."""
+    return cores().number
+
+
+def cores() -> Cores:
+    """The cores that this process may use: those that it may run on, or fewer where a cgroup has a quota of CPU time."""
+    quota = _own_quota()
+    allowed = Cores(os.cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
+        allowed = Cores(len(os.sched_getaffinity(0)))
+    if quota is not None and quota.number < allowed.number:
+        return quota
+    return allowed
+
+
+@functools.cache
+def _own_quota() -> Cores | None:
+    return cpu_quota(Path("/proc"), Path("/sys/fs/cgroup"))
+
+
+def cpu_quota(proc: Path, sys_fs: Path) -> Cores | None:
+    """The tightest quota of CPU time of the cgroups from this process up to the root, v1 and v2, in cores (rounded up)."""
+    quotas = []
+    for version, name, folder in _levels("cpu", proc, sys_fs, []):
+        if version == 2:
+            file = "cpu.max"
+            words = (_read(folder / file, []) or "").split()
+        else:
+            file = "cpu.cfs_quota_us"
+            words = [_read(folder / file, []) or "", _read(folder / "cpu.cfs_period_us", []) or ""]
+        numbers = [_number(word) for word in words]
+        if len(numbers) == 2 and numbers[0] and numbers[1]:  # no quota is "max" or -1
+            quotas.append(Cores(math.ceil(numbers[0] / numbers[1]), f"{name} {file}"))
+    return min(quotas, default=None)
 
 
 PERIOD = 1.0

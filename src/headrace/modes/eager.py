@@ -54,7 +54,7 @@ class Eager(Stored):
         share: MachineShare | None = None,
         spec: tuple[tuple[int, ...], np.dtype[Any]] | None = None,
     ) -> None:
-        filling = _Filling(length, load, budget, nbytes, progress, max(1, threads or len(usable_cpus())), share)
+        filling = _Filling(length, load, budget, nbytes, progress, max(1, threads or usable_cpus()), share)
         layout = None if spec is None or nbytes is None else row_layout(*spec)
         try:
             self._store, self._reserved = filling.fill(layout)

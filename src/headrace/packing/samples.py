@@ -36,7 +36,7 @@ def threads_for(workers: int | None, processes: int = 1) -> int:
     workers, processes = check_integer("workers", workers, 1, optional=True), check_integer("processes", processes, 1)
     if processes > 1:
         check_may_start(f"processes={processes}")
-    return workers or max(1, len(usable_cpus()) // processes)
+    return workers or max(1, usable_cpus() // processes)
 
 
 def without(dataset: DatasetT, unreadable: Mapping[int, object]) -> DatasetT:

@@ -147,7 +147,7 @@ class Running:
         after = self._times()
         turn.times = {name: after[name] - before[name] for name in after}
         busy, own = _busy() - busy, turn.own_cpu + turn.times["work_cpu_seconds"]
-        if isinstance(self.loader, Loader) and len(usable_cpus()) == psutil.cpu_count():
+        if isinstance(self.loader, Loader) and usable_cpus() == psutil.cpu_count():
             turn.others = max(0.0, (busy - own) / max(turn.seconds, 1e-9))
         turn.told = deque(self._told, _KEPT)
         if turn.series:

@@ -305,7 +305,7 @@ def in_mode(dataset: BaseDataset, mode: LoadingMode) -> BaseDataset:
 
 def cores_of_rank() -> int:
     """The cores of this machine for each of its ranks."""
-    return max(1, len(usable_cpus()) // detect_world().local_world_size)
+    return max(1, usable_cpus() // detect_world().local_world_size)
 
 
 def plain_loader(loader: DataLoader[Any], number: int, **options: Any) -> DataLoader[Any]:

@@ -94,7 +94,7 @@ def read_rows(
         FileChangedError: the file changed since it was opened.
         BudgetError: the rows don't fit the free memory.
     """
-    number = check_integer("threads", threads, 1, optional=True) or min(_MOST_THREADS, len(usable_cpus()))
+    number = check_integer("threads", threads, 1, optional=True) or min(_MOST_THREADS, usable_cpus())
     if isinstance(path, HasRows):
         return _gathered(_of_dataset(path, name), indices, number, path)
     check_names("read_rows", options, {"threads", "direct", "cache_dir", *RemoteKeywords.__optional_keys__})

@@ -50,7 +50,7 @@ class WorkerThreads:
     def _look(self) -> None:
         if not self._number:
             info, ranks = get_worker_info(), detect_world().local_world_size
-            number = 1 if info is None else threads_of(info.num_workers, len(usable_cpus()), ranks)
+            number = 1 if info is None else threads_of(info.num_workers, usable_cpus(), ranks)
             self._copying = min(_MOST, torch.get_num_threads()) if info is None else number
             self._number = number
 

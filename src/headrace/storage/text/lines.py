@@ -8,7 +8,6 @@ Line endings are those of Python's ``open(newline=...)``.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.io.ordered import in_order
+from headrace.memory.limits import usable_cpus
 from headrace.memory.whole import read_full
 
 Newline: TypeAlias = Literal["\n", "\r", "\r\n"] | None
@@ -159,7 +159,7 @@ def file_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
         EOFError: the file is shorter.
     """
     starts = range(begin, end, PIECE)
-    threads = min(THREADS, os.cpu_count() or 1) if len(starts) >= _FEW else 0
+    threads = min(THREADS, usable_cpus()) if len(starts) >= _FEW else 0
     buffers = [_Buffer(min(PIECE, end - begin)) for _ in range(max(1, 2 * threads))]
     if not threads:
         yield from (buffers[0].read(fd, at, min(PIECE, end - at)) for at in starts)
