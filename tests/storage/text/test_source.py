@@ -200,7 +200,7 @@ class TestWhileOpen:
 
     def test_a_copy_that_another_process_made_again(self, folder: Path) -> None:
         first = opened(folder)
-        for copy in Path(first._folder).iterdir():
+        for copy in Path(first._cache_dir).iterdir():
             copy.unlink()
         opened(folder)  # as one that began at the same time
         assert first.read([7, 9]) == [b"packed", b"lines"]
