@@ -245,7 +245,7 @@ def _fields(name: str, head: bytes, encoding: str) -> dict[str, str] | None:
     line = next((line for line in text.splitlines() if line.strip()), "")
     try:
         record = json.loads(line) if ending != ".json" else _first_in_list(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return {key: type(value).__name__ for key, value in record.items()} if isinstance(record, dict) else {"": type(record).__name__}
 

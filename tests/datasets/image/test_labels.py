@@ -631,3 +631,11 @@ class TestCellsOfATable:
             self.opened(tmp_path, table)
         with pytest.raises(ConfigError, match="targets has 9223372036854775808, an integer"):
             ImageDataset(tmp_path, targets=dict(zip("xyz", (1, 2, 1 << 63), strict=True)))
+
+
+def test_deeply_nested_json_is_an_error_of_ours(tiny_photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "labels.json"
+    for text in ("[" * 100_000, '{"images": ' * 50_000):
+        path.write_text(text)
+        with pytest.raises(FormatError, match="no JSON file"):
+            ImageDataset(tiny_photos, targets=path)

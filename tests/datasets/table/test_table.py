@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -1022,3 +1023,51 @@ def test_encrypted_columns_are_named(tmp_path: Path) -> None:
     assert "columns=['open']" in report.opens_as and any("'secret'" in note for note in report.notes)
     with pytest.raises(FormatError, match="encrypted footer"):
         TableDataset(write_encrypted(tmp_path / "b.parquet", plaintext_footer=False))
+
+
+def of_arrow(is_stream: bool, **columns: Any) -> bytes:
+    """The bytes of an Arrow file."""
+    table, sink = pa.table(columns), pa.BufferOutputStream()
+    with (pa.ipc.new_stream if is_stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_forged_arrow_files_are_errors_of_ours(is_stream: bool, tmp_path: Path) -> None:
+    three, many = struct.pack("<q", 3), struct.pack("<q", 140_000_000_000)
+    forged = [of_arrow(is_stream, x=pa.array([1, None, 3])).replace(b"x\0\0\0", b"\xff\0\0\0")]
+    for values in ([1, 2, 3], ["a", "b", "c"], [True, None, False], [[1], [2], None]):
+        forged.append(of_arrow(is_stream, x=pa.array(values)).replace(three, many))
+    if not is_stream:
+        whole = of_arrow(is_stream, x=pa.array([1, 2, 3]))
+        forged.append(whole[:8] + bytes(8) + whole[16:])
+    for number, data in enumerate(forged):
+        path = tmp_path / f"{number}.arrow"
+        path.write_bytes(data)
+        with pytest.raises((FormatError, SampleError)):
+            _ = TableDataset(path)[2]
+    path = tmp_path / "nothing.arrow"  # rows of no bytes take no memory
+    path.write_bytes(of_arrow(is_stream, x=pa.array([b""] * 3, pa.binary(0))).replace(three, many))
+    with TableDataset(path) as dataset:
+        assert len(dataset) == 140_000_000_000 and dataset[10**10] == {"x": b""}
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("offset", [5, 1 << 31, 0xFFFFFFF0])
+def test_a_wrong_directory_of_npz_is_an_error(offset: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.arange(10), b=np.arange(10))
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.rfind(b"PK\5\6") + 16, offset)
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=r"a\.npz"):
+        TableDataset(path)
+
+
+@pytest.mark.quick_every(1)
+def test_info_on_two_columns_of_one_name(tmp_path: Path) -> None:
+    table = pa.table([pa.array([1, 2]), pa.array([3, 4]), pa.array(["a", "b"])], names=["x", "x", "y"])
+    report = inspect(write(tmp_path / "a.parquet", table))
+    assert report.opens_as.endswith("columns=['y'])") and any("several columns are named 'x'" in note for note in report.notes)

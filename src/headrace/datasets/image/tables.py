@@ -153,7 +153,7 @@ def _names_among(cells: Sequence[str], files: FileSet) -> set[str]:
 def _from_json(data: bytes, where: str, is_lines: bool) -> Table | dict[str, Any]:
     try:
         found = [json.loads(line) for line in data.splitlines() if line.strip()] if is_lines else json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"targets: {where} is no JSON file: {error}") from error
     if isinstance(found, list):
         return from_records(found, where)

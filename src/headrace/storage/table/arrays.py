@@ -168,6 +168,8 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
     size, shown = files.version(path).size, redact(path)
 
     def read(start: int, stop: int) -> bytes:
+        if not 0 <= start <= stop <= size:
+            raise FormatError(f"{shown} refers to bytes {start:,} to {stop:,}, and has {size:,}: the file is damaged")
         return files.read_joined(ByteRanges.of([(path, start, stop)]))
 
     head = read(0, min(size, _HEAD))
@@ -202,7 +204,8 @@ def _members(path: str, size: int, read: Callable[[int, int], bytes], shown: str
     with asking("zipfile", shown), zipfile.ZipFile(io.BufferedReader(_Raw(held))) as file:
         infos = file.infolist()
     for info in infos:
-        head = read(info.header_offset, min(size, info.header_offset + _ZIP_HEAD))
+        start = max(0, min(size, info.header_offset))  # of a damaged directory it may be any number
+        head = read(start, min(size, start + _ZIP_HEAD))
         if len(head) < _ZIP_HEAD or not head.startswith(b"PK\x03\x04"):
             raise FormatError(f"{shown}, {info.filename!r}: there is no member at byte {info.header_offset:,}: the file is damaged")
         yield info, info.header_offset + _ZIP_HEAD + sum(struct.unpack("<HH", head[26:30]))

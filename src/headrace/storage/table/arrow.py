@@ -85,7 +85,8 @@ class ArrowTable(TableFile):
         self.is_mapped: bool = maps is not None and not self.is_packed
         with asking("pyarrow", shown):
             schema = pyarrow().ipc.open_stream(self._head).schema
-        if len(set(schema.names)) < len(schema.names):
+            names = schema.names
+        if len(set(names)) < len(names):
             raise FormatError(f"{shown} has several columns of one name: write it again with names that differ")
         super().__init__(path, shown, schema, places[:, 2].copy())
 

@@ -353,7 +353,10 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
         return Lists(offsets, column_of(name, array.values), valid)
     if types.is_fixed_size_binary(kind):
         width = kind.byte_width
-        offsets = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * width
+        if width:
+            offsets = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * width
+        else:  # any number of rows takes no bytes
+            offsets = np.broadcast_to(np.int64(0), len(array) + 1)
         return Texts(name, offsets, _bytes(array.buffers()[1]), False, valid)
     if types.is_null(kind):
         return Nothing()

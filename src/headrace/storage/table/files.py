@@ -225,7 +225,11 @@ class TableFile(ABC):
             if table.num_rows != self.rows[block]:
                 raise FormatError(f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: the file is damaged")
             shapes = self.chosen.shapes
-            columns = {name: column_of(name, whole_array(table.column(name)), shapes.get(name)) for name in self.chosen.names}
+            columns = dict[str, Column]()
+            for name in self.chosen.names:
+                array = whole_array(table.column(name))
+                array.validate()  # that buffers are as long as so many rows need
+                columns[name] = column_of(name, array, shapes.get(name))
             for column in () if self.is_mapped else columns.values():
                 column.settle()
             return Block(columns, table.num_rows, _VIEW * len(columns) if self.is_mapped else table.nbytes)
@@ -262,7 +266,7 @@ def features_in(schema: Any) -> dict[str, Any]:
     try:
         noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = noted["info"]["features"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return features if isinstance(features, dict) else {}
 

@@ -20,6 +20,7 @@ CONTINUED = b"\xff\xff\xff\xff"
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _TAIL = 64 << 10  # bytes at the end of a file that are read first
 _LONGEST = 256 << 20  # bytes of the metadata of a message
+_MOST_ROWS = 1 << 40  # of a record batch
 
 Read = Callable[[Sequence[tuple[int, int]]], list[bytes]]
 """Reads ranges of a file: first byte and end of each."""
@@ -130,7 +131,10 @@ def _of_file(read: Read, size: int) -> Layout:
     for start, metadata, body in [*blocks, *((one.start, 8, one.stop - one.start - 8) for one in others)]:
         if not (start >= 8 and 8 <= metadata <= _LONGEST and body >= 0 and start + metadata + body <= size):
             raise FormatError(f"its footer names bytes {start:,} to {start + metadata + body:,}, and it has {size:,}")
-    schema = next(_messages(read, 8, size, _TAIL))[1]
+    first = next(_messages(read, 8, size, _TAIL), None)
+    if first is None:
+        raise FormatError("there is no message behind its first bytes")
+    schema = first[1]
     batches = []
     for (start, metadata, body), head in zip(blocks, read(heads), strict=True):
         kind, message = _parsed(head, start, 8 if head.startswith(CONTINUED) else 4)
@@ -188,4 +192,7 @@ def _parsed(head: bytes, start: int, at: int) -> tuple[int, Message]:
     stop = start + at + length + body
     if kind != _BATCH or record is None:
         return kind, Message(start, stop)
-    return kind, Message(start, stop, record.number(0, "q"), record.table(3) is not None)
+    rows = record.number(0, "q")
+    if not 0 <= rows <= _MOST_ROWS:
+        raise FormatError(f"a record batch at byte {start:,} would have {rows:,} rows")
+    return kind, Message(start, stop, rows, record.table(3) is not None)

@@ -175,7 +175,7 @@ def _json_field(record: Mapping[str, Any], name: str, kind: type, what: str) -> 
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FormatError(f"its field {name!r} is a text and no JSON: {error}") from None
     if value is None or (isinstance(value, (str, Sequence, Mapping)) and not value):
         return None
