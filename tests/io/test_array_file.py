@@ -76,10 +76,11 @@ class TestNotTrusted:
         """Of the head line as of the arrays; the zeros that fill the head up mean nothing."""
         whole = Path(file.path).read_bytes()
         end = whole.index(b"\n") + 1
-        places = [*range(end), *random.Random(1).sample(range(HEAD, len(whole)), 60)]
-        for place in places:
+        bits = [(place, bit) for place in range(end) for bit in range(8)]
+        bits += [(place, place % 8) for place in random.Random(1).sample(range(HEAD, len(whole)), 60)]
+        for place, bit in bits:
             damaged = bytearray(whole)
-            damaged[place] ^= 1 << place % 8
+            damaged[place] ^= 1 << bit
             Path(file.path).write_bytes(damaged)
             try:
                 assert equal(file.open()), place  # a damage that means the same, such as other white space

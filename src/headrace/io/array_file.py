@@ -127,10 +127,11 @@ class ArrayFile:
             OSError, UntrustedError: as `load`.
         """
         with self._opened() as (file, size):
-            head, crc = _checked_head(file.read(HEAD), size, self._contents), 0
+            head, crc = _known_head(file.read(HEAD), self._contents), 0
             while piece := file.read(_PIECE):
                 crc = _checksum(crc, piece)
             _compare(head, crc)
+            _check_parts(head, size, self._contents)
         return MappedArrays(self.path, head)
 
     def found(self) -> MappedArrays | None:
@@ -209,13 +210,14 @@ def load_arrays(file: BinaryIO, size: int, contents: Contents) -> Arrays:
     if not first.startswith(b"{"):
         file.seek(0)
         return _load_0_1(file, size, contents)
-    head, body = _checked_head(first, size, contents), bytearray(size - HEAD)
+    head, body = _known_head(first, contents), bytearray(max(0, size - HEAD))
     if file.readinto(body) != len(body):  # type: ignore[attr-defined]
         raise UntrustedError("it is damaged")
     crc = 0
     for start in range(0, len(body), _PIECE):
         crc = _checksum(crc, bytes(body[start : start + _PIECE]))
     _compare(head, crc)
+    _check_parts(head, size, contents)
     arrays = _split(memoryview(body), head)
     return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
 
@@ -391,20 +393,28 @@ def _size(parts: Sequence[tuple[np.dtype[Any], int]]) -> int:
     return HEAD + sum(up(nbytes) for _, nbytes in parts[:-1]) + parts[-1][1]
 
 
-def _checked_head(first: bytes, size: int, contents: Contents) -> bytes:
-    """The head line of a file that begins so and has so many bytes; what follows must still be compared with its checksum."""
+def _known_head(first: bytes, contents: Contents) -> bytes:
+    """The head line of a file that begins so. What else it says may be damaged, until it is compared with the checksum."""
     head = first.split(b"\n", 1)[0]
     try:
         said = json.loads(head)
-        known, parts = (said["format"], said["about"]), _parts(head)
-        is_sound = _size(parts) == size and all(d.kind in "iufb" and n >= 0 and not n % d.itemsize for d, n in parts)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        known = said["format"], said["about"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise UntrustedError("it is damaged, or of another version") from None
     if known != (_FORMAT, contents.about):
         raise UntrustedError("it is of another version, or about something else")
+    return head
+
+
+def _check_parts(head: bytes, size: int, contents: Contents) -> None:
+    """Compares dtypes and sizes, whose checksum is right, with the file's bytes and with what is wanted."""
+    try:
+        parts = _parts(head)
+        is_sound = _size(parts) == size and all(d.kind in "iufb" and n >= 0 and not n % d.itemsize for d, n in parts)
+    except (ValueError, TypeError, KeyError, IndexError):
+        raise UntrustedError("it is damaged, or of another version") from None
     if not is_sound or (contents.types and [dtype for dtype, _ in parts] != list(map(np.dtype, contents.types))):
         raise UntrustedError("it is damaged")
-    return head
 
 
 def _compare(head: bytes, crc: int) -> None:
