@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import stat
+import tempfile
 import unicodedata
 from pathlib import Path
+
+from headrace.errors import ConfigError, warn
 
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
 _CHAINING = {"zip", "tar", "libarchive", "simplecache", "filecache", "blockcache", "cached", "reference"}
@@ -60,10 +65,50 @@ def without_query(path: str) -> str:
 
 
 def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder for what may be found again: `cache_dir`, or headrace's part of the user's cache folder (XDG)."""
+    """The folder for what may be found again: `cache_dir`, or headrace's part of the user's cache folder (XDG).
+
+    Where the user has no folder of his own that can be written to, it is a private one in the temporary directory.
+
+    Raises:
+        ConfigError: `cache_dir` begins with the home folder of a user who has none.
+    """
     if cache_dir is not None:
-        return Path(os.path.expanduser(cache_dir))
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "headrace"
+        folder = Path(os.path.expanduser(cache_dir))
+        if folder.parts and folder.parts[0].startswith("~") and not os.path.isdir(folder.parts[0]):
+            raise ConfigError(f"cache_dir={os.fspath(cache_dir)!r}: {folder.parts[0]} is no known home folder: pass a path without ~")
+        return folder
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):
+        return Path(given) / "headrace"
+    home = Path(os.path.expanduser("~"))
+    folder = home / ".cache" / "headrace"
+    if home.is_absolute() and home != Path(home.anchor) and _can_be_written(folder):
+        return folder
+    return _private_folder()
+
+
+def _can_be_written(folder: Path) -> bool:
+    """True if files may be made in a folder, or in the nearest one above it that exists."""
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+
+
+@functools.cache
+def _private_folder() -> Path:
+    """A folder of this user in the temporary directory; what another user has made under its name is not used."""
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"headrace-{user}"
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        status = os.lstat(folder)
+        is_private = stat.S_ISDIR(status.st_mode) and (os.name == "nt" or (status.st_uid == user and not status.st_mode & 0o077))
+    except OSError:
+        is_private = False
+    if not is_private:
+        folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+    warn(f"there is no home folder that can be written to: caches are in {folder}; to keep them, pass cache_dir= or set XDG_CACHE_HOME")
+    return folder
 
 
 def named_part(path: str) -> str:
