@@ -15,6 +15,7 @@ from PIL import Image
 
 import headrace
 from headrace import HDF5Dataset, ImageDataset
+from headrace.cli import data as data_options
 from headrace.cli import pack
 from headrace.cli.main import main
 from headrace.datasets.text.options import CHAT, UNITS
@@ -50,7 +51,6 @@ def test_wrong_use_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFi
     [
         (["pakc"], "did you mean pack?"),
         (["pack", "a", "b", "--image-size", "3"], "headrace pack: error: unrecognized arguments: --image-size 3 (use --size)"),
-        (["preview", "a", "--labels", "x"], "(use --targets or --target-name"),
         (["info", "a", "--key", "x"], "(use --dataset-name)"),
         (["verify", "a", "--worker", "3"], "(did you mean --workers?)"),
     ],
@@ -147,7 +147,7 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_units_are_those_of_text_dataset() -> None:
     """But for chats, whose tokenizer no file of the package `tokenizers` is."""
-    assert (*pack.UNITS, CHAT) == UNITS
+    assert (*data_options.UNITS, CHAT) == UNITS
 
 
 FOLDER = {"a/x.png": None, "y.png": None}

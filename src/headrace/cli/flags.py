@@ -29,36 +29,39 @@ _SAME = (
         "cache_dir",
         "patch_shape",
     ),
-    *("dataset_name", "workers", "shard_size", "format"),
+    *("dataset_name", "workers", "shard_size", "format", "image_column", "columns", "patch_shape"),
 )
 _FLAGS = {**{name: f"--{name.replace('_', '-')}" for name in _SAME}, "image_size": "--size"}
+_DESTS = {"image_size": "size"}
 _ARGUMENT = re.compile(rf"\b({'|'.join(_FLAGS)})=(?:'([\w./-]+)'|\"([\w./-]+)\"|([\w-]+)|\(height, width\))?")
 _NAME = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
 _IN_WORDS = {
-    'pass on_error="skip"': "pass --skip-bad",
-    "overwrite=True (--overwrite)": "--overwrite",
-    "leave out shard_size": "leave out --shard-size",
-    "pass shard_size, such as '1GB'": "pass --shard-size 1GB",
-    "leave out format": "leave out --format",
-    "pass encoding= or errors=": "pass encoding=",
-    "name one as dataset_name": "name one by dataset_name=",
-    "name one of them as dataset_name": "name one of them by dataset_name=",
-    "use fewer workers or a smaller batch_size, or raise max_memory_usage": "or use a machine with more memory",
-    "raise PIL.Image.MAX_IMAGE_PIXELS": "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS",
-    "pass delimiter=';'": "pass --delimiter ';'",
-    "pass delimiter='|'": "pass --delimiter '|'",
-    "pass delimiter=','": "pass --delimiter ','",
-    "pass delimiter='\\t'": "pass --delimiter $'\\t'",
-    ": use ImageDataset": ": leave out the options for texts",
-    ": use TextDataset": ": pass --unit file",
+    'pass on_error="skip"': ("skip_bad", "pass --skip-bad"),
+    "overwrite=True (--overwrite)": ("overwrite", "--overwrite"),
+    "leave out shard_size": ("shard_size", "leave out --shard-size"),
+    "pass shard_size, such as '1GB'": ("shard_size", "pass --shard-size 1GB"),
+    "leave out format": ("format", "leave out --format"),
+    "pass encoding= or errors=": ("encoding", "pass encoding="),
+    "name one as dataset_name": ("dataset_name", "name one by dataset_name="),
+    "name one of them as dataset_name": ("dataset_name", "name one of them by dataset_name="),
+    "use fewer workers or a smaller batch_size, or raise max_memory_usage": ("", "or use a machine with more memory"),
+    "raise PIL.Image.MAX_IMAGE_PIXELS": ("store", "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS"),
+    "pass delimiter=';'": ("delimiter", "pass --delimiter ';'"),
+    "pass delimiter='|'": ("delimiter", "pass --delimiter '|'"),
+    "pass delimiter=','": ("delimiter", "pass --delimiter ','"),
+    "pass delimiter='\\t'": ("delimiter", "pass --delimiter $'\\t'"),
+    ": use ImageDataset": ("unit", ": leave out the options for texts"),
+    ": use TextDataset": ("unit", ": pass --unit file"),
 }
+"""Words of messages, the argument of a verb that makes them a flag ("": every verb), and the words with it."""
 
 
-def as_flags(message: str) -> str:
-    """A message of an error or a warning, with what can be passed on the command line: ``unit='file'`` is ``--unit file``."""
-    for words, instead in _IN_WORDS.items():
-        message = message.replace(words, instead)
-    return _ARGUMENT.sub(_as_flag, message)
+def as_flags(message: str, given: argparse.Namespace) -> str:
+    """A message of an error or a warning, with the flags that the verb has: ``unit='file'`` is ``--unit file``."""
+    for words, (name, instead) in _IN_WORDS.items():
+        if not name or name in given:
+            message = message.replace(words, instead)
+    return _ARGUMENT.sub(lambda found: _as_flag(found) if _DESTS.get(found[1], found[1]) in given else found[0], message)
 
 
 def _as_flag(found: re.Match[str]) -> str:

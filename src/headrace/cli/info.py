@@ -7,10 +7,12 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.data import add_data_options, data_options, open_data
 from headrace.cli.flags import seconds
 from headrace.cli.output import Output, shortened, visible
 
 if TYPE_CHECKING:
+    from headrace.datasets import BaseDataset
     from headrace.inspecting import Access, Advice, Node, Report
 
 SUMMARY = "show what a file, a folder or a URL holds, and what a random sample costs"
@@ -35,9 +37,7 @@ _NARROW = 72  # columns below which codecs and bars are left out
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument("path", metavar="PATH", help="a file, a folder, a glob or a URL")
-    parser.add_argument(
-        "--dataset-name", metavar="NAME", help="of an HDF5 file or a Zarr store: the array of interest (default: the largest)"
-    )
+    add_data_options(parser)
     parser.add_argument("--all", action="store_true", help=f"show all arrays and classes, and not the first {_NODES} and {_CLASSES}")
     parser.add_argument("--timeout", type=seconds, default=20.0, metavar="S", help="seconds that a server has to answer (default: 20)")
 
@@ -50,8 +50,30 @@ def run(given: argparse.Namespace, output: Output) -> int:
 
     reach = RemoteOptions(retries=2, deadline=given.timeout)
     report = inspect(given.path, dataset_name=given.dataset_name, reach=reach)
+    options = data_options(given)
+    if options.keys() - {"dataset_name"}:
+        _tell_opened(report, open_data(given.path, options))
     output.show({"headrace": headrace.__version__, **report.as_dict()}, _Page(report, output, given.all).lines())
     return 1 if not report.files else 0
+
+
+def _tell_opened(report: Report, dataset: BaseDataset) -> None:
+    """Tells what a dataset with the options that were given says itself: samples, classes, how it is opened."""
+    from collections import Counter
+
+    from headrace.datasets import StreamingDataset
+
+    with dataset:
+        if not isinstance(dataset, StreamingDataset):
+            report.samples, report.samples_are, report.samples_estimated = len(dataset), "with these options", False
+        report.opens_as = f"headrace.{repr(dataset).partition('  # ')[0]}"
+        report.fingerprint = dataset.fingerprint
+        names, targets = getattr(dataset, "classes", None), dataset.targets
+        report.classes = None
+        if isinstance(names, list) and names and getattr(targets, "ndim", 0) == 1 and targets.dtype.kind in "iu":
+            counts = Counter(targets.tolist())
+            report.classes = {name: counts[number] for number, name in enumerate(names)}
+            report.classes_are = "targets"
 
 
 class _Page:

@@ -116,7 +116,7 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
         given.no_progress = True
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        _tell(program, "warning", as_flags(one_line(message)))
+        _tell(program, "warning", as_flags(one_line(message), given))
 
     try:
         with warnings.catch_warnings():
@@ -126,7 +126,7 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
         code = exit_code_of(error)
         message = one_line(error)
         if "dataset_name" in given:  # a verb that opens data: arguments that its messages name are flags here
-            message = as_flags(message)
+            message = as_flags(message, given)
         _tell(program, "error", message, next_command(error, given))
         output.show_error(error, message, code)
         return code

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.data import add_data_options, data_options, open_data, text_options
 from headrace.cli.flags import count
 from headrace.cli.output import Output, fields_of
 from headrace.errors import ConfigError
@@ -41,8 +42,6 @@ examples:
 The result is plain HDF5, for h5py and HDFView too. In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
 """
 COMPRESSIONS = ("gzip", "lz4", "zstd")
-UNITS = ("file", "line", "record")
-_OF_TEXTS = {"tokenizer", "unit", "text_field", "target_field", "labels", "encoding", "cache_dir"}
 _PATIENCE_S, _RETRIES = 10, 3  # of Dask
 _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 
@@ -73,36 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunks", type=count, metavar="N", help="of those: samples a chunk (default: contiguous; compressed, below 1 MiB)"
     )
-    parser.add_argument(
-        "--targets",
-        metavar="PATH",
-        help="in place of class folders a folder of masks, annotations of COCO, or a table of labels by file; none: no targets",
-    )
-    parser.add_argument(
-        "--target-name",
-        metavar="NAME",
-        action="append",
-        help="of that table: the column of the targets; given several times, several (default: all); of HDF5 and Zarr: the array of the "
-        "targets (default: none)",
-    )
-    parser.add_argument(
-        "--unused-targets", choices=("raise", "skip"), help="targets of files that are not in SRC: an error, or left out (default: raise)"
-    )
-    parser.add_argument(
-        "--delimiter", metavar="C", help="between the cells of a .csv of labels, or of texts (default: a comma; .tsv: a tab)"
-    )
-    parser.add_argument("--masks", action="store_true", help="of annotations of COCO: the outlines of objects too")
-    parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array to pack (default: 'data', or the only one)")
-    texts = parser.add_argument_group("texts")
-    texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
-    texts.add_argument("--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)")
-    texts.add_argument("--text-field", metavar="NAME", help="of records: the field of the text (default: text)")
-    texts.add_argument("--target-field", metavar="NAME", help="of records: the field of the target, numbers or classes")
-    texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
-    texts.add_argument("--end-token", type=int, metavar="ID", help="an id that is put behind each document")
-    texts.add_argument("--cache-dir", metavar="DIR", help="where tokens are kept while they are made (default: the user's cache folder)")
-    texts.add_argument("--encoding", help="of the texts (default: utf-8)")
-    parser.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
+    add_data_options(parser)
+    parser.add_argument("--end-token", type=int, metavar="ID", help="of texts: an id that is put behind each document")
     parser.add_argument("--workers", type=count, metavar="N", help="threads that read and decode (default: one for each core)")
     parts = parser.add_argument_group("several parts")
     parts.add_argument(
@@ -225,10 +196,6 @@ def _executor(address: str | None) -> Iterator[Executor | None]:
         yield client.get_executor(retries=_RETRIES)
 
 
-def _one_or_all(names: list[str] | None) -> str | list[str] | None:
-    return names[0] if names is not None and len(names) == 1 else names
-
-
 def _size(text: str) -> tuple[int, int]:
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
@@ -246,57 +213,30 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     from headrace.storage.hdf5.files import is_hdf5
     from headrace.storage.hdf5.packed import packed_info
 
-    of_images = {"image_size": given.size, "color": given.color, "targets": given.targets, "target_name": _one_or_all(given.target_name)}
-    of_images["unused_targets"] = given.unused_targets
-    of_arrays = {} if given.dataset_name is None else {"dataset_name": given.dataset_name}
-    of_texts = {name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")}
-    of_texts["tokenizer"] = None if given.tokenizer is None else _tokenizer(given.tokenizer)
-    images, texts = ({name: value for name, value in named.items() if value is not None} for named in (of_images, of_texts))
-    if given.targets == "none":
-        images["targets"] = None
-    if given.masks:
-        images["masks"] = True
-    if given.delimiter is not None:
-        (texts if given.targets is None else images)["delimiter"] = given.delimiter
-    if given.store != "decoded" and (given.size or given.color):
+    options = data_options(given)
+    texts = text_options(options)
+    images = {name: value for name, value in (("image_size", given.size), ("color", given.color)) if value is not None}
+    is_of_images = bool(images) or not {"targets", "target_name", "unused_targets", "masks"}.isdisjoint(options)
+    if given.store != "decoded" and images:
         raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
-    if (texts or given.end_token is not None) and (images or given.store is not None):
+    if (texts or given.end_token is not None) and (is_of_images or given.store is not None):
         raise ConfigError(
             "--store, --size, --color, --targets, --target-name and --masks are for images, and what else is said is for texts"
         )
-    if (images or texts) and is_hdf5(given.src):
+    if (is_of_images or texts) and is_hdf5(given.src):
         info = packed_info(given.src)
         if texts:
             raise ConfigError(f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts")
-        if (info is None or info.kind != "image") and images.keys() - {"target_name"}:
+        is_more = bool(images) or not {"targets", "unused_targets", "masks"}.isdisjoint(options)
+        if (info is None or info.kind != "image") and is_more:
             raise ConfigError(f"--size, --color, --targets and --masks are for images, and {redact(given.src)} holds arrays")
-    return {**images, **texts, **of_arrays, **({"on_error": "skip"} if given.skip_bad else {})}
+    return {**options, **images}
 
 
 def _open(src: str, options: dict[str, Any], are_texts: bool) -> BaseDataset:
-    """Texts, where something is said that only they have (`are_texts`); else what the path holds.
-
-    Raises:
-        HeadraceError: it can't be opened.
-    """
-    from headrace.datasets import TextDataset
     from headrace.packing.run import open_source
 
-    if are_texts or options.keys() & _OF_TEXTS:
-        return TextDataset(src, **options)
-    return open_source(src, **options)
-
-
-def _tokenizer(path: str) -> Any:
-    """Raises a ConfigError: the package is missing, or can't read the file."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError("--tokenizer needs the package `tokenizers`: pip install tokenizers") from None
-    try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # of the package's own kind, which is Exception itself
-        raise ConfigError(f"--tokenizer {path}: {error}") from None
+    return open_data(src, options, open_source, are_texts)
 
 
 def _summary(result: PackResult) -> str:

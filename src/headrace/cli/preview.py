@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.data import add_data_options, data_options, open_data
 from headrace.cli.flags import imported, number, raised_by
 from headrace.cli.output import Output, visible, write
 from headrace.errors import ConfigError, HeadraceError, WriteError
@@ -40,34 +41,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="whose first batch is shown (default: 0)")
     parser.add_argument("--in-order", action="store_true", help="the first samples, not shuffled")
     parser.add_argument("--transform", metavar="MODULE:NAME", help="a callable, or FILE.py:NAME; the working folder comes first")
-    parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array")
-    parser.add_argument("--target-name", metavar="NAME", help="of HDF5 and Zarr: the array of the targets, or labels; of a table: a column")
-    parser.add_argument("--targets", metavar="PATH", help="of images: a folder of masks, annotations of COCO, or a table of labels")
-    parser.add_argument("--unused-targets", choices=("raise", "skip"), help="targets of files that are not there (default: raise)")
-    parser.add_argument("--patch-shape", metavar="N[,N...]", type=_extents, help="of a Zarr volume: the extents of a patch")
-    parser.add_argument("--encoding", help="of texts (default: utf-8)")
+    add_data_options(parser)
     parser.add_argument("--cell", type=number(1, _MOST), default=160, metavar="PIXELS", help="of a sample's picture (default: 160)")
-
-
-def _extents(text: str) -> int | tuple[int, ...]:
-    try:
-        extents = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write 64, or 32,64,64") from None
-    return extents[0] if len(extents) == 1 else extents
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
     """Takes a batch, and draws it."""
     from headrace.previewing import draw_sheet, preview, table_lines
 
-    names = ("dataset_name", "target_name", "targets", "unused_targets", "patch_shape", "encoding")
-    options = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    options = data_options(given)
     transform = None if given.transform is None else _transform_of(given.transform)
     _check_output(given.output, (given.path, given.targets))
     try:
         shown = preview(
-            given.path, count=given.count, seed=given.seed, epoch=given.epoch, shuffle=not given.in_order, transform=transform, **options
+            given.path,
+            count=given.count,
+            seed=given.seed,
+            epoch=given.epoch,
+            shuffle=not given.in_order,
+            transform=transform,
+            opens=lambda path, **others: open_data(path, others),
+            **options,
         )
     except Exception as error:
         notes = getattr(error, "__notes__", [])

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from headrace.cli.data import add_data_options, data_options, open_data
 from headrace.cli.flags import count, imported, is_name, raised_by, seconds
 from headrace.cli.output import Output, visible
 from headrace.errors import AccessError, ConfigError, HeadraceError
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=seconds, default=60.0, metavar="S", help="for all of it, about (default: 60)")
     parser.add_argument("--apply", action="store_true", help="measure the advice too")
     parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing from elsewhere")
+    add_data_options(parser)
     parser.add_argument("--plot", metavar="FILE", help="write a picture, .png or .svg (pip install 'headrace[plot]')")
 
 
@@ -50,12 +52,12 @@ def run(given: argparse.Namespace, output: Output) -> int:
     from headrace.profiling import profile_dataloader
 
     step = None if given.step is None else _step_of(given.step)
-    loader, is_own = _loader_of(given.target, given.batch_size)
+    loader, opened = _loader_of(given.target, given.batch_size, data_options(given))
     try:
         profile = profile_dataloader(loader, step, given.seconds, apply=given.apply)
     finally:
-        if is_own:
-            loader.close()
+        for closable in opened:
+            closable.close()
     output.show(profile.as_dict(), map(visible, profile.lines()))
     written = []
     for name, save in (("html", profile.save_html), ("plot", profile.save_plot)):
@@ -68,20 +70,25 @@ def run(given: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _loader_of(target: str, batch_size: int) -> tuple[Any, bool]:
-    """The loader that is profiled, and whether it was made here."""
+def _loader_of(target: str, batch_size: int, options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The loader that is profiled, and what was opened for it here."""
     from torch.utils.data import DataLoader
 
     from headrace import create_dataloader
 
     if not is_name(target):
-        return create_dataloader(target, batch_size=batch_size), True
+        dataset = open_data(target, options)
+        loader = create_dataloader(dataset, batch_size=batch_size)
+        return loader, [loader, dataset]
+    if options:
+        raise ConfigError(f"{target} is a name in a program, and options of data are for a path: leave them out")
     found = imported("TARGET", target)
     if callable(found) and not hasattr(found, "__getitem__") and not isinstance(found, DataLoader):
         found = _call(target, found)
     if isinstance(found, DataLoader):
-        return found, False
-    return create_dataloader(found, batch_size=batch_size), True
+        return found, []
+    loader = create_dataloader(found, batch_size=batch_size)
+    return loader, [loader]
 
 
 def _step_of(target: str) -> Callable[[Any], Any]:

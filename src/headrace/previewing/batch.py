@@ -75,7 +75,7 @@ class Preview:
 
 def preview(
     data_path: Any, *, count: int = 24, seed: int = 42, epoch: int = 0, shuffle: bool = True, transform: Callable[[Any], Any] | None = None,
-    **options: Any,
+    opens: Callable[..., BaseDataset] = open_dataset, **options: Any,
 ) -> Preview:  # fmt: skip
     """The first batch that a loader yields in an epoch, in this process.
 
@@ -85,14 +85,15 @@ def preview(
         seed, epoch: of the order and of random transforms.
         shuffle: False: the first samples in their order.
         transform: of inputs; None: the dataset's default.
-        **options: of `open_dataset`.
+        opens: what opens the path.
+        **options: of `opens`.
 
     Raises:
         ConfigError: a dataset of no samples; options that don't fit.
         HeadraceError: what the loader raises.
     """
     given = {**options, **({} if transform is None else {"transform": transform})}
-    dataset = data_path if isinstance(data_path, BaseDataset) else open_dataset(data_path, return_index=True, **given)
+    dataset = data_path if isinstance(data_path, BaseDataset) else opens(data_path, return_index=True, **given)
     is_own = dataset is not data_path
     notes: list[str] = []
     try:
