@@ -11,6 +11,7 @@ import threading
 from array import array
 from collections import OrderedDict
 
+import cachetools
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -328,3 +329,20 @@ def test_never_above_the_bound_whatever_is_put(sizes: list[int], bound: int) -> 
         assert cache.put(key, np.zeros(size, np.uint8)) == (size <= bound)
         assert cache.nbytes <= bound
         assert (key in cache) == (size <= bound)
+
+
+def test_it_is_a_cache_of_cachetools() -> None:
+    cache: LRUCache[str, bytes] = LRUCache(10, 2)
+    assert isinstance(cache, cachetools.LRUCache)
+    cache["a"] = b"12345"
+    cache["b"] = b"12345"
+    assert cache["a"] == b"12345"
+    cache["c"] = b"1"
+    assert list(cache) == ["a", "c"] and (cache.currsize, cache.maxsize, cache.evicted) == (6, 10, 1)
+    with pytest.raises(ValueError, match="too large"):
+        cache["d"] = bytes(11)
+    assert cache.bypassed == 1
+    with pytest.raises(KeyError):
+        _ = cache["b"]
+    cache.resize(5)
+    assert list(cache) == ["c"] and cache.maxsize == 5

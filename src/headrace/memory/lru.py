@@ -5,13 +5,14 @@ It can shrink, is thread-safe, and counts hits and misses. The size of a NumPy v
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar, overload
 
+import cachetools
 import numpy as np
 
 from headrace.arguments import check_integer
@@ -60,15 +61,15 @@ def _root(item: Any) -> Any:
     return item
 
 
-class LRUCache(Generic[K, V]):
+class LRUCache(cachetools.LRUCache[K, V]):
     """A bounded mapping that evicts the least recently used item first.
 
-    Thread-safe. A pickle contains the limits, but no items; a forked child keeps the items.
+    A `cachetools.LRUCache` that is thread-safe and can shrink. A pickle contains the limits, but no items; a forked child keeps the items.
 
     Args:
         max_bytes: maximum sum of the sizes of the values. None: no limit.
         max_items: maximum number of items. None: no limit.
-        sizeof: a callable `value -> bytes`, which is called once when a value is put. Default: `held_bytes`.
+        sizeof: a callable `value -> bytes`, which is called when a value is put. Default: `held_bytes`.
 
     Attributes:
         hits, misses: number of calls of `get` that found, and did not find, their key.
@@ -88,14 +89,14 @@ class LRUCache(Generic[K, V]):
         self.bypassed: int = 0
         self._sizeof: Callable[[V], int] = sizeof or held_bytes
         self._lock = threading.RLock()  # re-entrant: dropping a value may run its owner's finalizers
-        self._forget()
+        super().__init__(_limit(self.max_bytes), self._sizeof)
         renew_after_fork(self)
 
     @property
     def nbytes(self) -> int:
         """Sum of the sizes of the cached values."""
         with self._lock:
-            return self._nbytes
+            return int(self.currsize)
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -104,27 +105,26 @@ class LRUCache(Generic[K, V]):
     def get(self, key: K, default: object = None) -> object:
         """Return the value of `key` and mark it as most recently used; `default` if it is not cached."""
         with self._lock:
-            entry = self._items.get(key)
-            if entry is None:
+            if not super().__contains__(key):
                 self.misses += 1
                 return default
-            self._items.move_to_end(key)
             self.hits += 1
-            return entry[0]
+            return super().__getitem__(key)
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """Return the values of several keys, with None for keys that are not cached. The last one is now the most recently used."""
+        found = list[V | None]()
         with self._lock:
-            find, use, found, misses = self._items.get, self._items.move_to_end, list[V | None](), self.misses
+            take, misses = super().__getitem__, 0
             for key in keys:
-                if (entry := find(key)) is None:
+                try:
+                    found.append(take(key))
+                except KeyError:  # cheaper than asking first, since most are hits
                     misses += 1
                     found.append(None)
-                else:
-                    use(key)
-                    found.append(entry[0])
-            self.hits, self.misses = self.hits + len(found) - (misses - self.misses), misses
-            return found
+            self.hits += len(found) - misses
+            self.misses += misses
+        return found
 
     def put(self, key: K, value: V) -> bool:
         """Cache `value` as the most recently used one, and evict what no longer fits.
@@ -134,30 +134,40 @@ class LRUCache(Generic[K, V]):
         """
         size = self._sizeof(value)
         with self._lock:
-            self._drop(key)
-            if self.max_items == 0 or (self.max_bytes is not None and size > self.max_bytes):
+            if super().__contains__(key):
+                super().__delitem__(key)
+            if self.max_items == 0 or size > self.maxsize:
                 self.bypassed += 1
                 return False
-            self._make_room(size, 1)
-            self._items[key] = (value, size)
-            self._nbytes += size
+            while self.max_items is not None and len(self) >= self.max_items:
+                self.popitem()
+            super().__setitem__(key, value)
             return True
 
-    @overload
+    @overload  # type: ignore[override]
     def pop(self, key: K) -> V | None: ...
     @overload
     def pop(self, key: K, default: V | D) -> V | D: ...
     def pop(self, key: K, default: object = None) -> object:
         """Remove `key` and return its value; `default` if it is not cached. Not counted."""
         with self._lock:
-            entry = self._drop(key)
-            return default if entry is None else entry[0]
+            return super().pop(key, default)
+
+    def popitem(self) -> tuple[K, V]:
+        """Evict the least recently used item, and return its key and value.
+
+        Raises:
+            KeyError: the cache is empty.
+        """
+        with self._lock:
+            item = super().popitem()
+            self.evicted += 1
+            return item
 
     def clear(self) -> None:
         """Remove all items. The counters stay, and removed items do not count as evicted."""
         with self._lock:
-            self._items.clear()
-            self._nbytes = 0
+            super().clear()
 
     def resize(self, max_bytes: int | None) -> None:
         """Change `max_bytes`. A smaller limit takes effect at once.
@@ -165,17 +175,41 @@ class LRUCache(Generic[K, V]):
         Raises:
             ConfigError: the limit is negative or not an integer.
         """
+        checked = check_integer("max_bytes", max_bytes, 0, optional=True)
         with self._lock:
-            self.max_bytes = check_integer("max_bytes", max_bytes, 0, optional=True)
-            self._make_room(0, 0)
+            self.max_bytes = checked
+            while self.currsize > _limit(checked):
+                self.popitem()
+            items = [super(LRUCache, self).popitem() for _ in range(len(self))]
+            super().__init__(_limit(checked), self._sizeof)  # the only way to another `maxsize`
+            for key, value in items:
+                super().__setitem__(key, value)
+
+    def __getitem__(self, key: K) -> V:
+        with self._lock:
+            return super().__getitem__(key)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if not self.put(key, value):
+            raise ValueError("value too large")  # as cachetools does
+
+    def __delitem__(self, key: K) -> None:
+        with self._lock:
+            super().__delitem__(key)
 
     def __contains__(self, key: object) -> bool:
         with self._lock:
-            return key in self._items
+            return super().__contains__(key)
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._items)
+            return super().__len__()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def __repr__(self) -> str:
         return f"LRUCache({self.max_bytes}, {self.max_items})  # {len(self)} items, {self.nbytes} bytes"
@@ -183,26 +217,13 @@ class LRUCache(Generic[K, V]):
     def __reduce__(self) -> tuple[Callable[..., LRUCache[K, V]], tuple[int | None, int | None]]:
         return partial(type(self), sizeof=self._sizeof), (self.max_bytes, self.max_items)
 
-    def _make_room(self, size: int, items: int) -> None:
-        while self._items and (
-            (self.max_bytes is not None and self._nbytes + size > self.max_bytes)
-            or (self.max_items is not None and len(self._items) + items > self.max_items)
-        ):
-            self._drop(next(iter(self._items)))
-            self.evicted += 1
-
-    def _drop(self, key: K) -> tuple[V, int] | None:
-        entry = self._items.pop(key, None)
-        if entry is not None:
-            self._nbytes -= entry[1]
-        return entry
-
-    def _forget(self) -> None:
-        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()  # the one that was not used for longest first
-        self._nbytes = 0
-
     def after_fork(self) -> None:
         """See `renew_after_fork`."""
-        if not self._lock.acquire(blocking=False):  # by a thread that is not here: it may have been half-way through a change
-            self._forget()
+        is_free = self._lock.acquire(blocking=False)
         self._lock = threading.RLock()
+        if not is_free:  # held by a thread that is not here: it may have been half-way through a change
+            super().__init__(_limit(self.max_bytes), self._sizeof)
+
+
+def _limit(max_bytes: int | None) -> float:
+    return math.inf if max_bytes is None else max_bytes

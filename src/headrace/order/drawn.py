@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
+import cachetools
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -254,7 +254,7 @@ class BucketedOrder(_EntriesOrder):
 
     def _begin(self) -> None:
         self._keys = derive_keys("bucketed", self.seed, self.epoch, count=KEY_COUNT)
-        self._pools: OrderedDict[int, IntArray] = OrderedDict()
+        self._pools: cachetools.LRUCache[int, IntArray] = cachetools.LRUCache(_CACHED)
 
     def _indices(self, positions: IntArray) -> IntArray:
         pools, places = np.divmod(positions, self.global_batch * POOL)
@@ -267,7 +267,6 @@ class BucketedOrder(_EntriesOrder):
     def _pool(self, number: int) -> IntArray:
         """The samples of a pool, in their order."""
         if number in self._pools:
-            self._pools.move_to_end(number)
             return self._pools[number]
         size = self.global_batch * POOL
         members = self.shuffled(np.arange(number * size, min((number + 1) * size, self.n)))
@@ -277,8 +276,6 @@ class BucketedOrder(_EntriesOrder):
         keys = derive_keys("pool", self.seed, self.epoch, number, count=KEY_COUNT)
         made = np.concatenate([batches[permute(np.arange(full), full, keys)].ravel(), members[full * self.global_batch :]])
         self._pools[number] = made
-        if len(self._pools) > _CACHED:
-            self._pools.popitem(last=False)
         return made
 
     def shuffled(self, positions: IntArray) -> IntArray:
