@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -365,3 +367,30 @@ def test_pieces_are_those_of_all_documents(texts: Path, tmp_path: Path) -> None:
     with TextDataset(path, max_length=None) as documents, TextDataset(path, max_length=5, packing=True) as blocks:
         joined = list(itertools.chain.from_iterable(documents[i]["input_ids"].tolist() for i in range(7)))
         assert [token for i in range(len(blocks)) for token in blocks[i]["input_ids"].tolist()] == joined[: 5 * len(blocks)]
+
+
+CUT = """
+import os, sys, threading
+import numpy as np
+from headrace import FileChangedError, FormatError, TextDataset
+
+dataset = TextDataset(sys.argv[1], max_length=128, packing=True)
+random = np.random.default_rng(0)
+threading.Timer(0.1, os.truncate, (sys.argv[1], 0)).start()
+try:
+    while True:
+        dataset.__getitems__(random.integers(len(dataset), size=256).tolist())
+except (FileChangedError, FormatError) as error:
+    print("error:", error)
+"""
+
+
+@pytest.mark.slow
+def test_a_file_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("the mill stands and the wheel turns\n" * 200_000)
+    packed = pack(TextDataset(tmp_path / "texts.txt", unit="line"), tmp_path / "x.h5")
+    whole = Path(packed).read_bytes()
+    for _ in range(4):
+        Path(packed).write_bytes(whole)
+        job = subprocess.run([sys.executable, "-c", CUT, str(packed)], capture_output=True, text=True, timeout=60)
+        assert (job.returncode, job.stdout[:6]) == (0, "error:"), job.stderr

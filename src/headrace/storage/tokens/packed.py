@@ -1,12 +1,11 @@
 """Tokens that `headrace.pack` wrote, read from the file's flat array of them.
 
-A local file's array is mapped, and where each document begins too: nothing is copied, whatever the size. Of a remote file the array is
-read by byte ranges; what else it holds is read when it is opened, by h5py, and is its index: a later start finds that in `cache_dir`.
+The array is read by byte ranges. Where each document begins is in memory that workers share. What else a remote file holds is read when
+it is opened, by h5py, and is its index: a later start finds that in `cache_dir`.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
 from typing import Any, cast
@@ -25,15 +24,15 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, crc_of
 from headrace.storage.hdf5.files import HDF5Files, leads_out
 from headrace.storage.hdf5.packed import are_offsets, packed_info
-from headrace.storage.tokens.source import ArrayTokens, DocumentsSource, Tokens
+from headrace.storage.tokens.source import DocumentsSource, Tokens
 
 KIND, STORE = "text", "tokens"
 """What a packed file of tokens says of itself."""
 _SHOWN = 80  # characters of what a tokenizer is known by
 
 
-class PackedTokens(ArrayTokens):
-    """Tokens of a packed file, local or remote. Workers map a local file anew where they don't inherit the mapping.
+class PackedTokens(Tokens):
+    """Tokens of a packed file, local or remote.
 
     Args:
         path: a file that `headrace.pack` made of texts, or its URL.
@@ -62,25 +61,21 @@ class PackedTokens(ArrayTokens):
         self.info = info
         made_with = str(info.text.get("tokenizer") or f"a {info.text.get('class')} that can't be known again")
         self.made_with: str = made_with if len(made_with) <= _SHOWN else f"{made_with[:_SHOWN]}..."
-        self._views: tuple[npt.NDArray[Any], IntArray] | None = None
         self._crc: npt.NDArray[Any] | None = None
         with hdf5.reading(self.path) as file:
-            self._data, self._offsets = (self._layout(file, name) for name in (DATA, OFFSETS))
-            self.dtype, self.count, self._begin = self._data
+            self.dtype, self.count, self._begin = self._layout(file, DATA)
+            self._layout(file, OFFSETS)
+            self._edges = SharedArray(self._column(file, OFFSETS))
             self.targets = self._column(file, TARGETS) if TARGETS in file else None
             self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS)) if NAMES in file else None
             if self.files.is_remote:
-                self._edges = SharedArray(self._column(file, OFFSETS))
                 crc_shape = self._dataset(file, CRC).shape if CRC in file else None
             elif CRC in file:
                 self._crc = self._column(file, CRC)
                 crc_shape = self._crc.shape
             else:
                 crc_shape = None
-        edges = self.short[0]
-        if not self.files.is_remote:
-            self._compare(OFFSETS, edges)
-        self._check(edges, crc_shape)
+        self._check(self._edges.array, crc_shape)
 
     def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
         return self._hdf5.dataset(file, name, self.path)
@@ -125,32 +120,13 @@ class PackedTokens(ArrayTokens):
     # -- tokens
 
     @property
-    def long(self) -> npt.NDArray[Any]:
-        return self._mapped()[0]
-
-    @property
     def short(self) -> list[npt.NDArray[Any]]:
-        return [self._edges.array if self.files.is_remote else self._mapped()[1]]
-
-    def _mapped(self) -> tuple[npt.NDArray[Any], IntArray]:
-        files = cast(LocalFiles, self.files)
-        try:
-            is_same = files.is_same(self.path)  # each time: a mapping alone does not show that the file was cut short
-        except OSError as error:
-            raise AccessError(f"{self.shown} can't be read any more: {error.strerror}") from error
-        if not is_same:
-            raise changed(self.path)
-        if self._views is None:
-            with open(self.path, "rb") as file:
-                files.check_open(self.path, file.fileno())
-                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            data, offsets = (np.frombuffer(view, *layout) for layout in (self._data, self._offsets))
-            self._views = data, np.require(offsets, requirements="A")  # searching arrays that are not aligned copies them each time
-        return self._views
+        return [self._edges.array]
 
     def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
         if not self.files.is_remote:
-            return super().parts(begins, ends)
+            joined, edges = self._joined(begins, ends), np.cumsum(ends - begins).tolist()
+            return [joined[start:end] for start, end in zip([0, *edges], edges, strict=False)]
         parts = [np.empty(count, self.dtype) for count in (ends - begins).tolist()]
         filled = np.flatnonzero(ends > begins)
         for number, data in zip(filled.tolist(), self.files.read(self.byte_ranges(begins[filled], ends[filled])), strict=True):
@@ -158,14 +134,24 @@ class PackedTokens(ArrayTokens):
         return parts
 
     def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
-        return Tokens.blocks(self, numbers, length) if self.files.is_remote else super().blocks(numbers, length)
+        if self.files.is_remote:
+            return super().blocks(numbers, length)
+        return self._joined(numbers * length, (numbers + 1) * length).reshape(-1, length)
+
+    def _joined(self, begins: IntArray, ends: IntArray) -> npt.NDArray[Any]:
+        """Tokens of a local file, one range behind the other. They are read, and not mapped: a file may be cut short meanwhile."""
+        files = cast(LocalFiles, self.files)
+        try:
+            is_same = files.is_same(self.path)  # an open file does not show that another one has taken its name
+        except OSError as error:
+            raise AccessError(f"{self.shown} can't be read any more: {error.strerror}") from error
+        if not is_same:
+            raise changed(self.path)
+        return np.frombuffer(files.read_joined(self.byte_ranges(begins, ends)), self.dtype)
 
     def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
         first, size = self._begin, self.dtype.itemsize
         return ByteRanges.in_file(self.path, first + begins * size, first + ends * size)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_views": None}
 
     # -- documents
 
