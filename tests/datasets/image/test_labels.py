@@ -639,3 +639,10 @@ def test_deeply_nested_json_is_an_error_of_ours(tiny_photos: Path, tmp_path: Pat
         path.write_text(text)
         with pytest.raises(FormatError, match="no JSON file"):
             ImageDataset(tiny_photos, targets=path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_labels_in_a_pipe_are_refused(photos: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "labels.csv")
+    with pytest.raises(ConfigError, match=r"labels\.csv is a pipe"):
+        ImageDataset(photos, targets=tmp_path / "labels.csv")

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -80,7 +81,10 @@ def _bytes_of(path: str, reach: RemoteOptions) -> bytes:
             raise DataNotFoundError(f"targets: {redact(path)} does not exist")
         return data
     try:
-        with open(os.path.expanduser(path), "rb") as file:
+        local = os.path.expanduser(path)
+        if stat.S_ISFIFO(os.stat(local).st_mode):  # opening it would wait for a writer
+            raise ConfigError(f"targets: {redact(path)} is a pipe: write its contents to a file, and pass that")
+        with open(local, "rb") as file:
             return file.read()
     except FileNotFoundError as error:
         raise DataNotFoundError(f"targets: {redact(path)} does not exist (working folder: {os.getcwd()})") from error

@@ -174,7 +174,7 @@ class TokensSource(Locatable):
 
     def how(self) -> dict[str, str]:
         tokens = self.tokens
-        way = "by ranges" if self.is_remote else "mapped"
+        way = "mapped" if isinstance(tokens, ArrayTokens) else "by ranges"
         where = f"{way} from {tokens.shown}" if tokens.shown else "in memory, which workers share"
         made = f", made with {tokens.made_with}" if tokens.made_with else ""
         said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {where}{made}"}
