@@ -2,45 +2,81 @@
 
 What that does was found out by running it (torchdata 0.11), with map-style and iterable datasets, 0 and 2 workers, persistent or not:
 
-=================================================  ===============================================  ====================================
-moment                                             torchdata                                        here
-=================================================  ===============================================  ====================================
-before the first batch                             the whole epoch; the iterator and the workers    the same; nothing is started
-                                                   are started for it
-after some batches, early break                    the rest; this loader's next epoch is whole      the same
-while workers are ahead                            what the user has received                       the same
-after a new iter()                                 the beginning of the new epoch                   the same
-after the last batch, before StopIteration         nothing is left; then a whole epoch              the same
-after StopIteration                                a whole epoch (an iterable dataset that is its   a whole epoch, always
-                                                   own iterator: an empty one, without workers or
-                                                   with persistent ones)
-loaded, and asked again without iterating          the same state                                   the same
-loaded twice; another one loaded after it          the last one counts                              the same
-loaded into a loader that has run                  the rest of the loaded one                       the same
-loaded while an iterator is under way              that goes on as it was; the next iter() resumes  the same
-state_dict()                                       changes nothing; stays as it was while the       the same
-                                                   loader goes on
-len(loader) after loading                          the whole epoch's                                the same
-len(iter(loader)) after loading                    the whole epoch's                                what is left: a progress bar's total
-another number of workers                          AssertionError                                   goes on; StateError, with both
-                                                                                                    numbers, where workers have states
-                                                                                                    or shares of a stream of their own
-load_state_dict({})                                nothing happens                                  StateError: it is no state, and a
-                                                                                                    lost one must not begin anew
-who is asked for a state                           the dataset and its iterator, in each worker,    the same, after each batch; who has
-                                                   every n steps; else batches are replayed         none is not asked
-in which order states are given back               dataset, iter(dataset), iterator; a dataset      the same; it keeps its state through
-                                                   that is its own iterator after its iter()        iter(), or gets it again after it
-at the end of an epoch, or before the first batch  the dataset's state of then, before the next     the same; where it held the position,
-of the next: a dataset that counts epochs          epoch's iter()                                   so that nothing would come, the next
-                                                                                                    iter() counts
-iter() of a dataset, when a state is loaded        once                                             once; twice where its position is made
-                                                                                                    in iter(), and its epoch is through
-batch_size=None with a collate_fn                  it gets each sample                              the same
-a worker's state                                   back to the worker of the same number, and the   the same
-                                                   worker whose turn it was goes on
-a state_dict of the user's that raises             instead of the batch                             when the loader's state is asked for
-=================================================  ===============================================  ====================================
+==================================  =================================  =============================
+moment                              torchdata                          here
+==================================  =================================  =============================
+before the first batch              the whole epoch; the iterator and  the same; nothing is started
+                                    the workers are started for it
+
+after some batches, early break     the rest; this loader's next       the same
+                                    epoch is whole
+
+while workers are ahead             what the user has received         the same
+
+after a new iter()                  the beginning of the new epoch     the same
+
+after the last batch, before        nothing is left; then a whole      the same
+StopIteration                       epoch
+
+after StopIteration                 a whole epoch (an iterable         a whole epoch, always
+                                    dataset that is its own iterator:
+                                    an empty one, without workers or
+                                    with persistent ones)
+
+loaded, and asked again without     the same state                     the same
+iterating
+
+loaded twice; another one loaded    the last one counts                the same
+after it
+
+loaded into a loader that has run   the rest of the loaded one         the same
+
+loaded while an iterator is under   that goes on as it was; the next   the same
+way                                 iter() resumes
+
+state_dict()                        changes nothing; stays as it was   the same
+                                    while the loader goes on
+
+len(loader) after loading           the whole epoch's                  the same
+
+len(iter(loader)) after loading     the whole epoch's                  what is left: a progress
+                                                                       bar's total
+
+another number of workers           AssertionError                     goes on; StateError, with
+                                                                       both numbers, where workers
+                                                                       have states or shares of a
+                                                                       stream of their own
+
+load_state_dict({})                 nothing happens                    StateError: it is no state,
+                                                                       and a lost one must not begin
+                                                                       anew
+
+who is asked for a state            the dataset and its iterator, in   the same, after each batch;
+                                    each worker, every n steps; else   who has none is not asked
+                                    batches are replayed
+
+in which order states are given     dataset, iter(dataset), iterator;  the same; it keeps its state
+back                                a dataset that is its own          through iter(), or gets it
+                                    iterator after its iter()          again after it
+
+at the end of an epoch, or before   the dataset's state of then,       the same; where it held the
+the first batch of the next: a      before the next epoch's iter()     position, so that nothing
+dataset that counts epochs                                             would come, the next iter()
+                                                                       counts
+
+iter() of a dataset, when a state   once                               once; twice where its
+is loaded                                                              position is made in iter(),
+                                                                       and its epoch is through
+
+batch_size=None with a collate_fn   it gets each sample                the same
+
+a worker's state                    back to the worker of the same     the same
+                                    number, and the worker whose turn
+                                    it was goes on
+
+a state_dict of the user's that     instead of the batch               when the loader's state is
+raises                                                                 asked for
+==================================  =================================  =============================
 """
 
 from __future__ import annotations

@@ -1,14 +1,19 @@
 """The private APIs of torch that headrace uses, and what it does where a version of torch lacks them.
 
-=====================================  ====================================================  ===============================================
-private API                            used for                                              without it
-=====================================  ====================================================  ===============================================
-`_MultiProcessingDataLoaderIter`,      deaths of workers that are reported while a batch is  torch's own iterator: deaths are reported by
-`_worker_loop`, `_set_worker_pids`,    awaited, workers replaced that were born deadlocked,  torch's signal handler, without fate and batch;
-`_remove_worker_pids`                  knowing that a batch is ready                         batches are copied to a device when asked for
-`_is_profiler_enabled`                 no profiler mark for each batch                       the mark is made
-`_get_default_store`                   comparing the loaders of all ranks                    they are not compared
-=====================================  ====================================================  ===============================================
+==================================  ================================  ==============================
+private API                         used for                          without it
+==================================  ================================  ==============================
+`_MultiProcessingDataLoaderIter`,   deaths of workers that are        torch's own iterator: deaths
+`_worker_loop`,                     reported while a batch is         are reported by torch's signal
+`_set_worker_pids`,                 awaited, workers replaced that    handler, without fate and
+`_remove_worker_pids`               were born deadlocked, knowing     batch; batches are copied to a
+                                    that a batch is ready             device when asked for
+
+`_is_profiler_enabled`              no profiler mark for each batch   the mark is made
+
+`_get_default_store`                comparing the loaders of all      they are not compared
+                                    ranks
+==================================  ================================  ==============================
 """
 
 from __future__ import annotations

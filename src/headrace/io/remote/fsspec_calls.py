@@ -1,14 +1,19 @@
 """Calls of fsspec file systems: opening, paths, metadata, ranges; and the private names of theirs that headrace uses.
 
-=============================  ==============================================  ========================================================
-private name                   used for                                        without it
-=============================  ==============================================  ========================================================
-`_call_s3` of s3fs             reading a range of one version (If-Match)       `cat_file`, and a warning: a file that changes while it is
-                                                                               read is not noticed
-`_strip_protocol`              the path that a URL names                       `fsspec.core.strip_protocol`
-`_get_kwargs_from_urls`        comparing the servers of several URLs           they are not compared
-`_session`                     closing connections                             they end with the process
-=============================  ==============================================  ========================================================
+========================  ====================================  ====================================
+private name              used for                              without it
+========================  ====================================  ====================================
+`_call_s3` of s3fs        reading a range of one version        `cat_file`, and a warning: a file
+                          (If-Match)                            that changes while it is read is not
+                                                                noticed
+
+`_strip_protocol`         the path that a URL names             `fsspec.core.strip_protocol`
+
+`_get_kwargs_from_urls`   comparing the servers of several      they are not compared
+                          URLs
+
+`_session`                closing connections                   they end with the process
+========================  ====================================  ====================================
 
 Methods of asynchronous file systems that begin with an underscore (`_info`, `_cat_file`) are their documented interface.
 """

@@ -1,15 +1,17 @@
 """Resolves what a user passes as `data_path` to files.
 
-| expression | means |
-|---|---|
-| a file | that file, whatever its ending |
-| a folder, or its URL (a prefix) | all files below it that end as files of the kind do, without hidden ones; of Zarr stores those in it |
-| a glob | the matches that end so; where none does, those whose content is of the kind; matching nothing is an error |
-| a folder of parts that `headrace.pack` wrote, or the path or URL of its `manifest.json` | the parts |
-| ``{a,b}``, ``{000..127}`` | each of the names, as shells expand them, unless there is a file of that very name |
-| a URL | as a path; its query is no part of a name. One that ends as a file does is not looked up before it is read |
-| ``zip://a.jpg::s3://...`` | a path in an archive, or through a cache of fsspec's |
-| a list | the files of all its entries: paths of this machine, or URLs of one server |
+* A file: that file, whatever its ending.
+* A folder, or its URL (a prefix): all files below it that end as files of the kind do, without
+  hidden ones; of Zarr stores those in it.
+* A glob: the matches that end so; where none does, those whose content is of the kind. Matching
+  nothing is an error.
+* A folder of parts that `headrace.pack` wrote, or the path or URL of its `manifest.json`: the parts.
+* ``{a,b}``, ``{000..127}``: each of the names, as shells expand them, unless there is a file of that
+  very name.
+* A URL: as a path; its query is no part of a name. One that ends as a file does is not looked up
+  before it is read.
+* ``zip://a.jpg::s3://...``: a path in an archive, or through a cache of fsspec's.
+* A list: the files of all its entries: paths of this machine, or URLs of one server.
 """
 
 from __future__ import annotations

@@ -12,13 +12,17 @@ from headrace.monitor.stats import STAGES
 _KINDS = (*STAGES, "other", "wait", "step")
 _SPAN = 60  # batches of the time line: the last ones
 _STYLE = """
-:root { --ink: #1d2430; --dim: #5d6775; --back: #ffffff; --line: #dfe3e9; --bar: #3f6fb5; --limit: #c4442e; --ceiling: #b9c2cf;
-  --read: #4c78a8; --decode: #f58518; --transform: #54a24b; --sample: #9d755d; --collate: #b279a2; --other: #9aa3ad; --wait: #e45756;
+:root { --ink: #1d2430; --dim: #5d6775; --back: #ffffff; --line: #dfe3e9; --bar: #3f6fb5;
+  --limit: #c4442e; --ceiling: #b9c2cf;
+  --read: #4c78a8; --decode: #f58518; --transform: #54a24b; --sample: #9d755d; --collate: #b279a2;
+  --other: #9aa3ad; --wait: #e45756;
   --step: #72b7b2; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --dim: #9aa5b4; --back: #14181f; --line: #2c343f; --bar: #6b9be0;
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --dim: #9aa5b4; --back: #14181f;
+  --line: #2c343f; --bar: #6b9be0;
   --limit: #ef7a66; --ceiling: #465162; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 70rem; padding: 1.5rem 1rem 3rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink);
+body { margin: 0 auto; max-width: 70rem; padding: 1.5rem 1rem 3rem;
+  font: 16px/1.5 system-ui, sans-serif; color: var(--ink);
   background: var(--back); }
 h1 { font-size: 1.35rem; line-height: 1.35; margin: 0 0 .5rem; }
 h2 { font-size: 1rem; margin: 2rem 0 .5rem; }
@@ -27,7 +31,8 @@ p, figcaption { color: var(--dim); margin: .25rem 0; font-size: .9rem; overflow-
 .facts div { min-width: 8rem; }
 .facts b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 .facts span { color: var(--dim); font-size: .85rem; }
-.stage { display: grid; grid-template-columns: 7rem 1fr 8.5rem; gap: .75rem; align-items: center; padding: .2rem 0; }
+.stage { display: grid; grid-template-columns: 7rem 1fr 8.5rem; gap: .75rem; align-items: center;
+  padding: .2rem 0; }
 .stage.limit .name, .stage.limit .rate { color: var(--limit); font-weight: 600; }
 .track { position: relative; height: 1.1rem; }
 .track i { position: absolute; inset: 0 auto 0 0; border-radius: 2px; }
@@ -38,23 +43,31 @@ p, figcaption { color: var(--dim); margin: .25rem 0; font-size: .9rem; overflow-
 .note { grid-column: 2 / 4; margin: -.3rem 0 .2rem; font-size: .8rem; }
 figure { margin: 0; }
 svg { display: block; width: 100%; border: 1px solid var(--line); border-radius: 3px; }
-.lane { display: grid; grid-template-columns: 6rem 1fr; gap: .5rem; align-items: center; margin: .15rem 0; font-size: .8rem;
+.lane { display: grid; grid-template-columns: 6rem 1fr; gap: .5rem; align-items: center;
+  margin: .15rem 0; font-size: .8rem;
   color: var(--dim); }
 .lane svg { height: 1.6rem; }
-.axis { display: flex; justify-content: space-between; margin-left: 6.5rem; font-size: .8rem; color: var(--dim); }
-.legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .85rem; margin: .25rem 0 .5rem; padding: 0; list-style: none; }
-.legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; vertical-align: -.05rem; border-radius: 2px; }
+.axis { display: flex; justify-content: space-between; margin-left: 6.5rem; font-size: .8rem;
+  color: var(--dim); }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .85rem;
+  margin: .25rem 0 .5rem; padding: 0; list-style: none; }
+.legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem;
+  vertical-align: -.05rem; border-radius: 2px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
 td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
 code { font: .85rem ui-monospace, monospace; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { .stage { grid-template-columns: 5.5rem 1fr; } .rate { grid-column: 2; text-align: left; margin-top: -.4rem; }
+@media (max-width: 40rem) { .stage { grid-template-columns: 5.5rem 1fr; } .rate { grid-column: 2;
+  text-align: left; margin-top: -.4rem; }
   table, tbody, tr, th, td { display: block; width: auto; border: 0; padding: 0; }
   tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
-  tr:first-child { display: none; } td[data-is]:not(:empty)::before { content: attr(data-is) " "; color: var(--dim); }
+  tr:first-child { display: none; } td[data-is]:not(:empty)::before { content: attr(data-is) " ";
+  color: var(--dim); }
   td.name { font-weight: 600; }
-  .note { grid-column: 2; margin: 0; } .lane { grid-template-columns: 4rem 1fr; } .axis { margin-left: 4.5rem; } }
+  .note { grid-column: 2; margin: 0; } .lane { grid-template-columns: 4rem 1fr; } .axis {
+  margin-left: 4.5rem; } }
 """
 
 
