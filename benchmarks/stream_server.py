@@ -276,7 +276,8 @@ def _listing(folder: str, bucket: str, query: dict[str, str]) -> bytes:
     folders = [f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in common]
     return (
         '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-        f"<Name>{escape(bucket)}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(contents) + len(common)}</KeyCount>"
+        f"<Name>{escape(bucket)}</Name><Prefix>{escape(prefix)}</Prefix>"
+        f"<KeyCount>{len(contents) + len(common)}</KeyCount>"
         f"<MaxKeys>1000000</MaxKeys><IsTruncated>false</IsTruncated>{''.join(contents)}{''.join(folders)}</ListBucketResult>"
     ).encode()
 

@@ -27,11 +27,13 @@ from tests.data.make import make_photos
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 INTRODUCTION = """# Errors
 
-This page lists the 47 most common misuses, each with its code, message, cause and remedy. Every error of headrace is a `HeadraceError`,
-and a subclass of the builtin that fits (`ConfigError` is a `ValueError`, `DataNotFoundError` a `FileNotFoundError`, `SampleError` an
-`OSError`). Three things raise Python's own errors: an index out of range (`IndexError`), random access to a stream (`TypeError`), and a
-name that the package does not have (`AttributeError`, or `ImportError` in `from headrace import ...`). Most misuses are detected when the
-loader or dataset is made, before anything is read.
+This page lists the 47 most common misuses, each with its code, message, cause and remedy. Every
+error of headrace is a `HeadraceError`, and a subclass of the builtin that fits (`ConfigError` is a
+`ValueError`, `DataNotFoundError` a `FileNotFoundError`, `SampleError` an `OSError`). Three things
+raise Python's own errors: an index out of range (`IndexError`), random access to a stream
+(`TypeError`), and a name that the package does not have (`AttributeError`, or `ImportError` in
+`from headrace import ...`). Most misuses are detected when the loader or dataset is made, before
+anything is read.
 
 The messages are those of the code: `tests/docs_errors.py` provokes each of them.
 """
@@ -416,7 +418,8 @@ def made_page(folder: Path) -> str:
             number += 1
             lines.append(f"### {number}. {misuse.title}\n\n```python\n{misuse.code}\n```\n")
             lines.append(f"```text\n{message_of(misuse.code, folder)}\n```\n")
-            lines.append(f"{misuse.cause} **Remedy:** {misuse.remedy[0].lower() if misuse.remedy[0] != '`' else '`'}{misuse.remedy[1:]}\n")
+            remedy = misuse.remedy[0].lower() + misuse.remedy[1:]
+            lines.append(f"{misuse.cause} **Remedy:** {remedy}\n")
     return "\n".join(lines)
 
 

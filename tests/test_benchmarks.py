@@ -22,7 +22,8 @@ import torch
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HANGS = """
 import subprocess, sys, tempfile, time
-own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+own = subprocess.Popen(sleep, start_new_session=True)
 with open(__file__ + ".left", "w") as file:
     print(own.pid, tempfile.mkdtemp(), file=file)
 time.sleep(600)
@@ -64,11 +65,13 @@ def scripts(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     race = {"sections": {"Rows": {"unit": "rows/s", "ratios": [ratio, {"label": "none", "ratio": None}], "contestants": rows}}}
     made = {
         "race": f"import sys; assert sys.argv[1:] == ['--rounds', '2', '--json']; print({json.dumps(race)!r})",
-        "lines": """print('{"limit": "decode", "found": true}\\n{"limit": "disk", "found": false}')""",
+        "lines": """print('{"limit": "decode", "found": true}')
+print('{"limit": "disk", "found": false}')""",
         "broken": "import sys; sys.exit('error: no such disk')",
         "hangs": HANGS,
         "garbage": "print('no json')",
-        "monitoring": """print('{"batch_us": 500, "counting_us": 10, "share": 0.02, "of_10_ms": 0.001}')""",
+        "monitoring": """print(
+'{"batch_us": 500, "counting_us": 10, "share": 0.02, "of_10_ms": 0.001}')""",
         "lacks": "raise AssertionError('it must not be run')",
     }
     for name, program in made.items():

@@ -41,10 +41,13 @@ from typing import Any, assert_type
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headrace import DataLoaderConfig, DataModule, HDF5Dataset, ImageDataset, Loader, LoadingMode, MultiDataLoader, StreamingDataset
-from headrace import TextDataset, VisionCollator, ZarrDataset, create_dataloader, open_dataset, suggest_num_workers
+from headrace import DataLoaderConfig, DataModule, HDF5Dataset, ImageDataset, Loader, LoadingMode
+from headrace import MultiDataLoader, StreamingDataset, TextDataset, VisionCollator, ZarrDataset
+from headrace import create_dataloader, open_dataset, suggest_num_workers
 
-dataset = ImageDataset("photos", image_size=64, loading_mode="cached", hold="encoded", on_error="skip", color="L")
+dataset = ImageDataset(
+    "photos", image_size=64, loading_mode="cached", hold="encoded", on_error="skip", color="L"
+)
 assert_type(dataset, ImageDataset)
 assert_type(dataset[0:3], ImageDataset)
 assert_type(dataset.subset([1]), ImageDataset)
@@ -52,10 +55,16 @@ train, val = dataset.split(0.8)
 assert_type(train, ImageDataset)
 with TextDataset("books", unit="line", loading_mode=LoadingMode.EAGER) as texts:
     assert_type(texts, TextDataset)
-volume = ZarrDataset("volume.zarr", patch_shape=(64, 64), edges="pad", pad="edge", missing="error", cache_policy="lru", shared="machine")
+volume = ZarrDataset(
+    "volume.zarr", patch_shape=(64, 64), edges="pad", pad="edge", missing="error",
+    cache_policy="lru", shared="machine",
+)
 shards = StreamingDataset("shards/part-{000..003}.tar", on_error=lambda index, path, error: None)
 
-loader = create_dataloader(train, batch_size=64, shuffle="block", num_workers=2, weights=None, device=torch.device("cpu"), pad=False)
+loader = create_dataloader(
+    train, batch_size=64, shuffle="block", num_workers=2, weights=None, device=torch.device("cpu"),
+    pad=False,
+)
 assert_type(loader, Loader)
 plain: DataLoader[Any] = loader
 numbers: Loader[int] = Loader([1, 2])
@@ -64,11 +73,16 @@ for images, targets in loader:
     print(images.shape, targets, len(loader), loader.dataset.targets, loader.epoch)
 loader.load_state_dict(loader.state_dict())
 options: dict[str, Any] = {"batch_size": 8}
-create_dataloader("photos", DataLoaderConfig.train(batch_size=4), image_size=64, loading_mode="lazy", pad=True, seed=3)
+config = DataLoaderConfig.train(batch_size=4)
+create_dataloader("photos", config, image_size=64, loading_mode="lazy", pad=True, seed=3)
 create_dataloader(["a.h5", "b.h5"], dataset_name="images", **options)
-create_dataloader(TensorDataset(torch.zeros(3)), collate_fn=VisionCollator("cifar10"), batch_sampler=[[0, 1], [2]])
+tensors = TensorDataset(torch.zeros(3))
+create_dataloader(tensors, collate_fn=VisionCollator("cifar10"), batch_sampler=[[0, 1], [2]])
 create_dataloader([torch.zeros(3)], shuffle=None)
-MultiDataLoader({"a": "photos", "b": val}, "weighted", weights={"a": 1, "b": 2}, epoch_length="max", batch_size=4, image_size=32)
+MultiDataLoader(
+    {"a": "photos", "b": val}, "weighted", weights={"a": 1, "b": 2}, epoch_length="max",
+    batch_size=4, image_size=32,
+)
 module = DataModule(open_dataset("photos", image_size=8), val_split=0.1, drop_last=True)
 workers: int = suggest_num_workers(HDF5Dataset("rows.h5", dtype="float32"), batch_size=4)
 """

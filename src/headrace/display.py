@@ -57,7 +57,8 @@ def _is_notebook() -> bool:
 def short_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     """A call as text: those of the arguments that `function` knows, and that are not its defaults, each in a word or two."""
     known = [(p.name, arguments[p.name], p.default) for p in inspect.signature(function).parameters.values() if p.name in arguments]
-    return f"{name}({', '.join(f'{argument}={_short(value)}' for argument, value, default in known if not is_default(value, default))})"
+    shown = [f"{argument}={_short(value)}" for argument, value, default in known if not is_default(value, default)]
+    return f"{name}({', '.join(shown)})"
 
 
 def is_default(value: Any, default: Any) -> bool:

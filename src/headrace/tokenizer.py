@@ -167,7 +167,9 @@ def identity_of(tokenizer: Any) -> str | None:
     text = str(tell())
     if inner is not tokenizer:  # these two are what HuggingFace's last call left there, and don't concern the next one
         text = json.dumps({name: value for name, value in json.loads(text).items() if name not in ("truncation", "padding")})
-    parts = f"{text}|{getattr(tokenizer, 'add_bos_token', None)}|{getattr(tokenizer, 'add_eos_token', None)}"
+    bos = getattr(tokenizer, "add_bos_token", None)
+    eos = getattr(tokenizer, "add_eos_token", None)
+    parts = f"{text}|{bos}|{eos}"
     return f"{name}:{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}"
 
 

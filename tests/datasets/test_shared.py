@@ -23,7 +23,10 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files s
 RANK = """
 import json, sys
 from headrace import ImageDataset, create_dataloader
-dataset = ImageDataset(sys.argv[1], image_size=32, loading_mode=sys.argv[2], shared="machine", cache_dir=sys.argv[3], progress=False)
+dataset = ImageDataset(
+    sys.argv[1], image_size=32, loading_mode=sys.argv[2], shared="machine", cache_dir=sys.argv[3],
+    progress=False,
+)
 loader = create_dataloader(dataset, batch_size=2, num_workers=int(sys.argv[4]), shuffle=False)
 print("READY", flush=True); sys.stdin.readline()
 for _ in range(2):

@@ -19,7 +19,8 @@ import gzip, os, sys, warnings
 from headrace import TextDataset
 with gzip.open("l.txt.gz", "wb") as file:
     file.write(b"one\\ntwo\\n")
-assert len(TextDataset("l.txt.gz", unit="line", cache_dir="first")[0]["input_ids"]) == 3  # all is imported
+first = TextDataset("l.txt.gz", unit="line", cache_dir="first")
+assert len(first[0]["input_ids"]) == 3  # all is imported
 os.setgroups([])
 os.setgid(54321)
 os.setuid(54321)

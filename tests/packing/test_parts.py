@@ -471,8 +471,10 @@ def test_to_a_store(photos: Path, packed: Path, own_cache: None) -> None:
 _JOB = """
 import sys
 from headrace import ImageDataset, pack
-pack(ImageDataset(sys.argv[1], image_size=24), sys.argv[2], shard_size=int(sys.argv[3]), store=sys.argv[4], processes=int(sys.argv[5]),
-     progress=False)
+pack(
+    ImageDataset(sys.argv[1], image_size=24), sys.argv[2], shard_size=int(sys.argv[3]),
+    store=sys.argv[4], processes=int(sys.argv[5]), progress=False,
+)
 """
 
 

@@ -395,7 +395,8 @@ class TestBad:
 _JOB = """
 import sys
 from headrace import TextDataset, pack
-pack(TextDataset(sys.argv[1], cache_dir=sys.argv[3]), sys.argv[2], shard_size=2000, processes=int(sys.argv[4]), progress=False)
+texts = TextDataset(sys.argv[1], cache_dir=sys.argv[3])
+pack(texts, sys.argv[2], shard_size=2000, processes=int(sys.argv[4]), progress=False)
 """
 
 

@@ -472,8 +472,10 @@ class TestBad:
 _JOB = """
 import sys
 from headrace import ImageDataset, pack
-pack(ImageDataset(sys.argv[1], image_size=24), sys.argv[2], shard_size=6000, store=sys.argv[3], format="zarr",
-     processes=int(sys.argv[4]), progress=False)
+pack(
+    ImageDataset(sys.argv[1], image_size=24), sys.argv[2], shard_size=6000, store=sys.argv[3],
+    format="zarr", processes=int(sys.argv[4]), progress=False,
+)
 """
 
 

@@ -136,7 +136,8 @@ def _lines(told: dict[str, Any], output: Output) -> Iterator[str]:
     if told["shared_memory"] is not None:
         yield line("/dev/shm", f"{format_size(told['shared_memory'])} free")
     free = told["cache_folder"]["free"]
-    yield line("cache folder", f"{told['cache_folder']['path']}{f', {format_size(free)} free' if free is not None else ''}")
+    free_text = "" if free is None else f", {format_size(free)} free"
+    yield line("cache folder", f"{told['cache_folder']['path']}{free_text}")
     if told["gpus"] is not None:
         for gpu in told["gpus"] or [None]:
             yield line("GPU", "none" if gpu is None else f"{gpu['name']}, {format_size(gpu['memory'])}, CUDA {gpu['cuda']}")

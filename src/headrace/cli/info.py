@@ -122,9 +122,8 @@ class _Page:
         report = self._report
         if report.samples is not None:
             about = "about " if report.samples_estimated else ""
-            yield from self._wrapped(
-                "samples", f"{about}{report.samples:,}{f' ({visible(report.samples_are)})' if report.samples_are else ''}"
-            )
+            kind = f" ({visible(report.samples_are)})" if report.samples_are else ""
+            yield from self._wrapped("samples", f"{about}{report.samples:,}{kind}")
         elif report.samples_are:
             yield from self._wrapped("samples", visible(report.samples_are))
         for name, value in report.details.items():

@@ -29,7 +29,8 @@ examples:
   %(prog)s photos/train train.h5 --store decoded --size 224
       the pixels at 224 x 224: larger, and nothing is left to decode when it is read
   %(prog)s photos/train train.h5 --store decoded --size 224 --compression gzip
-      the same in compressed chunks: smaller, slower to read at random, well read with shuffle="block"
+      the same in compressed chunks: smaller, slower to read at random,
+      well read with shuffle="block"
   %(prog)s photos/train small.h5 --store jpeg --max-size 512
       smaller images of equal aspect: the size with which most train
   %(prog)s street/images street.h5 --targets street/masks
@@ -39,7 +40,8 @@ examples:
   %(prog)s books tokens.h5 --tokenizer tokenizer.json
       texts as the tokens of a `tokenizers` file; without --tokenizer each character is a token
 
-The result is plain HDF5, for h5py and HDFView too. In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
+The result is plain HDF5, for h5py and HDFView too.
+In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
 """
 COMPRESSIONS = ("gzip", "lz4", "zstd")
 _PATIENCE_S, _RETRIES = 10, 3  # of Dask

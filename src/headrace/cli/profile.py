@@ -23,7 +23,8 @@ examples:
   %(prog)s train.py:loader --step train.py:step      a loader of a program, with its step
   %(prog)s mytraining:make_loader --step mytraining:step --apply --html profile.html
 
-FILE.py:NAME and MODULE:NAME are imported: keep what begins a training under `if __name__ == "__main__":`.
+FILE.py:NAME and MODULE:NAME are imported: keep what begins a training
+under `if __name__ == "__main__":`.
 """
 
 

@@ -17,7 +17,8 @@ examples:
   %(prog)s train.h5 val.h5
   %(prog)s packed            all parts of a folder
 
-Exit code 1: a sample is damaged, or a file is; stdout names them. 2: else, a file can't be read; the others are verified all the same.
+Exit code 1: a sample is damaged, or a file is; stdout names them.
+Exit code 2: else, a file can't be read; the others are verified all the same.
 """
 _SHOWN = 10
 

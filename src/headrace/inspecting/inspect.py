@@ -120,10 +120,11 @@ def _of_file(place: str, dataset_name: str | None, reach: RemoteOptions) -> Repo
     if kind is not None:
         return _of_kind(kind, place, dataset_name, reach)
     report = Report(redact(place), found or "a file of no known format", stored=os.path.getsize(place))
-    remedy = _REMEDIES.get(found or "")
-    report.notes.append(
-        f"headrace does not read it{': ' + remedy if remedy else '; it reads images, texts, HDF5, Zarr, .tar, Parquet, Arrow and .npy'}"
-    )
+    if remedy := _REMEDIES.get(found or ""):
+        report.notes.append(f"headrace does not read it: {remedy}")
+    else:
+        readable = "images, texts, HDF5, Zarr, .tar, Parquet, Arrow and .npy"
+        report.notes.append(f"headrace does not read it; it reads {readable}")
     return report
 
 

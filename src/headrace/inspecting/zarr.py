@@ -148,7 +148,8 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: 
     elif matrix is None:
         _tell_samples(report, store, primary, patches, images, info, arrays)
     else:
-        report.format = f"{'AnnData ' if store.attributes('').get('encoding-type') == 'anndata' else ''}{report.format}"
+        if store.attributes("").get("encoding-type") == "anndata":
+            report.format = f"AnnData {report.format}"
         tell(report, matrix)
     return report
 

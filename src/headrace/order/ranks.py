@@ -11,12 +11,13 @@ Global batch s covers the positions from ``s * global_batch`` on, and rank r tak
     2     8, 9           8       9       (with ``drop_last`` there is no step 2)
     ====  =============  ======  ======
 
-So the union of the ranks, and the order in it, depends on the global batch and not on the number of ranks. Only an incomplete last batch is
-changed, so that no rank is left without a batch. With 9 samples, the last two steps are
+So the union of the ranks, and the order in it, depends on the global batch and not on the number
+of ranks. Only an incomplete last batch is changed, so that no rank is left without a batch. With 9
+samples, the last two steps are
 
     =============  ====  ======  ======
     ``pad=True``   1     4, 6    5, 7
-    ..             2     8       0       (padded with the epoch's first samples to a multiple of the world size)
+    ..             2     8       0       (padded with the epoch's first samples)
     ``pad=False``  1     4       5       (step 1 passes its last positions on)
     ..             2     6, 8    7
     =============  ====  ======  ======

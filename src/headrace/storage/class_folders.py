@@ -171,7 +171,8 @@ def _instead(others: Sequence[str]) -> str:
     """What a folder holds instead: " (there are 20 .json: use TextDataset)"."""
     if not others:
         return ""
-    return f" ({summary_of(others).removesuffix(': is the path right?').removesuffix(': use ImageDataset')})"
+    summary = summary_of(others).removesuffix(": is the path right?").removesuffix(": use ImageDataset")
+    return f" ({summary})"
 
 
 def _others_in(roots: Sequence[str], folder: str) -> list[str]:

@@ -356,9 +356,13 @@ class TestLargeLines:
         code = f"""
             import numpy, os, resource
             from headrace import TextDataset
-            dataset = TextDataset({str(tmp_path)!r}, unit="line", cache_dir={str(tmp_path / "kept")!r}, max_memory_usage="1GB")
+            kept = {str(tmp_path / "kept")!r}
+            dataset = TextDataset(
+                {str(tmp_path)!r}, unit="line", cache_dir=kept, max_memory_usage="1GB"
+            )
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            assert len(dataset) == 3 and dataset[2]["input_ids"].tolist() == [ord(c) + 2 for c in "three"]
+            assert len(dataset) == 3
+            assert dataset[2]["input_ids"].tolist() == [ord(c) + 2 for c in "three"]
             try:
                 dataset[1]
             except OSError as error:
@@ -408,7 +412,8 @@ def test_indexing_a_large_file_takes_little_memory(kind: str, tmp_path: Path) ->
         before = peak()
         unit = "record" if {kind!r}.endswith(("csv", "jsonl")) else "line"
         encoding = "utf-16-le" if "utf16" in {kind!r} else "utf-8"
-        dataset = TextDataset({str(path)!r}, unit=unit, encoding=encoding, cache_dir={str(tmp_path / "kept")!r})
+        kept = {str(tmp_path / "kept")!r}
+        dataset = TextDataset({str(path)!r}, unit=unit, encoding=encoding, cache_dir=kept)
         print(len(dataset), peak() - before)
     """
     count, grown = map(int, run(code).split())

@@ -107,7 +107,8 @@ def _head(profile: dict[str, Any]) -> Iterator[str]:
     if profile["gil_fraction"] is not None:
         facts.append((f"the {profile['own_code']} holds the interpreter's lock", f"{profile['gil_fraction']:.0%}", "of its time"))
     for name, value, unit in facts:
-        yield f"<div><span>{_text(name)}</span><b>{_text(value)}</b><span>{_text(unit)}</span></div>\n"
+        yield f"<div><span>{_text(name)}</span><b>{_text(value)}</b>"
+        yield f"<span>{_text(unit)}</span></div>\n"
     yield "</div>\n"
 
 

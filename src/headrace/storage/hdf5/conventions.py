@@ -66,7 +66,8 @@ def packing_of(dataset: h5py.Dataset) -> Packing | None:
     attributes = {name: _single(dataset.attrs[name]) for name in ("scale_factor", "add_offset", "_Unsigned") if name in dataset.attrs}
     stored = dtype
     if dtype.kind in "iu" and isinstance(attributes.get("_Unsigned"), str):
-        stored = np.dtype(f"{dtype.byteorder}{'u' if attributes['_Unsigned'].lower() == 'true' else 'i'}{dtype.itemsize}")
+        sign = "u" if attributes["_Unsigned"].lower() == "true" else "i"
+        stored = np.dtype(f"{dtype.byteorder}{sign}{dtype.itemsize}")
     missing = list[Any]()
     for name in ("_FillValue", "missing_value"):
         values = dataset.attrs.get(name)

@@ -37,7 +37,8 @@ def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
     """True if elements are stored with the very bytes that h5py gives; not so integers of 12 bits in two bytes, say."""
     if isinstance(kind, h5py.h5t.TypeBitfieldID):  # whole bytes of bits are an unsigned integer
         number = h5py.h5t.py_create(dtype)
-        bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{'BE' if number.get_order() == h5py.h5t.ORDER_BE else 'LE'}", None)
+        order = "BE" if number.get_order() == h5py.h5t.ORDER_BE else "LE"
+        bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{order}", None)
         return dtype.kind == "u" and bits is not None and bool(kind.equal(bits))
     if isinstance(kind, h5py.h5t.TypeTimeID):
         return dtype == stored_dtype(kind)
