@@ -505,7 +505,10 @@ def test_garbage_is_refused(multi_of: Any) -> None:
     damaged = [
         {"version": 2}, {"batches": 4}, {"counts": {**good["counts"], "a": -1}}, {"counts": {}}, {"passes": {**good["passes"], "a": 1}},
         {"cursor": "x"}, {"out": ["d"]}, {"epoch": 1}, {"loaders": {}}, {"loaders": 3}, {"loaders": {**good["loaders"], "a": None}},
-        {"loaders": {**good["loaders"], "d": {}}},
+        {"loaders": {**good["loaders"], "d": {}}}, {"version": -1}, {"version": True}, {"epoch": -1},
+        {"epoch": "0"}, {"epoch": 0.5}, {"cursor": -3}, {"cursor": 3}, {"cursor": True}, {"ended": 0},
+        {"batches": 3.0}, {"counts": {**good["counts"], "a": True}},
+        {"loaders": {**good["loaders"], "a": {**good["loaders"]["a"], "length": 99}}},
     ]  # fmt: skip
     for state in (None, 3, [], {}, *without, *({**good, **change} for change in damaged)):
         with pytest.raises(StateError):

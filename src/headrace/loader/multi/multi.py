@@ -308,28 +308,36 @@ class MultiDataLoader:
         """The position of a saved state."""
         if not isinstance(state, dict) or "version" not in state or "loaders" not in state:
             raise StateError("load_state_dict: this is no state of a MultiDataLoader: pass what its state_dict() returned")
-        if state["version"] != _VERSION:
-            raise StateError(f"load_state_dict: the state has version {state['version']!r}, this headrace knows {_VERSION}: upgrade it")
+        version = state["version"]
+        if type(version) is int and version > _VERSION:
+            raise StateError(f"load_state_dict: the state has version {version}, this headrace knows {_VERSION}: upgrade it")
+        if type(version) is not int or version < _VERSION:
+            raise StateError(f"load_state_dict: the state is damaged: its version is {version!r}")
         own = self._parameters()
         differing = ", ".join(f"{k} was {state.get(k)!r}, is {v!r}" for k, v in own.items() if state.get(k) != v)
         if differing:
             raise StateError(f"load_state_dict: the state is of another schedule: {differing}. Build the MultiDataLoader as it was")
         position = self._new_schedule()
         try:
-            position.epoch, position.has_ended = int(state["epoch"]), bool(state["ended"])
-            position.passes = [int(state["passes"][name]) for name in self._names]
-            position.counts = [int(state["counts"][name]) for name in self._names]
-            position.cursor = int(state["cursor"]) % len(self._pattern)
+            position.epoch = state["epoch"]
+            position.has_ended = state["ended"]
+            position.passes = [state["passes"][name] for name in self._names]
+            position.counts = [state["counts"][name] for name in self._names]
+            position.cursor = state["cursor"]
             position.out = {self._names.index(name) for name in state["out"]}
             begun = [i for i, count in enumerate(position.counts) if count]
             epochs = {i: state["loaders"][self._names[i]]["epoch"] for i in begun}
-            is_sound = position.step == state["batches"] and min(position.epoch, *position.passes, *position.counts) >= 0
+            numbers = [position.epoch, position.cursor, state["batches"]]
+            numbers += [*position.passes, *position.counts]
+            is_sound = all(type(number) is int and number >= 0 for number in numbers)
+            is_sound &= position.cursor < len(self._pattern) and type(position.has_ended) is bool
+            is_sound &= position.step == state["batches"]
             is_sound &= set(state["loaders"]) == set(self._names)
             is_sound &= epochs == {i: pass_epoch(position.epoch, position.passes[i]) for i in begun}
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"load_state_dict: the state is damaged: {error!r}") from error
         if not is_sound:
-            raise StateError("load_state_dict: the state is damaged: its counts, passes and loaders don't belong together")
+            raise StateError("load_state_dict: the state is damaged: its numbers and loaders don't belong together")
         return position
 
 
