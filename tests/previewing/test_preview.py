@@ -151,17 +151,29 @@ def test_letters_that_no_font_has_are_escapes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("headrace.previewing.sheet._FONTS", ("DejaVuSans.ttf",))  # it has no Kanji
     sheet._fonts.cache_clear()
     sheet._has.cache_clear()
-    drawn: list[str] = []
+    drawn: list[tuple[str, Any]] = []
 
     class Draw:
         def text(self, at: Any, text: str, ink: Any, font: Any) -> None:
-            drawn.append(text)
+            drawn.append((text, font))
 
     for text in ("mill, größe", "漢字 a"):
-        sheet._write(Draw(), (0, 0), text, (0, 0, 0), 13)
+        sheet._write(Draw(), (0, 0), text, (0, 0, 0), 13, 400)
+    sheet._write(Draw(), (0, 0), "漢字の水車小屋\n漢", (0, 0, 0), 13, 100)  # wider than a cell
+
+    def has(number: int, size: int, letter: str) -> bool:
+        return letter.isascii() or (number == 1 and letter in "漢字")
+
+    monkeypatch.setattr(sheet, "_has", has)
+    sheet._write(Draw(), (0, 0), "漢字 \N{WATER WAVE}", (0, 0, 0), 13, 400)
+    fonts = sheet._fonts(13)
+    monkeypatch.undo()
     sheet._fonts.cache_clear()
     sheet._has.cache_clear()
-    assert drawn[1] == "\\u6f22\\u5b57 a" and drawn[0].startswith("mill, gr")
+    assert drawn[0][0].startswith("mill, gr") and drawn[1][0] == "\\u6f22\\u5b57 a"
+    cut, _, second = drawn[2][0].partition("\n")
+    assert cut == "\\u6f22\\u5b57" and second == "\\u6f22" and drawn[2][1].getlength(cut) <= 100
+    assert drawn[3] == ("漢字 \\U0001f30a", fonts[1])
 
 
 # -- the command

@@ -65,15 +65,31 @@ def _has(number: int, size: int, letter: str) -> bool:
     return (drawn.size, bytes(drawn)) != (box.size, bytes(box))
 
 
-def _write(draw: Any, at: tuple[float, float], text: str, ink: tuple[int, int, int], size: int) -> None:
-    """Draws text in the first font that has all its letters; letters that no font has as escapes such as ``\\u6f22``."""
+def _write(
+    draw: Any,
+    at: tuple[float, float],
+    text: str,
+    ink: tuple[int, int, int],
+    size: int,
+    room: float,
+) -> None:
+    """Draws text in the font that has the most of its letters, each line cut to `room` pixels.
+
+    Letters that this font lacks are escapes such as ``\\u6f22``.
+    """
     fonts = _fonts(size)
-    for number, font in enumerate(fonts):
-        if all(_has(number, size, letter) for letter in text):
-            draw.text(at, text, ink, font)
-            return
-    letters = [letter if _has(0, size, letter) else letter.encode("ascii", "backslashreplace").decode() for letter in text]
-    draw.text(at, "".join(letters), ink, fonts[0])
+    counts = [sum(_has(number, size, letter) for letter in text) for number in range(len(fonts))]
+    number = counts.index(max(counts))
+    lines = list[str]()
+    for line in text.split("\n"):
+        letters = list(line)
+        for place, letter in enumerate(letters):
+            if not _has(number, size, letter):
+                letters[place] = letter.encode("ascii", "backslashreplace").decode()
+        while letters and fonts[number].getlength("".join(letters)) > room:
+            letters.pop()
+        lines.append("".join(letters))
+    draw.text(at, "\n".join(lines), ink, fonts[number])
 
 
 def _head(shown: Preview, extra: list[str], width: int) -> list[tuple[str, bool]]:
@@ -89,7 +105,11 @@ def _paper(width: int, height: int, lines: list[tuple[str, bool]]) -> tuple[Imag
     sheet = Image.new("RGB", (width, head + height + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(sheet)
     for number, (line, is_pale) in enumerate(lines):
-        _write(draw, (_MARGIN, _MARGIN + number * (_LINE + 3)), line, _PALE if is_pale else _INK, 13 if is_pale else 15)
+        at = (_MARGIN, _MARGIN + number * (_LINE + 3))
+        if is_pale:
+            _write(draw, at, line, _PALE, 13, width - 2 * _MARGIN)
+        else:
+            _write(draw, at, line, _INK, 15, width - 2 * _MARGIN)
     return sheet, draw, head
 
 
@@ -112,10 +132,10 @@ def _contact_sheet(shown: Preview, cell: int, columns: int) -> Image.Image:
         if not some:
             draw.rectangle((left, top, left + cell - 1, top + cell - 1), outline=_FRAME)
             text = textwrap.fill(item.text or item.caption or "nothing to draw", cell // 7)
-            _write(draw, (left + 4, top + 4), text[:300], _INK, 11)
+            _write(draw, (left + 4, top + 4), text[:300], _INK, 11, cell - 8)
         letters = max(8, wide // 7)
-        _write(draw, (left, top + cell + 3), item.caption[:letters], _INK, 12)
-        _write(draw, (left, top + cell + _LINE + 2), _place_of(item, letters), _PALE, 11)
+        _write(draw, (left, top + cell + 3), item.caption[:letters], _INK, 12, wide)
+        _write(draw, (left, top + cell + _LINE + 2), _place_of(item, letters), _PALE, 11, wide)
     return sheet
 
 
@@ -156,12 +176,13 @@ def _table(shown: Preview) -> Image.Image:
     room = _TEXT_WIDTH - 2 * _MARGIN
     for item, text in zip(shown.items, cells, strict=True):
         row = row_of(item)
-        _write(draw, (_MARGIN, top), "  ".join(filter(None, [row.number, row.caption, row.tokens])), _PALE, 12)
+        head = "  ".join(filter(None, [row.number, row.caption, row.tokens]))
+        _write(draw, (_MARGIN, top), head, _PALE, 12, room)
         y, count = top + _LINE + 1, 0 if item.ids is None else len(item.ids)
         filled = round(room * (count - item.padding) / longest)
         draw.rectangle((_MARGIN, y, _MARGIN + round(room * count / longest), y + 5), fill=_PAD, outline=_FRAME)
         draw.rectangle((_MARGIN, y, _MARGIN + filled, y + 5), fill=_TOKEN, outline=_FRAME)
         for number, line in enumerate(text):
-            _write(draw, (_MARGIN, y + 8 + number * _LINE), line, _INK, 13)
+            _write(draw, (_MARGIN, y + 8 + number * _LINE), line, _INK, 13, room)
         top = y + 10 + len(text) * _LINE + _GAP
     return sheet
