@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from headrace import TextDataset
 from headrace.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -46,6 +47,23 @@ def test_images_of_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "target_name='label'" in json.loads(capsys.readouterr().out)["opens_as"]
     assert main(["pack", "images.parquet", "a.h5"]) == 2
     assert "--image-column" in capsys.readouterr().err
+
+
+def test_texts_of_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"text": ["a", "mill", "turns"], "label": [0, 1, 0]}), "texts.parquet")
+    assert main(["pack", "texts.parquet", "a.h5"]) == 2
+    assert "read one of texts by --text-column" in capsys.readouterr().err
+    options = ["texts.parquet", "--text-column", "text", "--target-name", "label"]
+    assert main(["preview", *options, "--json"]) == 0
+    samples = json.loads(capsys.readouterr().out)["samples"]
+    captions = {one["text"]: one["caption"] for one in samples}
+    assert captions == {"a": "0", "mill": "1", "turns": "0"}
+    assert main(["pack", *options, "a.h5"]) == 0
+    assert "3 samples" in capsys.readouterr().out
+    with TextDataset("a.h5") as packed:
+        texts = [packed.tokenizer.decode(packed[number]["input_ids"]) for number in range(3)]
+        assert texts == ["a", "mill", "turns"]
+        assert [packed[number]["labels"] for number in range(3)] == [0, 1, 0]
 
 
 def test_labelled_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 UNITS = ("file", "line", "record")
 _OF_TEXTS = ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")
 _NAMES = (
-    *("targets", "target_name", "unused_targets", "dataset_name", "patch_shape", "image_column", "columns", "delimiter"),
+    *("targets", "target_name", "unused_targets", "dataset_name", "patch_shape"),
+    *("image_column", "text_column", "columns", "delimiter"),
     *_OF_TEXTS,
 )
 
@@ -40,6 +41,11 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array (default: 'data', or the only one)")
     data.add_argument("--patch-shape", metavar="N[,N...]", type=_extents, help="of a Zarr volume: the extents of a patch")
     data.add_argument("--image-column", metavar="NAME", help="of a table such as Parquet: the column of encoded images")
+    data.add_argument(
+        "--text-column",
+        metavar="NAME",
+        help="of a table such as Parquet: the column of texts",
+    )
     data.add_argument("--columns", metavar="NAME", action="append", help="of a table: a column to read, may be given again (default: all)")
     data.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
     texts = parser.add_argument_group("texts")

@@ -29,7 +29,7 @@ _SAME = (
         "cache_dir",
         "patch_shape",
     ),
-    *("dataset_name", "workers", "shard_size", "format", "image_column", "columns", "patch_shape"),
+    *("dataset_name", "workers", "shard_size", "format", "image_column", "text_column", "columns"),
 )
 _FLAGS = {**{name: f"--{name.replace('_', '-')}" for name in _SAME}, "image_size": "--size"}
 _DESTS = {"image_size": "size"}
