@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import collections
-import dataclasses
 import gc
 import multiprocessing
 import operator
@@ -12,7 +11,6 @@ import os
 import pickle
 import select
 import sys
-import threading
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -20,12 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.errors import BudgetError, HeadraceError, WorkerError
+from headrace.errors import BudgetError, WorkerError
 from headrace.memory import ring as ring_module
 from headrace.memory.ring import STRIDE, Delivered, Ring, empty
-from headrace.testing import contract
-
-pytestmark = pytest.mark.quick_every(4)
+from headrace.testing.contract import same
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -38,14 +34,12 @@ class Point(NamedTuple):
     y: Any
 
 
-@dataclasses.dataclass
-class Record:
-    image: Any
-    name: str
+class Labelled(torch.Tensor):
+    """A tensor of a user's own class."""
 
 
 class GivesATensor:
-    """Its pickle makes a tensor that dies as soon as it is written."""
+    """Its pickle makes a tensor that dies as soon as it is written, so that its id comes again."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -57,26 +51,17 @@ class GivesATensor:
         self.number = int(state[0]) if (state == state[0]).all() else -1
 
 
-def pack(ring: Ring, batch: Any, slot: int | None = None) -> Any:
+def pack(ring: Ring, batch: Any) -> Any:
     """The worker's side: what travels to the parent."""
-    arena = ring.arena(ring.take() if slot is None else slot)
-    with arena:
-        return pickle.dumps(arena.pack(batch, {"said": "so"}))
+    with ring.arena(ring.take()) as arena:
+        return pickle.dumps(arena.pack(batch, {"note": "so"}))
 
 
 def deliver(ring: Ring, batch: Any) -> Any:
     """A batch on its whole way."""
     delivered = pickle.loads(pack(ring, batch))
-    assert type(delivered) is Delivered and delivered.report == {"said": "so"}
+    assert type(delivered) is Delivered and delivered.report == {"note": "so"}
     return delivered.batch
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bit for bit, NaN too."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    bits = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a.resolve_conj(), b.resolve_conj()))
-    return torch.equal(*bits)
 
 
 def in_use(ring: Ring) -> int:
@@ -84,48 +69,92 @@ def in_use(ring: Ring) -> int:
     return ring.in_use
 
 
+def _pack_in_worker(ring: Ring, slots: list[int], pipe: Connection) -> None:
+    torch.set_num_threads(1)  # as torch's own workers do: OpenMP's threads don't survive a fork
+    for number, slot in enumerate(slots):
+        with ring.arena(slot) as arena:
+            image = empty((300, 1000), torch.float32).fill_(number)
+            pipe.send(arena.pack({"image": image, "array": np.full(9000, number)}, {}))
+
+
 class TestRoundTrip:
-    @pytest.mark.quick_every(12)
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,), (7, 5), (3, 4, 5, 6)], ids=str)
-    def test_of_all_dtypes_and_shapes(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        ring = Ring(2)
-        tensor = (torch.randn(shape, dtype=torch.float64) * 50).to(dtype)
-        found = deliver(ring, tensor)
-        assert same(tensor, found) and type(found) is torch.Tensor and found.stride() == tensor.stride()
+    def test_all_dtypes_and_shapes(self) -> None:
+        shapes = [(), (0,), (2, 0, 3), (7, 5), (3, 4, 5, 6)]
+        batch = [(torch.randn(shape) * 50).to(dtype) for dtype in DTYPES for shape in shapes]
+        batch.append(torch.tensor([0x7FC00001, -1 << 31], dtype=torch.int32).view(torch.float32))
+        found = deliver(Ring(2), batch)
+        assert same(found, batch)
+        assert [t.stride() for t in found] == [t.stride() for t in batch]
 
-    def test_nan_and_signed_zero_keep_their_bits(self) -> None:
-        tensor = torch.tensor([0x7FC00001, -0x80000000, 0x7F800000], dtype=torch.int64).to(torch.int32).view(torch.float32)
-        assert same(deliver(Ring(1), tensor), tensor)
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda t: t.contiguous(memory_format=torch.channels_last),
-            lambda t: t.permute(3, 1, 0, 2),
-            lambda t: t[:, ::2, 1:],
-            lambda t: t[:1].expand(5, -1, -1, -1),
-            lambda t: t.flip(2)[..., 2],
-            lambda t: t.as_strided((4, 4), (1, 1)),
-        ],
-        ids=["channels_last", "permuted", "strided", "expanded", "flipped", "overlapping"],
-    )
-    def test_of_tensors_that_are_not_contiguous(self, change: Any) -> None:
-        tensor = change(torch.randn(2, 8, 6, 5))
-        found = deliver(Ring(1), tensor)
-        assert same(tensor, found)
-
-    def test_dense_layouts_keep_their_strides(self) -> None:
-        images = torch.randn(2, 3, 6, 5).contiguous(memory_format=torch.channels_last)
-        turned = torch.randn(4, 7).T
-        found = deliver(Ring(1), [images, turned])
-        assert [t.stride() for t in found] == [images.stride(), turned.stride()]
-        assert found[0].is_contiguous(memory_format=torch.channels_last)
-
-    def test_conjugate_and_negative_views(self) -> None:
+    def test_tensors_that_are_not_contiguous(self) -> None:
+        tensor = torch.randn(2, 8, 6, 5)
         numbers = torch.randn(6, dtype=torch.complex64)
-        found = deliver(Ring(1), [numbers.conj(), numbers.conj().imag])
-        assert same(found[0], numbers.conj()) and same(found[1], -numbers.imag)
+        batch = [
+            tensor.contiguous(memory_format=torch.channels_last),
+            tensor.permute(3, 1, 0, 2),
+            tensor[:, ::2, 1:],
+            tensor[:1].expand(5, -1, -1, -1),
+            tensor.flip(2)[..., 2],
+            tensor.as_strided((4, 4), (1, 1)),
+            numbers.conj(),
+            numbers.conj().imag,
+        ]
+        found = deliver(Ring(1), batch)
+        for number, (before, after) in enumerate(zip(batch, found, strict=True)):
+            assert torch.equal(before, after), number
+        assert [t.stride() for t in found[:2]] == [t.stride() for t in batch[:2]]
+
+    def test_numpy(self) -> None:
+        for n in (3, 5000):
+            arrays = {
+                "fortran": np.asfortranarray(np.ones((n, 3))),
+                "strided": np.arange(2 * n)[::-2],
+                "big endian": np.arange(n, dtype=">i4"),
+                "time": np.arange(n).astype("M8[s]"),
+                "fields": np.zeros(n, [("a", "i4"), ("b", "f8", 2)]),
+                "texts": np.array(["abc", "é"] * n),
+                "objects": np.array([None, "x", 3], dtype=object),
+                "empty": np.empty((0, n)),
+                "scalar": np.float32(3),
+            }
+            found = deliver(Ring(1), arrays)
+            for name, array in arrays.items():
+                assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
+                assert (found[name] == array).all(), name
+            assert found["fortran"].flags.f_contiguous
+            found["strided"][:] = -1  # the user's own
+
+    def test_objects(self) -> None:
+        derived = torch.ones(3, requires_grad=True) * 2
+        batch = [
+            *(("text", None), Point(torch.zeros(2), [{"deep": torch.arange(5)}]), "naïve \udce9"),
+            *(torch.nn.Parameter(torch.ones(3)), torch.ones(3).as_subclass(Labelled), derived),
+            *({1, 2}, 1 + 2j, collections.OrderedDict(a=1), torch.float16, b"bytes" * 5000),
+        ]
+        found = deliver(Ring(1), [*batch, *map(GivesATensor, range(20))])
+        for before, after in zip(batch, found, strict=False):
+            assert type(after) is type(before)
+            assert same(after, before)
+        assert found[3].requires_grad and found[5].requires_grad
+        assert [item.number for item in found[len(batch) :]] == list(range(20))
+
+    @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+    def test_from_a_worker(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        ring = Ring(2)
+        ours, theirs = context.Pipe()
+        slots = [ring.take() for _ in range(5)]
+        worker = context.Process(target=_pack_in_worker, args=(ring, slots, theirs))
+        worker.start()
+        theirs.close()
+        for number in range(5):
+            batch = ours.recv().batch
+            assert (batch["image"] == number).all() and batch["image"].shape == (300, 1000)
+            assert (batch["array"] == number).all()
+        worker.join()
+        ours.close()
+        del batch
+        assert worker.exitcode == 0 and in_use(ring) == 0
 
     def test_conjugate_views_of_what_lies_in_the_slot(self) -> None:
         ring = Ring(1)
@@ -146,67 +175,14 @@ class TestRoundTrip:
         assert same(view, tensor[10:])
         assert in_use(ring) == 1
 
-    @pytest.mark.parametrize("n", [3, 5000])
-    def test_numpy(self, n: int) -> None:
-        arrays = {
-            "plain": np.arange(n),
-            "fortran": np.asfortranarray(np.ones((n, 3))),
-            "strided": np.arange(2 * n)[::-2],
-            "big endian": np.arange(n, dtype=">i4"),
-            "half": np.ones(n, np.float16),
-            "time": np.arange(n).astype("M8[s]"),
-            "fields": np.zeros(n, [("a", "i4"), ("b", "f8", 2)]),
-            "texts": np.array(["abc", "é"] * n),
-            "objects": np.array([None, "x", 3], dtype=object),
-            "empty": np.empty((0, n)),
-            "scalar": np.float32(3),
-            "0-d": np.array(7),
-        }
-        found = deliver(Ring(1), arrays)
-        for name, array in arrays.items():
-            assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
-            assert (found[name] == array).all(), name
-        assert found["fortran"].flags.f_contiguous
-        found["plain"][:] = -1  # the user's own
-
-    def test_structures(self) -> None:
-        batch = {
-            "tuple": (torch.ones(3), "text", None),
-            "point": Point(torch.zeros(2), [np.ones(2000), {"deep": torch.arange(5)}]),
-            "record": Record(torch.full((4,), 7), "naïve \udce9"),
-            "objects": [{1, 2}, 3.5, 1 + 2j, range(3), collections.OrderedDict(a=1), torch.float16, slice(1, 2)],
-            7: b"bytes" * 5000,
-        }
-        found = deliver(Ring(1), batch)
-        assert list(found) == list(batch)
-        assert type(found["tuple"]) is tuple and found["tuple"][1:] == ("text", None)
-        assert type(found["point"]) is Point and torch.equal(found["point"].y[1]["deep"], torch.arange(5))
-        assert (found["point"].y[0] == 1).all()
-        assert type(found["record"]) is Record and found["record"].name == "naïve \udce9" and found["record"].image.sum() == 28
-        assert found["objects"] == batch["objects"] and found[7] == batch[7]
-
-    def test_tensors_that_live_only_while_they_are_pickled(self) -> None:
-        """Their ids come again for the next one: each must keep its own content."""
-        found = deliver(Ring(1), [GivesATensor(i) for i in range(20)])
-        assert [item.number for item in found] == list(range(20))
-
-    def test_what_is_no_plain_tensor_travels_by_value(self) -> None:
-        weights = torch.nn.Parameter(torch.ones(3))
-        derived = torch.ones(3, requires_grad=True) * 2
-        found = deliver(Ring(1), [torch.ones(2, requires_grad=True), weights, derived])
-        assert found[0].requires_grad and found[0].tolist() == [1, 1]
-        assert type(found[1]) is torch.nn.Parameter and found[1].requires_grad
-        assert found[2].requires_grad and found[2].tolist() == [2, 2, 2]
-
-    @pytest.mark.quick_every(12)
     @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-    @pytest.mark.parametrize("grad", [False, True])
     @pytest.mark.parametrize("layout", ["coo", "coo twice", "csr", "csc", "bsr", "bsc"])
-    def test_sparse_tensors(self, layout: str, grad: bool) -> None:
-        ring, dense = Ring(1), torch.arange(24.0).reshape(4, 6) * (torch.arange(24).reshape(4, 6) % 5 == 0)
+    def test_sparse_tensors(self, layout: str) -> None:
+        ring, grad = Ring(1), layout in ("coo", "csr")
+        dense = torch.diag(torch.arange(6.0))[:4]
         tensor = {
             "coo": lambda: dense.to_sparse(),
-            "coo twice": lambda: torch.sparse_coo_tensor([[1, 1], [2, 2]], [3.0, 4.0], (4, 6)),  # not coalesced
+            "coo twice": lambda: torch.sparse_coo_tensor([[1, 1], [2, 2]], [3.0, 4.0], (4, 6)),
             "csr": lambda: dense.to_sparse_csr(),
             "csc": lambda: dense.to_sparse_csc(),
             "bsr": lambda: dense.to_sparse_bsr((2, 3)),
@@ -219,154 +195,33 @@ class TestRoundTrip:
         del found
         assert in_use(ring) == 0
 
-    def test_a_tensor_subclass_stays_one(self) -> None:
-        class_before = torch.ones(3).as_subclass(Labelled)
-        found = deliver(Ring(1), class_before)
-        assert type(found) is Labelled and found.tolist() == [1, 1, 1]
-
-    def test_what_was_collated_into_the_slot_is_not_copied(self) -> None:
-        ring = Ring(1)
-        arena = ring.arena(ring.take())
-        with arena:
-            images = empty((16, 100), torch.float32).fill_(3)
-            labels = empty((16,), torch.int64).fill_(4)
-            before = arena._end
-            sent = pickle.dumps(arena.pack({"images": images, "first": images[:4], "labels": labels, "view": images[3:5]}, {}))
-        assert arena._end - before <= 2 * 400 + 64  # "view" alone, which begins where no tensor of the slot does
-        assert len(sent) < 1000
-        found = pickle.loads(sent).batch
-        assert found["images"].data_ptr() == found["first"].data_ptr()
-        assert (found["images"] == 3).all() and (found["labels"] == 4).all()
-        assert found["first"].shape == (4, 100) and (found["view"] == 3).all()
-
-    def test_no_tensor_at_all(self) -> None:
-        ring = Ring(1)
-        assert deliver(ring, ["a", None, 3]) == ["a", None, 3]
-        assert in_use(ring) == 0
-
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_from_a_worker(self, method: str) -> None:
-        context = multiprocessing.get_context(method)
-        ring = Ring(2)
-        ours, theirs = context.Pipe()
-        worker = context.Process(target=_pack_in_worker, args=(ring, theirs))
-        worker.start()
-        theirs.close()
-        for number in range(5):
-            slot = ring.take()
-            ours.send(slot)
-            batch = ours.recv().batch
-            assert (batch["image"] == number).all() and batch["image"].shape == (300, 1000)
-            assert (batch["array"] == number).all() and batch["name"] == f"batch {number}"
-        ours.send(None)
-        worker.join()
-        ours.close()
-        assert worker.exitcode == 0
-        del batch
-        assert in_use(ring) == 0 and ring.total <= 3
-
-
-class Labelled(torch.Tensor):
-    """A tensor of a user's own class."""
-
-
-def _pack_in_worker(ring: Ring, pipe: Connection) -> None:
-    torch.set_num_threads(1)  # as torch's own workers do: OpenMP's threads don't survive a fork
-    number = 0
-    while (slot := pipe.recv()) is not None:
-        with ring.arena(slot) as arena:
-            image = empty((300, 1000), torch.float32).fill_(number)
-            pipe.send(arena.pack({"image": image, "array": np.full(9000, number), "name": f"batch {number}"}, {}))
-        number += 1
-
-
-def _write_in_worker(ring: Ring, slots: list[int]) -> None:
-    for slot in slots:
-        ring.map(slot, 1 << 20)[: 1 << 20] = bytes([1]) * (1 << 20)
-
 
 class TestLife:
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "look",
-        [
-            lambda batch: batch["t"],
-            lambda batch: batch["t"][3],
+    def test_a_slot_is_free_when_the_last_view_dies(self) -> None:
+        ring = Ring(2)
+        for look in (
             lambda batch: batch["t"].view(-1)[5:][:2].unsqueeze(0),
-            lambda batch: batch["t"].numpy(),
             lambda batch: memoryview(batch["t"].numpy())[2:],
             lambda batch: batch["t"].untyped_storage(),
-            lambda batch: batch["t"].detach(),
             lambda batch: torch.from_numpy(batch["a"][10:20]),
-            lambda batch: batch["a"][::3],
             lambda batch: np.lib.stride_tricks.sliding_window_view(batch["a"], 5),
-            lambda batch: lambda t=batch["t"]: t,
             lambda batch: iter(batch["t"]),
-        ],
-    )
-    def test_a_slot_is_free_when_the_last_view_dies(self, look: Any) -> None:
-        ring = Ring(2)
-        batch = deliver(ring, {"t": torch.ones(60, 30), "a": np.ones(2000)})
-        assert in_use(ring) == 1
-        seen = look(batch)
-        del batch
-        assert in_use(ring) == 1
-        del seen
-        assert in_use(ring) == 0
+            lambda batch: torch.ones(30, requires_grad=True) * batch["t"],
+        ):
+            batch = deliver(ring, {"t": torch.ones(60, 30), "a": np.ones(2000)})
+            assert in_use(ring) == 1
+            seen = look(batch)
+            del batch
+            assert in_use(ring) == 1
+            del seen
+            assert in_use(ring) == 0
 
     def test_a_copy_does_not_hold_the_slot(self) -> None:
         ring = Ring(1)
         batch = deliver(ring, [torch.ones(100), np.ones(3000)])
-        copies = [batch[0].clone(), batch[0] * 2, torch.stack([batch[0]]), batch[1].copy(), batch[0].tolist()]
+        copies = [batch[0].clone(), torch.stack([batch[0]]), batch[1].copy()]
         del batch
-        assert in_use(ring) == 0 and copies[1].sum() == 200
-
-    @pytest.mark.slow
-    def test_who_keeps_the_labels_keeps_no_slot(self) -> None:
-        ring, kept = Ring(2), []
-        for number in range(9):
-            images, labels = deliver(ring, (torch.full((64, 500), number), torch.full((64,), number)))
-            assert in_use(ring) == 1 and (images == number).all()
-            kept.append(labels)
-            del images, labels
-            assert in_use(ring) == 0
-        assert ring.total == 2 and all((labels == number).all() for number, labels in enumerate(kept))
-
-    def test_a_view_of_another_tensor_stays_one(self) -> None:
-        ring = Ring(1)
-        arena = ring.arena(ring.take())
-        with arena:
-            whole = empty((64, 500), torch.float32).fill_(1)
-            message = pickle.dumps(arena.pack([whole, whole[3]], {}))
-        batch = pickle.loads(message).batch
-        batch[0][3] = 7
-        assert (batch[1] == 7).all()
-        del batch[0]
-        assert in_use(ring) == 1
-
-    def test_a_reference_cycle_holds_it_until_it_is_collected(self) -> None:
-        ring = Ring(1)
-        gc.disable()
-        try:
-            loop: dict[str, Any] = {"batch": deliver(ring, torch.ones(10))}
-            loop["self"] = loop
-            del loop
-            assert ring.in_use == 1
-            gc.collect()
-            assert ring.in_use == 0
-        finally:
-            gc.enable()
-
-    @pytest.mark.slow
-    def test_autograd_holds_it(self) -> None:
-        ring = Ring(1)
-        weight = torch.ones(10, requires_grad=True)
-        loss = (weight * deliver(ring, torch.arange(10.0))).sum()
-        assert in_use(ring) == 1
-        loss.backward()
-        assert weight.grad is not None and torch.equal(weight.grad, torch.arange(10.0))
-        del loss
-        assert in_use(ring) == 0
+        assert in_use(ring) == 0 and all(copy.sum() >= 100 for copy in copies)
 
     def test_ctrl_c_survives_the_return_of_a_slot(self) -> None:
         ring = ring_module.Ring(1)
@@ -377,19 +232,6 @@ class TestLife:
                 pass
         assert ring.in_use == 0
 
-    @pytest.mark.slow
-    def test_a_slot_may_be_freed_in_any_thread(self) -> None:
-        ring = Ring(2)
-        batches = [deliver(ring, torch.full((50,), i)) for i in range(20)]
-        assert in_use(ring) == 20
-        threads = [threading.Thread(target=lambda: [batches.pop() for _ in range(5)]) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert in_use(ring) == 0
-
-    @pytest.mark.slow
     def test_kept_batches_are_never_written_over(self) -> None:
         ring = Ring(3)
         rng = np.random.default_rng(0)
@@ -409,16 +251,6 @@ class TestLife:
         kept.clear()
         assert in_use(ring) == 0
 
-    def test_slots_in_use_are_all_different(self) -> None:
-        ring = Ring(2)
-        slots = [ring.take() for _ in range(9)]
-        assert sorted(slots) == list(range(9)) and ring.grown == 7 and ring.in_use == 9
-        for slot in slots[::2]:
-            ring.give(slot)
-        again = [ring.take() for _ in range(5)]
-        assert sorted(slots[1::2] + again) == list(range(9)) and ring.total == 9
-
-    @pytest.mark.slow
     @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux")
     def test_extra_slots_give_their_pages_back(self) -> None:
         ring = Ring(2)
@@ -433,33 +265,9 @@ class TestLife:
             batches.append(deliver(ring, torch.full((1 << 18,), number)))
         assert all((b == n).all() for n, b in enumerate(batches)) and ring.total == 12
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux")
-    def test_extra_slots_give_back_what_only_a_worker_wrote(self) -> None:
-        """A batch that failed in its worker was never mapped by the parent."""
-        ring = Ring(1)
-        slots = [ring.take() for _ in range(6)]
-        worker = multiprocessing.get_context("fork").Process(target=_write_in_worker, args=(ring, slots))
-        worker.start()
-        worker.join()
-        assert os.fstat(ring._memory.fd).st_blocks * 512 >= 6 << 20
-        for slot in slots:
-            ring.give(slot)
-        ring.take()
-        assert os.fstat(ring._memory.fd).st_blocks * 512 <= 2 << 20
-
-    def test_slot_mapped_again_for_a_larger_batch(self) -> None:
-        ring = Ring(1)
-        small = deliver(ring, torch.ones(10))
-        del small
-        large = deliver(ring, torch.full((3 << 20,), 5.0))
-        assert (large == 5).all() and ring.total == 1
-        first = large[:10]
-        del large
-        assert in_use(ring) == 1 and (first == 5).all()
-
     def test_a_batch_above_the_stride_is_refused(self) -> None:
         ring = Ring(1)
-        with pytest.raises(BudgetError, match="smaller batch_size"):
+        with pytest.raises(BudgetError, match=f"{STRIDE:,}"):
             ring.map(0, STRIDE + 1)
 
     def test_what_is_counted(self) -> None:
@@ -471,12 +279,6 @@ class TestLife:
         assert (stats["ring_slots"], stats["ring_in_use"], stats["ring_grown"]) == (6, 5, 4)
         assert stats["ring_copied"] == 3 and stats["ring_bytes"] >= 5 << 22
         assert all((batch == number).all() for number, batch in enumerate(kept))
-
-    @pytest.mark.skipif(sys.platform != "linux", reason="Linux makes pages beforehand")
-    def test_pages_are_there_before_they_are_touched(self) -> None:
-        ring = Ring(2)
-        ring.map(ring.take(), 5 << 20)
-        assert os.fstat(ring._memory.fd).st_blocks * 512 in (0, 5 << 20)  # 0: a kernel before 5.14
 
     def test_parts_of_what_lies_in_the_slot_are_not_copied(self) -> None:
         ring = Ring(1)
@@ -510,7 +312,7 @@ class TestLife:
         sent = pack(ring, batch)
         assert len(sent) < select.PIPE_BUF - 512
         delivered = pickle.loads(sent)
-        assert contract.same(delivered.batch, batch) and delivered.report == {"said": "so"}
+        assert same(delivered.batch, batch) and delivered.report == {"note": "so"}
         del delivered
         assert in_use(ring) == 0
 
@@ -522,23 +324,13 @@ class TestLife:
         assert delivered.batch is None and len(delivered.report["failure"]) == 170_000
         assert in_use(ring) == 0
 
-    @pytest.mark.slow
-    def test_two_rings_do_not_mix(self) -> None:
-        one, two = Ring(1), Ring(1)
-        sent_one, sent_two = pack(one, torch.full((9,), 1)), pack(two, torch.full((9,), 2))
-        first, second = pickle.loads(sent_one).batch, pickle.loads(sent_two).batch
-        assert (first == 1).all() and (second == 2).all()
-        del first
-        assert (in_use(one), in_use(two)) == (0, 1)
-
     def test_a_delivery_for_a_ring_that_is_gone(self) -> None:
         ring = Ring(1)
         sent = pack(ring, torch.ones(3))
         del ring
         gc.collect()
-        with pytest.raises(WorkerError, match="closed already") as caught:
+        with pytest.raises(WorkerError):
             pickle.loads(sent)
-        assert isinstance(caught.value, HeadraceError)
 
     def test_tensors_outlive_their_ring(self) -> None:
         ring = Ring(1)
@@ -547,17 +339,6 @@ class TestLife:
         gc.collect()
         assert (batch == 4).all()
 
-    @pytest.mark.slow
-    def test_a_ring_ends_with_its_last_batch(self) -> None:
-        ring = Ring(1)
-        key = ring.key
-        batch = deliver(ring, torch.ones(5))
-        del ring
-        gc.collect()
-        del batch
-        gc.collect()
-        assert key not in ring_module._rings
-
     def test_a_delivery_that_cannot_be_unpickled_frees_its_slot(self) -> None:
         ring = Ring(1)
         sent = pack(ring, [torch.ones(500), Explodes()])
@@ -565,7 +346,6 @@ class TestLife:
             pickle.loads(sent)
         assert in_use(ring) == 0
 
-    @pytest.mark.slow
     def test_a_failure_instead_of_a_batch_frees_its_slot(self) -> None:
         ring = Ring(1)
         slot = ring.take()
@@ -586,19 +366,6 @@ class Explodes:
 class TestInProcess:
     """With num_workers=0 the parent collates into a slot, and hands the tensors out as they are."""
 
-    @pytest.mark.slow
-    def test_tensors_hold_the_slot(self) -> None:
-        ring = Ring(1)
-        with ring_module.Arena(ring, ring.take(), leased=True):
-            batch = [empty((20, 30), torch.float32).fill_(1), empty((0,), torch.int64)]
-        assert in_use(ring) == 1
-        row = batch[0][3]
-        del batch
-        assert in_use(ring) == 1 and (row == 1).all()
-        del row
-        assert in_use(ring) == 0
-
-    @pytest.mark.slow
     @pytest.mark.parametrize("kind", [tuple, list, dict])
     def test_who_keeps_the_labels_keeps_no_slot(self, kind: Any) -> None:
         ring = Ring(1)
@@ -631,20 +398,6 @@ class TestInProcess:
         made = arena.lightened({"dense": dense, "sparse": sparse})
         assert made["sparse"] is sparse and torch.equal(made["sparse"].to_dense(), made["dense"])
 
-    def test_a_batch_that_lies_elsewhere_frees_it_at_once(self) -> None:
-        ring = Ring(1)
-        with ring_module.Arena(ring, ring.take(), leased=True):
-            batch = torch.ones(5)
-        assert in_use(ring) == 0 and batch.sum() == 5
-
-    def test_a_failing_collate_frees_it(self) -> None:
-        ring = Ring(1)
-        with pytest.raises(RuntimeError), ring_module.Arena(ring, ring.take(), leased=True):
-            empty((20,), torch.float32)
-            raise RuntimeError("collate failed")
-        assert in_use(ring) == 0
-
-    @pytest.mark.slow
     def test_an_abandoned_one_is_free_when_nothing_is_left_of_it(self) -> None:
         ring = Ring(1)
         with ring_module.Arena(ring, ring.take(), leased=True) as arena:
@@ -654,23 +407,9 @@ class TestInProcess:
         del half_made
         assert in_use(ring) == 0 and arena is not None
 
-    def test_outside_of_an_arena_tensors_are_fresh(self) -> None:
-        tensor = empty((3, 4), torch.bfloat16)
-        assert tensor.shape == (3, 4) and tensor.dtype is torch.bfloat16
-
-    def test_an_arena_is_one_threads_own(self) -> None:
-        ring = Ring(1)
-        made: list[torch.Tensor] = []
-        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
-            thread = threading.Thread(target=lambda: made.append(empty((50,), torch.float32)))
-            thread.start()
-            thread.join()
-            assert arena._end == 0 and len(made) == 1
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_tensors_of_a_slot_are_aligned_and_apart(self, dtype: torch.dtype) -> None:
-        ring = Ring(1)
+    def test_tensors_of_a_slot_are_aligned_and_apart(self) -> None:
+        ring, kinds = Ring(1), [(n, dtype) for dtype in DTYPES for n in (1, 3, 64, 100)]
         with ring_module.Arena(ring, ring.take(), leased=True):
-            tensors = [empty((n,), dtype).fill_(n % 2) for n in (1, 3, 64, 1, 100)]
+            tensors = [empty((n,), dtype).fill_(n % 2) for n, dtype in kinds]
         assert all(t.data_ptr() % 64 == 0 for t in tensors)
-        assert all((t == n % 2).all() for t, n in zip(tensors, (1, 3, 64, 1, 100), strict=True))
+        assert all((t == n % 2).all() for t, (n, _) in zip(tensors, kinds, strict=True))
