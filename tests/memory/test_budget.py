@@ -8,7 +8,6 @@ import pickle
 import random
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -22,9 +21,7 @@ from hypothesis import strategies as st
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory import budget as module
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
-from headrace.memory.limits import Limit, memory_limits, tightest
-
-pytestmark = pytest.mark.quick_every(2)
+from headrace.memory.limits import Limit, memory_limits
 
 MB = 10**6
 LIMITS = [Limit("wide", 4000 * MB, 0), Limit("tight", 1200 * MB, 200 * MB)]  # 1 GB of headroom
@@ -45,104 +42,83 @@ def in_child(check: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-class TestSizes:
-    @pytest.mark.parametrize(
-        ("text", "nbytes"),
-        [
-            ("500MB", 500 * MB),
-            ("2GB", 2 * 10**9),
-            ("1.5GiB", 3 * 2**29),
-            ("0.3 gb", 300 * MB),
-            (" 7 kib ", 7 * 1024),
-            ("1KB", 1000),
-            (".5TiB", 2**39),
-            ("1PB", 10**15),
-            ("12", 12),
-            ("12B", 12),
-            ("0", 0),
-            (12, 12),
-            (0, 0),
-            (np.int64(12), 12),
-        ],
-    )
-    def test_parse(self, text: str | int, nbytes: int) -> None:
-        assert parse_size(text) == nbytes
-        assert type(parse_size(text)) is int
-
-    @pytest.mark.parametrize("bad", ["", "MB", "1.5", "2G", "-1MB", "1e9", "1 000 MB", "GB2", "\u0663MB", -1, 1.5, True, None, "9" * 5000])
-    def test_what_is_no_size(self, bad: str) -> None:
-        with pytest.raises(ConfigError, match=r"disk_cache_size must be .*'500MB', '2GB' or '1\.5GiB'"):
-            parse_size(bad, "disk_cache_size")
-
-    @pytest.mark.parametrize(
-        ("nbytes", "text"),
-        [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "1.0 kB"),
-            (462_300_000, "462.3 MB"),
-            (999_949, "999.9 kB"),
-            (999_950, "1.0 MB"),
-            (25 * 10**9, "25.0 GB"),
-            (10**18, "1000.0 PB"),
-            (-2500, "-2.5 kB"),
-        ],
-    )
-    def test_format(self, nbytes: int, text: str) -> None:
-        assert format_size(nbytes) == text
-
-    @given(st.integers(0, 10**18))
-    def test_what_is_formatted_can_be_parsed(self, nbytes: int) -> None:
-        assert abs(parse_size(format_size(nbytes)) - nbytes) <= 0.05001 * max(nbytes, 1)
+def test_sizes() -> None:
+    parsed = {"500MB": 500 * MB, "1.5GiB": 3 * 2**29, "0.3 gb": 300 * MB, " 7 kib ": 7 * 1024, "1KB": 1000, ".5TiB": 2**39}
+    parsed |= {"1PB": 10**15, "12": 12, "12B": 12, 0: 0, np.int64(13): 13}  # type: ignore[dict-item]
+    for text, nbytes in parsed.items():
+        assert parse_size(text) == nbytes and type(parse_size(text)) is int
+    for bad in ("", "MB", "1.5", "2G", "-1MB", "1e9", "1 000 MB", "\u0663MB", -1, 1.5, True, None, "9" * 5000):
+        with pytest.raises(ConfigError, match="disk_cache_size"):
+            parse_size(bad, "disk_cache_size")  # type: ignore[arg-type]
+    formatted = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_949: "999.9 kB", 999_950: "1.0 MB", 10**18: "1000.0 PB", -2500: "-2.5 kB"}
+    assert {nbytes: format_size(nbytes) for nbytes in formatted} == formatted
 
 
-class TestLimit:
-    def test_a_fraction_of_the_tightest_headroom(self) -> None:
-        assert MemoryBudget(limits=LIMITS).limit == 800 * MB
-        assert MemoryBudget(0.25, limits=LIMITS).limit == 250 * MB
-        assert MemoryBudget(1, limits=LIMITS).limit == MemoryBudget(1.0, limits=LIMITS).limit == 1000 * MB
-        half: Any = np.float32(0.5)
-        assert MemoryBudget(half, limits=LIMITS).limit == 500 * MB
+@pytest.mark.parametrize(
+    ("usage", "ranks", "limit"),
+    [
+        *((0.8, 1, 800), (1, 1, 1000), (np.float32(0.5), 1, 500), ("300MB", 1, 300), (300 * MB, 1, 300)),
+        *(("5GB", 1, 1000), (0.5, 4, 125), ("200MB", 4, 200), ("300MB", 4, 250)),
+    ],
+)
+def test_the_limit_is_a_part_of_the_tightest_headroom(usage: Any, ranks: int, limit: int) -> None:
+    budget = MemoryBudget(usage, local_world_size=ranks, limits=LIMITS)
+    assert budget.limit == budget.available == limit * MB
+    full = MemoryBudget(usage, limits=[Limit("full", 100, 200)])
+    assert full.limit == 0 and full.fits(0) and not full.fits(1)
 
-    def test_bytes_are_a_cap_within_the_headroom(self) -> None:
-        assert MemoryBudget("300MB", limits=LIMITS).limit == 300 * MB
-        assert MemoryBudget(300 * MB, limits=LIMITS).limit == 300 * MB
-        assert MemoryBudget("5GB", limits=LIMITS).limit == 1000 * MB
 
-    def test_local_ranks_share_the_headroom(self) -> None:
-        assert MemoryBudget(0.5, local_world_size=4, limits=LIMITS).limit == 125 * MB
-        assert MemoryBudget("200MB", local_world_size=4, limits=LIMITS).limit == 200 * MB  # a cap per process
-        assert MemoryBudget("300MB", local_world_size=4, limits=LIMITS).limit == 250 * MB
+def test_arguments_that_make_no_sense() -> None:
+    for bad in (0, -0.5, 1.5, 2e9, float("nan"), float("inf"), -1, True, None, [], "0", "0.8", "80%"):
+        with pytest.raises(ConfigError, match=re.escape(repr(bad))):
+            MemoryBudget(bad)  # type: ignore[arg-type]
+    budget: Any = MemoryBudget(limits=LIMITS)
+    for bad in (-1, 1.0, True, "2", None):
+        for refused in (
+            lambda bad: MemoryBudget(local_world_size=bad),
+            budget.share,
+            lambda bad: budget.reserve(bad, "store"),
+            lambda bad: budget.reserve(1, "store").resize(bad),
+        ):
+            with pytest.raises(ConfigError, match=re.escape(repr(bad))):
+                refused(bad)
+    with pytest.raises(ConfigError, match="limits"):
+        MemoryBudget(limits=[])
 
-    def test_no_headroom(self) -> None:
-        budget = MemoryBudget(limits=[Limit("full", 100, 200)])
-        assert (budget.limit, budget.available) == (0, 0)
-        assert budget.fits(0)
-        assert not budget.fits(1)
 
-    @given(st.floats(0, 1, exclude_min=True), st.integers(0, 2**60 - 1), st.integers(1, 64))
-    def test_never_above_the_part_of_the_headroom(self, fraction: float, total: int, ranks: int) -> None:
-        budget = MemoryBudget(fraction, local_world_size=ranks, limits=[Limit("any", total, 0)])
-        assert 0 <= budget.limit <= total // ranks
+def test_errors_and_explain_hold_the_numbers() -> None:
+    budget = MemoryBudget(local_world_size=2, limits=LIMITS)
+    held = [budget.reserve(200 * MB, "the store"), *(budget.reserve(5 * MB, f"part {n}") for n in range(20))]
+    with pytest.raises(BudgetError) as refused:
+        budget.reserve(123 * MB, "the chunk cache")
+    assert isinstance(refused.value, MemoryError) and budget.reserved == 300 * MB
+    numbers = ("the chunk cache", "123.0 MB", "100.0 MB", "400.0 MB", "max_memory_usage=0.8", "tight", "the store: 200.0 MB")
+    assert all(number in str(refused.value) for number in numbers)
+    with pytest.raises(BudgetError) as hopeless:
+        budget.reserve(201 * MB, "the chunk cache")  # more than max_memory_usage=1.0 would allow
+    assert "max_memory_usage" in str(refused.value) and "raise max_memory_usage" not in str(hopeless.value)
+    explained = ("100.0 MB", "300.0 MB", "1.2 GB", "13 others: 65.0 MB", "wide: 4.0 GB", "by nothing")
+    text = budget.explain()
+    held.clear()
+    assert all(number in text + budget.explain() for number in explained)
+    assert "share" in budget.share(2).explain()
+    assert repr(MemoryBudget(0.5, local_world_size=2)) == "MemoryBudget(0.5, local_world_size=2)"
+    assert "1.5 kB" in repr(budget.reserve(1500, "x"))
 
-    @pytest.mark.parametrize(
-        "bad",
-        [0, 0.0, -0.5, 1.5, 2e9, float("nan"), float("inf"), -1, True, False, None, [], "0", "0.8", "80%", "lots"],
-    )
-    def test_values_that_make_no_sense(self, bad: float) -> None:
-        with pytest.raises(ConfigError, match=f"max_memory_usage.*{re.escape(repr(bad))}"):
-            MemoryBudget(bad)
 
-    @pytest.mark.parametrize("bad", [0, -1, 1.0, True, "2", None])
-    def test_counts_that_make_no_sense(self, bad: int) -> None:
-        with pytest.raises(ConfigError, match="local_world_size"):
-            MemoryBudget(local_world_size=bad)
-        with pytest.raises(ConfigError, match="n must be"):
-            MemoryBudget(limits=LIMITS).share(bad)
-
-    def test_limits_must_not_be_empty(self) -> None:
-        with pytest.raises(ConfigError, match="limits"):
-            MemoryBudget(limits=[])
+def test_a_budget_travels_with_its_limit_alone() -> None:
+    budget = MemoryBudget(0.5, local_world_size=2, limits=LIMITS)
+    held = budget.reserve(100 * MB, "store")
+    other = pickle.loads(pickle.dumps(budget))
+    assert (other.limit, other.reserved) == (250 * MB, 0)
+    share = pickle.loads(pickle.dumps(budget.share(3)))
+    assert (share.limit, share.available) == (50 * MB, 50 * MB)
+    held.close()
+    full = MemoryBudget(limits=[Limit("full", 5, 5)]).share(2)
+    assert pickle.loads(pickle.dumps(full)).limit == 0
+    machines = pickle.dumps(MemoryBudget(0.5))
+    assert b"psutil" not in machines  # its limits are measured where it arrives
+    assert pickle.loads(machines).limit <= memory_limits()[0].total
 
 
 class TestReserve:
@@ -160,19 +136,13 @@ class TestReserve:
         other.close()
         assert (budget.available, budget.reserved) == (800 * MB, 0)
 
-    def test_a_context_left_by_an_error_gives_back_and_lets_it_pass(self) -> None:
-        budget = MemoryBudget(limits=LIMITS)
-        with pytest.raises(KeyError), budget.reserve(1, "store"):
-            raise KeyError
-        assert budget.reserved == 0
-
     def test_resize(self) -> None:
         budget = MemoryBudget(limits=LIMITS)
         size: Any = np.int64(300 * MB)
         store = budget.reserve(size, "store")
         store.resize(800 * MB)
         assert budget.available == 0
-        with pytest.raises(BudgetError, match=r"store needs 900\.0 MB \(100\.0 MB more\)"):
+        with pytest.raises(BudgetError, match=r"900\.0 MB"):
             store.resize(900 * MB)
         assert store.nbytes == budget.reserved == 800 * MB
         store.resize(0)
@@ -180,54 +150,9 @@ class TestReserve:
         store.resize(5)
         store.close()
         assert budget.reserved == 0
-        with pytest.raises(ValueError, match="store is closed"):
+        with pytest.raises(ValueError, match="store"):
             store.resize(1)
         assert budget.reserved == 0
-
-    def test_what_does_not_fit_leaves_no_trace(self) -> None:
-        budget = MemoryBudget(limits=LIMITS)
-        with pytest.raises(BudgetError):
-            budget.reserve(801 * MB, "store")
-        assert budget.reserved == 0
-        assert "store" not in budget.explain()
-
-    @pytest.mark.parametrize("bad", [-1, 1.5, None, True])
-    def test_sizes_that_make_no_sense(self, bad: int) -> None:
-        budget = MemoryBudget(limits=LIMITS)
-        with pytest.raises(ConfigError, match="nbytes"):
-            budget.reserve(bad, "store")
-        with pytest.raises(ConfigError, match="nbytes"):
-            budget.reserve(1, "store").resize(bad)
-
-    def test_the_error_holds_the_numbers_the_holders_and_a_remedy(self) -> None:
-        budget = MemoryBudget(local_world_size=2, limits=LIMITS)
-        store, rings = budget.reserve(200 * MB, "the store"), [budget.reserve(50 * MB, "the ring") for _ in range(2)]
-        with pytest.raises(BudgetError) as info:
-            budget.reserve(123 * MB, "the chunk cache")
-        message = str(info.value)
-        for part in (
-            "the chunk cache needs 123.0 MB",
-            "only 100.0 MB of the memory budget of 400.0 MB",
-            "max_memory_usage=0.8 of 500.0 MB",
-            "under tight divided by 2 local ranks",
-            "Reserved in this process: 300.0 MB (the store: 200.0 MB, the ring: 100.0 MB)",
-            "raise max_memory_usage",
-            "loading_mode='lazy'",
-        ):
-            assert part in message
-        assert isinstance(info.value, MemoryError)
-        with pytest.raises(BudgetError) as info:
-            budget.reserve(201 * MB, "the chunk cache")  # more than max_memory_usage=1.0 would allow
-        assert "raise max_memory_usage" not in str(info.value)
-        assert "with more memory" in str(info.value)
-        assert store.nbytes + sum(ring.nbytes for ring in rings) == budget.reserved
-
-    def test_many_holders_are_summed_up(self) -> None:
-        budget = MemoryBudget(limits=LIMITS)
-        held = [budget.reserve(size, f"part {size}") for size in range(1, 13)]
-        assert "part 12: 12 B" in budget.explain()
-        assert "4 others: 10 B" in budget.explain()
-        assert len(held) == 12
 
     @pytest.mark.slow
     def test_garbage_is_given_back(self) -> None:
@@ -246,14 +171,6 @@ class TestReserve:
         gc.collect()
         assert budget.reserved == 0
 
-    def test_a_reservation_outlives_its_budget(self) -> None:
-        budget = MemoryBudget(limits=LIMITS)
-        held = budget.share(2).reserve(MB, "store")
-        gc.collect()
-        assert budget.reserved == MB
-        held.close()
-        assert budget.reserved == 0
-
     def test_closing_never_waits_for_the_lock(self) -> None:
         """A finalizer may run anywhere: see NOTE [ Releases and the garbage collector ]."""
         budget = MemoryBudget(limits=LIMITS)
@@ -266,7 +183,7 @@ class TestReserve:
         assert budget.reserved == 0
 
     def test_a_reservation_can_not_be_pickled(self) -> None:
-        with pytest.raises(TypeError, match="the store belongs to its process"):
+        with pytest.raises(TypeError, match="the store"):
             pickle.dumps(MemoryBudget(limits=LIMITS).reserve(1, "the store"))
 
 
@@ -279,56 +196,14 @@ class TestShare:
         assert (left.available, left.reserved) == (100 * MB, 300 * MB)
         assert (right.available, right.reserved) == (400 * MB, 0)
         assert (budget.available, budget.reserved) == (500 * MB, 300 * MB)
-        with pytest.raises(BudgetError, match=r"100\.0 MB of the memory budget of 400\.0 MB .* share of"):
+        with pytest.raises(BudgetError, match=r"100\.0 MB"):
             left.reserve(101 * MB, "left")
         held.resize(400 * MB)
         held.close()
         assert (left.available, budget.available) == (400 * MB, 800 * MB)
 
-    def test_a_share_of_what_is_left_and_of_a_share(self) -> None:
-        budget = MemoryBudget(limits=LIMITS)
-        store = budget.reserve(200 * MB, "store")
-        share = budget.share(3)
-        assert share.limit == 200 * MB
-        inner = share.share(4)
-        assert inner.limit == 50 * MB
-        held = inner.reserve(30 * MB, "inner")
-        assert (inner.reserved, share.reserved, budget.reserved) == (30 * MB, 30 * MB, 230 * MB)
-        store.close()
-        assert share.limit == 200 * MB
-        held.close()
-        assert budget.reserved == 0
-
-    def test_a_share_can_not_hold_what_its_budget_has_not(self) -> None:
-        budget = MemoryBudget(limits=LIMITS)
-        share = budget.share(1)
-        held = budget.reserve(700 * MB, "store")
-        assert (share.limit, share.available) == (800 * MB, 100 * MB)
-        assert not share.fits(held.nbytes)
-
-    @given(st.integers(0, 10**12), st.integers(1, 50))
-    def test_shares_never_sum_to_more_than_their_budget(self, total: int, n: int) -> None:
-        budget = MemoryBudget(0.8, limits=[Limit("any", total, 0)])
-        shares = [budget.share(n) for _ in range(n)]
-        assert budget.available - n < sum(share.limit for share in shares) <= budget.available
-
 
 class TestLedger:
-    def test_all_budgets_of_a_process_draw_on_one(self) -> None:
-        one, other = MemoryBudget(0.5), MemoryBudget("64MB")
-        before = other.available
-        assert 0 < before <= 64 * MB
-        with one.reserve(before - 10, "store"):
-            assert other.available == 10
-            with pytest.raises(BudgetError, match="store"):
-                other.reserve(11, "ring")
-        assert other.available == before
-
-    def test_limits_given_make_a_private_one(self) -> None:
-        one, other = MemoryBudget(limits=LIMITS), MemoryBudget(limits=LIMITS)
-        held = one.reserve(MB, "store")
-        assert (one.reserved, other.reserved) == (held.nbytes, 0)
-
     def test_the_headroom_is_measured_once_at_first_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
 
@@ -344,32 +219,6 @@ class TestLedger:
         assert [budget.limit for budget in budgets] == [100, 100, 100]
         assert "ignored: cgroup v1 /x is ignored" in budgets[0].explain()
         assert calls == [1]
-
-    def test_this_machine(self) -> None:
-        assert 0 < MemoryBudget(1.0).limit <= memory_limits()[0].total
-        # Others use this machine too: its headroom at the first use, and now, differ by less than half.
-        assert MemoryBudget(1.0).limit <= 1.5 * tightest(memory_limits()).headroom
-
-    def test_explain(self) -> None:
-        budget = MemoryBudget("600MB", local_world_size=2, limits=LIMITS)
-        held = budget.reserve(20 * MB, "the ring")
-        text = budget.explain()
-        for part in (
-            "500.0 MB, of which 480.0 MB are available",
-            "max_memory_usage=600.0 MB within 500.0 MB, the headroom under tight divided by 2 local ranks",
-            "the limit that counts: tight: 1.2 GB, of which 200.0 MB were used",
-            "20.0 MB (the ring: 20.0 MB)",
-            "wider: wide: 4.0 GB of 4.0 GB",
-        ):
-            assert part in text
-        assert "a share of max_memory_usage" in budget.share(2).explain()
-        held.close()
-        assert "0 B (by nothing)" in budget.explain()
-
-    def test_repr(self) -> None:
-        assert repr(MemoryBudget(0.5, local_world_size=2)) == "MemoryBudget(0.5, local_world_size=2)"
-        assert repr(MemoryBudget("1MB").share(2)).startswith("MemoryBudget(")
-        assert repr(MemoryBudget(limits=LIMITS).reserve(1500, "x")) == "<Reservation of 1.5 kB for x>"
 
 
 def work(budget: MemoryBudget, seed: int, faults: list[str]) -> None:
@@ -429,7 +278,7 @@ def test_reservation_closed_while_growing_is_returned() -> None:
     budget = Closing(limits=LIMITS)
     reservation = budget.reserve(5, "store")
     budget.victim = reservation
-    with pytest.raises(ValueError, match="closed"):
+    with pytest.raises(ValueError, match="store"):
         reservation.resize(10)
     assert budget.reserved == 0
 
@@ -479,44 +328,7 @@ class TestFork:
         thread = threading.Thread(target=churn)
         thread.start()
         try:
-            assert all(in_child(child) for _ in range(25))
+            assert all(in_child(child) for _ in range(10))
         finally:
             stop.set()
             thread.join()
-
-
-class TestPickle:
-    def test_the_limit_arrives_and_the_reservations_stay_behind(self) -> None:
-        budget = MemoryBudget(0.5, local_world_size=2, limits=LIMITS)
-        held = budget.reserve(100 * MB, "store")
-        other = pickle.loads(pickle.dumps(budget))
-        assert (other.limit, other.reserved) == (250 * MB, 0)
-        share = pickle.loads(pickle.dumps(budget.share(3)))
-        assert (share.limit, share.available) == (50 * MB, 50 * MB)
-        held.close()
-        empty = MemoryBudget(limits=[Limit("full", 5, 5)]).share(2)
-        assert pickle.loads(pickle.dumps(empty)).limit == 0
-
-    @pytest.mark.slow
-    def test_a_budget_of_the_machine_is_measured_where_it_arrives(self) -> None:
-        budget, share = MemoryBudget(0.5), MemoryBudget("64MB").share(2)
-        assert b"psutil" not in pickle.dumps(budget)  # the limits are not in it
-        script = """
-import pickle, sys
-from headrace.memory.limits import tightest, memory_limits
-budget, share = pickle.loads(sys.stdin.buffer.read())
-total = tightest(memory_limits()).headroom
-assert 0.25 * total < budget.limit < 0.75 * total, (total, budget.limit)
-held = share.reserve(share.limit, "chunks")
-print(budget.reserved, share.available)
-"""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            input=pickle.dumps((budget, share)),
-            env=environment,
-            capture_output=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        assert done.stdout.split() == [str(share.limit).encode(), b"0"]

@@ -11,7 +11,7 @@ from headrace.memory import limits as pressure
 from headrace.memory.limits import Limit, PressureWatch
 from headrace.memory.store import MISSING, SampleStore
 from headrace.modes import stored as stored_module
-from headrace.modes.stored import Stored, follow_pressure
+from headrace.modes.stored import Stored
 
 GB, MB = 10**9, 10**6
 
@@ -27,24 +27,14 @@ class Machine:
         return [Limit("wide", 10 * self.total, 0), Limit("tight", self.total, self.total - self.free)]
 
 
-@pytest.mark.parametrize(
-    ("total", "free", "low"),
-    [(10 * GB, 9 * GB, GB // 2), (1000 * GB, 900 * GB, 1 << 30), (10 * GB, GB, GB // 10), (10 * GB, 0, 0)],
-)
-def test_when_memory_is_short(monkeypatch: pytest.MonkeyPatch, total: int, free: int, low: int) -> None:
-    Machine(monkeypatch, total, free)
-    assert PressureWatch().low == low
-
-
-def test_how_much_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, 10 * GB, 9 * GB)
-    watch = PressureWatch()
+def test_when_memory_is_short_and_how_much_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for total, free, low in ((1000 * GB, 900 * GB, 1 << 30), (10 * GB, GB, GB // 10), (10 * GB, 0, 0), (10 * GB, 9 * GB, GB // 2)):
+        machine = Machine(monkeypatch, total, free)
+        watch = PressureWatch()
+        assert watch.low == low
     for free, excess in ((9 * GB, -8 * GB), (GB, 0), (GB // 2, 0), (GB // 2 - 1, GB // 2 + 1), (0, GB)):
         machine.free = free
         assert watch.excess() == excess
-
-
-def test_the_limits_of_the_start_may_be_given() -> None:
     assert PressureWatch([Limit("x", 100 * MB, 0)]).low == 5 * MB
 
 
@@ -72,14 +62,6 @@ def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.Monkey
         mode.admit(i, np.full(100_000, i, np.uint8))
     assert all(value is not MISSING for value in mode.get(everything))
     assert mode.stats()["hits"] > 0 and mode.stats()["misses"] > 0
-
-
-def test_an_empty_store_has_nothing_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, 20 * MB, 15 * MB)
-    watch, store = PressureWatch(), SampleStore(4, 1 << 20)
-    machine.free = 0
-    follow_pressure(store, watch)
-    assert store.limit == store.capacity and store.put(1, b"x")
 
 
 def test_it_is_looked_at_by_time_and_not_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.memory.row_store import RowStore, row_layout
-from headrace.memory.store import MISSING, TABLE
+from headrace.memory.store import MISSING
 
 KINDS = [((4,), "f4"), ((), "i8"), ((3, 5), "u1"), ((700,), "f8"), ((2,), "c8"), ((1,), "?")]
 
@@ -40,12 +38,6 @@ def test_rows_come_back_one_by_one_and_together(shape: tuple[int, ...], dtype: s
     assert len(store) == 48 and store.stats()["admitted"] == 48
 
 
-def test_small_rows_take_little_beside_themselves() -> None:
-    layout = row_layout((4,), np.dtype("f4"))
-    assert layout is not None and layout.entry + TABLE <= 16 + 24
-    assert row_layout((0,), np.dtype("f4")) is None and row_layout((2,), np.dtype("U3")) is None
-
-
 def test_what_does_not_fit_is_refused() -> None:
     store, rows = store_of(20, 8), rows_of(20)
     assert not store.put(0, rows[0].astype("f8")) and not store.put(0, rows[:2]) and not store.put(0, [1, 2, 3, 4])
@@ -66,22 +58,3 @@ def test_pressure_takes_the_oldest_and_they_may_come_again() -> None:
     assert store.put_rows(range(24, 34), list(rows[24:]))  # behind the end of the log, and at its beginning
     assert all(np.array_equal(store.get(i), rows[i]) for i in range(12, 34))
     assert store.rows(np.arange(11, 14)) is None
-
-
-def read_and_write(store: RowStore, pipe: Connection) -> None:
-    pipe.send(store.get(3).tolist())
-    pipe.send(store.put_rows([4, 5], [np.full(4, 4, "f4"), np.full(4, 5, "f4")]))
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_share_it(method: str) -> None:
-    store, rows = store_of(10, 16), rows_of(10)
-    store.put_rows(range(4), list(rows[:4]))
-    context = multiprocessing.get_context(method)
-    ours, theirs = context.Pipe()
-    with ours, theirs:
-        worker = context.Process(target=read_and_write, args=(store, theirs))
-        worker.start()
-        assert ours.recv() == rows[3].tolist() and ours.recv() is True
-        worker.join()
-    assert store.get(5).tolist() == [5, 5, 5, 5] and len(store) == 6

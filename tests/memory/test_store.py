@@ -112,42 +112,6 @@ class TestCapacity:
         assert not store.put(0, value)
         assert store.put(1, b"small") and not store.is_full
 
-    def test_keep_admits_until_full_and_never_evicts(self) -> None:
-        store = SampleStore(100, 20_000)
-        admitted = [i for i in range(100) if store.put(i, content(i))]
-        assert store.is_full and 0 < len(admitted) < 100
-        assert used(store) == set(admitted)
-        for i in admitted:
-            assert store.put(i, "another value")  # it is held already
-            assert same(store.get(i), content(i))
-        held = {"held": len(admitted), "held_bytes": store.nbytes, "admitted": len(admitted)}
-        assert store.stats() == {**held, "evicted": 0, "released_bytes": 0, "hits": 0, "misses": 0}
-
-    @both_policies
-    def test_items_are_bounded(self, policy: str) -> None:
-        store = SampleStore(20, BIG, policy, max_items=4)
-        for i in range(20):
-            store.put(i, content(i))
-            assert len(store) == len(used(store)) <= 4
-        assert used(store) == ({0, 1, 2, 3} if policy == "keep" else {16, 17, 18, 19})
-
-    def test_lru_makes_room_at_the_end_of_the_log(self) -> None:
-        """An empty log that stands in its middle has room for a sample only from its start on."""
-        store = SampleStore(10, 64 * 20, "lru")
-        assert store.put(0, bytes(64 * 9))
-        assert store.put(1, bytes(64 * 12))
-        assert store.get(1) == bytes(64 * 12) and store.get(0) is MISSING
-        assert store.put(2, bytes(64 * 17)) and used(store) == {2}
-
-    def test_a_spared_sample_does_not_push_out_the_new(self) -> None:
-        store = SampleStore(10, 64 * 20, "lru")
-        store.put(0, bytes(64 * 3))
-        store.get(0)
-        assert store.put(1, bytes(64 * 17))
-        assert store.get(1) == bytes(64 * 17)
-        stats = store.stats()
-        assert (stats["held"], stats["admitted"], stats["evicted"]) == (1, 2, 1)
-
     def test_the_policy_changes_for_all_processes(self) -> None:
         store = SampleStore(10, 5 * SampleStore.nbytes_of(bytes(1000)))
         for i in range(6):
@@ -389,16 +353,6 @@ class TestPressure:
         held = used(store)
         assert held == set(range(40 - len(held), 40))
         assert all((store.get(i) == i).all() for i in held)
-
-    def test_a_reduced_store_admits_once_it_may_grow(self) -> None:
-        store = filled()
-        store.release(300_000)
-        assert not store.put(0, np.zeros(20_000, np.uint8)) and store.is_full
-        store.grow(100_000)
-        accepted = [store.put(i, np.full(20_000, i, np.uint8)) for i in range(10)]
-        assert accepted == [True] * 4 + [False] * 6
-        store.grow(1 << 30)
-        assert store.limit == store.capacity
 
     @both_policies
     def test_a_limit_lowered_before_the_lock_is_held(self, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
