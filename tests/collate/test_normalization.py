@@ -53,12 +53,6 @@ def test_each_channel_has_its_mean_and_deviation(statistics: Any) -> None:
     assert torch.allclose(Normalization(*statistics).normalized(pixels).double(), exactly(pixels, *statistics), rtol=0, atol=1e-5)
 
 
-def test_factors_are_of_the_channels_there_are() -> None:
-    assert OWN.factors(3) is None and OWN.factors(1) is None and Normalization((0.5,), (0.5,)).factors(7) is not None
-    grey, own = IMAGENET.factors(1), Normalization(IMAGENET.means, IMAGENET.stds).factors(1)
-    assert grey is not None and grey[0].shape == (1, 1, 1) and own is None
-
-
 def test_a_crop_of_a_larger_batch_and_an_empty_one() -> None:
     pixels = images(3)
     assert torch.equal(IMAGENET.normalized(pixels[:, :, 3:9, ::2]), IMAGENET.normalized(pixels)[:, :, 3:9, ::2])

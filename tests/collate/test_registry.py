@@ -40,36 +40,6 @@ def test_what_is_there() -> None:
     ]  # fmt: skip
 
 
-def test_the_last_registration_wins(registry: Collators) -> None:
-    registry.register("sum")(sum)
-    registry.register("other")(len)
-    assert registry.register("sum", description="again")(max) is max
-    assert registry.get("sum") is max
-    assert [(e.name, e.description) for e in registry.list()] == [("other", ""), ("sum", "again")]
-
-
-def test_a_modality_gives_its_last(registry: Collators) -> None:
-    registry.register("first", modality="sound")(min)
-    registry.register("second", modality="sound")(max)
-    registry.register("third", modality="smell")(sum)
-    assert registry.get("sound") is max and registry.get("smell") is sum
-    registry.register("first", modality="sound")(len)  # registered again, it is the last
-    assert registry.get("sound") is len
-
-
-def test_a_name_counts_before_a_modality(registry: Collators) -> None:
-    registry.register("sound")(min)
-    registry.register("other", modality="sound")(max)
-    assert registry.get("sound") is min
-
-
-def test_options_are_bound(registry: Collators) -> None:
-    registry.register("sum")(sum)
-    bound = registry.get("sum", start=5)
-    assert isinstance(bound, functools.partial) and bound([1, 2]) == 8
-    assert registry.get("sum") is sum
-
-
 def test_a_class_of_collate_functions_is_made_with_the_options(registry: Collators) -> None:
     @registry.register("times", modality="numbers")
     class Times:
@@ -86,16 +56,6 @@ def test_a_class_of_collate_functions_is_made_with_the_options(registry: Collato
         registry.get("times", faktor=3)
 
 
-def test_a_factory_is_called_with_the_options(registry: Collators) -> None:
-    @registry.register("scaled", modality="numbers")
-    def make(task_spec: Any = None, **options: Any) -> Any:
-        return lambda samples: (task_spec, options, sum(samples))
-
-    assert [entry.is_factory for entry in registry.list()] == [True]
-    assert registry.get("scaled")([1, 2]) == (None, {}, 3)
-    assert registry.get("numbers", task_spec="t", scale=3)([1, 2]) == ("t", {"scale": 3}, 3)
-
-
 def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) -> None:
     def make(tokenizer: Any) -> Any:
         return lambda samples: [tokenizer(sample) for sample in samples]
@@ -106,17 +66,6 @@ def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) ->
         registry.get("texts")
     registry.register("optional", factory=False)(lambda samples=(): list(samples))
     assert registry.get("optional")([1, 2]) == [1, 2]
-
-
-def test_a_wrapper_of_a_collate_function_is_no_factory(registry: Collators) -> None:
-    registry.register("wrapped")(lambda *args, **kwargs: sum(*args, **kwargs))
-    assert registry.get("wrapped")([1, 2]) == 3
-
-
-def test_a_factory_must_return_a_collate_function(registry: Collators) -> None:
-    registry.register("sum")(lambda samples=(): sum(samples))
-    with pytest.raises(ConfigError, match=r"'sum' is registered as a factory, and .* returned a int .* register it with factory=False"):
-        registry.get("sum")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -131,51 +80,6 @@ def test_a_callable_is_no_batch(global_registry: Collators, make_loader: Any, wo
 
 def make_collate(task_spec: Any) -> Any:
     return lambda samples: samples
-
-
-@pytest.mark.parametrize("word", ["collator_name", "modality", "task_spec"])
-def test_a_name_is_passed_by_position(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"takes the name or modality first: write collators.get\('text'\)"):
-        collators.get(**{word: "text"})
-
-
-def test_an_unknown_name_gets_the_list(registry: Collators) -> None:
-    registry.register("b", modality="sound")(min)
-    registry.register("a")(max)
-    with pytest.raises(ConfigError, match=r"'pile'.*a, b") as refused:
-        registry.get("pile")
-    assert "sound" in str(refused.value), "modalities are names too"
-    with pytest.raises(ConfigError, match="'x'"):
-        Collators().get("x")
-    with pytest.raises(ConfigError, match="no collator is called 'language_modeling'; use 'text'"):
-        collators.get("language_modeling")
-    with pytest.raises(ConfigError, match="'language_modeling'; there are: "):
-        Collators().get("language_modeling")
-
-
-def test_the_list_is_a_copy(registry: Collators) -> None:
-    registry.register("a")(max)
-    registry.list().clear()
-    assert len(registry.list()) == 1
-
-
-def test_it_decorates(registry: Collators) -> None:
-    @registry.register("double")
-    def double(samples: list[int], times: int = 2) -> list[int]:
-        return samples * times
-
-    assert registry.get("double", times=3)([1]) == [1, 1, 1] and double([1]) == [1, 1]
-
-
-@pytest.mark.parametrize("bad", [3, None, ""])
-def test_names_are_texts(registry: Collators, bad: Any) -> None:
-    with pytest.raises(ConfigError, match="name"):
-        registry.register(bad)(max)
-
-
-def test_what_is_registered_is_a_callable(registry: Collators) -> None:
-    with pytest.raises(ConfigError, match="callable"):
-        registry.register("sum")(3)  # type: ignore[arg-type]
 
 
 def test_loaders_and_datasets_take_names(global_registry: Collators) -> None:
@@ -215,3 +119,49 @@ def test_torch_defaults_change_no_batch() -> None:
     with unusual_defaults():
         unusual = _sample_batches()
     assert same(unusual, usual)
+
+
+def test_the_last_registration_counts(registry: Collators) -> None:
+    registry.register("sum", modality="sound")(sum)
+    registry.register("other", modality="sound")(len)
+    assert registry.get("sound") is len
+    assert registry.register("sum", modality="sound", description="again")(max) is max
+    assert registry.get("sum") is registry.get("sound") is max
+    assert [(e.name, e.description) for e in registry.list()] == [("other", ""), ("sum", "again")]
+    registry.list().clear()
+    registry.register("sound")(min)
+    assert registry.get("sound") is min  # a name counts before a modality
+
+
+def test_options_are_bound_or_given_to_a_factory(registry: Collators) -> None:
+    @registry.register("scaled", modality="numbers")
+    def make(task_spec: Any = None, **options: Any) -> Any:
+        return lambda samples: (task_spec, options, sum(samples))
+
+    assert [entry.is_factory for entry in registry.list()] == [True]
+    assert registry.get("scaled")([1, 2]) == (None, {}, 3)
+    assert registry.get("numbers", task_spec="t", scale=3)([1, 2]) == ("t", {"scale": 3}, 3)
+    registry.register("sum")(sum)
+    bound = registry.get("sum", start=5)
+    assert isinstance(bound, functools.partial) and bound([1, 2]) == 8
+    registry.register("wrapped")(lambda *args, **kwargs: sum(*args, **kwargs))
+    assert registry.get("wrapped")([1, 2]) == 3
+
+
+def test_bad_names_and_functions(registry: Collators) -> None:
+    for name in (3, None, ""):
+        with pytest.raises(ConfigError, match="name"):
+            registry.register(name)(max)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="callable"):
+        registry.register("sum")(3)  # type: ignore[arg-type]
+    registry.register("b", modality="sound")(min)
+    registry.register("a")(max)
+    registry.register("sum")(lambda samples=(): sum(samples))
+    for name, named in (("pile", r"'pile'.*a, b"), ("x", "sound"), ("language_modeling", "'language_modeling'"), ("sum", "factory=False")):
+        with pytest.raises(ConfigError, match=named):
+            registry.get(name)
+    with pytest.raises(ConfigError, match="'text'"):
+        collators.get("language_modeling")
+    for word in ("collator_name", "modality", "task_spec"):
+        with pytest.raises(ConfigError, match="'text'"):
+            collators.get(**{word: "text"})

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from headrace import CollateError, ConfigError, ImageDataset, VisionCollator, collators, create_dataloader
+from headrace import CollateError, ConfigError, VisionCollator, collators
 from headrace.collate.vision import STATISTICS
 from headrace.datasets.image.pixels import normalize
 from headrace.memory.ring import Ring
@@ -58,13 +58,6 @@ def exact(image: torch.Tensor, mean: Any = MEAN, std: Any = STD) -> torch.Tensor
 # -- images
 
 
-def test_a_batch_of_images() -> None:
-    images = [picture(3, 8, 6, seed=seed) for seed in range(4)]
-    batch = VisionCollator()(images)
-    assert batch.shape == (4, 3, 8, 6) and batch.dtype == torch.float32 and batch.is_contiguous()
-    assert torch.allclose(batch.double(), torch.stack([exact(image) for image in images]), atol=1e-6)
-
-
 @settings(deadline=None)
 @given(
     st.integers(1, 3), st.integers(4, 9), st.integers(4, 9), st.sampled_from(["imagenet", "cifar10"]), st.sampled_from([1, 3]),
@@ -80,12 +73,6 @@ def test_any_layout_gives_the_same(
     batch = collate([image.numpy() if array else image for image in laid])
     assert batch.shape == (count, colours, height, width)
     assert torch.allclose(batch.double(), torch.stack([exact(image, mean, std) for image in images]), atol=1e-6)
-
-
-@pytest.mark.parametrize("colours", [1, 3])
-def test_it_gives_what_image_datasets_give(colours: int) -> None:
-    every = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16).repeat(colours, 1, 1)
-    assert same(VisionCollator()([every])[0], normalize(every.numpy()))
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
@@ -118,50 +105,6 @@ def test_without_normalising_values_stay(image: torch.Tensor) -> None:
         assert same(collate([image.permute(1, 2, 0).numpy()])[0], image)
 
 
-def test_images_of_files(photos: Any) -> None:
-    options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "shuffle": False}
-    finished = list(create_dataloader(ImageDataset(photos, image_size=32), **options))
-    here = list(create_dataloader(ImageDataset(photos, image_size=32, normalize=False), collate_fn="image", **options))
-    assert len(here) == 3 and all(same(a, b) for a, b in zip(here, finished, strict=True))
-
-
-def test_grey_images_of_two_dimensions() -> None:
-    image = picture(8, 6)
-    batch = VisionCollator()([image, image.numpy()])
-    assert batch.shape == (2, 1, 8, 6) and same(batch[0], batch[1])
-    assert same(batch[0], VisionCollator()([image[None]])[0])
-
-
-def test_statistics_of_one_s_own() -> None:
-    image = picture(5, 8, 6)
-    mean, std = [0.1, 0.2, 0.3, 0.4, 0.5], [0.5, 0.4, 0.3, 0.2, 0.1]
-    batch = VisionCollator(mean=mean, std=std)([image])
-    assert torch.allclose(batch[0].double(), exact(image, mean, std), atol=1e-6)
-    assert same(VisionCollator(mean=mean, std=std)([image.permute(1, 2, 0)]), batch)
-    for colours in (1, 3):
-        one = picture(colours, 8, 6)
-        assert torch.allclose(VisionCollator(mean=0.5, std=0.25)([one])[0].double(), exact(one, [0.5], [0.25]), atol=1e-6)
-    arrays = VisionCollator(mean=np.array(mean), std=torch.tensor(std, dtype=torch.float64))([image])
-    assert same(arrays, batch)
-    scaled = VisionCollator(mean=0, std=1)([image[:3]])
-    assert torch.allclose(scaled[0], image[:3] / 255)
-    odd = VisionCollator(mean=0, std=1, channels="first")([image])
-    assert torch.allclose(odd[0], image / 255)
-
-
-def test_batches_of_one_and_images_without_pixels() -> None:
-    assert VisionCollator()([picture(3, 8, 6)]).shape == (1, 3, 8, 6)
-    assert VisionCollator()([picture(3, 0, 6), picture(3, 0, 6)]).shape == (2, 3, 0, 6)
-
-
-def test_arrays_that_torch_does_not_take_as_they_are() -> None:
-    array = picture(8, 6, 3).numpy()
-    array.flags.writeable = False
-    flipped = VisionCollator()([array[:, ::-1]])
-    assert torch.allclose(flipped[0].double(), exact(torch.tensor(array.copy()).permute(2, 0, 1).flip(2)), atol=1e-6)
-    assert array[0, 0, 0] == picture(8, 6, 3)[0, 0, 0]
-
-
 # -- where they are, and what lies beside
 
 
@@ -181,16 +124,6 @@ def test_structures() -> None:
     assert nested[0]["image"].dtype == torch.float32 and nested[0]["id"].tolist() == [3]
 
 
-def test_masks_keep_their_values() -> None:
-    mask = picture(4, 5)
-    for sample in ((picture(3, 4, 5), mask), (picture(3, 4, 5), mask.numpy()), (picture(3, 4, 5), mask.long())):
-        batch = VisionCollator()([sample] * 2)
-        assert batch[0].dtype == torch.float32 and batch[1].dtype == torch.as_tensor(sample[1]).dtype
-        assert batch[1].tolist() == [mask.tolist()] * 2
-    scene = VisionCollator()([Scene(picture(3, 4, 5), mask)])
-    assert type(scene) is Scene and scene.image.dtype == torch.float32 and scene.mask.dtype == torch.uint8
-
-
 def test_several_images() -> None:
     one, two = picture(3, 4, 5), picture(3, 4, 5, seed=1)
     views = VisionCollator()([([one, two], 7)])  # all that lies where the image should be
@@ -201,16 +134,6 @@ def test_several_images() -> None:
     assert [view.dtype for view in views] == [torch.float32, torch.float32, torch.uint8]
     views = VisionCollator(fields="scene.views")([{"scene": {"views": (one, picture(3, 8, 8)), "depth": one}}])
     assert [view.shape[2] for view in views["scene"]["views"]] == [4, 8] and views["scene"]["depth"].dtype == torch.uint8
-
-
-def test_boxes_and_labels_stay_with_their_image() -> None:
-    samples = [Pictures()[index] for index in range(3)]
-    batch = VisionCollator()(samples)
-    assert batch["image"].shape == (3, 3, 5, 7) and batch["mask"].shape == (3, 5, 7)
-    assert type(batch["boxes"]) is list and type(batch["labels"]) is list
-    assert all(same(batch[name][index], samples[index][name]) for name in ("boxes", "labels") for index in range(3))
-    batch["boxes"][2].fill_(9)
-    assert samples[2]["boxes"].max() < 9  # a copy
 
 
 def test_targets_of_detection() -> None:
@@ -230,80 +153,7 @@ def test_targets_of_detection() -> None:
     assert alone[1]["labels"].shape == (2, 2)
 
 
-def test_lists_by_name() -> None:
-    samples = [{"image": picture(3, 4, 5), "points": torch.zeros(n, 2), "boxes": torch.zeros(2, 4)} for n in (1, 2)]
-    batch = VisionCollator(lists="points")(samples)
-    assert [points.shape for points in batch["points"]] == [(1, 2), (2, 2)] and batch["boxes"].shape == (2, 2, 4)
-
-
 # -- what is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "samples", "said"),
-    [
-        (
-            {},
-            [torch.full((3, 4, 5), -1.2)],
-            r"sample 0 is float32 \[3, 4, 5\] with values from -1.2 .* normalised already.*normalize=False",
-        ),
-        ({}, [(np.full((3, 4, 5), -1.5), 1)], r"sample 0 at \[0\] is float64 .*nothing is normalised twice"),
-        ({}, [torch.full((3, 4, 5), 254.0)], r"with values from 254 to 254, not in \[0, 1\]: divide pixels by 255"),
-        ({}, [torch.full((3, 4, 5), float("nan"))], r"with values from nan to nan, not in \[0, 1\]"),
-        ({}, [picture(3, 4, 5), torch.zeros(3, 4, 5)], r"sample 1 is float32 \[3, 4, 5\], sample 0 is uint8 .*: give all images one dtype"),
-        ({}, [{"image": torch.zeros(3, 4, 5, dtype=torch.int64)}], r"sample 0 at \['image'\] is int64 .*, not uint8 or floats: have the"),
-        ({}, [picture(3, 4, 5), picture(3, 4, 6)], r"sample 1 is \[3, 4, 6\], sample 0 is \[3, 4, 5\]: give all one shape"),
-        ({"normalize": False}, [picture(3, 4, 5), picture(3, 4, 6)], r"sample 1 is \[3, 4, 6\]"),
-        ({}, [picture(3, 4, 5), picture(1, 4, 5)], r"sample 1 is \[1, 4, 5\]"),
-        ({}, [picture(4)], r"is uint8 \[4\]: an image is"),
-        ({}, [picture(2, 3, 4, 5)], r"is uint8 \[2, 3, 4, 5\]"),
-        ({}, [picture(4, 8, 9)], r"\[4, 8, 9\], where neither end may be the 1 or 3 channels: pass channels=.*or mean="),
-        ({}, [picture(3, 8, 3)], r"\[3, 8, 3\], where either end may be the 1 or 3 channels: pass channels='first' or 'last'$"),
-        ({"channels": "first"}, [picture(4, 8, 9)], "have 4 channels, and the statistics have 3"),
-        ({"mean": [0.5] * 3, "std": [0.5] * 3, "channels": "first"}, [picture(1, 8, 9)], "have 1 channels, and the statistics have 3"),
-        ({}, [picture(3, 4, 5), None], "sample 1 is 'NoneType': an image is a tensor or an array"),
-        ({}, [{"picture": picture(3, 4, 5)}], "has no field 'image', 'images', 'pixel_values', 'img'"),
-        ({}, [("a", 1)], "sample 0 has a str where its image should be"),
-        ({}, [()], "has a tuple where its image should be"),
-        ({}, [{"image": None}], "has a NoneType where its image should be"),
-        ({"fields": "photo"}, [{"image": picture(3, 4, 5)}], "fields: the samples have no field 'photo' of that kind; they have: 'image'"),
-        ({"fields": "image"}, [{"image": "path"}], "no field 'image' of that kind"),
-        ({"lists": "points"}, [{"image": picture(3, 4, 5)}], "lists: the samples have no field 'points'"),
-        ({}, [{"image": picture(3, 4, 5), "n": 1}, {"image": picture(3, 4, 5)}], r"sample 1 has the keys \['image'\]"),
-        ({}, [], "needs a sample at least"),
-    ],
-)
-def test_what_can_t_be_collated(options: dict[str, Any], samples: list[Any], said: str) -> None:
-    with pytest.raises((CollateError, ConfigError), match=said) as refused:
-        VisionCollator(**options)(samples)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"statistics": "imagenett"}, "statistics must be one of 'imagenet', 'cifar10', not 'imagenett'"),
-        ({"statistics": None}, "statistics must be"),
-        ({"statistics": [picture(3, 4, 5)]}, "statistics must be"),  # the class itself as collate_fn
-        ({"mean": 0.5}, "std is missing"),
-        ({"std": [0.5]}, "mean is missing"),
-        ({"mean": [123.7, 116.3, 103.5], "std": [58.4, 57.1, 57.4]}, r"mean must hold numbers from 0 to 1.*divide those of 0..255"),
-        ({"mean": 0.5, "std": 58}, "std must hold numbers above 0 to 1"),
-        ({"mean": 0.5, "std": [0.5, 0]}, "std must hold"),
-        ({"mean": [], "std": []}, "mean must hold"),
-        ({"mean": float("nan"), "std": 0.5}, "mean must hold"),
-        ({"mean": ["a"], "std": 0.5}, "mean must hold"),
-        ({"mean": [0.5] * 3, "std": [0.5] * 2}, "mean has 3 numbers and std has 2"),
-        ({"channels": "middle"}, "channels must be"),
-        ({"normalize": 1}, "normalize must be True, False or 'host'"),
-        ({"normalize": False, "mean": 0.5, "std": 0.5}, "pass it without mean= and std="),
-        ({"fields": [None]}, "fields must hold"),
-        ({"lists": 1.5}, "lists must hold"),
-    ],
-)
-def test_arguments(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        VisionCollator(**options)
 
 
 # -- on its way
@@ -317,12 +167,88 @@ def test_it_lies_in_the_ring_slot_where_there_is_one() -> None:
         assert all(arena.offset_of(part.data_ptr(), part.numel() * part.element_size()) is not None for part in parts)
 
 
+def test_statistics_of_one_s_own() -> None:
+    image = picture(5, 8, 6)
+    mean, std = [0.1, 0.2, 0.3, 0.4, 0.5], [0.5, 0.4, 0.3, 0.2, 0.1]
+    for collate in (VisionCollator(mean=mean, std=std), VisionCollator(mean=np.array(mean), std=torch.tensor(std, dtype=torch.float64))):
+        assert torch.allclose(collate([image])[0].double(), exact(image, mean, std), atol=1e-6)
+        assert same(collate([image.permute(1, 2, 0)]), collate([image]))
+    for one in (picture(1, 8, 6), picture(3, 8, 6)):
+        assert torch.allclose(VisionCollator(mean=0.5, std=0.25)([one])[0].double(), exact(one, [0.5], [0.25]), atol=1e-6)
+    assert torch.allclose(VisionCollator(mean=0, std=1, channels="first")([image])[0], image / 255)
+    grey = picture(8, 6)
+    assert same(VisionCollator()([grey, grey.numpy()])[0], VisionCollator()([grey[None]])[0])
+    array = picture(8, 6, 3).numpy()
+    array.flags.writeable = False
+    flipped = VisionCollator()([array[:, ::-1]])
+    assert torch.allclose(flipped[0].double(), exact(torch.tensor(array.copy()).permute(2, 0, 1).flip(2)), atol=1e-6)
+
+
+def test_masks_boxes_and_labels_stay_with_their_image() -> None:
+    samples = [Pictures()[index] for index in range(3)]
+    batch = VisionCollator()(samples)
+    assert batch["image"].shape == (3, 3, 5, 7) and batch["image"].dtype == torch.float32
+    assert batch["mask"].dtype == torch.uint8 and batch["mask"].tolist() == [sample["mask"].tolist() for sample in samples]
+    assert all(same(batch[name][index], samples[index][name]) for name in ("boxes", "labels") for index in range(3))
+    batch["boxes"][2].fill_(9)
+    assert samples[2]["boxes"].max() < 9  # a copy
+    scene = VisionCollator()([Scene(picture(3, 4, 5), picture(4, 5))])
+    assert type(scene) is Scene and scene.image.dtype == torch.float32 and scene.mask.dtype == torch.uint8
+    listed = VisionCollator(lists="labels")([{"image": picture(3, 4, 5), "labels": torch.zeros(2)}] * 2)
+    assert type(listed["labels"]) is list
+
+
+@pytest.mark.parametrize(
+    ("options", "samples", "named"),
+    [
+        ({}, [torch.full((3, 4, 5), -1.2)], "normalize=False"),
+        ({}, [torch.full((3, 4, 5), 254.0)], "254"),
+        ({}, [torch.full((3, 4, 5), float("nan"))], "nan"),
+        ({}, [picture(3, 4, 5), torch.zeros(3, 4, 5)], "sample 1 is float32 [3, 4, 5]"),
+        ({}, [{"image": torch.zeros(3, 4, 5, dtype=torch.int64)}], "sample 0 at ['image'] is int64"),
+        ({}, [picture(3, 4, 5), picture(3, 4, 6)], "sample 1 is [3, 4, 6]"),
+        ({"normalize": False}, [picture(3, 4, 5), picture(3, 4, 6)], "sample 1 is [3, 4, 6]"),
+        ({}, [picture(2, 3, 4, 5)], "uint8 [2, 3, 4, 5]"),
+        ({}, [picture(4, 8, 9)], "[4, 8, 9]"),
+        ({}, [picture(3, 8, 3)], "channels="),
+        ({"channels": "first"}, [picture(4, 8, 9)], "4 channels"),
+        ({"mean": [0.5] * 3, "std": [0.5] * 3, "channels": "first"}, [picture(1, 8, 9)], "1 channels"),
+        ({}, [picture(3, 4, 5), None], "sample 1 is 'NoneType'"),
+        ({}, [{"picture": picture(3, 4, 5)}], "'pixel_values'"),
+        ({}, [("a", 1)], "str"),
+        ({}, [()], "tuple"),
+        ({"fields": "photo"}, [{"image": picture(3, 4, 5)}], "'photo'"),
+        ({"fields": "image"}, [{"image": "path"}], "'image'"),
+        ({"lists": "points"}, [{"image": picture(3, 4, 5)}], "'points'"),
+        ({}, [{"image": picture(3, 4, 5), "n": 1}, {"image": picture(3, 4, 5)}], "sample 1"),
+        ({}, [], ""),
+    ],
+)
+def test_what_can_not_be_collated(options: dict[str, Any], samples: list[Any], named: str) -> None:
+    with pytest.raises((CollateError, ConfigError)) as refused:
+        VisionCollator(**options)(samples)
+    assert named in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"statistics": "imagenett"}, {"statistics": None}, {"statistics": [0]}, {"std": [0.5]}),
+        *({"mean": 123.7, "std": 58.4}, {"std": 58, "mean": 0.5}, {"std": [0.5, 0], "mean": 0.5}, {"mean": [], "std": []}),
+        *({"mean": float("nan"), "std": 0.5}, {"mean": ["a"], "std": 0.5}, {"mean": [0.5] * 3, "std": [0.5] * 2}),
+        *({"channels": "middle"}, {"normalize": 1}, {"normalize": False, "mean": 0.5, "std": 0.5}, {"fields": [None]}, {"lists": 1.5}),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        VisionCollator(**options)
+
+
 @pytest.mark.slow
 def test_workers_give_what_the_main_process_gives(make_loader: Any) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "collate_fn": VisionCollator("cifar10")}
-    here = list(create_dataloader(Pictures(), num_workers=0, **options))
-    there = list(make_loader(Pictures(), num_workers=1, multiprocessing_context="spawn", **options))
-    assert len(here) == 2 and all(same(a, b) for a, b in zip(here, there, strict=True))
+    here, there = (list(make_loader(Pictures(), num_workers=workers, **options)) for workers in (0, 1))
+    assert len(here) == 2 and same(here, there)
 
 
 def test_by_name_and_pickled() -> None:

@@ -160,22 +160,22 @@ def test_balanced_orders_end_in_time_and_take_strings() -> None:
         (WeightedOrder, [1, -1], {}, "sample 1 has -1"),
         (WeightedOrder, [1, float("nan"), float("inf")], {}, "sample 1 has nan"),
         (WeightedOrder, [[1, 2]], {}, r"\[1, 2\]"),
-        (WeightedOrder, ["x"], {}, ""),
-        (WeightedOrder, [1e308] * 10, {}, ""),
+        (WeightedOrder, ["x"], {}, None),
+        (WeightedOrder, [1e308] * 10, {}, None),
         (WeightedOrder, [1, 0, 1], {"n": 3, "replacement": False}, "2 of 3"),
         (WeightedOrder, [1], {"n": -1}, "n must"),
         (BalancedOrder, [0, 0, 1], {"n": 3, "replacement": False}, "1 samples"),
-        (BalancedOrder, [0.5, 1.0], {}, ""),
+        (BalancedOrder, [0.5, 1.0], {}, None),
         (BalancedOrder, [[0], [1]], {}, r"\[2, 1\]"),
         (BalancedOrder, [None, "a", 3], {}, "NoneType, int, str"),
-        (BalancedOrder, [[0], [1, 2]], {}, ""),
-        (BalancedOrder, [], {"n": 3}, ""),
+        (BalancedOrder, [[0], [1, 2]], {}, None),
+        (BalancedOrder, [], {"n": 3}, None),
         (BucketedOrder, [1.5], {}, "float64"),
         (BucketedOrder, [[1]], {}, r"\[1, 1\]"),
-        (BucketedOrder, [[1], [1, 2]], {}, ""),
+        (BucketedOrder, [[1], [1, 2]], {}, None),
         (BucketedOrder, [3, -2], {}, "sample 1 is -2"),
     ],
 )
-def test_bad_arguments(order: Any, values: Any, options: dict[str, Any], named: str) -> None:
+def test_bad_arguments(order: Any, values: Any, options: dict[str, Any], named: str | None) -> None:
     with pytest.raises(ConfigError, match=named):
         order(values, **options)

@@ -63,7 +63,7 @@ def test_a_stream_is_shared_out_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert len(list(DataLoader(dataset, 5))) == 4
-        with pytest.raises(ConfigError, match="HDF5Dataset .* StreamShard"):
+        with pytest.raises(ConfigError, match=r"HDF5Dataset .* StreamShard"):
             list(DataLoader(StreamShard(dataset), 5, num_workers=workers, multiprocessing_context="fork" if workers else None))
 
 
@@ -85,11 +85,11 @@ def test_a_sampler_s_subclass_and_other_loops_share_nothing_out() -> None:
 
 def test_a_share_is_shared_out_again() -> None:
     order = EpochOrder(40, global_batch=10)
-    with pytest.raises(ConfigError, match="OrderSampler .* Shard"):
+    with pytest.raises(ConfigError, match=r"OrderSampler .* Shard"):
         list(DataLoader(range(40), batch_sampler=Shard(BatchSampler(sampler(2), 5, False))))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="OrderSampler .* Wrapper"):
+    with pytest.raises(ConfigError, match=r"OrderSampler .* Wrapper"):
         list(DataLoader(range(40), 5, sampler=Wrapper(sampler(2))))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="RankBatches .* Shard"):
+    with pytest.raises(ConfigError, match=r"RankBatches .* Shard"):
         list(Shard(RankBatches(order, 0, 2, 5)))
     whole = [Shard(BatchSampler(sampler(1), 5, False)), Wrapper(sampler(1)), Shard(RankBatches(order, 0, 1, 10))]
     assert [len(list(one)) for one in whole] == [4, 20, 2]

@@ -106,7 +106,7 @@ def test_a_split_in_two_is_what_it_was() -> None:
     ("fractions", "options", "named"),
     [
         ([0.5, 0.6], {}, "1.1"),
-        ([], {}, ""),
+        ([], {}, None),
         ([8, 2], {}, "8"),
         ([True, 0.0], {}, "True"),
         ([1.0, 0.0], {}, "part 1"),
@@ -117,7 +117,7 @@ def test_a_split_in_two_is_what_it_was() -> None:
         ([0.5, 0.5], {"groups": [1] * 10}, "1 groups"),
     ],
 )
-def test_bad_arguments(fractions: list[float], options: dict[str, Any], named: str) -> None:
+def test_bad_arguments(fractions: list[float], options: dict[str, Any], named: str | None) -> None:
     with pytest.raises(ConfigError, match=named):
         split_parts(10, fractions, 0, **options)
     for k in (1, 0, 2.5, True, 11):
