@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.memory.limits import Limit, cgroup_limits, tightest
+from headrace.memory.limits import Cores, Limit, cgroup_limits, cpu_quota, tightest
 
 MB = 10**6
 
@@ -207,7 +207,7 @@ def test_cpu_quota_is_the_tightest_up_to_the_root(machine: Machine) -> None:
 def test_rlimit(name: str, field: str) -> None:
     script = f"""
 import psutil, resource
-from headrace.memory.limits import memory_limits, tightest
+from headrace.memory.limits import Cores, Limit, cgroup_limits, cpu_quota, memory_limits, tightest
 assert not any(limit.name == "{name}" for limit in memory_limits())
 total = psutil.Process().memory_info().{field} + 64 * 10**6
 resource.setrlimit(resource.{name}, (total, resource.RLIM_INFINITY))
