@@ -23,7 +23,7 @@ OPENED: dict[str, tuple[Callable[[Path], Any], Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("ending", OPENED)
-@pytest.mark.parametrize("names", [("train/1", "val/1"), ("test-00000-of-00001", "train-00000-of-00001")])
+@pytest.mark.parametrize("names", [("train/1", "val/1"), ("testing/1", "validation/1"), ("test-00000-of-00001", "train-00000-of-00001")])
 def test_splits_read_as_one_are_warned_of(ending: str, names: tuple[str, str], tmp_path: Path) -> None:
     write, opened = OPENED[ending]
     paths = [tmp_path / f"{name}{ending}" for name in names]

@@ -21,7 +21,7 @@ _PIECE = 1 << 16  # names that are looked at together: what is made of them is s
 _OF_TARGETS = ("mask", "label", "annot", "target", "truth", "segm")
 """What names of folders of masks or annotations hold."""
 _OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
-_SPLIT = re.compile(r"(train|training|val|valid|validation|dev|test|testing|unlabell?ed)[-_]?[0-9]*", re.IGNORECASE)
+_SPLIT = re.compile(r"(training|train|validation|valid|val|dev|testing|test|unlabell?ed)[-_]?[0-9]*", re.IGNORECASE)
 _ENDS = 64 << 10  # bytes of a JSON file that are looked at, at its beginning and at its end
 _COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 _MOST_JSON = 16  # JSON files of a folder that are looked at
