@@ -89,6 +89,14 @@ class TestFolder:
         touch(tmp_path, "x.jpg")
         assert names(scan(kind(tmp_path), ENDINGS)) == ["x.jpg"]
 
+    def test_slashes_at_the_end(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.jpg", "b/c.jpg")
+        wanted = [f"{tmp_path}/a.jpg", f"{tmp_path}/b/c.jpg"]
+        for entry in (f"{tmp_path}/", f"{tmp_path}//"):
+            found = scan(entry, ENDINGS)
+            assert [found.url(number) for number in range(len(found))] == wanted
+        assert scan(f"{tmp_path}//*.jpg", ENDINGS).url(0) == f"{tmp_path}/a.jpg"
+
     def test_the_home_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(touch(tmp_path, "data/x.jpg")))
         assert scan("~/data", ENDINGS).path(0) == os.fsencode(tmp_path / "data/x.jpg")

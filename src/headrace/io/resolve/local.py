@@ -38,7 +38,7 @@ class LocalWalk:
     def __call__(self, entry: Any) -> Found:
         path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
         if os.path.isdir(path) and not self._is_store(path):
-            return self._searched(path)
+            return self._searched(path.rstrip("/") or "/")
         if os.path.exists(path):
             path = path.rstrip("/") or path
             return Found(os.path.dirname(path), PackedNames([os.fsencode(os.path.basename(path))]))
@@ -84,12 +84,14 @@ class LocalWalk:
 
     def _matched(self, pattern: str) -> Found:
         """What a glob matches: names that end as they should; or, where none does, what is recognized by its content."""
-        root = before_magic(pattern, os.sep) or ("/" if pattern.startswith("/") else "")
+        root = before_magic(pattern, os.sep).rstrip("/") or ("/" if pattern.startswith("/") else "")
         globbed = glob.glob(pattern, recursive=True)
-        dead = [path for path in globbed if os.path.islink(path) and not os.path.exists(path)]
+        files = list(filter(os.path.isfile, globbed))
+        others = set(globbed).difference(files)
+        dead = sorted(path for path in others if not os.path.exists(path))
         if dead:
             _warn_of_dead_links(pattern, len(dead), dead[0])
-        matches = [os.path.relpath(m, root or ".") for m in globbed if self._kind.stores or os.path.isfile(m)]
+        matches = [os.path.relpath(match, root or ".") for match in (globbed if self._kind.stores else files)]
         matches = [match for match in matches if "__MACOSX" not in match.split("/")]  # as `glob` leaves out what begins with a dot
         looping = {folder: _loops(root, folder) for folder in set(map(os.path.dirname, matches))}
         matches = [match for match in matches if not looping[os.path.dirname(match)]]
