@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import FormatError, HDF5Dataset, TableDataset, create_dataloader, pack
+from headrace import FormatError, HDF5Dataset, SampleError, TableDataset, create_dataloader, pack
 from headrace.storage.hdf5.packed import packed_info
 from headrace.testing.contract import DatasetContract
 from tests.datasets.table.test_table import WRITERS, name_of, write
@@ -36,6 +36,18 @@ def test_dictionary_encoded_texts_are_classes(writer: str, tmp_path: Path) -> No
         assert targets.dtype == torch.int64 and targets.tolist() == [CLASSES.index(kind) for kind in KINDS]
         train, held_out = dataset.split(0.5, stratify=True)
         assert np.bincount(train.targets).tolist() == np.bincount(held_out.targets).tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("code", [-1, 2])
+def test_codes_beyond_the_dictionary_are_errors(code: int, tmp_path: Path) -> None:
+    codes = pa.array([0, code, 1], pa.int32())
+    kinds = pa.DictionaryArray.from_arrays(codes, ["oak", "ash"], safe=False)
+    path = write(tmp_path / "a.arrow", pa.table({"kind": kinds}), "arrow", rows=3)
+    with TableDataset(path, "kind") as dataset:
+        assert [dataset[0], dataset[2]] == ["oak", "ash"]
+        for read in (lambda: dataset[1], lambda: dataset.__getitems__([0, 1, 2])):
+            with pytest.raises(SampleError, match=f"item {code} of its dictionary, which has 2"):
+                read()
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -199,13 +199,15 @@ class Coded(Column):
     """Texts or bytes, of which each row holds the number of one in a dictionary.
 
     Args:
+        name: of the column.
         codes: [n] the number of each; anything where there is none.
         items: the dictionary.
+        count: items of the dictionary.
         valid: see `Column`.
     """
 
-    def __init__(self, codes: npt.NDArray[Any], items: Column, valid: Mask | None) -> None:
-        self._codes, self._items, self.valid = codes, items, valid
+    def __init__(self, name: str, codes: npt.NDArray[Any], items: Column, count: int, valid: Mask | None) -> None:
+        self.name, self._codes, self._items, self._count, self.valid = name, codes, items, count, valid
 
     def settle(self) -> None:
         self._items.settle()
@@ -213,6 +215,9 @@ class Coded(Column):
     def values(self, rows: IntArray) -> list[Any]:
         present = rows if self.valid is None else rows[self.valid[rows]]
         codes, places = np.unique(self._codes[present], return_inverse=True)
+        if len(codes):
+            self._check(codes[0])
+            self._check(codes[-1])
         items = self._items.values(codes.astype(np.int64))
         found = iter([items[place] for place in places.tolist()])
         return [next(found) if has else None for has in self._has(rows)]
@@ -220,7 +225,15 @@ class Coded(Column):
     def value(self, row: int) -> Any:
         if self.valid is not None and not self.valid[row]:
             return None
-        return self._items.value(int(self._codes[row]))
+        code = int(self._codes[row])
+        self._check(code)
+        return self._items.value(code)
+
+    def _check(self, code: int) -> None:
+        if not 0 <= code < self._count:
+            raise FormatError(
+                f"column {self.name!r} refers to item {code:,} of its dictionary, which has {self._count:,}: the file is damaged"
+            )
 
 
 class Nothing(Column):
@@ -336,7 +349,7 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     if types.is_dictionary(array.type):
         if is_text(array.type.value_type) or is_bytes(array.type.value_type):  # decoded, they may take any memory
             codes = _numbers(name, array.indices, None).data
-            return Coded(codes, column_of(name, array.dictionary), _valid_of(array))
+            return Coded(name, codes, column_of(name, array.dictionary), len(array.dictionary), _valid_of(array))
         array = array.dictionary_decode()
     if types.is_string_view(array.type):
         array = array.cast(pa.large_string())
