@@ -89,8 +89,13 @@ class LRUCache(cachetools.LRUCache[K, V]):
         self.bypassed: int = 0
         self._sizeof: Callable[[V], int] = sizeof or held_bytes
         self._lock = threading.RLock()  # re-entrant: dropping a value may run its owner's finalizers
-        super().__init__(_limit(self.max_bytes), self._sizeof)
+        super().__init__(math.inf, self._sizeof)  # which has no way to another limit
         renew_after_fork(self)
+
+    @property
+    def maxsize(self) -> float:
+        """`max_bytes`, as cachetools calls it; infinite if there is no limit."""
+        return math.inf if self.max_bytes is None else self.max_bytes
 
     @property
     def nbytes(self) -> int:
@@ -132,17 +137,24 @@ class LRUCache(cachetools.LRUCache[K, V]):
         Returns:
             False if the value alone is larger than the cache. An older value of `key` is then removed as well.
         """
-        size = self._sizeof(value)
         with self._lock:
             if super().__contains__(key):
                 super().__delitem__(key)
-            if self.max_items == 0 or size > self.maxsize:
+            if self.max_items == 0:
                 self.bypassed += 1
                 return False
-            while self.max_items is not None and len(self) >= self.max_items:
-                self.popitem()
+            before = self.currsize
             super().__setitem__(key, value)
+            if self.currsize - before > self.maxsize:
+                super().__delitem__(key)
+                self.bypassed += 1
+                return False
+            self._make_room()
             return True
+
+    def _make_room(self) -> None:
+        while self.currsize > self.maxsize or (self.max_items is not None and super().__len__() > self.max_items):
+            self.popitem()
 
     @overload  # type: ignore[override]
     def pop(self, key: K) -> V | None: ...
@@ -178,12 +190,7 @@ class LRUCache(cachetools.LRUCache[K, V]):
         checked = check_integer("max_bytes", max_bytes, 0, optional=True)
         with self._lock:
             self.max_bytes = checked
-            while self.currsize > _limit(checked):
-                self.popitem()
-            items = [super(LRUCache, self).popitem() for _ in range(len(self))]
-            super().__init__(_limit(checked), self._sizeof)  # the only way to another `maxsize`
-            for key, value in items:
-                super().__setitem__(key, value)
+            self._make_room()
 
     def __getitem__(self, key: K) -> V:
         with self._lock:
@@ -222,8 +229,4 @@ class LRUCache(cachetools.LRUCache[K, V]):
         is_free = self._lock.acquire(blocking=False)
         self._lock = threading.RLock()
         if not is_free:  # held by a thread that is not here: it may have been half-way through a change
-            super().__init__(_limit(self.max_bytes), self._sizeof)
-
-
-def _limit(max_bytes: int | None) -> float:
-    return math.inf if max_bytes is None else max_bytes
+            super().__init__(math.inf, self._sizeof)
