@@ -158,7 +158,7 @@ def _parts_of(entry: Any, options: RemoteOptions | None, wanted: tuple[str, ...]
 def refuse_sidecars(files: FileSet) -> None:
     """Raises a FormatError where JSON files that `headrace.pack` wrote beside parts are among texts."""
     data, _ = files.names.arrays
-    if re.search(rb"-of-\d", data) is None:
+    if re.search(rb"-of-\d", data.data) is None:
         return
     names = set(files.names)
     for index, name in enumerate(files.names):
