@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from headrace.collate.normalization import STATISTICS, Normalization, check_normalize
+from headrace.collate.normalization import STATISTICS, Normalization
 from headrace.datasets.image.pixels import IMAGENET, normalize
-from headrace.errors import ConfigError
 
 OWN = Normalization((0.1, 0.2, 0.3, 0.9, 0.0), (0.5, 0.25, 1.0, 0.01, 0.7))
 HALVES = {torch.bfloat16: 2**-8, torch.float16: 2**-11}  # the most that rounding to the nearest is off, relatively
@@ -57,9 +55,3 @@ def test_a_crop_of_a_larger_batch_and_an_empty_one() -> None:
     pixels = images(3)
     assert torch.equal(IMAGENET.normalized(pixels[:, :, 3:9, ::2]), IMAGENET.normalized(pixels)[:, :, 3:9, ::2])
     assert IMAGENET.normalized(pixels[:0]).shape == (0, 3, 16, 16)
-
-
-@pytest.mark.parametrize("value", ["device", 1, None, np.ones(2)])
-def test_what_is_no_normalize(value: Any) -> None:
-    with pytest.raises(ConfigError, match="normalize must be True, False or 'host', not"):
-        check_normalize(value)

@@ -25,7 +25,6 @@ from headrace import (
     variable_length_collate,
 )
 from headrace.memory.ring import Ring
-from headrace.testing.contract import same
 
 
 class Row(NamedTuple):
@@ -58,25 +57,6 @@ def test_a_dict_gets_mask_and_lengths() -> None:
     assert {batch[name].dtype for name in batch} == {torch.int64}
 
 
-@pytest.mark.parametrize(
-    ("samples", "dtype", "values"),
-    [
-        ([[1], [2.5, 3]], torch.float64, [[1, 0], [2.5, 3]]),
-        ([[], [True]], torch.bool, [[False], [True]]),
-        ([[], [1.5]], torch.float64, [[0], [1.5]]),
-        ([[], []], torch.int64, [[], []]),
-        ([[], torch.tensor([1], dtype=torch.int8)], torch.int8, [[0], [1]]),
-        ([[True], [2]], torch.int64, [[1], [2]]),
-        ([[np.int32(3)], [4, 5]], torch.int64, [[3, 0], [4, 5]]),
-        ([[np.uint8(3)], []], torch.int64, [[3], [0]]),
-        ([[np.float32(3)]], torch.float64, [[3]]),
-    ],
-)
-def test_lists(samples: list[Any], dtype: torch.dtype, values: list[Any]) -> None:
-    padded = pad_collate()(samples)
-    assert padded.values.dtype == dtype and padded.values.tolist() == values
-
-
 def test_a_mask_of_the_samples_stays_the_mask() -> None:
     samples = [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 0]}, {"input_ids": [8], "attention_mask": [1]}]
     batch = pad_collate(pad_value=9)(samples)
@@ -92,14 +72,19 @@ def test_named_fields_only() -> None:
     assert batch["a"].shape == (2, 3) and batch["b"].shape == (2, 2) and "b_lengths" not in batch
     second = pad_collate(1)([(torch.zeros(2), torch.zeros(3, 4)), (torch.zeros(2), torch.zeros(1, 4))])
     assert second[0].shape == (2, 2) and second[1].values.shape == (2, 3, 4)
-    assert pad_collate("tokens")([Row([1], 1), Row([1, 2], 2)]).tokens.values.shape == (2, 2)
-    assert pad_collate(0)([Row([1], 1), Row([1, 2], 2)]).tokens.values.shape == (2, 2)
+    for name in ("tokens", 0):
+        assert pad_collate(name)([Row([1], 1), Row([1, 2], 2)]).tokens.values.shape == (2, 2)
     assert pad_collate("tokens")([Example([1], "a"), Example([1, 2], "b")]).tokens.lengths.tolist() == [1, 2]
-    nested = pad_collate("in.ids")(
-        [{"in": {"ids": [[1, 2]], "box": torch.zeros(4)}}, {"in": {"ids": [[1, 2], [3, 4]], "box": torch.zeros(4)}}]
-    )
-    assert nested["in"]["ids"].tolist() == [[[1, 2], [0, 0]], [[1, 2], [3, 4]]] and nested["in"]["box"].shape == (2, 4)
-    assert pad_collate("a.b")([{"a.b": [1]}, {"a.b": [1, 2]}])["lengths"].tolist() == [1, 2]
+    nested = pad_collate("in.ids")([{"in": {"ids": [[1, 2]] * n, "box": torch.zeros(4)}} for n in (1, 2)])
+    assert nested["in"]["ids"].tolist() == [[[1, 2], [0, 0]], [[1, 2], [1, 2]]] and nested["in"]["box"].shape == (2, 4)
+
+
+def test_lists_of_numbers_get_one_dtype() -> None:
+    for samples, dtype in (
+        *(([[1], [2.5, 3]], torch.float64), ([[], [True]], torch.bool), ([[], []], torch.int64), ([[True], [2]], torch.int64)),
+        *(([[], torch.tensor([1], dtype=torch.int8)], torch.int8), ([[np.float32(3)]], torch.float64), ([[np.uint8(3)], []], torch.int64)),
+    ):
+        assert pad_collate()(samples).values.dtype == dtype
 
 
 # -- lengths
@@ -170,21 +155,6 @@ def test_batch_lies_in_ring_slot_and_is_a_copy() -> None:
         assert all(arena.offset_of(part.data_ptr(), part.numel() * 8) is not None for part in padded)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["forkserver"])
-def test_workers_give_what_the_main_process_gives(start: str, make_loader: Any) -> None:
-    collate = pad_collate("input_ids", pad_to_multiple_of=4, pad_value=-1)
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "collate_fn": collate}
-    here = list(create_dataloader(Sentences(), num_workers=0, **options))
-    there = list(make_loader(Sentences(), num_workers=1, multiprocessing_context=start, **options))
-    assert len(here) == 3 and all(same(a, b) for a, b in zip(here, there, strict=True))
-    assert (
-        here[2]["input_ids"].shape == (2, 12)
-        and here[2]["name"] == ["sentence 8", "sentence 9"]
-        and here[0]["lengths"].tolist() == [0, 1, 2, 3]
-    )
-
-
 def test_sequences_of_all_kinds_keep_their_dtype() -> None:
     for dtype in ("?", "u1", "i1", "u2", "u4", "i8", ">i4", "f2", "f4", ">f8", "c16"):
         for rest in ((), (3,), (2, 0)):
@@ -252,31 +222,20 @@ def test_values_of_the_padding() -> None:
     ("options", "samples", "named"),
     [
         ({"max_length": 2}, [[1], [1, 2, 3]], "sample 1 is 3 long"),
-        ({"max_length": 2, "padding": "max_length"}, [{"a": [1, 2, 3]}], "sample 0 at ['a'] is 3 long"),
         ({}, [{"a": torch.zeros(1)}, {"a": torch.zeros(1, dtype=torch.int64)}], "['a'] is int64 [1], sample 0 is float32 [1]"),
         ({}, [np.zeros(1), np.zeros(1, "f4")], ".to(torch.float64)"),
         ({}, [torch.zeros(1), torch.zeros(1, 2)], "sample 1 is float32 [1, 2]"),
         ({"fields": "a"}, [{"a": torch.tensor(1)}], "sample 0 at ['a'] is int64 []"),
-        ({"fields": "a"}, [{"a": [1]}, {"a": None}], "sample 1 at ['a'] is 'NoneType'"),
         ({"fields": "a"}, [{"a": [[1], [1, 2]]}], "sample 0 at ['a']"),
         ({}, [{"a": [1], "b": [1]}, {"a": [1]}], "sample 1 has the keys ['a']"),
-        ({}, [(1, [1]), (1,)], "sample 1"),
         ({"fields": "b"}, [{"a": [1]}, {"a": [1, 2]}], "'b'"),
-        ({"fields": ["a", 2]}, [{"a": [1]}], "'2'"),
         ({"fields": 2}, [([1], 1)], "the positions 0 to 1"),
-        ({"fields": "x"}, [Row([1], 1)], "'tokens', 'label'"),
         ({"fields": "x"}, [Example([1], "a")], "'tokens', 'name'"),
-        ({"fields": "x"}, [[1], [2]], "'x'"),
         ({"pad_value": {"b": 1}}, [{"a": [1]}], "'b'"),
         ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 is no value of int64"),
-        ({"pad_value": 256}, [np.zeros(1, "u1")], "pad_value=256"),
-        ({"pad_value": float("nan")}, [[1]], "pad_value=nan"),
         ({"pad_value": 1e6}, [np.zeros(1, "f2")], "float16"),
-        ({"pad_value": 2}, [[True]], "bool"),
         ({"pad_value": 1j}, [[1.5]], "float64"),
-        ({"pad_value": 10**400}, [[1.5]], "float64"),
         ({}, [{"x": {"a": [1], "attention_mask": 3}}], "'attention_mask' already at ['x']"),
-        ({}, [{"a": [1], "b": [1], "b_lengths": 3}], "'b_lengths'"),
         ({}, [[1], [2**63]], "9223372036854775808"),
         ({}, [], ""),
     ],

@@ -202,23 +202,16 @@ def test_masks_boxes_and_labels_stay_with_their_image() -> None:
     ("options", "samples", "named"),
     [
         ({}, [torch.full((3, 4, 5), -1.2)], "normalize=False"),
-        ({}, [torch.full((3, 4, 5), 254.0)], "254"),
-        ({}, [torch.full((3, 4, 5), float("nan"))], "nan"),
         ({}, [picture(3, 4, 5), torch.zeros(3, 4, 5)], "sample 1 is float32 [3, 4, 5]"),
         ({}, [{"image": torch.zeros(3, 4, 5, dtype=torch.int64)}], "sample 0 at ['image'] is int64"),
         ({}, [picture(3, 4, 5), picture(3, 4, 6)], "sample 1 is [3, 4, 6]"),
-        ({"normalize": False}, [picture(3, 4, 5), picture(3, 4, 6)], "sample 1 is [3, 4, 6]"),
-        ({}, [picture(2, 3, 4, 5)], "uint8 [2, 3, 4, 5]"),
         ({}, [picture(4, 8, 9)], "[4, 8, 9]"),
         ({}, [picture(3, 8, 3)], "channels="),
         ({"channels": "first"}, [picture(4, 8, 9)], "4 channels"),
-        ({"mean": [0.5] * 3, "std": [0.5] * 3, "channels": "first"}, [picture(1, 8, 9)], "1 channels"),
         ({}, [picture(3, 4, 5), None], "sample 1 is 'NoneType'"),
         ({}, [{"picture": picture(3, 4, 5)}], "'pixel_values'"),
-        ({}, [("a", 1)], "str"),
         ({}, [()], "tuple"),
         ({"fields": "photo"}, [{"image": picture(3, 4, 5)}], "'photo'"),
-        ({"fields": "image"}, [{"image": "path"}], "'image'"),
         ({"lists": "points"}, [{"image": picture(3, 4, 5)}], "'points'"),
         ({}, [{"image": picture(3, 4, 5), "n": 1}, {"image": picture(3, 4, 5)}], "sample 1"),
         ({}, [], ""),
@@ -242,13 +235,6 @@ def test_what_can_not_be_collated(options: dict[str, Any], samples: list[Any], n
 def test_bad_arguments(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         VisionCollator(**options)
-
-
-@pytest.mark.slow
-def test_workers_give_what_the_main_process_gives(make_loader: Any) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "collate_fn": VisionCollator("cifar10")}
-    here, there = (list(make_loader(Pictures(), num_workers=workers, **options)) for workers in (0, 1))
-    assert len(here) == 2 and same(here, there)
 
 
 def test_by_name_and_pickled() -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
-import random
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory import budget as module
@@ -154,23 +149,6 @@ class TestReserve:
             store.resize(1)
         assert budget.reserved == 0
 
-    @pytest.mark.slow
-    def test_garbage_is_given_back(self) -> None:
-        budget = MemoryBudget(limits=LIMITS)
-        reservation = budget.reserve(5 * MB, "store")
-        assert budget.reserved == 5 * MB
-        del reservation
-        gc.collect()
-        assert budget.reserved == 0
-
-        class Owner:
-            def __init__(self) -> None:
-                self.me, self.held = self, budget.reserve(7 * MB, "cycle")
-
-        Owner()
-        gc.collect()
-        assert budget.reserved == 0
-
     def test_closing_never_waits_for_the_lock(self) -> None:
         """A finalizer may run anywhere: see NOTE [ Releases and the garbage collector ]."""
         budget = MemoryBudget(limits=LIMITS)
@@ -219,48 +197,6 @@ class TestLedger:
         assert [budget.limit for budget in budgets] == [100, 100, 100]
         assert "ignored: cgroup v1 /x is ignored" in budgets[0].explain()
         assert calls == [1]
-
-
-def work(budget: MemoryBudget, seed: int, faults: list[str]) -> None:
-    """Reserve, resize, close and drop at random; report every sight of a budget that holds too much."""
-    dice, held = random.Random(seed), list[Reservation]()
-    for _ in range(150):
-        action, size = dice.randrange(4), dice.randrange(budget.limit + 1)
-        try:
-            if action == 0 or not held:
-                held.append(budget.reserve(size, f"thread {seed}"))
-            elif action == 1:
-                held[dice.randrange(len(held))].resize(size)
-            elif action == 2:
-                held.pop().close()
-            else:
-                del held[0]
-        except BudgetError:
-            pass
-        if budget.reserved > budget.limit or sum(one.nbytes for one in held) > budget.limit:
-            faults.append(f"{budget.reserved} of {budget.limit}")
-
-
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)
-@given(st.integers(1, 1000), st.integers(0, 2**32), st.integers(2, 4))
-def test_threads_never_exceed_the_limit(total: int, seed: int, n: int) -> None:
-    root = MemoryBudget(1.0, limits=[Limit("small", total, 0)])
-    faults: list[str] = []
-    budgets = [root, root.share(2), root.share(2), root][:n]
-    threads = [threading.Thread(target=work, args=(it, seed + i, faults)) for i, it in enumerate(budgets)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert faults == []
-    gc.collect()
-    assert [budget.reserved for budget in budgets] == [0] * n
 
 
 def test_reservation_closed_while_growing_is_returned() -> None:

@@ -154,12 +154,6 @@ def test_a_mount_that_shows_only_a_part(machine: Machine) -> None:
     assert machine.notes == []
 
 
-def test_a_later_mount_hides_an_earlier_one(machine: Machine) -> None:
-    machine.inside("0::/foo").mount("cgroup2", "one").mount("tmpfs", "one")
-    machine.files("one/foo", **v2(3, 1)).files("foo", **v2(400, 1))
-    assert [limit.total for limit in machine.limits().values()] == [400]
-
-
 @pytest.mark.parametrize("path", ["/not/visible/here", "/../sibling"])
 def test_invisible_path_falls_back_to_the_mount_root(machine: Machine, path: str) -> None:
     machine.inside(f"0::{path}").files("", **v2(500, 100)).files("../sibling", **v2(3, 1)).files("foo", **v2(2, 1))

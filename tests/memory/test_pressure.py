@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -62,16 +60,3 @@ def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.Monkey
         mode.admit(i, np.full(100_000, i, np.uint8))
     assert all(value is not MISSING for value in mode.get(everything))
     assert mode.stats()["hits"] > 0 and mode.stats()["misses"] > 0
-
-
-def test_it_is_looked_at_by_time_and_not_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    Machine(monkeypatch, 20 * MB, 15 * MB)
-    mode, looks = Mode(), []
-
-    def look(*_: Any) -> None:
-        looks.append(1)
-
-    monkeypatch.setattr(stored_module, "follow_pressure", look)
-    for _ in range(1000):
-        mode.get([1])
-    assert len(looks) == 1

@@ -156,17 +156,6 @@ class TestRoundTrip:
         del batch
         assert worker.exitcode == 0 and in_use(ring) == 0
 
-    def test_conjugate_views_of_what_lies_in_the_slot(self) -> None:
-        ring = Ring(1)
-        arena = ring.arena(ring.take())
-        with arena:
-            inside = empty((6,), torch.complex64).copy_(torch.randn(6, dtype=torch.complex64))
-            negative = torch._neg_view(empty((4,), torch.float32).copy_(torch.arange(4.0)))
-            wanted = inside.clone().conj(), negative.clone()
-            sent = pickle.dumps(arena.pack((inside.conj(), negative), {}))
-        found = pickle.loads(sent).batch
-        assert same(found[0], wanted[0].resolve_conj()) and torch.equal(found[1], wanted[1])
-
     def test_one_tensor_twice_is_one_tensor(self) -> None:
         ring = Ring(1)
         tensor = torch.arange(1000)
@@ -317,13 +306,6 @@ class TestLife:
         with pytest.raises(WorkerError):
             pickle.loads(sent)
 
-    def test_tensors_outlive_their_ring(self) -> None:
-        ring = Ring(1)
-        batch = deliver(ring, torch.full((1000,), 4))
-        del ring
-        gc.collect()
-        assert (batch == 4).all()
-
     def test_a_delivery_that_cannot_be_unpickled_frees_its_slot(self) -> None:
         ring = Ring(1)
         sent = pack(ring, [torch.ones(500), Explodes()])
@@ -354,15 +336,6 @@ class TestInProcess:
         assert labels[0] is labels[1]
         del batch, images
         assert in_use(ring) == 0 and (labels[0] == 5).all()
-
-    def test_an_abandoned_one_is_free_when_nothing_is_left_of_it(self) -> None:
-        ring = Ring(1)
-        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
-            half_made = empty((20,), torch.float32)
-        arena.abandon()
-        assert in_use(ring) == 1
-        del half_made
-        assert in_use(ring) == 0 and arena is not None
 
     def test_tensors_of_a_slot_are_aligned_and_apart(self) -> None:
         ring, kinds = Ring(1), [(n, dtype) for dtype in DTYPES for n in (1, 3, 64, 100)]

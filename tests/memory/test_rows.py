@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.memory.store import MISSING, SampleStore
+from headrace.memory.store import SampleStore
 
 DTYPES = ["uint8", "int16", "uint16", "int64", "float16", "float32", "float64", "complex64", "bool"]
 
@@ -74,13 +74,6 @@ def test_one_that_is_missing_and_none_at_all() -> None:
     assert store.rows(np.array([], np.int64)) is None
 
 
-def test_a_sample_in_place_is_read_only() -> None:
-    rows = filled(some((3, 4), "float32")).rows(np.array([4]))
-    assert rows is not None
-    with pytest.raises(ValueError, match="read-only"):
-        rows[0][...] = 1
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_what_was_evicted_and_came_again(data: st.DataObject) -> None:
@@ -96,14 +89,3 @@ def test_what_was_evicted_and_came_again(data: st.DataObject) -> None:
         assert found is not None and (found == wanted[:, None]).all()
     gone = next((i for i in range(length) if i not in store), None)
     assert gone is None or store.rows(np.array([*held, gone])) is None
-
-
-def test_are_held_says_no_when_one_moved() -> None:
-    store = SampleStore(50, 2000, "lru")
-    for index in range(3):
-        store.put(index, np.full(64, index, np.uint8))
-    rows = store.rows(np.arange(3))
-    assert rows is not None and rows.are_held()
-    for index in range(3, 30):
-        store.put(index, np.full(64, index, np.uint8))
-    assert not rows.are_held() and store.get(0) is MISSING

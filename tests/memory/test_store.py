@@ -68,13 +68,6 @@ class TestRoundTrip:
             assert store.get(0) is MISSING and store.get(2) is MISSING
             assert store.nbytes == SampleStore.nbytes_of(value)
 
-    def test_what_cannot_be_pickled_changes_nothing(self) -> None:
-        store = SampleStore(2, BIG)
-        with pytest.raises((pickle.PicklingError, AttributeError)):
-            store.put(0, lambda: None)
-        assert (len(store), store.nbytes) == (0, 0)
-        assert store.put(0, "fine") and store.get(0) == "fine"
-
     def test_a_sample_is_a_copy_and_outlives_its_store(self) -> None:
         for n in (10, 5000):
             store, array = SampleStore(1, BIG), np.zeros(n, np.uint8)
@@ -111,14 +104,6 @@ class TestCapacity:
         store = SampleStore(2, exactly - 1, policy)
         assert not store.put(0, value)
         assert store.put(1, b"small") and not store.is_full
-
-    def test_the_policy_changes_for_all_processes(self) -> None:
-        store = SampleStore(10, 5 * SampleStore.nbytes_of(bytes(1000)))
-        for i in range(6):
-            store.put(i, bytes(1000))
-        assert store.policy == "keep" and 5 not in store
-        store.use_lru()
-        assert store.policy == "lru" and store.put(5, bytes(1000)) and 5 in store
 
 
 class StoreMachine(RuleBasedStateMachine):

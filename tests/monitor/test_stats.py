@@ -1,10 +1,7 @@
 """The numbers of `get_stats()` are true."""
 
-import copy
 import itertools
-import json
 import os
-import pickle
 import subprocess
 import sys
 import warnings
@@ -13,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from headrace import HeadraceWarning, MultiDataLoader
 from headrace.memory.limits import memory_limits, tightest
@@ -67,14 +64,6 @@ def test_units_by_name() -> None:
     assert str(Stats()) == "{}"
 
 
-def test_a_table_is_a_dict_all_the_same() -> None:
-    stats = Stats(batches=3, wait_time=0.5)
-    assert stats == {"batches": 3, "wait_time": 0.5} and isinstance(stats, dict) and json.loads(json.dumps(stats)) == stats
-    for copied in (pickle.loads(pickle.dumps(stats)), copy.deepcopy(stats), copy.copy(stats)):
-        assert copied == stats and str(copied) == str(stats)
-    assert stats.get("nothing") is None and stats.get("nothing", 7) == 7 and stats.get("batches") == 3
-
-
 @WORKERS
 def test_times_fit_together(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(), num_workers=workers)
@@ -120,19 +109,6 @@ def test_errors_are_counted_also_where_the_batch_is_lost(loader_of: Any, workers
     list(skipping)
     stats = skipping.get_stats()
     assert stats["errors"] == 3 == stats["skipped"] and stats["samples"] == 39
-
-
-def test_what_several_datasets_hold_is_added_up(loader_of: Any) -> None:
-    parts = [SquareDataset(loading_mode="cached") for _ in range(2)]
-    loader = loader_of(ConcatDataset(parts))
-    list(loader)
-    assert loader.get_stats()["held"] == 84
-    views = [parts[0].subset(range(9)), parts[0].subset(range(9, 20))]
-    shared = loader_of(ConcatDataset(views))
-    list(shared)
-    assert shared.get_stats()["held"] == 42, "two views of one store hold it once"
-    for part in parts:
-        part.close()
 
 
 @pytest.mark.slow
@@ -252,24 +228,6 @@ def test_foreign_datasets_and_streams(loader_of: Any) -> None:
     multi = MultiDataLoader({"a": (list(range(5)), 2), "b": DataLoader(range(4), batch_size=3)}, num_workers=0)  # type: ignore[arg-type]
     lines = str(multi.get_stats()).splitlines()
     assert lines[0] == "a:" and lines[1].split() == ["dataset_size", "5"] and "b:" in lines
-
-
-def test_a_look_that_takes_long_is_taken_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundredth of the time, at most."""
-    now, looked = [100.0], []
-
-    def slow(pid: int) -> int:
-        looked.append(pid)
-        now[0] += 0.05
-        return 10
-
-    monkeypatch.setattr(stats_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(stats_module, "pss_of", slow)
-    stats = LoadingStats()
-    for step in (0.0, 1.5, 3.0, 1.0):  # 5 seconds after the first look began
-        now[0] += step
-        stats.look([])
-    assert len(looked) == 2
 
 
 def test_memory_of_a_dead_worker_is_none() -> None:

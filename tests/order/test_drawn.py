@@ -88,11 +88,6 @@ def test_all_classes_come_equally_often() -> None:
     assert all(sorted(one) == list(range(50, 55)) for one in passes) and len(passes) > 10
 
 
-def test_how_much_is_padding() -> None:
-    assert padding_fraction(np.array([[2, 4], [5, 5]])) == 1 - 16 / 18
-    assert padding_fraction(np.zeros((0, 4), np.int64)) == padding_fraction(np.zeros((2, 4), np.int64)) == 0
-
-
 def test_an_epoch_of_another_length() -> None:
     inner = EpochOrder(10, seed=1, epoch=4)
     assert ResizedOrder(inner, 4)[:].tolist() == inner[:4].tolist()
@@ -159,19 +154,11 @@ def test_balanced_orders_end_in_time_and_take_strings() -> None:
     [
         (WeightedOrder, [1, -1], {}, "sample 1 has -1"),
         (WeightedOrder, [1, float("nan"), float("inf")], {}, "sample 1 has nan"),
-        (WeightedOrder, [[1, 2]], {}, r"\[1, 2\]"),
-        (WeightedOrder, ["x"], {}, None),
         (WeightedOrder, [1e308] * 10, {}, None),
         (WeightedOrder, [1, 0, 1], {"n": 3, "replacement": False}, "2 of 3"),
-        (WeightedOrder, [1], {"n": -1}, "n must"),
         (BalancedOrder, [0, 0, 1], {"n": 3, "replacement": False}, "1 samples"),
-        (BalancedOrder, [0.5, 1.0], {}, None),
-        (BalancedOrder, [[0], [1]], {}, r"\[2, 1\]"),
         (BalancedOrder, [None, "a", 3], {}, "NoneType, int, str"),
         (BalancedOrder, [[0], [1, 2]], {}, None),
-        (BalancedOrder, [], {"n": 3}, None),
-        (BucketedOrder, [1.5], {}, "float64"),
-        (BucketedOrder, [[1]], {}, r"\[1, 1\]"),
         (BucketedOrder, [[1], [1, 2]], {}, None),
         (BucketedOrder, [3, -2], {}, "sample 1 is -2"),
     ],

@@ -62,22 +62,6 @@ def test_aligned_lanes_are_a_bijection_of_whole_blocks(n: int, batch: int, inter
         assert np.count_nonzero((numbers == lane) & ~owned) == lanes.lead[lane] + lanes.tail[lane] < 2 * size
 
 
-def test_aligned_lanes_come_to_new_blocks_evenly() -> None:
-    """And have no more blocks open than there are lanes."""
-    lanes = AlignedLanes(4096 * 8, 64, 64, 24, 8)
-    blocks = lanes.place_of(np.arange(4096 * 8)).reshape(-1, 64) // 8
-    seen: set[int] = set()
-    new = []
-    for batch in blocks.tolist():
-        new.append(len(set(batch) - seen))
-        seen.update(batch)
-    assert set(new[:24]) == {36} and set(new[24:240]) == {8}
-    of_turn = blocks[::24]
-    first = {block: step for step in reversed(range(len(of_turn))) for block in of_turn[step].tolist()}
-    last = {block: step for step in range(len(of_turn)) for block in of_turn[step].tolist()}
-    assert max(sum(first[b] <= step <= last[b] for b in first) for step in range(len(of_turn))) <= 64
-
-
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_each_segment_has_one_reader(world_size: int) -> None:
     """Shards of 16 MB with rows of 27,648 bytes; whoever takes a sample of a segment fetches all of it."""

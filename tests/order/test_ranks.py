@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import tracemalloc
 from typing import Any
 
@@ -60,21 +59,6 @@ def test_the_table_of_the_module_is_right() -> None:
     padded, exact = (make_ranks(9, 2, 2, shuffle=False, pad=pad) for pad in (True, False))
     assert [[r.batch(s).tolist() for r in padded] for s in (1, 2)] == [[[4, 6], [5, 7]], [[8], [0]]]
     assert [[r.batch(s).tolist() for r in exact] for s in (1, 2)] == [[[4], [5]], [[6, 8], [7]]]
-
-
-def test_iteration_computes_one_batch_then_a_part_ahead() -> None:
-    asked: list[int] = []
-
-    class Order(EpochOrder):
-        def __getitem__(self, positions: Any) -> Any:
-            asked.append(np.size(positions))
-            return super().__getitem__(positions)
-
-    batches = iter(RankBatches(Order(100_000, global_batch=2), batch_size=2))
-    next(batches)
-    assert asked == [2]
-    collections.deque(batches, maxlen=0)
-    assert asked[1:4] == [8, 32, 128] and max(asked) == 4_096 and sum(asked) == 100_000
 
 
 def test_a_batch_of_a_trillion_samples_needs_no_memory() -> None:

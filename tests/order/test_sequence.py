@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.order import EpochOrder
-from headrace.order.permutation import KEY_COUNT, derive_keys
-from headrace.order.sequence import BlockSequence, _EvenSlots, _HeldSlots
+from headrace.order.sequence import BlockSequence
 
 
 @given(
@@ -30,23 +29,6 @@ def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(sizes: list[int], 
     assert len(ends) + 1 == len(segments) - 1 or not places.size
     inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
     assert set(ends) == set(inside) | set(sequence.edges()[1:-1])
-
-
-@given(count=st.integers(1, 5_000), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers())
-@example(4_097, 3, 2, 0)  # too many to be held at once
-@example(1, 5, 3, 0)
-def test_blocks_of_one_size_are_computed_as_they_are_held(count: int, size: int, missing: int, seed: int) -> None:
-    edges = np.arange(count + 1) * size
-    edges[-1] -= min(missing, size - 1)
-    keys = derive_keys("test", seed, count=KEY_COUNT)
-    held, even = _HeldSlots(edges, keys), _EvenSlots(edges, size, keys)
-    places, slots = np.arange(edges[-1]), np.arange(count)
-    assert held.count == even.count == count
-    assert np.array_equal(even.slot_of(places), held.slot_of(places))
-    assert np.array_equal(even.start_of(np.append(slots, count)), held.start_of(np.append(slots, count)))
-    for _ in range(4):  # computed at first, then looked up
-        assert np.array_equal(even.block_of(slots), held.block_of(slots))
-    assert even._blocks is not None
 
 
 @given(count=st.integers(1, 400), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers(), interleave=st.integers(1, 9))
