@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from headrace import (
-    CharTokenizer,
     CollateError,
     ConfigError,
     Padded,
-    TextCollator,
-    VisionCollator,
     collators,
     create_dataloader,
     pad_collate,
@@ -125,9 +122,6 @@ def test_truncation_cuts_the_end(lengths: list[int], limit: int, padding: str) -
     kept = [min(length, limit) for length in lengths]
     assert padded.lengths.tolist() == kept and padded.values.shape[1] == (limit if padding == "max_length" else max(kept))
     assert all(row[:end].tolist() == list(range(end)) for row, end in zip(padded.values, kept, strict=True))
-
-
-# -- what is refused
 
 
 # -- as they are
@@ -246,18 +240,15 @@ def test_what_can_not_be_padded(options: dict[str, Any], samples: list[Any], nam
     assert named in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_bad_arguments() -> None:
+    for options in (
         *({"padding": "longer"}, {"truncation": 1, "max_length": 3}, {"max_length": 0}, {"max_length": True}, {"max_length": 1.5}),
         *({"max_length": None, "padding": "max_length"}, {"max_length": None, "truncation": True}),
         *({"pad_to_multiple_of": 0}, {"padding_side": "top"}, {"pad_value": "0"}, {"pad_value": {"a": None}}),
         *({"fields": [1.5]}, {"fields": True}),
-    ],
-)
-def test_bad_arguments(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        pad_collate(**options)
+    ):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            pad_collate(**options)
 
 
 def test_no_pairs_of_variable_length() -> None:
@@ -266,19 +257,6 @@ def test_no_pairs_of_variable_length() -> None:
             variable_length_collate(samples)
     with pytest.raises(ConfigError):
         variable_length_collate([])
-
-
-@pytest.mark.parametrize(
-    ("collate", "shown"),
-    [
-        (pad_collate(["a", 1], pad_value={"a": 3}, truncation=False), "pad_collate(fields=['a', 1], pad_value={'a': 3})"),
-        (TextCollator(len, max_length=8, truncation=True), "TextCollator(tokenizer=len, max_length=8, truncation=True)"),
-        (TextCollator(CharTokenizer()), "TextCollator(tokenizer=<CharTokenizer>)"),
-        (VisionCollator(mean=np.zeros(3), std=[0.5] * 3), "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])"),
-    ],
-)
-def test_collators_have_a_short_repr(collate: Any, shown: str) -> None:
-    assert repr(collate) == shown == repr(pickle.loads(pickle.dumps(collate)))
 
 
 def test_by_name_and_pickled() -> None:

@@ -102,10 +102,7 @@ def _sample_batches() -> list[Any]:
     torch.manual_seed(3)
     return [
         collators.get("default")(numbers),
-        collators.get("default")([0.5, 1.5]),
-        collators.get("list")(numbers),
         collators.get("pad")([ids, ids[:1]]),
-        collators.get("pad")([[1, 2], []]),
         collators.get("variable_length")([(ids, 0.5), (ids[:2], 1.5)]),
         collators.get("detection")([(image, {"boxes": boxes}), (image, {"boxes": boxes})]),
         collators.get("text")([{"input_ids": [4, 5, 6]}, {"input_ids": [7]}]),

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
-from headrace import CollateError, TextCollator, VisionCollator, list_collate, pad_collate
+from headrace import CollateError, list_collate
 from headrace.collate import stack_collate
 from headrace.memory.ring import Ring
 from headrace.testing.contract import same
@@ -70,9 +70,6 @@ def test_a_batch_lies_in_the_ring_slot_where_there_is_one() -> None:
         assert bytes(inside[:8]) == bytes(8) and inside[8] == 1  # 0, 1, 2, ... as int64
         assert arena is not None
     assert batch["x"].tolist() == [[0, 1, 2]] * 2 and batch["n"].tolist() == [4.5] * 2
-
-
-# -- numbers and the rest
 
 
 # -- structures
@@ -156,16 +153,6 @@ def test_mappings() -> None:
     assert stack_collate([{1: 2, None: "x"}, {None: "y", 1: 3}]) == {1: pytest.approx(torch.tensor([2, 3])), None: ["x", "y"]}
 
 
-def test_torch_s_own_tuples() -> None:
-    found = [torch.arange(6.0).reshape(2, 3).max(1) for _ in range(2)]
-    batch = stack_collate([{"size": torch.Size([2, 3]), "found": f} for f in found])
-    assert [part.tolist() for part in batch["size"]] == [[2, 2], [3, 3]]
-    assert [part.shape for part in batch["found"]] == [(2, 2), (2, 2)]
-
-
-# -- what can't be stacked
-
-
 # -- transforms without their last step
 
 PHOTO = Image.new("RGB", (5, 4))
@@ -224,20 +211,17 @@ def test_tensors_and_arrays_keep_their_dtype(shape: tuple[int, ...]) -> None:
             assert scalars.numpy().dtype == np.dtype(name) and scalars.tolist()[:2] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("samples", "dtype"),
-    [
+def test_numbers() -> None:
+    for samples, dtype in (
         *(([1, 2, 3], torch.int64), ([1.5, 2.0], torch.float64), ([1, 2.5], torch.float64), ([True, False], torch.bool)),
         *(([True, 2], torch.int64), ([-(2**63), 2**63 - 1], torch.int64), ([float("nan"), float("inf")], torch.float64)),
         *(([1, np.int64(2)], torch.int64), ([True, np.bool_(False)], torch.bool), ([1.5, np.float32(2), 3], torch.float64)),
-    ],
-)
-def test_numbers(samples: list[Any], dtype: torch.dtype) -> None:
-    plain = [getattr(one, "item", lambda one=one: one)() for one in samples]
-    for numbers in (samples, samples[::-1]):
-        batch = stack_collate(numbers)
-        assert batch.dtype == dtype and batch.shape == (len(samples),)
-        assert np.array_equal(batch.numpy(), plain if numbers is samples else plain[::-1], equal_nan=dtype == torch.float64)
+    ):
+        plain = [getattr(one, "item", lambda one=one: one)() for one in samples]
+        for numbers in (samples, samples[::-1]):
+            batch = stack_collate(numbers)
+            assert batch.dtype == dtype and batch.shape == (len(samples),)
+            assert np.array_equal(batch.numpy(), plain if numbers is samples else plain[::-1], equal_nan=dtype == torch.float64)
 
 
 def test_what_is_no_tensor_stays_a_list() -> None:
@@ -258,6 +242,7 @@ def test_what_is_no_tensor_stays_a_list() -> None:
 PHOTO = Image.new("RGB", (5, 4))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("samples", "named"),
     [
@@ -271,6 +256,9 @@ PHOTO = Image.new("RGB", (5, 4))
         ([{"n": 1}, {"n": -(2**64)}], "at ['n']: sample 1 is -18446744073709551616"),
         ([Example(torch.zeros(2), "a"), Frozen(torch.zeros(2))], "sample 1 is 'Frozen'"),
         ([(PHOTO, 1)] * 2, "(RGB, 5 x 4)"),
+        ([torch.zeros(2), torch.zeros(2, 1)], 'collate_fn="pad"'),
+        ([torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.int64)], ".to(torch.float16)"),
+        ([(torch.nested.nested_tensor([torch.arange(3), torch.arange(2)]), 1)] * 2, "at [0]"),
         ([[None, 1], [None, 2]], "None"),
         ([{"x": np.ones(1)}, {"x": np.ones(1, np.clongdouble)}], "at ['x']"),
         *(([one, (torch.ones(1), 1)], "sample 1") for one in (None, "a", 3)),
@@ -282,37 +270,13 @@ def test_what_differs_is_named(samples: list[Any], named: str) -> None:
     assert named in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("wrap", "place"),
-    [
+def test_the_place_is_named() -> None:
+    for wrap, place in (
         (lambda t: {"a": [0, {"b": (t,)}]}, "at ['a'][1]['b'][0]"),
         (lambda t: Point(1, t), "at [1]"),
         (lambda t: {"e": Frozen(torch.zeros(1), (t,))}, "at ['e'].parts[0]"),
-    ],
-)
-def test_the_place_is_named(wrap: Any, place: str) -> None:
-    for one, other in ((torch.zeros(2), torch.zeros(3)), ({"a": 1}, {"b": 1})):
-        with pytest.raises(CollateError) as refused:
-            stack_collate([wrap(one), wrap(other)])
-        assert f"{place}: sample 1" in str(refused.value)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_the_remedy_fits_what_differs() -> None:
-    image = torch.zeros(3, 4, 4, dtype=torch.uint8)
-    nested = torch.nested.nested_tensor([torch.arange(3), torch.arange(2)])
-    ids = [{"input_ids": [1], "x": torch.zeros(1)}, {"input_ids": [1, 2], "x": torch.zeros(2)}]
-    for collate, samples, remedy in (
-        (stack_collate, [torch.zeros(2), torch.zeros(3)], 'collate_fn="pad"'),
-        (stack_collate, [torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.int64)], ".to(torch.float16)"),
-        (stack_collate, [(nested, 1)] * 2, "nested"),
-        (pad_collate(), [{"a": torch.zeros(2, 2)}, {"a": torch.zeros(3, 2)}], "fields="),
-        (pad_collate(), [(torch.ones(3), 1), (nested, 1)], "nested"),
-        (pad_collate(), [{"x": np.ones(3, np.longdouble)}] * 2, "at ['x']"),
-        (TextCollator(), ids, "pad_values="),
-        (VisionCollator(), [(image, torch.zeros(1)), (image, torch.zeros(2))], "lists="),
     ):
-        with pytest.raises(CollateError) as refused:
-            collate(samples)
-        assert remedy in str(refused.value)
-        assert ('"pad"' in str(refused.value)) == ('"pad"' in remedy)
+        for one, other in ((torch.zeros(2), torch.zeros(3)), ({"a": 1}, {"b": 1})):
+            with pytest.raises(CollateError) as refused:
+                stack_collate([wrap(one), wrap(other)])
+            assert f"{place}: sample 1" in str(refused.value)

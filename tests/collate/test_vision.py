@@ -153,9 +153,6 @@ def test_targets_of_detection() -> None:
     assert alone[1]["labels"].shape == (2, 2)
 
 
-# -- what is refused
-
-
 # -- on its way
 
 
@@ -223,18 +220,15 @@ def test_what_can_not_be_collated(options: dict[str, Any], samples: list[Any], n
     assert named in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_bad_arguments() -> None:
+    for options in (
         *({"statistics": "imagenett"}, {"statistics": None}, {"statistics": [0]}, {"std": [0.5]}),
         *({"mean": 123.7, "std": 58.4}, {"std": 58, "mean": 0.5}, {"std": [0.5, 0], "mean": 0.5}, {"mean": [], "std": []}),
         *({"mean": float("nan"), "std": 0.5}, {"mean": ["a"], "std": 0.5}, {"mean": [0.5] * 3, "std": [0.5] * 2}),
         *({"channels": "middle"}, {"normalize": 1}, {"normalize": False, "mean": 0.5, "std": 0.5}, {"fields": [None]}, {"lists": 1.5}),
-    ],
-)
-def test_bad_arguments(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        VisionCollator(**options)
+    ):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            VisionCollator(**options)
 
 
 def test_by_name_and_pickled() -> None:
