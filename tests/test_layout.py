@@ -38,8 +38,8 @@ BELOW: dict[str, set[str]] = {
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
     "io": [
-        *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "array_file", "single_flight"),
-        *("ordered", "handles", "local", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
+        *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "ordered", "handles", "local"),
+        *("array_file", "single_flight", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
     ],
     "io/local": ["hints", "gather", "files", "folders", "checksums"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],

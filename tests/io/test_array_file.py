@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import AccessError
-from headrace.io import array_file as mapped
-from headrace.io import atomic
-from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, UntrustedError
+from headrace.io import array_file, atomic
+from headrace.io.array_file import HEAD, ArrayFile, FileArrays, UntrustedError
 
 LONG = np.arange(1000, dtype=np.int64) * 3
 SHORT = [np.arange(3), np.empty(0, np.int64), np.frombuffer(b"names", np.uint8)]
@@ -37,13 +36,26 @@ def written(folder: Path, long: Any = LONG, short: Any = SHORT, pieces: int = 3)
     return file
 
 
-def equal(arrays: MappedArrays, long: Any = LONG, short: Any = SHORT) -> bool:
+@pytest.fixture(params=["in memory", "in the file"])
+def long_array(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the long array is after the file was opened."""
+    if request.param == "in the file":
+        monkeypatch.setattr(array_file, "_IN_MEMORY", -1)
+
+
+@pytest.fixture
+def in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_file, "_IN_MEMORY", -1)
+
+
+def equal(arrays: FileArrays, long: Any = LONG, short: Any = SHORT) -> bool:
     found = [arrays.long, *arrays.short]
     return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(found, [np.asarray(long), *short], strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2", "<i4", "<i8"])
 @pytest.mark.parametrize("count", [0, 1, 7, 1000, 3 << 18])
+@pytest.mark.usefixtures("long_array")
 def test_arrays_of_any_size_and_dtype(dtype: str, count: int, tmp_path: Path) -> None:
     long = np.arange(count).astype(dtype)
     arrays = written(tmp_path / "new", long).open()
@@ -144,9 +156,10 @@ class TestNotTrusted:
             file.open()
 
 
+@pytest.mark.usefixtures("in_the_file")
 class TestWhileInUse:
-    def test_removed_or_replaced_before_it_is_mapped(self, tmp_path: Path) -> None:
-        first, second = written(tmp_path).open(), written(tmp_path).open()
+    def test_removed_or_replaced_before_it_is_read(self, tmp_path: Path) -> None:
+        first, second, third = (written(tmp_path).open() for _ in range(3))
         written(tmp_path)  # by another process at the same time: equal
         assert equal(first)
         written(tmp_path, LONG + 1)
@@ -154,16 +167,25 @@ class TestWhileInUse:
             _ = second.long
         os.unlink(second.path)
         with pytest.raises(AccessError, match="can't be read any more"):
-            _ = second.short
-        assert equal(first)  # what is mapped stays
+            _ = third.long
+        assert equal(first)  # what is open stays
 
-    def test_cut_short_before_it_is_mapped(self, tmp_path: Path) -> None:
+    def test_cut_short_before_it_is_read(self, tmp_path: Path) -> None:
         arrays = written(tmp_path).open()
         os.truncate(arrays.path, HEAD + 10)
         with pytest.raises(AccessError, match="has been replaced"):
             _ = arrays.long
 
-    def test_a_pickle_is_small_whatever_was_mapped(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("count", [1000, 1 << 20])  # read by pread, and by pwritev
+    def test_cut_short_while_it_is_read(self, count: int, tmp_path: Path) -> None:
+        arrays = written(tmp_path, np.arange(count)).open()
+        begins = np.linspace(0, count - 2, 64).astype(np.int64)
+        assert arrays.read(begins, begins + 1).tolist() == begins.tolist()
+        os.truncate(arrays.path, HEAD + 4000)
+        with pytest.raises(AccessError, match="cut short"):
+            arrays.read(begins, begins + 1)
+
+    def test_a_pickle_is_small_whatever_was_read(self, tmp_path: Path) -> None:
         arrays = written(tmp_path).open()
         assert equal(arrays)
         state = pickle.dumps(arrays)
@@ -188,8 +210,8 @@ class TestWriters:
 
     def test_what_is_written_is_on_its_way_to_the_disk_early(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sent = []
-        monkeypatch.setattr(mapped, "_EARLY", 2000)
-        monkeypatch.setattr(mapped, "_to_disk", lambda fd: sent.append(os.fstat(fd).st_size))
+        monkeypatch.setattr(array_file, "_EARLY", 2000)
+        monkeypatch.setattr(array_file, "_to_disk", lambda fd: sent.append(os.fstat(fd).st_size))
         long = np.arange(20_000)
         assert equal(written(tmp_path, long, pieces=40).open(), long)
         assert sent and sent == sorted(sent) and sent[0] >= HEAD + 2000
@@ -200,8 +222,8 @@ class TestWriters:
         def fails(_: int) -> None:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(mapped, "_EARLY", 2000)
-        monkeypatch.setattr(mapped, "_to_disk", fails)
+        monkeypatch.setattr(array_file, "_EARLY", 2000)
+        monkeypatch.setattr(array_file, "_to_disk", fails)
         with pytest.raises(OSError, match="Input/output"):
             written(tmp_path, np.arange(2000), pieces=1)
         assert not os.listdir(tmp_path)

@@ -1,10 +1,10 @@
-"""Arrays on disk: written atomically with a checksum, loaded to memory or mapped.
+"""Arrays on disk: written atomically with a checksum, loaded to memory or read by ranges.
 
 NOTE [ life of an array file ]
 
 * It is in `cache_dir`, named by a hash of the key it belongs to, which is also stored inside. Its owner decides whether it is still valid.
 * Its head, a line of JSON, has this hash, dtypes and sizes, and a checksum of these and of everything that follows: the arrays, each
-  aligned. The first array may be long: it can be written in pieces, and mapped by all processes that read it.
+  aligned. The first array may be long: it is written in pieces, and read by ranges.
 * It is written under a temporary name and renamed when it is on disk. A file that is damaged, has another version, belongs to another user,
   or is writable by others is not trusted, and written again.
 * A writer that is killed leaves its temporary file. The next writer removes such files after an hour.
@@ -16,9 +16,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import logging
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,19 +28,23 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import AccessError, HeadraceError, warn
+from headrace.dtypes import IntArray
+from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.io.atomic import is_ours, make_folder, user_id, written_to
+from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
-from headrace.memory.anonymous import up
+from headrace.io.ranges import ByteRanges
+from headrace.memory.anonymous import SharedArray, is_spawning, up
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 HEAD = 4096
-"""Bytes before the first array: whole pages, so that it is mapped aligned."""
+"""Bytes before the first array: a whole page."""
 _FORMAT = "headrace-mapped 2"
 _PIECE = 1 << 20
+_IN_MEMORY = 16 << 20  # bytes of a long array that is not left in the file
 _EARLY = 4 << 20  # bytes that begin their way to the disk while more are made
 
 Arrays = list[npt.NDArray[Any]]
@@ -120,8 +124,8 @@ class ArrayFile:
         with self._opened() as (file, size):
             return load_arrays(file, size, self._contents)
 
-    def open(self) -> MappedArrays:
-        """The arrays where they lie, after their checksum was compared.
+    def open(self) -> FileArrays:
+        """The arrays, of which the long one stays in the file, after their checksum was compared.
 
         Raises:
             OSError, UntrustedError: as `load`.
@@ -132,9 +136,11 @@ class ArrayFile:
                 crc = _checksum(crc, piece)
             _compare(head, crc)
             _check_parts(head, size, self._contents)
-        return MappedArrays(self.path, head)
+            first, *others = _ranges_of(head)
+            long = _array_at(file, *first) if first[2] - first[1] <= _IN_MEMORY else None
+            return FileArrays(self.path, head, [_array_at(file, *one) for one in others], long)
 
-    def found(self) -> MappedArrays | None:
+    def found(self) -> FileArrays | None:
         """What `open` gives; None where there is nothing that can be used."""
         return self._usable(self.open)
 
@@ -222,54 +228,133 @@ def load_arrays(file: BinaryIO, size: int, contents: Contents) -> Arrays:
     return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
 
 
-class MappedArrays:
-    """A long array and some short ones, in a file that was checked when it was opened.
+class FileArrays:
+    """A long array, read from its file by ranges, and some short ones, in memory that workers share.
 
-    Workers map the file anew where they don't inherit the mapping.
+    A long array of few bytes is in memory too. Nothing is mapped: if somebody cuts the file short
+    while it is read, that is an error, and no signal that ends the process (SIGBUS). The file was
+    checked when it was opened; a process that opens it anew compares its head.
 
     Args:
         path: of the file.
         head: its first line.
+        short: the short arrays; None: they are read at first use.
+        long: the long array; None: it is read by ranges.
 
     Attributes:
         path: of the file.
+        dtype: of the long array.
+        count: its elements.
     """
 
-    def __init__(self, path: str, head: bytes) -> None:
+    def __init__(self, path: str, head: bytes, short: Arrays | None, long: npt.NDArray[Any] | None) -> None:
         self.path: str = path
         self._head = head
-        self._arrays: Arrays | None = None
+        self.dtype, nbytes = _parts(head)[0]
+        self.count: int = nbytes // self.dtype.itemsize
+        self._short = None if short is None else list(map(SharedArray, short))
+        self._long = None if long is None else SharedArray(long)
+        self._files = LocalFiles()
+        self._compared_in = 0  # the process that has compared the head
 
     @property
     def long(self) -> npt.NDArray[Any]:
-        """The long array, read-only.
+        """The whole long array, read-only.
 
         Raises:
-            AccessError: the file is gone, or another one.
+            AccessError: the file is gone, cut short, or another one.
         """
-        return self._mapped()[0]
+        return self._long.array if self._long is not None else self.read(np.array([0]), np.array([self.count]))
 
     @property
     def short(self) -> Arrays:
-        """The short arrays, read-only."""
-        return self._mapped()[1:]
+        """The short arrays, read-only.
 
-    def _mapped(self) -> Arrays:
-        if self._arrays is None:
-            try:
-                with open(self.path, "rb") as file:
-                    head = file.read(HEAD).split(b"\n", 1)[0]
-                    view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            except (OSError, ValueError) as error:  # the latter of an empty file
-                said = getattr(error, "strerror", None) or error
-                raise AccessError(f"{redact(self.path)}, an index of this dataset, can't be read any more: {said}") from error
-            if head != self._head or len(view) != _size(_parts(head)):
-                raise AccessError(f"{redact(self.path)} has been replaced since it was opened: open the dataset again")
-            self._arrays = _split(view[HEAD:], head)
-        return self._arrays
+        Raises:
+            AccessError: as `long`.
+        """
+        if self._short is None:
+            with self._reading():
+                self._short = list(map(SharedArray, self._read_short()))
+        return [short.array for short in self._short]
+
+    def read(self, begins: IntArray, ends: IntArray) -> npt.NDArray[Any]:
+        """Elements ``begins[i]`` to ``ends[i] - 1`` of the long array, one range behind the other.
+
+        Returns:
+            A read-only array of one axis.
+
+        Raises:
+            AccessError: as `long`.
+        """
+        return self._read(begins * self.dtype.itemsize, ends * self.dtype.itemsize, self.dtype)
+
+    def parts(self, begins: IntArray, ends: IntArray) -> Arrays:
+        """The same ranges as an array each, read-only."""
+        if self._long is not None:
+            return parts_of(self._long.array, begins, ends)
+        joined = self.read(begins, ends)
+        edges = np.cumsum(ends - begins).tolist()
+        return [joined[begin:end] for begin, end in itertools.pairwise([0, *edges])]
+
+    def rows(self, dtype: npt.DTypeLike, length: int, numbers: IntArray) -> npt.NDArray[Any]:
+        """Rows by number, where the bytes of the long array are rows of so many elements.
+
+        Returns:
+            [len(numbers), length] of `dtype`, read-only.
+
+        Raises:
+            AccessError: as `long`.
+        """
+        if self._long is not None:
+            return rows_of(self._long.array, dtype, length, numbers)
+        nbytes = np.dtype(dtype).itemsize * length
+        return self._read(numbers * nbytes, (numbers + 1) * nbytes, dtype).reshape(-1, length)
+
+    def _read(self, begins: IntArray, ends: IntArray, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        ranges = ByteRanges.in_file(self.path, HEAD + begins, HEAD + ends)
+        with self._reading():
+            return np.frombuffer(self._files.read_joined(ranges), dtype)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Compares the head, once a process; errors name the file."""
+        try:
+            if self._compared_in != os.getpid():
+                with self._files.opened(self.path) as fd:
+                    head = os.pread(fd, HEAD, 0).split(b"\n", 1)[0]
+                    size = os.fstat(fd).st_size
+                if head != self._head or size != _size(_parts(self._head)):
+                    raise AccessError(f"{redact(self.path)} has been replaced since it was opened: open the dataset again")
+                self._compared_in = os.getpid()
+            yield
+        except OSError as error:
+            if isinstance(error, HeadraceError):
+                raise
+            message = f"{redact(self.path)}, an index of this dataset, can't be read any more: {error.strerror or error}"
+            raise AccessError(message) from error
+        except FormatError as error:
+            raise AccessError(f"{error}; open the dataset again") from error
+
+    def _read_short(self) -> Arrays:
+        ranges = _ranges_of(self._head)[1:]
+        data = self._files.read_each(ByteRanges.of((self.path, start, stop) for _, start, stop in ranges))
+        return [np.frombuffer(one, dtype) for one, (dtype, _, _) in zip(data, ranges, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "_head": self._head, "_arrays": None}
+        state = {**self.__dict__, "_files": LocalFiles(), "_compared_in": 0}
+        return state if is_spawning() else {**state, "_short": None, "_long": None}
+
+
+def parts_of(long: npt.NDArray[Any], begins: IntArray, ends: IntArray) -> Arrays:
+    """Views of ranges of an array."""
+    return [long[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+
+def rows_of(long: npt.NDArray[Any], dtype: npt.DTypeLike, length: int, numbers: IntArray) -> npt.NDArray[Any]:
+    """See `FileArrays.rows`."""
+    elements = long.view(dtype)
+    return elements[: len(elements) // length * length].reshape(-1, length).take(numbers, axis=0)
 
 
 class ArrayWriter:
@@ -391,6 +476,24 @@ def _parts(head: bytes) -> list[tuple[np.dtype[Any], int]]:
 def _size(parts: Sequence[tuple[np.dtype[Any], int]]) -> int:
     """Bytes of a file of such arrays."""
     return HEAD + sum(up(nbytes) for _, nbytes in parts[:-1]) + parts[-1][1]
+
+
+def _ranges_of(head: bytes) -> list[tuple[np.dtype[Any], int, int]]:
+    """Dtype, first byte and end of each array in the file."""
+    ranges = []
+    start = HEAD
+    for dtype, nbytes in _parts(head):
+        ranges.append((dtype, start, start + nbytes))
+        start += up(nbytes)
+    return ranges
+
+
+def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> npt.NDArray[Any]:
+    file.seek(start)
+    data = file.read(stop - start)
+    if len(data) < stop - start:
+        raise UntrustedError("it is damaged")
+    return np.frombuffer(data, dtype)
 
 
 def _known_head(first: bytes, contents: Contents) -> bytes:

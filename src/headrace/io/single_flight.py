@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TypeVar
 
-from headrace.io.array_file import ArrayFile, MappedArrays
+from headrace.io.array_file import ArrayFile, FileArrays
 from headrace.io.atomic import TEMPORARY, user_id
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock
 
@@ -89,7 +89,7 @@ def one_builder(path: str, patience: float) -> Iterator[None]:
         yield
 
 
-def found_or_built(file: ArrayFile, patience: float, build: Callable[[], T]) -> MappedArrays | T:
+def found_or_built(file: ArrayFile, patience: float, build: Callable[[], T]) -> FileArrays | T:
     """The arrays of a cache file; or what `build` makes, in one process of this user at a time.
 
     Args:

@@ -246,7 +246,7 @@ def refuse_for_texts(options: StoreOptions) -> None:
     if options.store is not None:
         raise ConfigError(f"store={options.store!r} is for images and arrays: texts are packed as tokens")
     if options.is_chunked:
-        raise ConfigError(f"{options.layout}: tokens lie flat and are mapped into memory as they are: leave it out")
+        raise ConfigError(f"{options.layout}: tokens lie flat, and are read as they are: leave it out")
     _refuse_check(options)
 
 

@@ -425,11 +425,11 @@ class TestAround:
         dataset = TextDataset(folder, unit="line", max_length=9, cache_dir=tmp_path / "cache")
         said = repr(dataset)
         assert said.endswith("# 5 samples") and len(eval(said, {"TextDataset": TextDataset, "PosixPath": Path})) == 5
-        assert "5 of 3 files, 1 of them through plain copies" in dataset.explain() and "mapped from" in dataset.explain()
+        assert "5 of 3 files, 1 of them through plain copies" in dataset.explain() and "read from" in dataset.explain()
         blocks = TextDataset(folder, tokenizer=CharTokenizer("abc"), max_length=4, packing=True, cache_dir=tmp_path / "cache")
         for tokenizer in (HuggingFace(), Tokenizers()):
             assert f"tokenizer=<{type(tokenizer).__name__} of 11 tokens>" in repr(TextDataset(folder, tokenizer=tokenizer))
-        assert "CharTokenizer('abc')" in repr(blocks) and "16 of 3 documents, as uint16, mapped from" in blocks.explain()
+        assert "CharTokenizer('abc')" in repr(blocks) and "16 of 3 documents, as uint16, by ranges from" in blocks.explain()
 
     def test_fingerprint(self, folder: Path, tmp_path: Path) -> None:
         """Of names and numbers, wherever they lie."""

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.datasets.text.tokenizing import Tokenising
 from headrace.errors import BudgetError, HeadraceWarning, SampleError
-from headrace.io.array_file import MappedArrays
+from headrace.io.array_file import FileArrays
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
 from headrace.tokenizer import CharTokenizer, identity_of
@@ -61,7 +61,7 @@ def test_all_of_them_in_their_order(tokenizer: Any, end: int | None, many: int, 
     making = Making(tmp_path, DOCUMENTS * many, tokenizer, end)
     tokens, again = making.tokens(), making.tokens()
     is_kept = isinstance(tokenizer, CharTokenizer)
-    assert isinstance(tokens, MappedArrays) == is_kept
+    assert isinstance(tokens, FileArrays) == is_kept
     assert rows(tokens) == [[*row.tolist(), *([] if end is None else [end])] for row in DOCUMENTS] * many == rows(again)
     assert tokens.long.dtype == np.uint16
     assert making.read == len(DOCUMENTS) * many * (1 if is_kept else 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,24 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.storage.text.line_index import BLOCK, GROUP, Places, PlacesEncoder, PlacesTable
+from headrace.storage.text.line_index import BLOCK, GROUP, HeldArrays, Places, PlacesEncoder, PlacesTable
 
 
-class Held:
-    path = None
-
-    def __init__(self, long: npt.NDArray[Any], edges: list[int]) -> None:
-        self.long, self.short = long, [np.arange(3), np.array(edges)]
-
-
-def encoded(places: npt.NDArray[np.int64], pieces: int = 1) -> Held:
+def encoded(places: npt.NDArray[np.int64], pieces: int = 1) -> HeldArrays:
     encoder = PlacesEncoder()
     made = list(encoder.encoded(np.array_split(places, pieces)))
-    return Held(np.concatenate([np.empty(0, np.uint8), *made]), encoder.edges)
+    long = np.concatenate([np.empty(0, np.uint8), *made])
+    return HeldArrays(long, [np.arange(3), np.array(encoder.edges)])
 
 
-def check(places: npt.NDArray[np.int64], held: Held) -> None:
-    table = Places(held.long, held.short[-1])
+def check(places: npt.NDArray[np.int64], held: HeldArrays) -> None:
+    table = Places(held, held.short[-1])
     assert held.short[-1][-1] == held.long.size
     assert np.array_equal(table.distances(len(places) - 1), np.diff(places))
     numbers = np.random.default_rng(0).permutation(len(places) - 1)[:5000]
@@ -72,7 +65,7 @@ def test_bytes_a_line() -> None:
 
 
 def test_one_place_and_none() -> None:
-    assert Places(encoded(np.array([5])).long, encoded(np.array([5])).short[-1]).distances(0).size == 0
+    assert Places(encoded(np.array([5])), encoded(np.array([5])).short[-1]).distances(0).size == 0
     assert encoded(np.empty(0, np.int64)).long.size == 0
 
 

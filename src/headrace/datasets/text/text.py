@@ -55,8 +55,8 @@ class TextDataset(TokenizedDataset):
     epoch. A document that is longer than a row is cut at its end. The rest of a row is padding: id 0, document -1. Labels are -100 there
     and at the first token of each document. Position ids restart with each document.
 
-    Files that `headrace.pack` made from texts (.h5, .hdf5, .he5) contain tokens. They are memory-mapped, or read by byte ranges behind a
-    URL. Several are read as one. The options for texts and tokenizer were fixed when they were packed.
+    Files that `headrace.pack` made from texts (.h5, .hdf5, .he5) contain tokens, which are read by byte
+    ranges. Several are read as one. The options for texts and tokenizer were fixed when they were packed.
 
     Args:
         data_path: a folder (searched recursively), a file, a glob, a URL, or a list of these: .txt, .md,

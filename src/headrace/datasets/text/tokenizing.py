@@ -1,6 +1,6 @@
 """Tokenises all texts once, for samples that are parts of them.
 
-The tokens are one long array: cached in `cache_dir` and mapped, where the tokenizer can be identified; else in memory.
+The tokens are one long array: cached in `cache_dir`, where the tokenizer can be identified; else in memory.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def _access(plan: Plan) -> h5p.PropFAID:
     access.set_libver_bounds(version, version)
     access.set_file_locking(False, True)  # ours is on the file already
     if plan.info.kind == "text":
-        access.set_alignment(1, _ALIGNED)  # these arrays are mapped
+        access.set_alignment(1, _ALIGNED)  # of arrays that are read by ranges
     return access
 
 

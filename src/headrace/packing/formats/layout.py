@@ -17,7 +17,7 @@ _MOST_CHUNK_BYTES = 256 << 20  # some of them are in memory while they are packe
 
 _FLAT = {
     "encoded": "encoded images are compressed already and lie one behind the other: pass store='decoded' for their pixels",
-    "tokens": "tokens lie flat and are mapped into memory as they are",
+    "tokens": "tokens lie flat, and are read as they are",
     "ragged": "arrays of several lengths lie flat, one behind the other, and are read by their offsets: give all one shape",
 }
 

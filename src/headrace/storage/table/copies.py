@@ -7,6 +7,7 @@ that are read, has one record batch for each row group, and is made anew where t
 from __future__ import annotations
 
 import copy
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +16,14 @@ import numpy as np
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
-from headrace.io.array_file import ArrayFile, ArrayWriter, MappedArrays, Unkept
+from headrace.io.array_file import HEAD, ArrayFile, ArrayWriter, FileArrays, Unkept
 from headrace.io.files import Files
+from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.ranges import ByteRanges
 from headrace.io.single_flight import found_or_built
 from headrace.memory.anonymous import up
-from headrace.storage.table.arrow import read_batch
+from headrace.storage.table.arrow import map_file, read_batch, unmap
 from headrace.storage.table.columns import whole_array
 from headrace.storage.table.files import TableFile
 from headrace.storage.table.library import pyarrow
@@ -43,10 +45,11 @@ class CopiedTable(TableFile):
 
     is_mapped = True
 
-    def __init__(self, table: TableFile, arrays: MappedArrays) -> None:
+    def __init__(self, table: TableFile, arrays: FileArrays) -> None:
         super().__init__(table.path, table.shown, table.schema, table.rows)
         self.kind, self.block_is, self.blocks_are = table.kind, table.block_is, table.blocks_are
         self._arrays, self._table, self.chosen = arrays, table, table.chosen
+        self._maps = WorkerFiles[mmap.mmap](map_file, unmap)
 
     def choose(self, names: Sequence[str]) -> None:
         if tuple(names) != self.chosen.names:
@@ -61,8 +64,13 @@ class CopiedTable(TableFile):
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
         start, stop = self._arrays.short[0].reshape(-1, 2)[block]
-        stream = memoryview(self._arrays.long)[start:stop]  # type: ignore[arg-type]
-        return read_batch(b"", stream, pyarrow().ipc.open_stream(stream).schema, self.chosen.names)
+        with self._maps.reading(self._arrays.path) as whole:
+            stream = memoryview(whole)[HEAD + start : HEAD + stop]
+            return read_batch(b"", stream, pyarrow().ipc.open_stream(stream).schema, self.chosen.names)
+
+    def close(self) -> None:
+        """Unmaps the copy."""
+        self._maps.close()
 
 
 def with_copy(table: TableFile, files: Files, folder: str, read: ReadBlock, progress: bool | None) -> TableFile:
@@ -83,7 +91,7 @@ def with_copy(table: TableFile, files: Files, folder: str, read: ReadBlock, prog
     about = {"version": _VERSION, "of": files.identity(table.path), "columns": list(table.kinds.items())}
     kept = ArrayFile(folder, "table", about)
 
-    def build() -> MappedArrays:
+    def build() -> FileArrays:
         with kept.writing("u1") as writer:
             writer.short([np.array(_write(table, writer, read, progress), np.int64)])
         return kept.open()

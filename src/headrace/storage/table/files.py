@@ -239,6 +239,9 @@ class TableFile(ABC):
     def nbytes(self) -> npt.NDArray[np.int64]:
         """[blocks] bytes of each, decoded, about."""
 
+    def close(self) -> None:  # noqa: B027
+        """Gives back what this process has open."""
+
     def where(self, block: int) -> str:
         """A block as messages name it."""
         return f"{self.shown}, {self.block_is} {block}"

@@ -212,8 +212,7 @@ class TableSource(RowSource, Locatable):
         self._mapped.clear()
         self.files.close()
         for table in self.tables:
-            if isinstance(table, ArrowTable):
-                table.close()
+            table.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_mapped": {}}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.array_file import MappedArrays
+from headrace.io.array_file import FileArrays, parts_of, rows_of
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import Reservation
 from headrace.sorting import distinct
@@ -24,12 +24,14 @@ BLOCK = 64
 GROUP = 4096
 """Places in a group: a power of two."""
 _NOTED = 8 * (GROUP // BLOCK)  # bytes of the noted places of a group, before its distances
-_WIDTHS = ((1, "u1"), (2, "<u2"), (4, "<u4"), (8, "<i8"))
+_DTYPES = {1: "u1", 2: "<u2", 4: "<u4", 8: "<i8"}
+"""Of distances, by the bytes that each takes."""
+_WIDTHS = tuple(_DTYPES.items())
 _TOGETHER = 16  # groups that are encoded at once
 
 
 class HeldArrays:
-    """What `MappedArrays` are, in memory that workers share.
+    """What `FileArrays` are, in memory that workers share.
 
     Args:
         long: the long array.
@@ -52,11 +54,29 @@ class HeldArrays:
         """The short arrays, read-only."""
         return [short.array for short in self._short]
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the long array."""
+        return self.long.dtype
+
+    @property
+    def count(self) -> int:
+        """Elements of the long array."""
+        return len(self.long)
+
+    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+        """Views of ranges of the long array."""
+        return parts_of(self.long, begins, ends)
+
+    def rows(self, dtype: npt.DTypeLike, length: int, numbers: IntArray) -> npt.NDArray[Any]:
+        """See `FileArrays.rows`."""
+        return rows_of(self.long, dtype, length, numbers)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reserved": None}  # of the process that made it
 
 
-Arrays: TypeAlias = MappedArrays | HeldArrays
+Arrays: TypeAlias = FileArrays | HeldArrays
 """A long array and some short ones. Picklable."""
 
 
@@ -118,15 +138,14 @@ class Places:
     """The places that were encoded, at random.
 
     Args:
-        data: the bytes, [bytes] uint8, aligned to 8.
+        arrays: the bytes (uint8), as their long array.
         edges: where each group begins there, and the last one ends: [groups + 1] int64.
     """
 
-    def __init__(self, data: npt.NDArray[np.uint8], edges: IntArray) -> None:
+    def __init__(self, arrays: Arrays, edges: IntArray) -> None:
+        self._arrays = arrays
         self._edges = edges
         self._widths = (np.diff(edges) - _NOTED) // GROUP
-        self._noted = data.view("<i8")
-        self._blocks = {width: data.view(dtype).reshape(-1, BLOCK) for width, dtype in _WIDTHS}  # groups begin at multiples of 512 bytes
         found = distinct(self._widths).tolist()
         self._only: int | None = found[0] if len(found) == 1 else None  # the usual case
 
@@ -142,7 +161,7 @@ class Places:
         groups = numbers >> _GROUP_BITS
         blocks = (numbers >> _BLOCK_BITS) & (GROUP // BLOCK - 1)
         begins, steps = self._edges.take(groups), numbers & (BLOCK - 1)
-        starts = self._noted.take((begins >> 3) + blocks).astype(np.int64, copy=False)
+        starts = self._arrays.rows("<i8", 1, (begins >> 3) + blocks)[:, 0].astype(np.int64)
         if self._only is not None:
             return self._summed(self._only, begins, blocks, steps, starts)
         ends, widths = np.empty_like(starts), self._widths.take(groups)
@@ -153,7 +172,8 @@ class Places:
 
     def _summed(self, width: int, begins: IntArray, blocks: IntArray, steps: IntArray, starts: IntArray) -> tuple[IntArray, IntArray]:
         """The places so many steps behind `starts`, and those that follow."""
-        distances = self._blocks[width].take((begins + _NOTED) // (width * BLOCK) + blocks, axis=0)
+        rows = (begins + _NOTED) // (width * BLOCK) + blocks  # groups begin at multiples of 512 bytes
+        distances = self._arrays.rows(_DTYPES[width], BLOCK, rows)
         own = distances.reshape(-1).take(steps + np.arange(0, distances.size, BLOCK))
         places = starts + (distances * _BEFORE.take(steps, axis=0)).sum(axis=1, dtype=np.int64)
         return places, places + own
@@ -161,20 +181,21 @@ class Places:
     def distances(self, count: int) -> IntArray:
         """From each of the first so many places to the next ([count] int64)."""
         made = np.empty((len(self._widths), GROUP // BLOCK, BLOCK), np.int64)
-        for number, (begin, width) in enumerate(zip(self._edges.tolist(), self._widths.tolist(), strict=False)):
-            first = (begin + _NOTED) // (width * BLOCK)
-            made[number] = self._blocks[width][first : first + GROUP // BLOCK]
+        for number, width in enumerate(self._widths.tolist()):
+            begin, end = self._edges[number : number + 1] + _NOTED, self._edges[number + 1 : number + 2]
+            (group,) = self._arrays.parts(begin, end)
+            made[number] = group.view(_DTYPES[width]).reshape(-1, BLOCK)
         return made.reshape(-1)[:count]
 
 
 class PlacesTable:
-    """Places in arrays that are mapped or held, by which they travel to workers too.
+    """Places in arrays in a file or in memory, by which they travel to workers too.
 
     Args:
         arrays: the bytes, and, as the last of the short ones, where groups begin.
 
     Attributes:
-        path: of the file that is mapped; None: they are held.
+        path: of the file; None: they are in memory.
     """
 
     def __init__(self, arrays: Arrays) -> None:
@@ -190,7 +211,7 @@ class PlacesTable:
             AccessError: the file is gone, or another one.
         """
         if self._places is None:
-            self._places = Places(self._arrays.long, self._arrays.short[-1])
+            self._places = Places(self._arrays, self._arrays.short[-1])
         return self._places
 
     @property

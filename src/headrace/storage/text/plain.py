@@ -19,7 +19,7 @@ import zstandard
 from isal import igzip, igzip_lib
 
 from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
-from headrace.io.array_file import ArrayFile, MappedArrays, UntrustedError
+from headrace.io.array_file import ArrayFile, FileArrays, UntrustedError
 from headrace.io.files import Files
 from headrace.io.paths import redact, without_query
 from headrace.io.sequential import opened_in_order
@@ -183,7 +183,7 @@ def _from_zstd(file: BinaryIO, path: Any) -> Iterator[bytes]:
 _READERS = {".gz": _from_gzip, ".zst": _from_zstd}
 
 
-def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: str) -> MappedArrays:
+def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: str) -> FileArrays:
     """The text as the long array (uint8) of a file in `cache_dir`: in its encoding where that shows lines, else in UTF-8, where lone
     surrogates stand as they are. It is read once, in order; of several processes that want it at once one makes it.
 
@@ -201,7 +201,7 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
     about = [_VERSION, *files.identity(path if files.is_remote else os.path.realpath(path)), encoding, errors]
     cached = ArrayFile(cache_dir, "plain", {"of": about})
 
-    def build() -> MappedArrays:
+    def build() -> FileArrays:
         try:
             return _copied(cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path))
         except FormatError:
@@ -213,7 +213,7 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
     return found_or_built(cached, files.patience, build)
 
 
-def _copied(kept: ArrayFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO]) -> MappedArrays:
+def _copied(kept: ArrayFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO]) -> FileArrays:
     try:
         with kept.writing("u1") as writer:
             for piece in _readable(path, _plainly(path, encoding, errors, opened)):

@@ -1,7 +1,8 @@
 """The lines and records of many text files, local or remote, with random access.
 
 They are located through a table of their positions: little more than a byte per line (see `headrace.storage.text.line_index`), built in one
-pass, cached in `cache_dir` and mapped, so that no process holds it in memory. In the table the files are concatenated.
+pass, and cached in `cache_dir`: a large one is read by ranges, so that no process holds it in memory. In the table the files are
+concatenated.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class LinesSource(Locatable):
         if is_compressed(without_query(path)) or self.is_transcoded:
             copy = plain_copy(files, path, encoding, errors, self._cache_dir)
             files, read, begin = self._copies, copy.path, HEAD
-            end = HEAD + len(copy.long)
+            end = HEAD + copy.count
         else:
             end = files.version(path).size
         if not files.is_remote and (encoding == "utf-8" or self.is_transcoded):
@@ -397,7 +398,7 @@ class LinesSource(Locatable):
     def how(self) -> dict[str, str]:
         copies = sum(text.is_copy for text in self._texts)
         path = self._table.path
-        where = "in memory" if path is None else f"mapped from {redact(path)}"
+        where = "in memory" if path is None else f"read from {redact(path)}"
         copied = f", {copies} of them through plain copies in {redact(self._cache_dir)}" if copies else ""
         said = {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
         return {**said, "files": self.files.explain()} if self.files.is_remote else said

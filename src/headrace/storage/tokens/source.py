@@ -1,7 +1,7 @@
 """Documents, windows and blocks of one long array of tokens, read at random.
 
 A document is a stretch of it, a window a part of a document, a block the next so many tokens whatever documents they are of. All are
-found by arithmetic, and read where they lie: in a file that is mapped; or by ranges, of a remote one.
+found by arithmetic, and read where they lie: in memory, or by ranges of a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Tokens(ABC):
     """All tokens of some documents, and where each begins. Picklable, thread-safe.
 
     Attributes:
-        files: what they are read from, where they are neither mapped nor in memory.
+        files: what they are read from, where they are not in memory.
         shown: where they lie, in words; "": in memory.
         made_with: the tokenizer, in words, where that is known.
         count: of all tokens.
@@ -77,7 +77,7 @@ class Tokens(ABC):
 
 
 class ArrayTokens(Tokens):
-    """Tokens in one array, which is mapped or in memory.
+    """Tokens in one array, in a file of `cache_dir` or in memory.
 
     Args:
         arrays: the ids, of any integer dtype; and as short arrays `short`.
@@ -87,12 +87,12 @@ class ArrayTokens(Tokens):
         self._arrays = arrays
         self.files: Files = LocalFiles()
         self.shown: str = "" if arrays.path is None else redact(arrays.path)
-        self.count: int = len(arrays.long)
-        self.dtype: np.dtype[Any] = arrays.long.dtype
+        self.count: int = arrays.count
+        self.dtype: np.dtype[Any] = arrays.dtype
 
     @property
     def long(self) -> npt.NDArray[Any]:
-        """[tokens] ids.
+        """[tokens] ids, all of them.
 
         Raises:
             AccessError, FileChangedError: as `short`.
@@ -104,12 +104,10 @@ class ArrayTokens(Tokens):
         return self._arrays.short
 
     def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
-        long = self.long
-        return [long[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        return self._arrays.parts(begins, ends)
 
     def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
-        long = self.long
-        return long[: len(long) // length * length].reshape(-1, length).take(numbers, axis=0)
+        return self._arrays.rows(self.dtype, length, numbers)
 
 
 class TokensSource(Locatable):
@@ -174,8 +172,7 @@ class TokensSource(Locatable):
 
     def how(self) -> dict[str, str]:
         tokens = self.tokens
-        way = "mapped" if isinstance(tokens, ArrayTokens) else "by ranges"
-        where = f"{way} from {tokens.shown}" if tokens.shown else "in memory, which workers share"
+        where = f"by ranges from {tokens.shown}" if tokens.shown else "in memory, which workers share"
         made = f", made with {tokens.made_with}" if tokens.made_with else ""
         said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {where}{made}"}
         return {**said, "files": self.files.explain()} if self.is_remote else said
