@@ -132,6 +132,10 @@ def test_malformed_lines_are_noted_and_the_rest_is_read(machine: Machine) -> Non
     (machine.proc / "self" / "mountinfo").write_text("garbage\n\n1 2 3 - cgroup2\n - - -\n")
     assert [limit.headroom for limit in machine.limits().values()] == [400]
     assert any("'garbage'" in note for note in machine.notes)
+    machine.inside("4:memory:/away", "0::/foo").mount("cgroup2", "two", root="/other").files("two", **v2(500, 100))
+    (machine.sys_fs / "memory").rename(machine.sys_fs / "gone")
+    assert [limit.headroom for limit in machine.limits().values()] == [400]
+    assert any("/away" in note for note in machine.notes)
 
 
 def test_mount_points_come_from_mountinfo(machine: Machine) -> None:

@@ -85,14 +85,16 @@ def test_processes_share_what_they_hold(tmp_path: Path) -> None:
     assert files(tmp_path) == []  # the last one removes it
 
 
-def test_what_a_killed_process_left_is_not_trusted_but_used(tmp_path: Path) -> None:
-    with Other(tmp_path, [1, 2]) as other:
-        other.kill()
-    assert len(files(tmp_path)) == 1
-    store = open_machine_store(tmp_path, "key", N, CAPACITY // 2)
-    assert len(store) == 0 and store.get(1) is MISSING and store.capacity == CAPACITY // 2
-    del store
-    assert files(tmp_path) == []
+def test_what_a_killed_process_left_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("no store")
+    for key in ("key", "another key"):  # the file is used again, or removed
+        with Other(tmp_path, [1, 2]) as other:
+            other.kill()
+        store = open_machine_store(tmp_path, key, N, CAPACITY // 2)
+        assert len(store) == 0 and store.get(1) is MISSING and store.capacity == CAPACITY // 2
+        assert len(files(tmp_path)) == 2
+        del store
+        assert files(tmp_path) == ["mine.txt"]
 
 
 def test_one_process_has_one(tmp_path: Path) -> None:

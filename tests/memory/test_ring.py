@@ -328,6 +328,10 @@ class TestInProcess:
         with ring_module.Arena(ring, ring.take(), leased=True) as arena:
             images, labels = empty((64, 500), torch.float32).fill_(1), empty((64,), torch.int64).fill_(5)
             made = dict(x=images, y=labels, z=labels) if kind is dict else kind([images, labels, labels])
+        assert arena.lightened(Point(images, labels)).x is images
+        assert arena.lightened([images])[0] is images and arena.lightened([labels[:5]])[0]._base is labels
+        sparse = torch.eye(2).to_sparse()
+        assert arena.lightened([sparse])[0] is sparse
         del images, labels
         batch = arena.lightened(made)
         del arena, made

@@ -39,6 +39,7 @@ def test_rows_come_back_one_by_one_and_together(shape: tuple[int, ...], dtype: s
 
 
 def test_what_does_not_fit_is_refused() -> None:
+    assert row_layout((0,), np.dtype("f4")) is None is row_layout((2,), np.dtype("U3"))
     store, rows = store_of(20, 8), rows_of(20)
     assert not store.put(0, rows[0].astype("f8")) and not store.put(0, rows[:2]) and not store.put(0, [1, 2, 3, 4])
     assert store.put_rows(range(6), list(rows[:6])) and store.put_rows(range(3, 8), list(rows[3:8]))

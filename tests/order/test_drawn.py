@@ -149,20 +149,20 @@ def test_balanced_orders_end_in_time_and_take_strings() -> None:
     assert Counter(CLASSES[named[:]].tolist()) == {0: 20, 1: 20, 2: 20}
 
 
-@pytest.mark.parametrize(
-    ("order", "values", "options", "named"),
-    [
+def test_bad_arguments() -> None:
+    for order, values, options, named in (
         (WeightedOrder, [1, -1], {}, "sample 1 has -1"),
         (WeightedOrder, [1, float("nan"), float("inf")], {}, "sample 1 has nan"),
         (WeightedOrder, [1e308] * 10, {}, None),
         (WeightedOrder, [1, 0, 1], {"n": 3, "replacement": False}, "2 of 3"),
         (BalancedOrder, [0, 0, 1], {"n": 3, "replacement": False}, "1 samples"),
+        *((WeightedOrder, ["x"], {}, None), (BalancedOrder, [0.5], {}, None), (BalancedOrder, [], {"n": 3}, None)),
+        *((kind, [[0], [1]], {}, r"\[2, 1\]") for kind in (WeightedOrder, BalancedOrder, BucketedOrder)),
+        (BucketedOrder, [1.5], {}, "float64"),
         (BalancedOrder, [None, "a", 3], {}, "NoneType, int, str"),
         (BalancedOrder, [[0], [1, 2]], {}, None),
         (BucketedOrder, [[1], [1, 2]], {}, None),
         (BucketedOrder, [3, -2], {}, "sample 1 is -2"),
-    ],
-)
-def test_bad_arguments(order: Any, values: Any, options: dict[str, Any], named: str | None) -> None:
-    with pytest.raises(ConfigError, match=named):
-        order(values, **options)
+    ):
+        with pytest.raises(ConfigError, match=named):
+            order(values, **options)

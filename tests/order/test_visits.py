@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.order import EpochOrder, RankBatches, WeightedOrder
-from headrace.order.lanes import Lanes
+from headrace.order.lanes import AlignedLanes, Lanes
 from headrace.order.visits import Visits, count_visits
 
 
@@ -75,3 +75,34 @@ def test_a_full_shuffle_is_refused() -> None:
     for batches in (batches_of([4, 4], 1, 2, shuffle=True), RankBatches(WeightedOrder([1.0] * 8, global_batch=2), batch_size=2)):
         with pytest.raises(ValueError):
             count_visits(batches, 1, [4, 4])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    blocks=st.integers(1, 40), size=st.integers(1, 12), missing=st.integers(0, 11), world=st.integers(1, 4), workers=st.integers(0, 6),
+    batch=st.integers(1, 12), interleave=st.integers(1, 9), turns=st.integers(1, 6), seed=st.integers(0, 5),
+)  # fmt: skip
+def test_aligned_lanes_are_counted_as_real_batches(
+    blocks: int, size: int, missing: int, world: int, workers: int, batch: int, interleave: int, turns: int, seed: int
+) -> None:
+    sizes = [size] * (blocks - 1) + [size - missing % size]
+    if sum(sizes) < world:
+        return
+    options = {"shuffle": "block", "interleave": interleave, "turns": turns, "seed": seed, "aligned": True}
+    batches = batches_of(sizes, world, batch, drop_last=False, pad=False, **options)
+    order = batches.order
+    assert isinstance(order, EpochOrder)
+    lanes = order.lanes
+    assert isinstance(lanes, AlignedLanes)
+    positions, processes = np.arange(order.n), max(1, workers)
+    lane, within = lanes._split(positions)
+    ends = lanes.lead[lane] + lanes.own[lane] * size
+    part = np.where(within < lanes.lead[lane], 1, np.where(within < ends, 0, 2))  # lead, own blocks, tail
+    stretch = np.where(part > 0, lane // interleave * 3 + part, 0)
+    process = positions % world * processes + positions // (batch * world) % processes
+    read = np.unique(np.stack([order.block_of(positions), stretch, process]), axis=1)
+    found = count_visits(batches, workers, sizes)
+    assert (found.blocks, found.segments) == (blocks, np.unique(read[:2], axis=1).shape[1])
+    if turns % processes == 0 and interleave % world == 0:
+        assert found.readings == read.shape[1]
+    assert read.shape[1] <= found.readings <= found.segments * world * processes
