@@ -224,6 +224,8 @@ def test_values_of_the_padding() -> None:
         ({}, [{"a": [1], "b": [1]}, {"a": [1]}], "sample 1 has the keys ['a']"),
         ({"fields": "b"}, [{"a": [1]}, {"a": [1, 2]}], "'b'"),
         ({"fields": 2}, [([1], 1)], "the positions 0 to 1"),
+        ({"fields": "x"}, [Row([1], 1)], "'tokens', 'label'"),
+        ({"fields": "a"}, [{"a": [1]}, {"a": None}], "sample 1 at ['a'] is 'NoneType'"),
         ({"fields": "x"}, [Example([1], "a")], "'tokens', 'name'"),
         ({"pad_value": {"b": 1}}, [{"a": [1]}], "'b'"),
         ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 is no value of int64"),

@@ -4,14 +4,11 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from headrace import ConfigError, TextCollator, VisionCollator, collators, create_dataloader, list_collate, pad_collate
 from headrace.collate import stack_collate
 from headrace.collate.registry import Collators
-from headrace.testing.contract import same, unusual_defaults
 from tests.testing.test_contract import SquareDataset
 
 
@@ -91,31 +88,6 @@ def test_loaders_and_datasets_take_names(global_registry: Collators) -> None:
         collate = "squares"
 
     assert list(create_dataloader(Proposes(), batch_size=40, num_workers=0)) == [40, 2]
-
-
-def _sample_batches() -> list[Any]:
-    """What each registered collate function makes of samples that it takes."""
-    image, ids = torch.full((3, 4, 5), 7, dtype=torch.uint8, device="cpu"), np.arange(3)
-    boxes = np.ones((2, 4), np.float32)
-    numbers = [{"a": 0.5, "b": 1, "c": np.float32(2), "d": np.ones(2)}, {"a": 1.5, "b": 2, "c": np.float32(3), "d": np.ones(2)}]
-    masked = TextCollator(labels="masked", mask_token_id=1, vocab_size=9, special_token_ids=[0])
-    torch.manual_seed(3)
-    return [
-        collators.get("default")(numbers),
-        collators.get("pad")([ids, ids[:1]]),
-        collators.get("variable_length")([(ids, 0.5), (ids[:2], 1.5)]),
-        collators.get("detection")([(image, {"boxes": boxes}), (image, {"boxes": boxes})]),
-        collators.get("text")([{"input_ids": [4, 5, 6]}, {"input_ids": [7]}]),
-        masked([{"input_ids": [0, *range(2, 9)]}, {"input_ids": [3]}]),
-        *(VisionCollator(dtype=dtype)([(image, 0.5), (image, 1.5)]) for dtype in ("float32", "bfloat16")),
-    ]
-
-
-def test_torch_defaults_change_no_batch() -> None:
-    usual = _sample_batches()
-    with unusual_defaults():
-        unusual = _sample_batches()
-    assert same(unusual, usual)
 
 
 def test_the_last_registration_counts(registry: Collators) -> None:

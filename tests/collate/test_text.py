@@ -30,16 +30,6 @@ def test_causal() -> None:
     assert all(batch[name].dtype == torch.int64 for name in ("input_ids", "attention_mask", "labels")) and batch["id"] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "wrap", [list, np.array, torch.tensor, lambda ids: np.array(ids, "u2"), lambda ids: torch.tensor(ids, dtype=torch.int32), UserDict]
-)
-def test_samples_of_all_kinds(wrap: Any) -> None:
-    samples = [UserDict(input_ids=[1, 2]), UserDict(input_ids=[3])] if wrap is UserDict else [wrap([1, 2]), wrap([3])]
-    batch = TextCollator(pad_token_id=9)(samples)
-    assert type(batch) is dict and batch["input_ids"].dtype == torch.int64
-    assert batch["input_ids"].tolist() == [[1, 2], [3, 9]] and batch["labels"].tolist() == [[1, 2], [3, -100]]
-
-
 @pytest.mark.parametrize("tokenizer", [encode, HuggingFace(), Tokenizers(), Tokenizers(pads=True), Tiktoken(), SentencePiece()])
 def test_texts_are_tokenised(tokenizer: Any) -> None:
     collate = TextCollator(tokenizer, padding_side="right", pad_token_id=PAD)
@@ -52,6 +42,15 @@ def test_texts_are_tokenised(tokenizer: Any) -> None:
     assert ("token_type_ids" in batch) == isinstance(tokenizer, HuggingFace)
     plain = collate(TEXTS)
     assert same(plain["input_ids"], batch["input_ids"]) and same(plain["labels"], batch["labels"])
+
+
+def test_fields_with_one_number_a_token() -> None:
+    samples = [{"input_ids": [1, 2, 3], "token_type_ids": [0, 1, 1], "attention_mask": [True, True, False], "parts": [7, 8, 9]}]
+    samples.append(UserDict(input_ids=np.array([4], "u2"), token_type_ids=[1], attention_mask=[True], parts=torch.tensor([1])))
+    batch = TextCollator(pad_values={"parts": -1, "token_type_ids": 3})(samples)
+    assert batch["token_type_ids"].tolist() == [[0, 1, 1], [1, 3, 3]] and batch["parts"].tolist() == [[7, 8, 9], [1, -1, -1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0]] and batch["attention_mask"].dtype == torch.int64
+    assert batch["labels"].tolist() == [[1, 2, -100], [4, -100, -100]]  # the sample's own padding has no label either
 
 
 def test_targets() -> None:
@@ -73,15 +72,6 @@ def test_a_class_label_becomes_labels() -> None:
     ]  # several classes
     assert samples[0]["label"] == 1, "the samples stay as they were"
     assert collators.get("text")([{"input_ids": [1, 2], "label": 1}, {"input_ids": [3], "label": 0}])["labels"].tolist() == [1, 0]
-
-
-def test_fields_with_one_number_a_token() -> None:
-    samples = [{"input_ids": [1, 2, 3], "token_type_ids": [0, 1, 1], "attention_mask": [True, True, False], "parts": [7, 8, 9]}]
-    samples.append({"input_ids": [4], "token_type_ids": [1], "attention_mask": [True], "parts": [1]})
-    batch = TextCollator(pad_values={"parts": -1, "token_type_ids": 3})(samples)
-    assert batch["token_type_ids"].tolist() == [[0, 1, 1], [1, 3, 3]] and batch["parts"].tolist() == [[7, 8, 9], [1, -1, -1]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0]] and batch["attention_mask"].dtype == torch.int64
-    assert batch["labels"].tolist() == [[1, 2, -100], [4, -100, -100]]  # the sample's own padding has no label either
 
 
 def test_the_tokenizer_says_where_and_with_what_to_pad() -> None:

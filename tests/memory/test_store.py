@@ -175,19 +175,6 @@ def test_hot_samples_survive_as_in_a_true_lru() -> None:
 
 
 class TestManyAtOnce:
-    @both_policies
-    def test_threads(self, policy: str) -> None:
-        store = SampleStore(300, 60_000, policy)
-        outcomes: list[list[int]] = []
-        workers = [threading.Thread(target=lambda seed=seed: outcomes.append(_churn(store, seed, 500))) for seed in range(4)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        assert outcomes == [[]] * 4
-        assert len(store) == len(used(store)) and store.nbytes <= store.capacity
-        assert all(same(store.get(i), content(i)) for i in used(store))
-
     @posix
     @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
     def test_what_one_process_puts_all_others_get(self, method: str) -> None:

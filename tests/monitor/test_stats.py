@@ -1,7 +1,9 @@
 """The numbers of `get_stats()` are true."""
 
+import copy
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -61,7 +63,8 @@ def test_units_by_name() -> None:
         "avg_cpu_usage    87.7 %",
         "skipped_samples  2 listed",
     ]
-    assert str(Stats()) == "{}"
+    assert str(Stats()) == "{}" and stats.get("nothing", 7) == 7 and stats.get("retries") == 12345
+    assert pickle.loads(pickle.dumps(stats)) == stats == copy.copy(stats)
 
 
 @WORKERS

@@ -52,15 +52,6 @@ def test_each_sample_comes_exactly_once(n: int, world_size: int, batch_size: int
         assert steps == -(-n // (world_size * batch_size)) or (not pad and batch_size == 1)
 
 
-def test_the_table_of_the_module_is_right() -> None:
-    ranks = make_ranks(10, 2, 2, shuffle=False)
-    assert [[r.batch(s).tolist() for r in ranks] for s in range(3)] == [[[0, 2], [1, 3]], [[4, 6], [5, 7]], [[8], [9]]]
-    assert len(make_ranks(10, 2, 2, drop_last=True)[0]) == 2
-    padded, exact = (make_ranks(9, 2, 2, shuffle=False, pad=pad) for pad in (True, False))
-    assert [[r.batch(s).tolist() for r in padded] for s in (1, 2)] == [[[4, 6], [5, 7]], [[8], [0]]]
-    assert [[r.batch(s).tolist() for r in exact] for s in (1, 2)] == [[[4], [5]], [[6, 8], [7]]]
-
-
 def test_a_batch_of_a_trillion_samples_needs_no_memory() -> None:
     tracemalloc.start()
     try:
