@@ -43,9 +43,6 @@ class Sentences(Dataset[Any]):
         return {"input_ids": torch.arange(index), "name": f"sentence {index}", "label": index}
 
 
-# -- what comes of it
-
-
 def test_a_dict_gets_mask_and_lengths() -> None:
     batch = pad_collate()([{"tokens": torch.tensor([1, 2, 3]), "label": 7}, {"tokens": torch.tensor([4]), "label": 8}])
     assert list(batch) == ["tokens", "label", "attention_mask", "lengths"]
@@ -83,8 +80,6 @@ def test_lists_of_numbers_get_one_dtype() -> None:
     ):
         assert pad_collate()(samples).values.dtype == dtype
 
-
-# -- lengths
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 
@@ -124,9 +119,6 @@ def test_truncation_cuts_the_end(lengths: list[int], limit: int, padding: str) -
     assert all(row[:end].tolist() == list(range(end)) for row, end in zip(padded.values, kept, strict=True))
 
 
-# -- as they are
-
-
 def test_variable_length() -> None:
     inputs, targets = variable_length_collate([(torch.arange(3), 1), (np.zeros((2, 2), "f4"), 0), ([1.5, 2], 5), ([], 7)])
     assert type(inputs) is list and [tuple(part.shape) for part in inputs] == [(3,), (2, 2), (2,), (0,)]
@@ -134,9 +126,6 @@ def test_variable_length() -> None:
     assert collators.get("variable_length") is variable_length_collate
     row = variable_length_collate([Row([1], 1), Row([2, 3], 0)])
     assert type(row) is Row and row.tokens[1].tolist() == [2, 3] and row.label.tolist() == [1, 0]
-
-
-# -- on its way
 
 
 def test_batch_lies_in_ring_slot_and_is_a_copy() -> None:

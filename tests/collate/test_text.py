@@ -19,9 +19,6 @@ def masked(**options: Any) -> TextCollator:
     return TextCollator(labels="masked", mask_token_id=MASK, vocab_size=1000, special_token_ids=[CLS, SEP, MASK], **options)
 
 
-# -- what comes of it
-
-
 def test_causal() -> None:
     batch = TextCollator()([{"input_ids": [5, 6, 7], "id": "a"}, {"input_ids": [0], "id": "b"}])
     assert list(batch) == ["input_ids", "id", "attention_mask", "labels"]
@@ -98,9 +95,6 @@ def test_the_ids_come_back_by_their_mask(ids: list[list[int]], side: str, multip
     assert torch.equal(batch["labels"], batch["input_ids"].where(counts, -100)) and bool((batch["input_ids"][~counts] == 7).all())
 
 
-# -- masked
-
-
 def test_eighty_ten_ten() -> None:
     torch.manual_seed(5)
     ids = torch.arange(100_000) % 900 + 100
@@ -140,9 +134,6 @@ def test_a_mask_of_special_tokens_counts() -> None:
     assert batch["labels"].tolist() == [[10, -100, 12], [13, -100, -100]] and "special_tokens_mask" not in batch
     padded = masked(mlm_probability=1)([{"input_ids": [10, 0], "attention_mask": [1, 0]}])
     assert padded["labels"].tolist() == [[10, -100]]
-
-
-# --- masks of packed blocks -------------------------------------------------------------------------------------------
 
 
 def test_labels_of_the_samples_and_none() -> None:

@@ -54,9 +54,6 @@ def exact(image: torch.Tensor, mean: Any = MEAN, std: Any = STD) -> torch.Tensor
     return (image.double() / 255 - mean) / std
 
 
-# -- images
-
-
 @settings(deadline=None)
 @given(
     st.integers(1, 3), st.integers(4, 9), st.integers(4, 9), st.sampled_from(["imagenet", "cifar10"]), st.sampled_from([1, 3]),
@@ -99,9 +96,6 @@ def test_without_normalising_values_stay(image: torch.Tensor) -> None:
     assert batch.dtype == image.dtype and same(batch[0], image if image.ndim == 3 else image[None])
     if image.ndim == 3:
         assert same(collate([image.permute(1, 2, 0).numpy()])[0], image)
-
-
-# -- where they are, and what lies beside
 
 
 def test_structures() -> None:
@@ -147,9 +141,6 @@ def test_targets_of_detection() -> None:
         assert [side.tolist() for side in targets["size"]] == [[4, 4], [5, 5]]
     alone = VisionCollator()([(picture(3, 4, 5), {"labels": torch.zeros(2)})] * 2)  # without boxes they are stacked
     assert alone[1]["labels"].shape == (2, 2)
-
-
-# -- on its way
 
 
 def test_it_lies_in_the_ring_slot_where_there_is_one() -> None:

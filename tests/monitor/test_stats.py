@@ -33,9 +33,6 @@ ALWAYS = {
 }  # fmt: skip
 
 
-# -- of a loader
-
-
 def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
     loader = loader_of(SquareDataset())
     list(loader)
@@ -48,9 +45,6 @@ def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
     with pytest.raises(KeyError, match="avg_memory"), warnings.catch_warnings():
         warnings.simplefilter("error")
         Stats()["avg_memory_usage"]
-
-
-# -- as a table
 
 
 def test_units_by_name() -> None:
@@ -137,9 +131,6 @@ def test_a_pause_between_epochs_is_no_waiting(loader_of: Any, monkeypatch: pytes
         next(clock)
     list(loader)
     assert loader.get_stats()["total_time"] == pytest.approx(2 * before)
-
-
-# -- the counter itself
 
 
 def test_waits_and_batches() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import ConfigError, StateError
-from headrace.order import EpochOrder, OrderSampler, RankBatches
+from headrace.errors import StateError
+from headrace.order import EpochOrder, OrderSampler
 
 WORLDS = (1, 2, 3, 4, 6)
 LENGTHS = (0, 1, 5, 11, 12, 13, 29)
@@ -37,11 +37,6 @@ def blocks_of(n: int) -> list[int]:
 @functools.cache
 def order_of(n: int, shuffle: Any, global_batch: int) -> EpochOrder:
     return EpochOrder(n, shuffle=shuffle, seed=3, epoch=2, blocks=blocks_of(n), global_batch=global_batch, interleave=3, turns=2)
-
-
-def ranks_of(n: int, shuffle: Any, world_size: int, drop_last: bool, pad: bool, global_batch: int = 12) -> list[RankBatches]:
-    order, batch_size = order_of(n, shuffle, global_batch), global_batch // world_size
-    return [RankBatches(order, rank, world_size, batch_size, drop_last=drop_last, pad=pad) for rank in range(world_size)]
 
 
 def worlds_of(global_batch: int) -> list[int]:
@@ -71,32 +66,6 @@ def cuts_of(n: int, world_size: int, drop_last: bool, pad: bool, global_batch: i
         else:
             cuts[-2] -= world_size
     return cuts
-
-
-@pytest.mark.parametrize("global_batch", [6, 12])
-@pytest.mark.parametrize(("drop_last", "pad"), CASES)
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_every_world_size_shares_the_same_batches(shuffle: Any, drop_last: bool, pad: bool, global_batch: int) -> None:
-    for n in LENGTHS:
-        order = list(order_of(n, shuffle, global_batch))
-        assert sorted(order) == list(range(n))
-        for world_size in worlds_of(global_batch):
-            if is_too_short(n, world_size, drop_last, pad):
-                with pytest.raises(ConfigError, match=f"world_size={world_size}"):
-                    ranks_of(n, shuffle, world_size, drop_last, pad, global_batch)
-                continue
-            ranks = ranks_of(n, shuffle, world_size, drop_last, pad, global_batch)
-            cuts = cuts_of(n, world_size, drop_last, pad, global_batch)
-            assert [len(rank) for rank in ranks] == [len(cuts) - 1] * world_size
-            padding = -n % world_size if pad and not drop_last else 0
-            assert {rank.padding for rank in ranks} == {padding}
-            repeated = [order[i % n] for i in range(padding)]
-            for step in range(len(cuts) - 1):
-                parts = [rank.batch(step).tolist() for rank in ranks]
-                assert all(parts), "a rank has an empty batch"
-                is_last = step == len(cuts) - 2
-                assert dealt(parts) == order[cuts[step] : cuts[step + 1]] + (repeated if is_last else [])
-            assert [ranks[-1].samples_before(step) for step in range(len(cuts))] == cuts
 
 
 @pytest.mark.parametrize(("drop_last", "pad"), CASES)
