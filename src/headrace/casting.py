@@ -100,8 +100,9 @@ def as_torch_lays_out(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     itemsize = max(1, array.itemsize)
-    if any(stride < 0 or stride % itemsize for stride in array.strides):
-        return array.copy()
+    for stride in array.strides:  # of each sample: `any` takes three times as long
+        if stride < 0 or stride % itemsize:
+            return array.copy()
     return array
 
 

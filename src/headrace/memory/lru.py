@@ -110,11 +110,13 @@ class LRUCache(cachetools.LRUCache[K, V]):
     def get(self, key: K, default: object = None) -> object:
         """Return the value of `key` and mark it as most recently used; `default` if it is not cached."""
         with self._lock:
-            if not super().__contains__(key):
+            try:
+                value = super().__getitem__(key)
+            except KeyError:  # cheaper than asking first, since most are hits
                 self.misses += 1
                 return default
             self.hits += 1
-            return super().__getitem__(key)
+            return value
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """Return the values of several keys, with None for keys that are not cached. The last one is now the most recently used."""
@@ -124,7 +126,7 @@ class LRUCache(cachetools.LRUCache[K, V]):
             for key in keys:
                 try:
                     found.append(take(key))
-                except KeyError:  # cheaper than asking first, since most are hits
+                except KeyError:
                     misses += 1
                     found.append(None)
             self.hits += len(found) - misses
