@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import pickle
 import random
 import re
 import threading
@@ -185,6 +186,20 @@ def test_mirrors_with_tags_of_their_own(answers: Any, remote: Any, heeds_if_matc
     server.mirrors, server.files["r/a.bin"] = itertools.repeat("r"), CONTENT[::-1]
     with pytest.raises(FileChangedError, match=r'its version is "r", and was "[pq]"'):
         read(remote, wanted)
+
+
+def test_mirror_that_answers_without_redirection(answers: Any, remote: Any) -> None:
+    server, url = answers
+    server.mirrors, server.heeds_if_match = itertools.repeat("p"), False
+    server.files["p/a.bin"], server.tags["p/a.bin"] = CONTENT, '"p"'
+    wanted = [Range(f"{url}/a.bin", 3, 1000, versions_of(remote, [f"{url}/a.bin"])[0])]
+    server.mirrors = None
+    in_worker = pickle.loads(pickle.dumps(remote))
+    try:
+        with pytest.warns(HeadraceWarning, match=r'different versions \("p" and "1"\)'):
+            assert read(in_worker, wanted) == [CONTENT[3:1000]]
+    finally:
+        in_worker.close()
 
 
 def test_a_key_is_opaque(memory: Any, tmp_path: Path) -> None:

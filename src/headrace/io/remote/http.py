@@ -161,7 +161,7 @@ class HTTPRanges:
                                 raise http.client.IncompleteRead(b"", length - done)
                             done += nbytes
                             attempt.came(nbytes)
-                    return Answer(body, answer.headers.get("ETag"), answer.headers.get("Last-Modified"), size)
+                    return Answer(body, answer.headers.get("ETag"), answer.headers.get("Last-Modified"), size, url)
 
     @contextlib.contextmanager
     def _in_use(self, connection: http.client.HTTPConnection, place: tuple[str, str]) -> Iterator[None]:
