@@ -148,7 +148,7 @@ def test_what_is_not_there_or_never_ends(tmp_path: Path) -> None:
         with pytest.raises(DataNotFoundError):
             inspect(missing)
     os.mkfifo(tmp_path / "pipe.h5")
-    with pytest.raises(FormatError, match="is neither a file nor a folder"):
+    with pytest.raises(ConfigError, match=r"pipe\.h5 is a pipe"):
         inspect(tmp_path / "pipe.h5")
 
 

@@ -18,7 +18,7 @@ from headrace.inspecting.shards import inspect_tars
 from headrace.inspecting.tables import inspect_tables
 from headrace.inspecting.texts import inspect_texts
 from headrace.inspecting.zarr import inspect_zarr
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import check_regular, is_url, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.contents import names_below, summary_of
 from headrace.io.resolve.file_set import Kind
@@ -89,10 +89,9 @@ def _check(place: str) -> None:
         if glob.has_magic(place) or "{" in place:
             return
         raise DataNotFoundError(f"{redact(place)} does not exist (working folder: {os.getcwd()})") from error
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise FormatError(f"{redact(place)} is neither a file nor a folder, but a pipe, a socket or a device: name a file")
     if not os.access(place, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
         raise AccessError(f"{redact(place)}: this user may not read it")
+    check_regular(place)
 
 
 def _of_file(place: str, dataset_name: str | None, reach: RemoteOptions) -> Report:

@@ -118,3 +118,29 @@ def named_part(path: str) -> str:
         return path
     first, *others = chain_of(path)
     return named_part("::".join(others)) if others and "://" not in first else first.partition("?")[0]
+
+
+def check_regular(path: str) -> None:
+    """Refuses a path of this machine that is no file with a size, before it is opened.
+
+    Raises:
+        ConfigError: it is a pipe, which a reader would wait for, a socket or a device; or its size
+            is not known, as that of files in /proc.
+        OSError: it does not exist, or may not be read.
+    """
+    status = os.stat(path)
+    kind = _SPECIAL.get(stat.S_IFMT(status.st_mode))
+    if kind is not None:
+        raise ConfigError(f"{redact(path)} is {kind}, and no file: write its contents to a file, and pass that")
+    if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+        with open(path, "rb", buffering=0) as file:
+            if file.read(1):
+                raise ConfigError(f"{redact(path)} has no size, as files of /proc: copy it to a file, and pass that")
+
+
+_SPECIAL = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}

@@ -19,7 +19,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceError, WorkerError
 from headrace.io.local.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
 from headrace.io.ordered import in_order
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import check_regular, is_url, redact
 from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination, destination_of
@@ -93,6 +93,8 @@ def verify(
     threads = threads_for(workers, processes)
     if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
         return _verify_parts(destination_of(path, storage_options), threads, processes, progress)
+    if os.path.exists(os.path.expanduser(os.fspath(path))):
+        check_regular(os.path.expanduser(os.fspath(path)))
     if processes != 1:
         raise ConfigError(f"{redact(path)} is one file: processes is for packs of several parts, use workers")
     return verify_file(path, threads, progress)

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from headrace.arguments import described
 from headrace.datasets.cells import parsed
 from headrace.datasets.image.matching import names_of
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
-from headrace.io.paths import composed, is_url, named_part, redact
+from headrace.io.paths import check_regular, composed, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
 from headrace.io.resolve.file_set import FileSet
@@ -82,8 +81,7 @@ def _bytes_of(path: str, reach: RemoteOptions) -> bytes:
         return data
     try:
         local = os.path.expanduser(path)
-        if stat.S_ISFIFO(os.stat(local).st_mode):  # opening it would wait for a writer
-            raise ConfigError(f"targets: {redact(path)} is a pipe: write its contents to a file, and pass that")
+        check_regular(local)
         with open(local, "rb") as file:
             return file.read()
     except FileNotFoundError as error:

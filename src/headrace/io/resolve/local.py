@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import DataNotFoundError, warn
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
+from headrace.io.paths import check_regular, redact
 from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden_part, names_below
 from headrace.io.resolve.file_set import Found, Kind, in_order
 from headrace.io.resolve.folders import NOTHING, Listing, list_folder
@@ -40,6 +40,7 @@ class LocalWalk:
         if os.path.isdir(path) and not self._is_store(path):
             return self._searched(path.rstrip("/") or "/")
         if os.path.exists(path):
+            check_regular(path)
             path = path.rstrip("/") or path
             return Found(os.path.dirname(path), PackedNames([os.fsencode(os.path.basename(path))]))
         if glob.has_magic(path):

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.io.paths import cache_folder, is_url, redact
+from headrace.io.paths import cache_folder, check_regular, is_url, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve import contents
@@ -137,6 +137,8 @@ def kind_of(
     for path, is_whole in _names_in(entries, kinds, (options or RemoteOptions()) if searches else None):
         kind = _kind_by_name(path, kinds) if is_whole else by_ending(_end_of(path))  # of a million names a few differ there
         if kind is None and is_whole and looks_inside and not is_url(path):
+            if os.path.exists(path):
+                check_regular(path)
             kind = _kind_by_content(path, kinds)
             looks_inside = kind is not None or searches  # of a million files without endings one is opened
         if kind is not None:

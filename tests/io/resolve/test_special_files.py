@@ -1,0 +1,57 @@
+"""What is no file with a size is refused by name, before anybody waits for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import (
+    ConfigError,
+    HDF5Dataset,
+    ImageDataset,
+    StreamingDataset,
+    TableDataset,
+    TextDataset,
+    ZarrDataset,
+    open_dataset,
+    read_rows,
+    verify,
+)
+
+OPENERS: dict[str, Callable[..., Any]] = {
+    "a.h5": HDF5Dataset,
+    "a.tar": StreamingDataset,
+    "a.txt": TextDataset,
+    "a.jsonl": open_dataset,
+    "a.parquet": TableDataset,
+    "a.npy": TableDataset,
+    "a.jpg": ImageDataset,
+    "a.zarr.zip": ZarrDataset,
+    "a": open_dataset,
+    "b.h5": lambda path: read_rows(path, "x", [0]),
+    "c.h5": verify,
+}
+
+
+@pytest.mark.parametrize("name", OPENERS)
+def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is a pipe, and no file"):
+        OPENERS[name](tmp_path / name)
+
+
+@pytest.mark.parametrize("open_path", [HDF5Dataset, TextDataset, TableDataset, open_dataset])
+def test_a_device_is_refused(open_path: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="/dev/zero is a device, and no file"):
+        open_path("/dev/zero")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/cpuinfo"), reason="no /proc here")
+@pytest.mark.parametrize("unit", ["file", "line"])
+def test_a_file_without_a_size_is_refused(unit: Any) -> None:
+    with pytest.raises(ConfigError, match="/proc/cpuinfo has no size"):
+        TextDataset("/proc/cpuinfo", unit=unit)
