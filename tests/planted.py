@@ -51,7 +51,7 @@ MISTAKES = [
         ("test_drawn.py",),
     ),
     Mistake("order", "a share may be shared out again to two", "if ranks > 1:", "if ranks > world_size:", ("test_shares.py",)),
-    Mistake("memory", "an LRU outgrows its bytes", "self._make_room(size, 1)", "self._make_room(0, 1)", ("test_lru.py",)),
+    Mistake("memory", "an LRU outgrows its bytes", "while self.currsize > self.maxsize or (", "while (", ("test_lru.py",)),
     Mistake(
         "memory",
         "the smallest limit counts, whatever is used of it",

@@ -1,10 +1,13 @@
 """Names of collate functions."""
 
 import functools
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from headrace import ConfigError, TextCollator, VisionCollator, collators, create_dataloader, list_collate, pad_collate
 from headrace.collate import stack_collate
@@ -134,3 +137,21 @@ def test_bad_names_and_functions(registry: Collators) -> None:
     for word in ("collator_name", "modality", "task_spec"):
         with pytest.raises(ConfigError, match="'text'"):
             collators.get(**{word: "text"})
+
+
+@pytest.mark.parametrize(
+    ("collate", "shown"),
+    [
+        (pad_collate(["a", 1], pad_value={"a": 3}, truncation=False), "pad_collate(fields=['a', 1], pad_value={'a': 3})"),
+        (TextCollator(len, max_length=8), "TextCollator(tokenizer=len, max_length=8)"),
+        (VisionCollator(mean=np.zeros(3), std=[0.5] * 3), "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])"),
+    ],
+)
+def test_collators_have_a_short_repr(collate: Any, shown: str) -> None:
+    assert repr(collate) == shown == repr(pickle.loads(pickle.dumps(collate)))
+
+
+def test_detection_keeps_targets_in_lists() -> None:
+    image, targets = torch.full((3, 4, 5), 7, dtype=torch.uint8), [{"boxes": torch.ones(n, 4)} for n in (0, 2)]
+    images, listed = collators.get("detection")([(image, target) for target in targets])
+    assert torch.equal(torch.as_tensor(images[1]), image) and [one["boxes"].shape for one in listed] == [(0, 4), (2, 4)]

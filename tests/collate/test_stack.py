@@ -245,6 +245,8 @@ PHOTO = Image.new("RGB", (5, 4))
         ([torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.int64)], ".to(torch.float16)"),
         ([[None, 1], [None, 2]], "None"),
         ([{"x": np.ones(1)}, {"x": np.ones(1, np.clongdouble)}], "at ['x']"),
+        ([{"x": np.longdouble(1)}] * 2, "at ['x']"),
+        ([{"x": np.ones(1, np.longdouble)}] * 2, ".astype("),
         *(([one, (torch.ones(1), 1)], "sample 1") for one in (None, "a", 3)),
     ],
 )
@@ -273,3 +275,10 @@ def test_nested_tensors_are_refused() -> None:
         for samples in ([(nested, 1)] * 2, [(torch.ones(3), 1), (nested, 1)]):
             with pytest.raises(CollateError, match=r"\[0\]"):
                 collate(samples)
+
+
+def test_torch_s_own_tuples() -> None:
+    found = [torch.arange(6.0).reshape(2, 3).max(1) for _ in range(2)]
+    batch = stack_collate([{"size": torch.Size([2, 3]), "found": f} for f in found])
+    assert [part.tolist() for part in batch["size"]] == [[2, 2], [3, 3]]
+    assert [part.shape for part in batch["found"]] == [(2, 2), (2, 2)]

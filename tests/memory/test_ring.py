@@ -341,6 +341,15 @@ class TestInProcess:
         del batch, images
         assert in_use(ring) == 0 and (labels[0] == 5).all()
 
+    def test_an_abandoned_slot_is_free_when_nothing_is_left(self) -> None:
+        ring = Ring(1)
+        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
+            half_made = [empty((20,), torch.float32), empty((0,), torch.float32)]
+        arena.abandon()
+        assert in_use(ring) == 1
+        half_made.clear()
+        assert in_use(ring) == 0
+
     def test_tensors_of_a_slot_are_aligned_and_apart(self) -> None:
         ring, kinds = Ring(1), [(n, dtype) for dtype in DTYPES for n in (1, 3, 64, 100)]
         with ring_module.Arena(ring, ring.take(), leased=True):

@@ -106,6 +106,13 @@ class TestCapacity:
         assert store.put(1, b"small") and not store.is_full
 
 
+def test_the_policy_changes_for_all_processes() -> None:
+    store = SampleStore(10, SampleStore.nbytes_of(bytes(1000)))
+    assert store.put(0, bytes(1000)) and not store.put(5, bytes(1000))
+    store.use_lru()
+    assert store.policy == "lru" and store.put(5, bytes(1000)) and 0 not in store
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Any order of puts and gets: what comes out is what went in, and the numbers add up."""
 

@@ -103,6 +103,7 @@ def test_with_epoch_gives_what_the_constructor_gives(shuffle: Any) -> None:
     assert np.array_equal(other[:], make(sizes, epoch=2, **options)[:])
     assert np.array_equal(order[:], before)
     assert np.array_equal(pickle.loads(pickle.dumps(other))[:], other[:])
+    assert repr(other).startswith(f"EpochOrder(378, shuffle={shuffle!r}, seed=5, epoch=2")
     assert order.parameters() == other.parameters() == make(sizes, **options).parameters()
     assert order.parameters() != make(sizes[::-1], **{**options, "seed": 6}).parameters()
 
