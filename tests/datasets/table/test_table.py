@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gc
 import io
 import json
 import math
 import os
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +281,20 @@ def test_a_plain_copy_gives_the_same(kind: str, tmp_path: Path, make_loader: Any
     with TableDataset(tmp_path / "data", **options):
         made = sorted((tmp_path / "cache").glob("headrace-table-*"))
         assert len(made) == 2 * count + 1  # of the other columns, and of the file that has changed
+
+
+def test_a_plain_copy_is_not_held_in_memory(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", pa.table({"number": np.arange(500_000)}), rows=50_000)
+    with TableDataset(path, "number", plain_copy=True, cache_dir=tmp_path / "cache"):
+        pass  # makes the copy of 4 MB
+    tracemalloc.start()
+    try:
+        with TableDataset(path, "number", plain_copy=True, cache_dir=tmp_path / "cache") as copied:
+            assert int(copied[499_999]) == 499_999
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_plain_copy_that_can_not_be_kept(tmp_path: Path) -> None:

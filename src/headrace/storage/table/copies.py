@@ -48,7 +48,9 @@ class CopiedTable(TableFile):
     def __init__(self, table: TableFile, arrays: FileArrays) -> None:
         super().__init__(table.path, table.shown, table.schema, table.rows)
         self.kind, self.block_is, self.blocks_are = table.kind, table.block_is, table.blocks_are
-        self._arrays, self._table, self.chosen = arrays, table, table.chosen
+        self._table, self.chosen = table, table.chosen
+        self._path = arrays.path
+        self._spans = arrays.short[0].reshape(-1, 2).copy()  # `arrays` may hold the whole copy in memory
         self._maps = WorkerFiles[mmap.mmap](map_file, unmap)
 
     def choose(self, names: Sequence[str]) -> None:
@@ -63,8 +65,8 @@ class CopiedTable(TableFile):
         return [ByteRanges.of([])] * len(blocks)
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
-        start, stop = self._arrays.short[0].reshape(-1, 2)[block]
-        with self._maps.reading(self._arrays.path) as whole:
+        start, stop = self._spans[block]
+        with self._maps.reading(self._path) as whole:
             stream = memoryview(whole)[HEAD + start : HEAD + stop]
             return read_batch(b"", stream, pyarrow().ipc.open_stream(stream).schema, self.chosen.names)
 
