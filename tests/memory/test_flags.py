@@ -11,7 +11,7 @@ def mark(flags: Flags) -> None:
     flags.mark(1)
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_worker_sets_its_own_flag_alone(start: str) -> None:
     flags = Flags(3)
     worker = multiprocessing.get_context(start).Process(target=mark, args=(flags,))
