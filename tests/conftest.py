@@ -8,6 +8,7 @@ import logging
 import mmap
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -136,6 +137,17 @@ def make_loader() -> Iterator[Callable[..., Any]]:
 def loader_of(make_loader: Callable[..., Any]) -> Callable[..., Any]:
     """`make_loader` of small batches in this process."""
     return lambda dataset, **options: make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, here and in programs that are started here.
+
+    A shell that is not interactive has the jobs in its background ignore it.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -278,6 +278,7 @@ def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a process that was killed")
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     with demo(tmp_path, "--epochs", "50") as job:

@@ -205,6 +205,7 @@ class TestLife:
             del seen
             assert in_use(ring) == 0
 
+    @pytest.mark.usefixtures("ctrl_c")
     def test_ctrl_c_survives_the_return_of_a_slot(self) -> None:
         ring = ring_module.Ring(1)
         leases = [ring.lease(ring.take())]

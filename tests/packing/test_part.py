@@ -76,6 +76,7 @@ def test_killed_in_the_middle(photos: Path, tmp_path: Path, start_packing: Start
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
 def test_two_jobs_at_once_and_an_interrupt(photos: Path, tmp_path: Path, start_packing: Start) -> None:
     out = tmp_path / "out.h5"
     process = start_packing(photos, out)

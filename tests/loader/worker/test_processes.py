@@ -219,6 +219,7 @@ def test_a_time_out_begins_anew_with_the_worker(plant: Plant, make_loader: Make,
         assert batches_of(loader) == numbers(12, 2)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_the_midst_of_a_fork_is_not_lost(make_loader: Make) -> None:
     loader = make_loader(Numbers(), batch_size=2, num_workers=1, **FORKED)
     _plant.interrupts = True
@@ -229,6 +230,7 @@ def test_ctrl_c_in_the_midst_of_a_fork_is_not_lost(make_loader: Make) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_workers_end_is_not_lost(make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make_loader(Numbers(), batch_size=2, num_workers=1, persistent_workers=False, **FORKED)
     iterator = iter(loader)

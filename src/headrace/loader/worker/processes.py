@@ -77,29 +77,33 @@ class _Forked(ForkProcess):
     """
 
     def start(self) -> None:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_JOB)
         try:
             self._start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except BaseException:  # of a handler of signals, where the worker has been started
+            if self.pid is not None:
+                self.kill()  # nobody knows of it yet
+                self.join()
+            raise
 
     def _start(self) -> None:
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-            super().start()
+            self._start_masked()
             return
         came: list[int] = []
         before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
         try:
-            super().start()
+            self._start_masked()
         finally:
             signal.signal(signal.SIGINT, before)
         if came:
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except BaseException:
-                self.kill()  # nobody knows of it yet
-                self.join()
-                raise
+            signal.raise_signal(signal.SIGINT)
+
+    def _start_masked(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_JOB)
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # calls the handlers of what was held back
 
 
 class Workers(DataLoader[Any]):
