@@ -10,7 +10,7 @@ import tempfile
 import unicodedata
 from pathlib import Path
 
-from headrace.errors import ConfigError, warn
+from headrace.errors import AccessError, ConfigError, warn
 
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
 _CHAINING = {"zip", "tar", "libarchive", "simplecache", "filecache", "blockcache", "cached", "reference"}
@@ -126,16 +126,21 @@ def check_regular(path: str) -> None:
     Raises:
         ConfigError: it is a pipe, which a reader would wait for, a socket or a device; or its size
             is not known, as that of files in /proc.
-        OSError: it does not exist, or may not be read.
+        AccessError: it is empty, and this user may not read it.
+        OSError: it does not exist.
     """
     status = os.stat(path)
     kind = _SPECIAL.get(stat.S_IFMT(status.st_mode))
     if kind is not None:
         raise ConfigError(f"{redact(path)} is {kind}, and no file: write its contents to a file, and pass that")
     if stat.S_ISREG(status.st_mode) and status.st_size == 0:
-        with open(path, "rb", buffering=0) as file:
-            if file.read(1):
-                raise ConfigError(f"{redact(path)} has no size, as files of /proc: copy it to a file, and pass that")
+        try:
+            with open(path, "rb", buffering=0) as file:
+                has_bytes = bool(file.read(1))
+        except PermissionError as error:
+            raise AccessError(f"{redact(path)}: this user may not read it") from error
+        if has_bytes:
+            raise ConfigError(f"{redact(path)} has no size, as files of /proc: copy it to a file, and pass that")
 
 
 _SPECIAL = {

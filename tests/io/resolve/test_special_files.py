@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace import (
+    AccessError,
     ConfigError,
     HDF5Dataset,
     ImageDataset,
@@ -55,3 +56,10 @@ def test_a_device_is_refused(open_path: Callable[..., Any]) -> None:
 def test_a_file_without_a_size_is_refused(unit: Any) -> None:
     with pytest.raises(ConfigError, match="/proc/cpuinfo has no size"):
         TextDataset("/proc/cpuinfo", unit=unit)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="this user may read everything")
+def test_an_empty_file_that_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").touch(0)
+    with pytest.raises(AccessError, match=r"a\.h5: this user may not read it"):
+        HDF5Dataset(tmp_path / "a.h5")
