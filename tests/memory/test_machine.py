@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,66 @@ def test_a_disk_that_becomes_full_ends_admission(tmp_path: Path, monkeypatch: py
 def test_a_stopped_process_in_the_door_is_an_error_and_no_hang(tmp_path: Path) -> None:
     with machine._door(tmp_path), pytest.raises(OSError), machine._door(tmp_path, patience=0.05):
         pass
+
+
+def _race(folder: Path, start: Any, results: Any, number: int) -> None:
+    start.wait()
+    store = open_machine_store(folder, "key", N, CAPACITY)
+    for i in range(N):
+        store.put((i + number) % N, content((i + number) % N))
+    wrong = sum(not (found is MISSING or (found == content(i)).all()) for i in range(N) if (found := store.get(i)) is not None)
+    results.put((wrong, os.stat(store._memory.fd).st_ino, len(store)))
+    start.wait()  # nobody leaves before all have it
+
+
+@pytest.mark.slow
+def test_many_that_start_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    start, results = context.Barrier(5), context.SimpleQueue()
+    processes = [context.Process(target=_race, args=(tmp_path, start, results, k * 9)) for k in range(4)]
+    for process in processes:
+        process.start()
+    start.wait(60)
+    found = [results.get() for _ in processes]
+    start.wait(60)
+    for process in processes:
+        process.join(30)
+    assert {wrong for wrong, _, _ in found} == {0} and len({inode for _, inode, _ in found}) == 1
+    assert max(held for _, _, held in found) == N  # each sample once
+    assert files(tmp_path) == []
+
+
+def _fill_and_stay(folder: Path, channel: Any, number: int) -> None:
+    channel.send("here")
+    store = open_machine_store(folder, "key", N, CAPACITY)
+    for i in range(N):
+        store.put((i + number) % N, content((i + number) % N))
+    channel.poll(60)
+    del store
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    held = set()
+    for round_ in range(40):
+        ours, theirs = context.Pipe()
+        with ours, theirs:
+            processes = [context.Process(target=_fill_and_stay, args=(tmp_path, theirs, k)) for k in range(3)]
+            for process in processes:
+                process.start()
+            assert ours.poll(30)
+            time.sleep(0.0005 * round_)
+            for process in processes:
+                process.kill()
+                process.join()
+        store = open_machine_store(tmp_path, "key", N, CAPACITY)
+        held.add(len(files(tmp_path)))
+        assert len(store) == 0
+        assert all(store.put(i, content(i)) for i in range(N)) and all((store.get(i) == content(i)).all() for i in range(N))
+        del store
+        assert files(tmp_path) == []
+    assert held == {1}
 
 
 def test_a_worker_that_outlives_its_parent_keeps_the_lock(tmp_path: Path) -> None:

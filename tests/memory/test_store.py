@@ -207,6 +207,22 @@ class TestManyAtOnce:
         assert store.get(0) is MISSING
 
     @posix
+    @posix
+    @pytest.mark.slow
+    def test_processes_that_wrap_all_the_time(self) -> None:
+        """Three processes write and read a log that holds a few samples, so that most reads run into a writer."""
+        store = SampleStore(60, 16_384, "lru")
+        results = fork.Queue()
+        with _workers(_churn, [(store, seed, 1.5, results) for seed in range(3)]) as workers:
+            outcomes = [results.get(timeout=60) for _ in workers]
+        assert [o["wrong"] for o in outcomes] == [[], [], []]
+        assert all(o["hits"] > 50 and o["puts"] > 50 for o in outcomes), outcomes
+        assert store.stats()["evicted"] > 500
+        assert all(same(store.get(i), content(i)) for i in used(store))
+        assert len(store) == len(used(store))
+        results.close()
+        results.join_thread()
+
     @pytest.mark.slow
     @both_policies
     def test_killed_writers_leave_the_rest_right(self, policy: str) -> None:
@@ -369,6 +385,37 @@ class TestPressure:
         store.release(20 << 20)
         assert before - os.fstat(store._memory.fd).st_blocks >= 19 * 2048  # blocks of 512 bytes
         assert all((store.get(i) == i).all() for i in used(store))
+
+    @pytest.mark.slow
+    @posix
+    def test_readers_never_see_half_a_sample(self) -> None:
+        """While others give samples back and take new ones in."""
+        store = SampleStore(30, 700_000, "lru")
+        wrong = multiprocessing.get_context("fork").Value("i", 0)
+        with _workers(_read_for_a_while, [(store, wrong)] * 2):
+            deadline = time.monotonic() + 2
+            rounds = 0
+            while time.monotonic() < deadline:
+                for i in range(30):
+                    store.put(i, np.full(20_000, i, np.uint8))
+                store.release(400_000)
+                store.grow(1 << 20)
+                rounds += 1
+            store.put(29, "end") if 29 not in store else None
+            _end(store)
+        assert wrong.value == 0 and rounds > 3
+
+
+def _end(store: SampleStore) -> None:
+    store.cap(0)
+
+
+def _read_for_a_while(store: SampleStore, wrong: Any) -> None:
+    while store.ceiling:
+        for i in range(30):
+            found = store.get(i)
+            if found is not MISSING and not (found == i).all():
+                wrong.value += 1
 
 
 class TestCounts:
