@@ -441,6 +441,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.quick_every(20)
+@pytest.mark.product("each layout notices each change in another place")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("change", ["rewritten", "replaced", "moved", "emptied"])
 def test_a_store_that_is_changed_is_an_error(tmp_path: Path, layout: str, change: str) -> None:

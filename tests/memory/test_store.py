@@ -207,22 +207,6 @@ class TestManyAtOnce:
         assert store.get(0) is MISSING
 
     @posix
-    @posix
-    @pytest.mark.slow
-    def test_processes_that_wrap_all_the_time(self) -> None:
-        """Three processes write and read a log that holds a few samples, so that most reads run into a writer."""
-        store = SampleStore(60, 16_384, "lru")
-        results = fork.Queue()
-        with _workers(_churn, [(store, seed, 1.5, results) for seed in range(3)]) as workers:
-            outcomes = [results.get(timeout=60) for _ in workers]
-        assert [o["wrong"] for o in outcomes] == [[], [], []]
-        assert all(o["hits"] > 50 and o["puts"] > 50 for o in outcomes), outcomes
-        assert store.stats()["evicted"] > 500
-        assert all(same(store.get(i), content(i)) for i in used(store))
-        assert len(store) == len(used(store))
-        results.close()
-        results.join_thread()
-
     @pytest.mark.slow
     @both_policies
     def test_killed_writers_leave_the_rest_right(self, policy: str) -> None:

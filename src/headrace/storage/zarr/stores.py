@@ -59,7 +59,7 @@ class ZarrFolder(Store):
     def __init__(self, path: str, files: LocalFiles) -> None:
         super().__init__(path, files)
         self._opened = time.time_ns()
-        self._checked_keys = set[str]()  # of metadata files whose version is known
+        self._inodes: dict[str, int] = {}  # of metadata files whose version is known
 
     def path_of(self, key: str) -> str:
         return f"{self.path}/{key}"
@@ -69,9 +69,8 @@ class ZarrFolder(Store):
         try:
             if os.path.getsize(path) > LARGEST:
                 raise FormatError(f"{redact(path)} is too large to be metadata")
-            if key not in self._checked_keys:
-                self.files.version(path)
-                self._checked_keys.add(key)
+            if key not in self._inodes:
+                self._inodes[key] = self.files.version(path).inode
                 self.note_last(key)
             with open(path, "rb") as file:
                 return file.read()
@@ -150,9 +149,11 @@ class ZarrFolder(Store):
     def check_version(self, name: str) -> None:
         for file in (V3_NODE, V2_ARRAY):
             key = key_of(name, file)
-            if key in self._checked_keys:
+            if key in self._inodes:
                 path = self.path_of(key)
-                if not self.files.is_same(path):
+                is_same = self.files.is_same(path)
+                # An equal file with another inode: the store may be another one, with chunks of its own.
+                if not is_same or self.files.version(path).inode != self._inodes[key]:
                     raise replaced(path)
                 return
 
