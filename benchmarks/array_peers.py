@@ -1,6 +1,7 @@
 """How are random rows of a chunked array read by headrace, by its peers, and by a bare loop?
 
-Each function is a contestant (see `common.py`), as the peer's own documentation shows it first, over the file of a `Job`.
+Each function is a contestant (see `common.py`), as the peer's own documentation shows it first,
+over the file of a `Job`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class Job:
     def drawn(self) -> int:
         """Samples of an epoch in random order."""
         rows = self.layout.rows or 1
-        return self.samples if self.layout.codec is None or rows == 1 else max(2 * BATCH, self.samples // rows)
+        return (
+            self.samples
+            if self.layout.codec is None or rows == 1
+            else max(2 * BATCH, self.samples // rows)
+        )
 
     @property
     def drawn_slowly(self) -> int:
@@ -75,7 +80,9 @@ def look(batches: Any) -> int:
 
 
 def turns(epoch: Callable[[], int]) -> Runs:
-    """Epochs of at least half a second in all, so that how one starts and ends does not count for more than it does elsewhere."""
+    """Epochs of at least half a second in all, so that how one starts and ends does not count
+    for more than it does elsewhere.
+    """
 
     def turn() -> int:
         count, end = 0, time.perf_counter() + 0.5
@@ -88,7 +95,11 @@ def turns(epoch: Callable[[], int]) -> Runs:
 
 
 def ours(job: Job, shuffle: bool | str) -> Runs:
-    dataset: Any = headrace.HDF5Dataset(job.path) if job.layout.zarr is None else headrace.ZarrDataset(job.path, "data")
+    dataset: Any = (
+        headrace.HDF5Dataset(job.path)
+        if job.layout.zarr is None
+        else headrace.ZarrDataset(job.path, "data")
+    )
     how: dict[str, Any] = {"shuffle": shuffle}
     if shuffle is True and job.drawn < job.samples:
         how = {"sampler": RandomSampler(range(job.samples), num_samples=job.drawn)}
@@ -154,7 +165,14 @@ class ZarrRows(Rows):
 def drawn_batches(job: Job, rows: Dataset[torch.Tensor], count: int, **options: Any) -> Runs:
     """A plain DataLoader in random order."""
     sampler = RandomSampler(range(job.samples), num_samples=count)
-    loader = DataLoader(rows, BATCH, sampler=sampler, num_workers=job.workers, persistent_workers=job.workers > 0, **options)
+    loader = DataLoader(
+        rows,
+        BATCH,
+        sampler=sampler,
+        num_workers=job.workers,
+        persistent_workers=job.workers > 0,
+        **options,
+    )
     yield from turns(lambda: look(loader))
 
 
@@ -175,14 +193,20 @@ def zarr_rows(job: Job, codecs: str | None = None) -> Runs:
 
 
 def xbatcher_rows(job: Job) -> Runs:
-    """xbatcher's generator of single samples, in a DataLoader; its workers are spawned, since zarr-python is open by then."""
+    """xbatcher's generator of single samples, in a DataLoader; its workers are spawned, since
+    zarr-python is open by then.
+    """
     import xarray
     import xbatcher
     from xbatcher.loaders.torch import MapDataset
 
     data = xarray.open_zarr(job.path, consolidated=False, chunks=None)["data"]
-    rows = MapDataset(xbatcher.BatchGenerator(data, {"sample": 1, "y": job.side, "x": job.side, "channel": 3}))
-    return drawn_batches(job, rows, job.drawn_slowly, multiprocessing_context="spawn" if job.workers else None)
+    rows = MapDataset(
+        xbatcher.BatchGenerator(data, {"sample": 1, "y": job.side, "x": job.side, "channel": 3})
+    )
+    return drawn_batches(
+        job, rows, job.drawn_slowly, multiprocessing_context="spawn" if job.workers else None
+    )
 
 
 def tensorstore_gather(job: Job) -> Runs:
@@ -190,11 +214,15 @@ def tensorstore_gather(job: Job) -> Runs:
     import tensorstore
 
     driver = "zarr" if job.layout.zarr == 2 else "zarr3"
-    rows = tensorstore.open({"driver": driver, "kvstore": {"driver": "file", "path": f"{job.path}/data"}}).result()
+    rows = tensorstore.open(
+        {"driver": driver, "kvstore": {"driver": "file", "path": f"{job.path}/data"}}
+    ).result()
 
     def epoch() -> int:
         count = 0
-        for indices in np.array_split(np.random.permutation(job.samples)[: job.drawn], max(1, job.drawn // BATCH)):
+        for indices in np.array_split(
+            np.random.permutation(job.samples)[: job.drawn], max(1, job.drawn // BATCH)
+        ):
             batch = torch.from_numpy(rows[indices].read().result())
             batch[:, ::32, ::32].sum()
             count += len(batch)
@@ -222,11 +250,15 @@ def stored(job: Job) -> tuple[list[str], list[Place]]:
     if job.layout.codec is not None:
         return files, chunks
     places = [(*chunks[row // height][:2], row % height) for row in range(job.samples)]
-    return files, [Place(file, offset + within * nbytes, nbytes, False) for file, offset, within in places]
+    return files, [
+        Place(file, offset + within * nbytes, nbytes, False) for file, offset, within in places
+    ]
 
 
 def hdf5_chunks(job: Job) -> tuple[list[str], list[Place]]:
-    """HDF5 stores a chunk as it is where its filter would make it no smaller, and says so in the chunk's filter mask."""
+    """HDF5 stores a chunk as it is where its filter would make it no smaller, and says so in the
+    chunk's filter mask.
+    """
     with h5py.File(job.path) as file:
         rows = file["data"]
         if rows.chunks is None:
@@ -234,15 +266,22 @@ def hdf5_chunks(job: Job) -> tuple[list[str], list[Place]]:
         found: list[Any] = []
         rows.id.chunk_iter(found.append)
     found.sort(key=lambda info: info.chunk_offset)
-    return [job.path], [Place(0, info.byte_offset, info.size, not info.filter_mask) for info in found]
+    return [job.path], [
+        Place(0, info.byte_offset, info.size, not info.filter_mask) for info in found
+    ]
 
 
 def zarr_chunks(job: Job) -> tuple[list[str], list[Place]]:
     height, shard = job.layout.rows or 1, job.layout.shard
     count = -(-job.samples // (shard or height))
-    files = [f"{job.path}/data/{f'{n}.0.0.0' if job.layout.zarr == 2 else f'c/{n}/0/0/0'}" for n in range(count)]
+    files = [
+        f"{job.path}/data/{f'{n}.0.0.0' if job.layout.zarr == 2 else f'c/{n}/0/0/0'}"
+        for n in range(count)
+    ]
     if shard is None:
-        return files, [Place(number, 0, os.path.getsize(path), True) for number, path in enumerate(files)]
+        return files, [
+            Place(number, 0, os.path.getsize(path), True) for number, path in enumerate(files)
+        ]
     chunks = []
     for number, path in enumerate(files):
         data = Path(path).read_bytes()
@@ -294,7 +333,10 @@ def _bare_loop(job: Job, connection: Any, seed: int) -> None:
 def bare_loop(job: Job) -> Runs:
     context = multiprocessing.get_context("fork")
     pairs = [context.Pipe() for _ in range(max(1, job.workers))]
-    processes = [context.Process(target=_bare_loop, args=(job, theirs, n), daemon=True) for n, (_, theirs) in enumerate(pairs)]
+    processes = [
+        context.Process(target=_bare_loop, args=(job, theirs, n), daemon=True)
+        for n, (_, theirs) in enumerate(pairs)
+    ]
     for process, (_, theirs) in zip(processes, pairs, strict=True):
         process.start()
         theirs.close()

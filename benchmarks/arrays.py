@@ -1,13 +1,16 @@
 """How fast do random samples come out of chunked arrays?
 
-    python benchmarks/arrays.py [PHOTOS] [--side 96 224] [--samples 8192 4096] [--workers N] [--rounds 5] [--layouts NAME ...]
+    python benchmarks/arrays.py [PHOTOS] [--side 96 224] [--samples 8192 4096] [--workers N]
+    [--rounds 5] [--layouts NAME ...]
                                 [--only NAME ...] [--work FOLDER] [--json]
 
-Photographs (those of a folder, again and again until there are enough, or made ones), uint8 [side, side, 3], in HDF5 files and Zarr
-stores of several layouts, read in batches of 64 in random order, and in a block shuffle. Beside headrace stand a plain DataLoader over
-h5py (`ds[i]`, and one sorted fancy index a batch), zarr-python (also with the codecs of zarrs), xbatcher and tensorstore's own threads;
-and the limit: `pread` and decode in a bare loop in as many processes, into buffers that are used again. All files are in the page cache.
-Contestants that are slow draw fewer samples an epoch; so do all where a random sample costs a chunk of many.
+Photographs (those of a folder, again and again until there are enough, or made ones), uint8 [side,
+side, 3], in HDF5 files and Zarr stores of several layouts, read in batches of 64 in random order,
+and in a block shuffle. Beside headrace stand a plain DataLoader over h5py (`ds[i]`, and one sorted
+fancy index a batch), zarr-python (also with the codecs of zarrs), xbatcher and tensorstore's own
+threads; and the limit: `pread` and decode in a bare loop in as many processes, into buffers that
+are used again. All files are in the page cache. Contestants that are slow draw fewer samples an
+epoch; so do all where a random sample costs a chunk of many.
 """
 
 from __future__ import annotations
@@ -21,7 +24,18 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from array_peers import BATCH, Job, Layout, bare_loop, ours, plain, sorted_fancy, tensorstore_gather, xbatcher_rows, zarr_rows
+from array_peers import (
+    BATCH,
+    Job,
+    Layout,
+    bare_loop,
+    ours,
+    plain,
+    sorted_fancy,
+    tensorstore_gather,
+    xbatcher_rows,
+    zarr_rows,
+)
 from common import Contestant, Ratio, Section, add_options, run_sections
 from folders import prepared, work_folder
 
@@ -50,10 +64,14 @@ PLUGIN_CODECS = ("zstd", "blosc")
 """Codecs that h5py has from hdf5plugin."""
 
 
-def images(photos: str | None, samples: int, side: int, step: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+def images(
+    photos: str | None, samples: int, side: int, step: int
+) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """So many images at a time: the first one's number, and [images, side, side, 3]."""
     if photos is not None:
-        found = headrace.ImageDataset(photos, image_size=side, normalize=False, loading_mode="cached")
+        found = headrace.ImageDataset(
+            photos, image_size=side, normalize=False, loading_mode="cached"
+        )
         for start in range(0, samples, step):
             some = [found[index % len(found)] for index in range(start, min(start + step, samples))]
             pixels = [one[0] if isinstance(one, tuple) else one for one in some]
@@ -63,13 +81,24 @@ def images(photos: str | None, samples: int, side: int, step: int) -> Iterator[t
     for start in range(0, samples, step):
         count = min(step, samples - start)
         corners = torch.from_numpy(random.uniform(20, 200, (count, 3, 4, 4)))
-        smooth = torch.nn.functional.interpolate(corners, (side, side), mode="bilinear").permute(0, 2, 3, 1).numpy()
-        yield start, (smooth + random.normal(0, 2, (count, side, side, 1))).clip(0, 255).astype(np.uint8)
+        smooth = (
+            torch.nn.functional.interpolate(corners, (side, side), mode="bilinear")
+            .permute(0, 2, 3, 1)
+            .numpy()
+        )
+        yield (
+            start,
+            (smooth + random.normal(0, 2, (count, side, side, 1))).clip(0, 255).astype(np.uint8),
+        )
 
 
 def lacks_plugin(layout: Layout) -> bool:
     """True if h5py can't write a layout here."""
-    return layout.zarr is None and layout.codec in PLUGIN_CODECS and importlib.util.find_spec("hdf5plugin") is None
+    return (
+        layout.zarr is None
+        and layout.codec in PLUGIN_CODECS
+        and importlib.util.find_spec("hdf5plugin") is None
+    )
 
 
 def write_file(folder: Path, photos: str | None, samples: int, side: int, layout: Layout) -> None:
@@ -78,12 +107,20 @@ def write_file(folder: Path, photos: str | None, samples: int, side: int, layout
         return
     with h5py.File(folder / "data.h5", "w", libver="latest") as file:
         chunks = None if layout.rows is None else (min(layout.rows, samples), side, side, 3)
-        options: dict[str, Any] = {"compression": "gzip", "compression_opts": 4} if layout.codec == "gzip" else {}
+        options: dict[str, Any] = (
+            {"compression": "gzip", "compression_opts": 4} if layout.codec == "gzip" else {}
+        )
         if layout.codec in PLUGIN_CODECS:
             import hdf5plugin
 
-            options = dict(hdf5plugin.Zstd(3) if layout.codec == "zstd" else hdf5plugin.Blosc("zstd", 3, hdf5plugin.Blosc.SHUFFLE))
-        rows = file.create_dataset("data", (samples, side, side, 3), np.uint8, chunks=chunks, **options)
+            options = dict(
+                hdf5plugin.Zstd(3)
+                if layout.codec == "zstd"
+                else hdf5plugin.Blosc("zstd", 3, hdf5plugin.Blosc.SHUFFLE)
+            )
+        rows = file.create_dataset(
+            "data", (samples, side, side, 3), np.uint8, chunks=chunks, **options
+        )
         for start, some in images(photos, samples, side, layout.rows or 64):
             rows[start : start + len(some)] = some
 
@@ -96,8 +133,20 @@ def write_store(path: Path, photos: str | None, samples: int, side: int, layout:
     root = zarr.open_group(path, mode="w", zarr_format=layout.zarr)
     shape, chunks = (samples, side, side, 3), (layout.rows, side, side, 3)
     names = ["sample", "y", "x", "channel"]
-    more: dict[str, Any] = {"dimension_names": names} if layout.zarr == 3 else {"attributes": {"_ARRAY_DIMENSIONS": names}}
-    rows = root.create_array("data", shape=shape, dtype="u1", chunks=chunks, shards=shards, compressors=compressors, **more)
+    more: dict[str, Any] = (
+        {"dimension_names": names}
+        if layout.zarr == 3
+        else {"attributes": {"_ARRAY_DIMENSIONS": names}}
+    )
+    rows = root.create_array(
+        "data",
+        shape=shape,
+        dtype="u1",
+        chunks=chunks,
+        shards=shards,
+        compressors=compressors,
+        **more,
+    )
     for start, some in images(photos, samples, side, layout.shard or layout.rows or 64):
         rows[start : start + len(some)] = some
 
@@ -108,7 +157,12 @@ OWN, BLOCK, LIMIT = "headrace", "headrace, block shuffle", "limit: a bare loop"
 
 
 def zarr_section(job: Job, title: str) -> Section:
-    plainly, codecs, gathered, generated = "zarr-python, DataLoader", "zarr-python with zarrs", "tensorstore", "xbatcher"
+    plainly, codecs, gathered, generated = (
+        "zarr-python, DataLoader",
+        "zarr-python with zarrs",
+        "tensorstore",
+        "xbatcher",
+    )
     contestants = [
         Contestant(OWN, ours, (job, True)),
         Contestant(BLOCK, ours, (job, "block")),
@@ -138,7 +192,10 @@ def hdf5_section(job: Job, title: str) -> Section:
 
 
 def _ratios(job: Job, title: str, pairs: Sequence[tuple[str, str]], naive: str) -> list[Ratio]:
-    found = [Ratio(f"{title}: {one} / {other.removeprefix('limit: ')}", one, (other,)) for one, other in pairs]
+    found = [
+        Ratio(f"{title}: {one} / {other.removeprefix('limit: ')}", one, (other,))
+        for one, other in pairs
+    ]
     if job.layout.codec and job.layout.rows != 1:
         found.append(Ratio(f"{title}: block shuffle / {naive}", BLOCK, (naive,)))
     return found
@@ -150,16 +207,34 @@ def section(job: Job) -> Section:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("photos", nargs="?", help="a folder of images; without, images are made")
-    parser.add_argument("--side", type=int, nargs="+", default=[96, 224], help="pixels (96 224: 28 and 151 kB)")
-    parser.add_argument("--samples", type=int, nargs="+", default=[8192, 4096], help="images of each of these sizes (8192 4096)")
-    parser.add_argument("--layouts", nargs="+", metavar="NAME", help="layouts whose names have one of these in them")
-    parser.add_argument("--work", help="a folder for the files, which stays; else they are written anew and removed")
+    parser.add_argument(
+        "--side", type=int, nargs="+", default=[96, 224], help="pixels (96 224: 28 and 151 kB)"
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        nargs="+",
+        default=[8192, 4096],
+        help="images of each of these sizes (8192 4096)",
+    )
+    parser.add_argument(
+        "--layouts", nargs="+", metavar="NAME", help="layouts whose names have one of these in them"
+    )
+    parser.add_argument(
+        "--work", help="a folder for the files, which stays; else they are written anew and removed"
+    )
     add_options(parser)
     given = parser.parse_args()
     task = f"{given.workers} workers, batches of {BATCH}"
-    wanted = [layout for layout in LAYOUTS if not given.layouts or any(part.lower() in layout.name.lower() for part in given.layouts)]
+    wanted = [
+        layout
+        for layout in LAYOUTS
+        if not given.layouts or any(part.lower() in layout.name.lower() for part in given.layouts)
+    ]
     layouts = [layout for layout in wanted if not lacks_plugin(layout)]
     if len(layouts) < len(wanted):
         task += "; without HDF5 by zstd and blosc, since hdf5plugin is not installed"

@@ -1,8 +1,10 @@
 """Draws the chart of README.md from `results/chart.json`, for light and for dark pages.
 
-    python benchmarks/chart.py            # writes docs/assets/chart-light.svg, chart-dark.svg, and both for narrow screens
+    # writes docs/assets/chart-light.svg, chart-dark.svg, and both for narrow screens
+    python benchmarks/chart.py
 
-The figures are those of docs/benchmarks.md: of each bar the JSON names section, row and column. The same JSON gives the same bytes.
+The figures are those of docs/benchmarks.md: of each bar the JSON names section, row and column. The
+same JSON gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ FONT = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 COLUMN, MARGIN, GAP = 384, 8, 36  # px: a panel, the edges of the chart, between panels of a row
 COLUMNS = {"": 2, "-narrow": 1}  # panels of a row, by the ending of the file's name
 NAMES, LABELS = 160, 62  # px: the names of bars, before them; their figures, behind them
-BAR, PITCH, HEAD, FOOT = 15, 22, 48, 24  # px: a bar, from bar to bar, the titles of a panel, below it
+# px: a bar, from bar to bar, the titles of a panel, below it
+BAR, PITCH, HEAD, FOOT = 15, 22, 48, 24
 
 
 def svg(data: dict[str, Any], theme: str, columns: int = 2) -> str:
-    """The chart as an SVG on a transparent ground, `columns` panels a row; each panel has a linear scale of its own, from zero."""
+    """The chart as an SVG on a transparent ground, `columns` panels a row; each panel has a
+    linear scale of its own, from zero.
+    """
     colours, panels = THEMES[theme], data["panels"]
     width = 2 * MARGIN + columns * COLUMN + (columns - 1) * GAP
     parts, top = [], float(MARGIN)
@@ -36,8 +41,19 @@ def svg(data: dict[str, Any], theme: str, columns: int = 2) -> str:
             parts += _panel(panel, MARGIN + column * (COLUMN + GAP), top, colours)
         top += HEAD + PITCH * max(len(panel["bars"]) for panel in row) + FOOT
     height = round(top - FOOT + MARGIN)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
-    return "\n".join([f'{head} font-family="{FONT}">', f"<title>{escape(description(data))}</title>", *parts, "</svg>", ""])
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img"'
+    )
+    return "\n".join(
+        [
+            f'{head} font-family="{FONT}">',
+            f"<title>{escape(description(data))}</title>",
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def description(data: dict[str, Any]) -> str:
@@ -51,13 +67,16 @@ def description(data: dict[str, Any]) -> str:
 
 def _panel(panel: dict[str, Any], left: float, top: float, colours: dict[str, str]) -> list[str]:
     parts = [
-        svg_text(left, top + 16, panel["title"], colours["text"], 'font-size="15" font-weight="600"'),
+        svg_text(
+            left, top + 16, panel["title"], colours["text"], 'font-size="15" font-weight="600"'
+        ),
         svg_text(left, top + 35, panel["detail"], colours["muted"], 'font-size="12.5"'),
     ]
     most = max(bar["value"] for bar in panel["bars"])
     for number, bar in enumerate(panel["bars"]):
         ours, y = bar["name"] == "headrace", top + HEAD + PITCH * number
-        length = max(2.0, (COLUMN - NAMES - LABELS) * bar["value"] / most)  # a bar that nobody saw would look like a missing one
+        # a bar that nobody saw would look like a missing one
+        length = max(2.0, (COLUMN - NAMES - LABELS) * bar["value"] / most)
         weight = 'font-size="13" font-weight="600"' if ours else 'font-size="13"'
         size = f'x="{left + NAMES:g}" y="{y:g}" width="{length:.1f}" height="{BAR}"'
         parts += [
@@ -76,7 +95,9 @@ def main() -> None:
     data = json.loads(DATA.read_text(encoding="utf-8"))
     for theme in THEMES:
         for ending, columns in COLUMNS.items():
-            (ROOT / "docs" / "assets" / f"chart-{theme}{ending}.svg").write_text(svg(data, theme, columns), encoding="utf-8")
+            (ROOT / "docs" / "assets" / f"chart-{theme}{ending}.svg").write_text(
+                svg(data, theme, columns), encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Runs contestants in turn, round after round, and prints how they compare.
 
-Each contestant lives in a process of its own, so that the threads and settings of one don't reach another, and one that crashes or
-hangs takes nobody with it. They are started before the first round and run an epoch each in every round. After its epoch a contestant
-gets the time to come to rest before the next one starts, and the CPU time that it takes while it isn't its turn is counted.
+Each contestant lives in a process of its own, so that the threads and settings of one don't reach
+another, and one that crashes or hangs takes nobody with it. They are started before the first round
+and run an epoch each in every round. After its epoch a contestant gets the time to come to rest
+before the next one starts, and the CPU time that it takes while it isn't its turn is counted.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class Contestant:
 
     Attributes:
         name: what the table says.
-        runs: a function at the top of a module, called in the contestant's process; gives callables that run an epoch each and return
-            how many samples (or batches) it had, and, if there are any, other figures of that epoch by name, such as the seconds to
-            the first batch. What stands before a `yield` makes an epoch ready, what stands behind it puts something away: neither is
-            timed.
+        runs: a function at the top of a module, called in the contestant's process; gives callables
+            that run an epoch each and return how many samples (or batches) it had, and, if there
+            are any, other figures of that epoch by name, such as the seconds to the first batch.
+            What stands before a `yield` makes an epoch ready, what stands behind it puts something
+            away: neither is timed.
         arguments: what `runs` is called with.
         packages: distributions, one of which must be installed.
         checkout: of headrace, whose package and scripts are used; None: this one.
@@ -58,7 +60,9 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A line of results: the speed of `name`, divided by that of the fastest contestant in `others`."""
+    """A line of results: the speed of `name`, divided by that of the fastest contestant in
+    `others`.
+    """
 
     label: str
     name: str
@@ -94,7 +98,8 @@ class Section:
         base: the contestant to which the ratios in the table's first column are.
         contestants: in the order of the table.
         ratios: the lines at the end.
-        samples: how many an epoch has; a contestant that gives another number is named. None: turns aren't single epochs.
+        samples: how many an epoch has; a contestant that gives another number is named. None: turns
+            aren't single epochs.
     """
 
     title: str
@@ -111,7 +116,9 @@ class _Runner:
     def __init__(self, contestant: Contestant, folder: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(contestant, theirs, folder), name=contestant.name)
+        self.process = context.Process(
+            target=_serve, args=(contestant, theirs, folder), name=contestant.name
+        )
         with code_of(contestant.checkout):
             self.process.start()
         theirs.close()
@@ -159,7 +166,9 @@ class _Runner:
             self.connection.send(what)
 
     def _answer(self) -> Any:
-        """What the contestant says; None, and `figures.failed` is set, where it is an error or nothing."""
+        """What the contestant says; None, and `figures.failed` is set, where it is an error or
+        nothing.
+        """
         try:
             if not self.connection.poll(LIMIT):
                 self.figures.failed = f"no answer in {LIMIT:.0f} s"
@@ -175,7 +184,9 @@ class _Runner:
         return value
 
     def _tree(self) -> list[psutil.Process]:
-        """The process and all that it ever started, as far as they were seen: a child outlives its parent here too."""
+        """The process and all that it ever started, as far as they were seen: a child outlives
+        its parent here too.
+        """
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self.process.pid)
             self._known |= {root, *root.children(recursive=True)}
@@ -190,7 +201,9 @@ class _Runner:
         return seconds
 
     def _come_to_rest(self, longest: float = 10.0) -> float:
-        """Waits until the contestant takes no more CPU time (a tenth of a core counts as rest); the CPU time that it took till then."""
+        """Waits until the contestant takes no more CPU time (a tenth of a core counts as rest);
+        the CPU time that it took till then.
+        """
         first = last = self._cpu()
         end = time.monotonic() + longest
         while time.monotonic() < end:
@@ -209,7 +222,8 @@ def _serve(contestant: Contestant, connection: Connection, folder: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    multiprocessing.set_start_method(None, force=True)  # the platform's own again for workers, as in a user's process
+    # the platform's own again for workers, as in a user's process
+    multiprocessing.set_start_method(None, force=True)
     try:
         runs = contestant.runs(*contestant.arguments)
         run = next(runs)
@@ -227,11 +241,15 @@ def _serve(contestant: Contestant, connection: Connection, folder: str) -> None:
     except BaseException as error:
         traceback.print_exc()
         with contextlib.suppress(OSError):
-            connection.send(("error", shortened(" ".join(f"{type(error).__name__}: {error}".split()))))
+            connection.send(
+                ("error", shortened(" ".join(f"{type(error).__name__}: {error}".split())))
+            )
 
 
 def shortened(text: str) -> str:
-    """At most 300 characters: an error of a worker has its traceback first, and what it says last."""
+    """At most 300 characters: an error of a worker has its traceback first, and what it says
+    last.
+    """
     return text if len(text) <= 300 else f"{text[:80]} ... {text[-215:]}"
 
 
@@ -245,13 +263,23 @@ def _asked(connection: Connection) -> str:
 
 @contextlib.contextmanager
 def code_of(checkout: str | None) -> Iterator[None]:
-    """Inside, a spawned process imports headrace and the scripts of this folder from another checkout; None: from this one."""
+    """Inside, a spawned process imports headrace and the scripts of this folder from another
+    checkout; None: from this one.
+    """
     main = sys.modules["__main__"]
     if checkout is None:
         yield
         return
-    path, file, scripts = list(sys.path), str(main.__file__), Path(checkout).resolve() / "benchmarks"
-    sys.path[:] = [str(scripts), str(scripts.parent / "src"), *(entry for entry in path if Path(entry) != Path(__file__).parent)]
+    path, file, scripts = (
+        list(sys.path),
+        str(main.__file__),
+        Path(checkout).resolve() / "benchmarks",
+    )
+    sys.path[:] = [
+        str(scripts),
+        str(scripts.parent / "src"),
+        *(entry for entry in path if Path(entry) != Path(__file__).parent),
+    ]
     main.__file__ = str(scripts / Path(file).name)
     try:
         yield
@@ -273,7 +301,8 @@ def race(contestants: Sequence[Contestant], rounds: int) -> dict[str, Figures]:
                 runner = runners[contestant.name] = _Runner(contestant, folder)
                 figures[contestant.name] = runner.figures
             for round_ in range(rounds + 1):
-                for name, runner in runners.items():  # in turn, so that a drift of the machine hits all alike
+                # in turn, so that a drift of the machine hits all alike
+                for name, runner in runners.items():
                     say(f"round {round_} of {rounds}: {name}")
                     runner.epoch(counts=round_ > 0)
         finally:
@@ -298,8 +327,14 @@ def version_of(packages: Sequence[str]) -> str | None:
 
 
 def machine(packages: Iterable[Sequence[str]]) -> dict[str, Any]:
-    """Where this runs, and the versions of what runs: of each of these sequences the first that is installed."""
-    found: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "cpu": _cpu_name(), "python": platform.python_version()}
+    """Where this runs, and the versions of what runs: of each of these sequences the first that
+    is installed.
+    """
+    found: dict[str, Any] = {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _cpu_name(),
+        "python": platform.python_version(),
+    }
     found["memory"] = f"{psutil.virtual_memory().total / 1e9:.0f} GB"
     for names in [*((name,) for name in ALWAYS), *packages]:
         version = version_of(names)
@@ -317,7 +352,9 @@ def _cpu_name() -> str:
 
 
 def ratios_of(section: Section, figures: Mapping[str, Figures]) -> list[dict[str, Any]]:
-    """The section's ratios: the median of those of the single rounds, the lowest and the highest."""
+    """The section's ratios: the median of those of the single rounds, the lowest and the
+    highest.
+    """
     rows: list[dict[str, Any]] = []
     for ratio in section.ratios:
         ours = figures.get(ratio.name, Figures()).speeds
@@ -328,7 +365,15 @@ def ratios_of(section: Section, figures: Mapping[str, Figures]) -> list[dict[str
         best = max(rivals, key=lambda name: figures[name].median)
         each = [a / b for a, b in zip(ours, figures[best].speeds, strict=True)]
         of = {"numerator": ratio.name, "denominator": best}
-        rows.append({"label": ratio.label, **of, "ratio": statistics.median(each), "min": min(each), "max": max(each)})
+        rows.append(
+            {
+                "label": ratio.label,
+                **of,
+                "ratio": statistics.median(each),
+                "min": min(each),
+                "max": max(each),
+            }
+        )
     return rows
 
 
@@ -340,8 +385,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_common_options(parser: argparse.ArgumentParser, rounds: str) -> None:
     """Those of every script; `rounds` says what a round is."""
     parser.add_argument("--rounds", type=int, default=5, help=rounds)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants whose names have one of these in them")
-    parser.add_argument("--against", metavar="CHECKOUT", help="another checkout of headrace, whose contestants run beside these")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="contestants whose names have one of these in them",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="CHECKOUT",
+        help="another checkout of headrace, whose contestants run beside these",
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -352,15 +406,26 @@ def run_sections(sections: Sequence[Section], given: argparse.Namespace, task: s
         sections = [_against(section, given.against) for section in sections]
     everybody = [contestant for section in sections for contestant in section.contestants]
     for section in sections:
-        chosen = [c for c in section.contestants if not given.only or any(part.lower() in c.name.lower() for part in given.only)]
+        chosen = [
+            c
+            for c in section.contestants
+            if not given.only or any(part.lower() in c.name.lower() for part in given.only)
+        ]
         figures = race(chosen, given.rounds)
         results.append((section, figures, ratios_of(section, figures)))
         if not given.json:
             show(section, figures, given.rounds)
     where = machine(contestant.packages for contestant in everybody)
     if given.json:
-        found = {section.title: _as_json(section, figures, ratios) for section, figures, ratios in results}
-        json.dump({"task": task, "arguments": vars(given), "machine": where, "sections": found}, sys.stdout, indent=1)
+        found = {
+            section.title: _as_json(section, figures, ratios)
+            for section, figures, ratios in results
+        }
+        json.dump(
+            {"task": task, "arguments": vars(given), "machine": where, "sections": found},
+            sys.stdout,
+            indent=1,
+        )
         print()
         return
     rows = [row for _, _, ratios in results for row in ratios]
@@ -370,7 +435,10 @@ def run_sections(sections: Sequence[Section], given: argparse.Namespace, task: s
         if row["ratio"] is None:
             print(f"{row['label']:<{width}}  not measured")
         else:
-            print(f"{row['label']:<{width}} {row['ratio']:>6.2f}x   {row['min']:.2f} to {row['max']:.2f}   to {row['denominator']}")
+            print(
+                f"{row['label']:<{width}} {row['ratio']:>6.2f}x   {row['min']:.2f} to "
+                f"{row['max']:.2f}   to {row['denominator']}"
+            )
     print(f"\n{task}\n" + ", ".join(f"{k} {v}" for k, v in where.items()))
 
 
@@ -392,11 +460,15 @@ def _against(section: Section, checkout: str) -> Section:
         if is_ours(contestant.name):
             twin = twin_of(contestant.name, checkout)
             contestants.append(replace(contestant, name=twin, checkout=checkout))
-            ratios.append(Ratio(f"{section.title}: {contestant.name} / {checkout}", contestant.name, (twin,)))
+            ratios.append(
+                Ratio(f"{section.title}: {contestant.name} / {checkout}", contestant.name, (twin,))
+            )
     return replace(section, contestants=contestants, ratios=ratios)
 
 
-def _as_json(section: Section, figures: Mapping[str, Figures], ratios: list[dict[str, Any]]) -> dict[str, Any]:
+def _as_json(
+    section: Section, figures: Mapping[str, Figures], ratios: list[dict[str, Any]]
+) -> dict[str, Any]:
     rows = {
         name: {"failed": one.failed}
         if not one.speeds
@@ -417,12 +489,25 @@ def show(section: Section, figures: Mapping[str, Figures], rounds: int) -> None:
             print(f"{name:<{width}} {'-':>7} {'-':>11}   {one.failed}")
             continue
         ratio = f"{one.median / base:.2f}x" if base == base else "-"
-        more = "".join(f"; {label} {statistics.median(values):,.4g}" for label, values in one.more.items())
-        print(f"{name:<{width}} {ratio:>7} {one.median:>11,.0f}   {min(one.speeds):,.0f} to {max(one.speeds):,.0f}{more}")
+        more = "".join(
+            f"; {label} {statistics.median(values):,.4g}" for label, values in one.more.items()
+        )
+        print(
+            f"{name:<{width}} {ratio:>7} {one.median:>11,.0f}   {min(one.speeds):,.0f} to "
+            f"{max(one.speeds):,.0f}{more}"
+        )
     for name, one in figures.items():
         if section.samples is not None and set(one.counts) - {section.samples}:
-            print(f"note: {name} gave {min(one.counts):,} to {max(one.counts):,} samples an epoch, not {section.samples:,}")
+            print(
+                f"note: {name} gave {min(one.counts):,} to {max(one.counts):,} samples an epoch, "
+                f"not {section.samples:,}"
+            )
         if one.speeds and max(one.cpu_after) >= 0.15:
-            print(f"note: {name} took up to {max(one.cpu_after):.2f} s of CPU time between its last batch and the next contestant")
+            print(
+                f"note: {name} took up to {max(one.cpu_after):.2f} s of CPU time between its last "
+                "batch and the next contestant"
+            )
         if one.speeds and max(one.cpu_outside) >= 0.15:
-            print(f"note: {name} took up to {max(one.cpu_outside):.2f} s of CPU time while others ran")
+            print(
+                f"note: {name} took up to {max(one.cpu_outside):.2f} s of CPU time while others ran"
+            )

@@ -1,17 +1,22 @@
 """How fast does a GPU train on photographs, and how long does it wait for them?
 
-    python benchmarks/device.py PATH [--workers 16] [--batch 256] [--images 20000] [--rounds 5] [--limit N] [--only NAME ...] [--json]
+    python benchmarks/device.py PATH [--workers 16] [--batch 256] [--images 20000] [--rounds 5]
+    [--limit N] [--only NAME ...] [--json]
 
-A ResNet-50 is trained in bfloat16 (autocast, channels_last) on the files of a folder of class folders, resized to 224 x 224, in a full
-shuffle. An epoch is as many images as `--images` says: a small folder is gone through several times. Headrace's loading modes stand
-beside itself with images that are normalised on the host, a plain DataLoader over its dataset, a DataLoader as torchvision's users
-write it, DALI with its decoder on the GPU, and the limit: the same step on a batch that is there.
+A ResNet-50 is trained in bfloat16 (autocast, channels_last) on the files of a folder of class
+folders, resized to 224 x 224, in a full shuffle. An epoch is as many images as `--images` says: a
+small folder is gone through several times. Headrace's loading modes stand beside itself with images
+that are normalised on the host, a plain DataLoader over its dataset, a DataLoader as torchvision's
+users write it, DALI with its decoder on the GPU, and the limit: the same step on a batch that is
+there.
 
-Of each epoch it prints images a second; `idle`, the share of the time in which the device had no step to do; `blocked`, that in which
-the loop was blocked in `next`; and `overlap`, how much of the time of all copies to the device lies within steps. The device's times
-are those of its own events. torchvision's network is taken where it is installed, else the same one that is written out here.
+Of each epoch it prints images a second; `idle`, the share of the time in which the device had no
+step to do; `blocked`, that in which the loop was blocked in `next`; and `overlap`, how much of the
+time of all copies to the device lies within steps. The device's times are those of its own events.
+torchvision's network is taken where it is installed, else the same one that is written out here.
 
-Without a GPU it runs on the CPU, and leaves out `idle` and `overlap`: that shows that it runs, and nothing else.
+Without a GPU it runs on the CPU, and leaves out `idle` and `overlap`: that shows that it runs, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -73,20 +78,32 @@ class Task:
 
 
 class Bottleneck(nn.Module):
-    """A block of ResNet-50: 1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the stride is that of the 3 x 3 one."""
+    """A block of ResNet-50: 1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the stride is
+    that of the 3 x 3 one.
+    """
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
         after = 4 * width
         steps = ((before, width, 1, 1), (width, width, 3, stride), (width, after, 1, 1))
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, size, by, size // 2, bias=False) for a, b, size, by in steps)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, size, by, size // 2, bias=False) for a, b, size, by in steps
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(b) for _, b, _, _ in steps)
         is_same = stride == 1 and before == after
-        self.shortcut = nn.Identity() if is_same else nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        self.shortcut = (
+            nn.Identity()
+            if is_same
+            else nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = x
-        for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+        for number, (convolution, norm) in enumerate(
+            zip(self.convolutions, self.norms, strict=True)
+        ):
             out = norm(convolution(out))
             if number < 2:
                 out = torch.relu_(out)
@@ -94,13 +111,20 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(classes: int) -> nn.Module:
-    """ResNet-50 (He and others, 2015; stride in the 3 x 3 convolution), 25.6 million weights for 1,000 classes."""
+    """ResNet-50 (He and others, 2015; stride in the 3 x 3 convolution), 25.6 million weights for
+    1,000 classes.
+    """
     if importlib.util.find_spec("torchvision") is not None:
         from torchvision.models import resnet50 as theirs
 
         network: nn.Module = theirs(num_classes=classes)
         return network
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     before = 64
     for number, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
         for block in range(blocks):
@@ -129,7 +153,9 @@ class Trainer:
         """One step of the training on a batch that is on the device."""
         began = self.mark()
         with torch.autocast(self.device.type, torch.bfloat16):
-            loss = nn.functional.cross_entropy(self.network(images.contiguous(memory_format=torch.channels_last)), targets)
+            loss = nn.functional.cross_entropy(
+                self.network(images.contiguous(memory_format=torch.channels_last)), targets
+            )
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self._optimiser.step()
@@ -143,7 +169,9 @@ class Trainer:
         event.record()
         return event
 
-    def epoch(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, dict[str, float]]:
+    def epoch(
+        self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
+    ) -> tuple[int, dict[str, float]]:
         """Trains on all batches; the images there were, and what is said of the epoch."""
         self.steps.clear()
         self.copies.clear()
@@ -162,7 +190,10 @@ class Trainer:
             torch.cuda.synchronize()
         figures = {"blocked": blocked / (time.perf_counter() - start)}
         if self.has_events:
-            steps, copies = ([(origin.elapsed_time(a), origin.elapsed_time(b)) for a, b in pairs] for pairs in (self.steps, self.copies))
+            steps, copies = (
+                [(origin.elapsed_time(a), origin.elapsed_time(b)) for a, b in pairs]
+                for pairs in (self.steps, self.copies)
+            )
             figures["idle"] = 1 - covered([(0.0, origin.elapsed_time(end))], steps)
             if copies:
                 figures["overlap"] = covered(copies, steps)
@@ -172,7 +203,11 @@ class Trainer:
 def covered(intervals: list[Interval], by: list[Interval]) -> float:
     """The share of some intervals that lies within others, which don't overlap each other."""
     whole = sum(end - begin for begin, end in intervals)
-    within = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in intervals for first, last in by)
+    within = sum(
+        max(0.0, min(end, last) - max(begin, first))
+        for begin, end in intervals
+        for first, last in by
+    )
     return within / whole if whole else 0.0
 
 
@@ -185,7 +220,9 @@ def classes_of(task: Task) -> int:
 
 def step_alone(task: Task) -> Runs:
     trainer = Trainer(task, classes_of(task))
-    images = torch.rand(task.job.batch, 3, *task.job.size, device=trainer.device).contiguous(memory_format=torch.channels_last)
+    images = torch.rand(task.job.batch, 3, *task.job.size, device=trainer.device).contiguous(
+        memory_format=torch.channels_last
+    )
     targets = torch.zeros(task.job.batch, dtype=torch.int64, device=trainer.device)
     while True:
         yield lambda: trainer.epoch((images, targets) for _ in range(task.batches))
@@ -197,9 +234,14 @@ def ours(task: Task, mode: Any, normalize: Any = True) -> Runs:
     options = {"image_size": job.size, "normalize": normalize, "dtype": torch.bfloat16}
     dataset = headrace.ImageDataset(job.path, loading_mode=mode, progress=False, **options)  # type: ignore[arg-type]
     loader = headrace.create_dataloader(
-        dataset, batch_size=job.batch, num_workers=job.workers, num_samples=task.batches * job.batch, drop_last=True,
-        device=task.device, memory_format=torch.channels_last,
-    )  # fmt: skip
+        dataset,
+        batch_size=job.batch,
+        num_workers=job.workers,
+        num_samples=task.batches * job.batch,
+        drop_last=True,
+        device=task.device,
+        memory_format=torch.channels_last,
+    )
     trainer, seconds = Trainer(task, classes_of(task)), TorchAccelerator.seconds
 
     def noted(accelerator: TorchAccelerator, began: Any, done: Any) -> float:
@@ -215,15 +257,27 @@ def ours(task: Task, mode: Any, normalize: Any = True) -> Runs:
 
 
 def plain(task: Task, dataset: Any) -> Runs:
-    """A DataLoader as torch's documentation says: pinned, and copied without waiting, on the stream of the step."""
+    """A DataLoader as torch's documentation says: pinned, and copied without waiting, on the
+    stream of the step.
+    """
     job, trainer = task.job, Trainer(task, classes_of(task))
     sampler = RandomSampler(dataset, num_samples=task.batches * job.batch)
-    loader = DataLoader(dataset, job.batch, sampler=sampler, drop_last=True, pin_memory=trainer.has_events, **job.loader)
+    loader = DataLoader(
+        dataset,
+        job.batch,
+        sampler=sampler,
+        drop_last=True,
+        pin_memory=trainer.has_events,
+        **job.loader,
+    )
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for images, targets in loader:
             began = trainer.mark()
-            moved = images.to(trainer.device, non_blocking=True), targets.to(trainer.device, non_blocking=True)
+            moved = (
+                images.to(trainer.device, non_blocking=True),
+                targets.to(trainer.device, non_blocking=True),
+            )
             trainer.copies.append((began, trainer.mark()))
             yield moved
 
@@ -240,7 +294,9 @@ def torchvision_style(task: Task) -> Runs:
 
 
 def dali(task: Task) -> Runs:
-    """Decoded, resized and normalised on the GPU; files are read by threads, in a new order for each epoch."""
+    """Decoded, resized and normalised on the GPU; files are read by threads, in a new order for
+    each epoch.
+    """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
@@ -254,12 +310,16 @@ def dali(task: Task) -> Runs:
         drawn, chosen = random.Random(seed), list[tuple[str, int]]()
         while len(chosen) < task.batches * job.batch:
             chosen += drawn.sample(job.files, len(job.files))
-        paths, labels = (list(column) for column in zip(*chosen[: task.batches * job.batch], strict=True))
+        paths, labels = (
+            list(column) for column in zip(*chosen[: task.batches * job.batch], strict=True)
+        )
         encoded, targets = fn.readers.file(files=paths, labels=labels, name="reader")
         decoded = fn.decoders.image(encoded, device="mixed", output_type=types.RGB)
         resized = fn.resize(decoded, size=job.size, interp_type=types.INTERP_LINEAR)
         statistics = {"mean": [255 * m for m in MEAN], "std": [255 * s for s in STD]}
-        return fn.crop_mirror_normalize(resized, dtype=types.FLOAT16, output_layout="CHW", **statistics), targets.gpu()
+        return fn.crop_mirror_normalize(
+            resized, dtype=types.FLOAT16, output_layout="CHW", **statistics
+        ), targets.gpu()
 
     def batches(iterator: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for (batch,) in iterator:
@@ -267,7 +327,11 @@ def dali(task: Task) -> Runs:
 
     epoch = 0
     while True:
-        options = {"reader_name": "reader", "last_batch_policy": LastBatchPolicy.DROP, "prepare_first_batch": False}
+        options = {
+            "reader_name": "reader",
+            "last_batch_policy": LastBatchPolicy.DROP,
+            "prepare_first_batch": False,
+        }
         iterator = DALIGenericIterator(images(epoch), ["image", "label"], **options)
         yield functools.partial(trainer.epoch, batches(iterator))
         del iterator
@@ -275,7 +339,9 @@ def dali(task: Task) -> Runs:
 
 
 def section(task: Task) -> Section:
-    own: dict[str, Callable[..., Runs]] = {f"headrace {mode}": functools.partial(ours, mode=mode) for mode in MODES}
+    own: dict[str, Callable[..., Runs]] = {
+        f"headrace {mode}": functools.partial(ours, mode=mode) for mode in MODES
+    }
     own["headrace lazy, normalize='host'"] = functools.partial(ours, mode="lazy", normalize="host")
     contestants = [
         Contestant(LIMIT, step_alone, (task,)),
@@ -284,32 +350,70 @@ def section(task: Task) -> Section:
         Contestant(TORCHVISION, torchvision_style, (task,)),
         Contestant(DALI, dali, (task,), ("nvidia-dali-cuda130", "nvidia-dali-cuda120")),
     ]
-    ratios = [Ratio(f"headrace {mode} / the step alone", f"headrace {mode}", (LIMIT,)) for mode in MODES]
-    others = {"plain DataLoader": PLAIN, "torchvision-style": TORCHVISION, "DALI": DALI, "normalised on the host": [*own][-1]}
-    ratios += [Ratio(f"headrace lazy / {label}", "headrace lazy", (name,)) for label, name in others.items()]
-    return Section(f"ResNet-50 in bfloat16 on {task.device}", "img/s", PLAIN, contestants, ratios, samples=task.batches * task.job.batch)
+    ratios = [
+        Ratio(f"headrace {mode} / the step alone", f"headrace {mode}", (LIMIT,)) for mode in MODES
+    ]
+    others = {
+        "plain DataLoader": PLAIN,
+        "torchvision-style": TORCHVISION,
+        "DALI": DALI,
+        "normalised on the host": [*own][-1],
+    }
+    ratios += [
+        Ratio(f"headrace lazy / {label}", "headrace lazy", (name,))
+        for label, name in others.items()
+    ]
+    return Section(
+        f"ResNet-50 in bfloat16 on {task.device}",
+        "img/s",
+        PLAIN,
+        contestants,
+        ratios,
+        samples=task.batches * task.job.batch,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", help="a folder of class folders of JPEG files")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224, help="pixels of a side")
     parser.add_argument("--images", type=int, default=20_000, help="of an epoch")
     parser.add_argument("--limit", type=int, metavar="N", help="use only N of the files")
     parser.add_argument("--device", help="default: cuda, and cpu where there is no GPU")
-    parser.add_argument("--work", metavar="DIR", help="where chosen files are copied to, and kept (default: a temporary folder)")
+    parser.add_argument(
+        "--work",
+        metavar="DIR",
+        help="where chosen files are copied to, and kept (default: a temporary folder)",
+    )
     add_options(parser)
     given = parser.parse_args()
     if given.images < given.batch:
         parser.error(f"--images {given.images} is less than one batch of {given.batch}")
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with work_folder(given.work) as work:
-        path = os.path.abspath(given.path) if given.limit is None else some_of(given.path, given.limit, work)
-        files = tuple((os.fspath(file), int(target)) for file, target in headrace.ImageDataset(path).samples)
-        job = Job(path, files, True, given.workers, given.batch, (given.size, given.size), Path(work))
-        on = torch.cuda.get_device_name(device) if device.startswith("cuda") else "no GPU: this shows that it runs, and nothing else"
-        task = f"{on}; {len(files):,} files, {given.images:,} images an epoch, {given.workers} workers, batches of {given.batch}"
+        path = (
+            os.path.abspath(given.path)
+            if given.limit is None
+            else some_of(given.path, given.limit, work)
+        )
+        files = tuple(
+            (os.fspath(file), int(target)) for file, target in headrace.ImageDataset(path).samples
+        )
+        job = Job(
+            path, files, True, given.workers, given.batch, (given.size, given.size), Path(work)
+        )
+        on = (
+            torch.cuda.get_device_name(device)
+            if device.startswith("cuda")
+            else "no GPU: this shows that it runs, and nothing else"
+        )
+        task = (
+            f"{on}; {len(files):,} files, {given.images:,} images an epoch, {given.workers} "
+            f"workers, batches of {given.batch}"
+        )
         run_sections([section(Task(job, given.images, device))], given, task)
 
 

@@ -5,9 +5,10 @@ A page marks a table with two comments, between which nothing is written by hand
     <!-- table: images -->
     <!-- /table -->
 
-`run_all.py --write` puts there the table of `results/images.json`, with the command, the day, the machine and the versions. doc_forms.py
-has the forms; a benchmark of `common.run_sections` needs none of its own. Figures that were measured by hand, before a table was marked,
-lie there as the lines of the page ("by_hand": their circumstances) until the next `--write`.
+`run_all.py --write` puts there the table of `results/images.json`, with the command, the day, the
+machine and the versions. doc_forms.py has the forms; a benchmark of `common.run_sections` needs
+none of its own. Figures that were measured by hand, before a table was marked, lie there as the
+lines of the page ("by_hand": their circumstances) until the next `--write`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
     def replaced(match: re.Match[str]) -> str:
         path = results / f"{match[1]}.json"
         if not path.is_file():
-            raise TableError(f"{path} does not exist: run python benchmarks/run_all.py --only {match[1]} --write")
+            raise TableError(
+                f"{path} does not exist: run python benchmarks/run_all.py --only {match[1]} --write"
+            )
         kept = json.loads(path.read_text(encoding="utf-8"))
         return "\n".join([f"<!-- table: {match[1]} -->", *_table(kept), "<!-- /table -->"])
 
@@ -80,17 +83,31 @@ def _table(kept: Mapping[str, Any]) -> Iterator[str]:
     name, result = kept["name"], kept.get("result")
     day = date.fromisoformat(kept["date"])
     if "by_hand" in kept:
-        yield f"`python {kept['command']}`, measured by hand on {day.day} {day:%B %Y}: {kept['by_hand']}"
+        yield (
+            f"`python {kept['command']}`, measured by hand on {day.day} {day:%B %Y}: "
+            f"{kept['by_hand']}"
+        )
         yield from ("", *kept["lines"])
         return
-    form = FORMS.get(name) or (column_a_section if isinstance(result, dict) and "sections" in result else None)
+    form = FORMS.get(name) or (
+        column_a_section if isinstance(result, dict) and "sections" in result else None
+    )
     if form is None:
-        raise TableError(f"results/{name}.json has no table: give {name} a form in FORMS of benchmarks/doc_forms.py")
-    where = {key: value for key, value in kept["machine"].items() if key in ALWAYS_NAMED}  # run_all's own names packages of all scripts
+        raise TableError(
+            f"results/{name}.json has no table: give {name} a form in FORMS of "
+            "benchmarks/doc_forms.py"
+        )
+    # run_all's own names packages of all scripts
+    where = {key: value for key, value in kept["machine"].items() if key in ALWAYS_NAMED}
     where |= result.get("machine", {}) if isinstance(result, dict) else {}
     processor = f"{where.pop('cores')} cores ({where.pop('cpu')}, {where.pop('memory')})"
     versions = ", ".join(f"{package} {version}" for package, version in where.items())
-    photos = "; PHOTOS were made" if "PHOTOS" in kept["command"] and kept["photos"] == "made" else ""
-    yield f"`python {kept['command']}`{photos}, {day.day} {day:%B %Y}, {processor}, load {kept['load']:.1f} at the start; {versions}."
+    photos = (
+        "; PHOTOS were made" if "PHOTOS" in kept["command"] and kept["photos"] == "made" else ""
+    )
+    yield (
+        f"`python {kept['command']}`{photos}, {day.day} {day:%B %Y}, {processor}, load "
+        f"{kept['load']:.1f} at the start; {versions}."
+    )
     yield ""
     yield from form(result)

@@ -1,16 +1,19 @@
-"""What happens to an epoch that goes on with other ranks, workers or batches, in headrace and its peers?
+"""What happens to an epoch that goes on with other ranks, workers or batches, in headrace and its
+peers?
 
-    python benchmarks/elastic.py [--only NAME ...] [--changes KEY ...] [--timeout 300] [--memory 8GB] [--json] [--write]
-    python benchmarks/elastic.py --page
+    python benchmarks/elastic.py [--only NAME ...] [--changes KEY ...] [--timeout 300] [--memory
+    8GB] [--json] [--write] python benchmarks/elastic.py --page
 
-An epoch of 968 samples is begun by one job, which saves its state and ends, and finished by another one. Counted are the samples that
-never came, those that came again, and the batches of each rank: ranks with unequal numbers of batches wait for each other for ever in
-synchronous training. Only what came before the state was saved counts of the first job. With 10^9 rows the state is weighed, and the
-memory: the highest of all processes of the job together (PSS), less that of the same job with 968 rows.
+An epoch of 968 samples is begun by one job, which saves its state and ends, and finished by another
+one. Counted are the samples that never came, those that came again, and the batches of each rank:
+ranks with unequal numbers of batches wait for each other for ever in synchronous training. Only
+what came before the state was saved counts of the first job. With 10^9 rows the state is weighed,
+and the memory: the highest of all processes of the job together (PSS), less that of the same job
+with 968 rows.
 
-Each job is a process group of its own, which is killed when its time is up ("hangs") or its memory ("more than"). Ranks are processes on
-this machine. `--write` puts the figures of the peers that ran into `results/elastic.json`; `--page` runs nothing, and puts those figures
-into docs/elastic.md.
+Each job is a process group of its own, which is killed when its time is up ("hangs") or its memory
+("more than"). Ranks are processes on this machine. `--write` puts the figures of the peers that ran
+into `results/elastic.json`; `--page` runs nothing, and puts those figures into docs/elastic.md.
 """
 
 from __future__ import annotations
@@ -46,18 +49,30 @@ Row = dict[str, Any]
 
 
 def job(peer: Peer, change: Change, timeout: float, memory: int) -> Row:
-    """Runs a change of a peer in a process group of its own; its result, with `memory`, the most that its lives took."""
+    """Runs a change of a peer in a process group of its own; its result, with `memory`, the most
+    that its lives took.
+    """
     with temporary_folder() as name:
         folder, before = Path(name), _shared_memory()
         environment = os.environ | {"HOME": name, "TMPDIR": name, "HF_HOME": name}
-        command = [sys.executable, str(ROOT / "benchmarks" / "elastic_run.py"), peer.name, change.key, name]
+        command = [
+            sys.executable,
+            str(ROOT / "benchmarks" / "elastic_run.py"),
+            peer.name,
+            change.key,
+            name,
+        ]
         with open(folder / "log", "w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
         most, stopped, end = 0, None, time.monotonic() + timeout
         try:
             while stopped is None and process.poll() is None:
                 time.sleep(0.1)
-                if change.key in ("billion", "small") and "writing" not in _result(folder).get("at", "writing"):
+                if change.key in ("billion", "small") and "writing" not in _result(folder).get(
+                    "at", "writing"
+                ):
                     most = max(most, _memory(process.pid))
                 if most > memory:
                     stopped = {"error": f"wants more than {format_size(memory)}", "large": True}
@@ -96,7 +111,9 @@ def _memory(group: int) -> int:
 
 
 def _shared_memory() -> set[str]:
-    """The names in the system's shared memory that MosaicML Streaming gives: a killed job leaves them there."""
+    """The names in the system's shared memory that MosaicML Streaming gives: a killed job leaves
+    them there.
+    """
     return {entry.path for entry in os.scandir("/dev/shm") if re.match(r"\d{6}_", entry.name)}
 
 
@@ -104,9 +121,15 @@ def _shared_memory() -> set[str]:
 
 
 def cell(key: str, row: Row, notes: list[str]) -> str:
-    """A cell of the table: samples missing, samples doubled, batches of a rank; or why there are none, by the number of its note."""
+    """A cell of the table: samples missing, samples doubled, batches of a rank; or why there are
+    none, by the number of its note.
+    """
     if row.get("hangs"):  # large data takes its time
-        return f"not done in {row['seconds']:g} s" if key == "billion" else f"**hangs** ({row.get('at', 'at its start')})"
+        return (
+            f"not done in {row['seconds']:g} s"
+            if key == "billion"
+            else f"**hangs** ({row.get('at', 'at its start')})"
+        )
     if "error" in row:
         message = f"{row['error']} (in {row['at']})"
         if message not in notes:
@@ -117,7 +140,11 @@ def cell(key: str, row: Row, notes: list[str]) -> str:
         growth = row["growth"]
         return f"{row['state']:,} B; {'< 10 MB' if growth < UNSEEN else format_size(growth)}"
     low, high = row["batches"]
-    parts = [f"{row['missing']}", f"{row['doubled']}", f"{low}" if low == high else f"{low} to {high}"]
+    parts = [
+        f"{row['missing']}",
+        f"{row['doubled']}",
+        f"{low}" if low == high else f"{low} to {high}",
+    ]
     wrong = (row["missing"] > 0, row["doubled"] > row["padding"], low != high)
     return ", ".join(f"**{part}**" if bad else part for part, bad in zip(parts, wrong, strict=True))
 
@@ -125,13 +152,25 @@ def cell(key: str, row: Row, notes: list[str]) -> str:
 def tables(data: Row) -> str:
     """The tables of docs/elastic.md."""
     notes: list[str] = []
-    names = [peer for peer in data["peers"] if "missing_because" not in data["peers"][peer] and peer != "headrace"]
+    names = [
+        peer
+        for peer in data["peers"]
+        if "missing_because" not in data["peers"][peer] and peer != "headrace"
+    ]
     half = (len(names) + 1) // 2
     lines: list[str] = []
-    for part in [some for some in (names[:half], names[half:]) if some] or [[]]:  # a table of all is wider than a page
-        lines += [*_table(data, [name for name in ("headrace", *part) if name in data["peers"]], notes), ""]
+    # a table of all is wider than a page
+    for part in [some for some in (names[:half], names[half:]) if some] or [[]]:
+        lines += [
+            *_table(data, [name for name in ("headrace", *part) if name in data["peers"]], notes),
+            "",
+        ]
     lines += [f"{number}. ``{note}``" for number, note in enumerate(notes, start=1)]
-    lines += [f"* {name}: not run, {peer['missing_because']}" for name, peer in data["peers"].items() if "missing_because" in peer]
+    lines += [
+        f"* {name}: not run, {peer['missing_because']}"
+        for name, peer in data["peers"].items()
+        if "missing_because" in peer
+    ]
     return "\n".join(lines)
 
 
@@ -140,21 +179,33 @@ def _table(data: Row, names: list[str], notes: list[str]) -> list[str]:
     lines = [f"| | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
     for key, title in data["changes"].items():
         rows = (data["peers"][name]["results"].get(key) for name in names)
-        lines.append(f"| {title} | {' | '.join('-' if row is None else cell(key, row, notes) for row in rows)} |")
+        lines.append(
+            f"| {title} | "
+            f"{' | '.join('-' if row is None else cell(key, row, notes) for row in rows)} |"
+        )
     states = (data["peers"][name]["results"].get("fewer", {}) for name in names)
     kept = (f"{row['state']:,} ({row['states']})" if "state" in row else "-" for row in states)
     lines.append(f"| bytes of state, 8 ranks (states to keep) | {' | '.join(kept)} |")
     left = [data["peers"][name]["results"].get("killed", {}).get("left", 0) for name in names]
     if any(left):
-        lines.append(f"| names left in shared memory by the killed job | {' | '.join(map(str, left))} |")
+        lines.append(
+            f"| names left in shared memory by the killed job | {' | '.join(map(str, left))} |"
+        )
     return lines
 
 
 def versions(data: Row) -> str:
     """Where it ran, in a line."""
     found = data["machine"]
-    rest = ", ".join(f"{name} {version}" for name, version in found.items() if name not in ("cores", "cpu", "python", "memory"))
-    return f"{data['date']}; {found['cores']} cores ({found['cpu']}), {found['memory']}; Python {found['python']}, {rest}."
+    rest = ", ".join(
+        f"{name} {version}"
+        for name, version in found.items()
+        if name not in ("cores", "cpu", "python", "memory")
+    )
+    return (
+        f"{data['date']}; {found['cores']} cores ({found['cpu']}), {found['memory']}; Python "
+        f"{found['python']}, {rest}."
+    )
 
 
 def page(text: str, data: Row) -> str:
@@ -167,8 +218,12 @@ def page(text: str, data: Row) -> str:
 # -- the command
 
 
-def measured(peers: list[Peer], changes: list[Change], timeout: float, memory: int) -> Iterator[tuple[str, Row]]:
-    """The results of each peer, one change after the other: name, and what `_write` takes of a peer."""
+def measured(
+    peers: list[Peer], changes: list[Change], timeout: float, memory: int
+) -> Iterator[tuple[str, Row]]:
+    """The results of each peer, one change after the other: name, and what `_write` takes of a
+    peer.
+    """
     for peer in peers:
         if peer.package is not None and version_of((peer.package,)) is None:
             yield peer.name, {"missing_because": f"{peer.package} is not installed"}
@@ -189,30 +244,67 @@ def _joined(old: Row, data: Row) -> Row:
     joined: Row = dict(old["peers"])
     for name, peer in data["peers"].items():
         kept = joined.get(name, {}).get("results", {})
-        joined[name] = peer if "results" not in peer else {**peer, "results": {**kept, **peer["results"]}}
+        joined[name] = (
+            peer if "results" not in peer else {**peer, "results": {**kept, **peer["results"]}}
+        )
     peers = {peer.name: joined[peer.name] for peer in PEERS if peer.name in joined}
     for peer in peers.values():
         if "results" in peer:
-            peer["results"] = {change.key: peer["results"][change.key] for change in CHANGES if change.key in peer["results"]}
+            peer["results"] = {
+                change.key: peer["results"][change.key]
+                for change in CHANGES
+                if change.key in peer["results"]
+            }
     return {**data, "changes": {change.key: change.title for change in CHANGES}, "peers": peers}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[peer.name for peer in PEERS], help="these peers alone")
-    parser.add_argument("--changes", nargs="+", metavar="KEY", choices=[change.key for change in CHANGES], help="these changes alone")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds of a job, after which it hangs (300)")
-    parser.add_argument("--memory", type=parse_size, default=parse_size("8GB"), help="of a job, at most (8GB)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        choices=[peer.name for peer in PEERS],
+        help="these peers alone",
+    )
+    parser.add_argument(
+        "--changes",
+        nargs="+",
+        metavar="KEY",
+        choices=[change.key for change in CHANGES],
+        help="these changes alone",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300, help="seconds of a job, after which it hangs (300)"
+    )
+    parser.add_argument(
+        "--memory", type=parse_size, default=parse_size("8GB"), help="of a job, at most (8GB)"
+    )
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
-    parser.add_argument("--write", action="store_true", help="write the figures into results/elastic.json")
-    parser.add_argument("--page", action="store_true", help="run nothing: write the figures that are there into docs/elastic.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the figures into results/elastic.json"
+    )
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="run nothing: write the figures that are there into docs/elastic.md",
+    )
     given = parser.parse_args()
     if given.page:
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), json.loads(DATA.read_text(encoding="utf-8"))), encoding="utf-8")
+        PAGE.write_text(
+            page(PAGE.read_text(encoding="utf-8"), json.loads(DATA.read_text(encoding="utf-8"))),
+            encoding="utf-8",
+        )
         return
     peers = [peer for peer in PEERS if given.only is None or peer.name in given.only]
     changes = [change for change in CHANGES if given.changes is None or change.key in given.changes]
-    data: Row = {"date": time.strftime("%d %B %Y").lstrip("0"), "machine": machine(PACKAGES), "peers": {}}
+    data: Row = {
+        "date": time.strftime("%d %B %Y").lstrip("0"),
+        "machine": machine(PACKAGES),
+        "peers": {},
+    }
     for name, found in measured(peers, changes, given.timeout, given.memory):
         row = {**data, "peers": {name: found}}
         data = _joined(data, row)

@@ -1,7 +1,9 @@
-"""How does each peer of `elastic.py` save where it is, and go on with another number of ranks or workers?
+"""How does each peer of `elastic.py` save where it is, and go on with another number of ranks or
+workers?
 
-Each is used as its own documentation shows it. Samples are their own numbers, so that it can be counted which of them came; each peer
-has them in the format that it reads. `open` runs in the process of a rank.
+Each is used as its own documentation shows it. Samples are their own numbers, so that it can be
+counted which of them came; each peer has them in the format that it reads. `open` runs in the
+process of a rank.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 SEED, UNREADABLE, SHARDS = 7, 123, 48
-"""The seed of all orders, the sample that can't be read where one can't, and the parts that peers with parts divide the data into."""
+"""The seed of all orders, the sample that can't be read where one can't, and the parts that
+peers with parts divide the data into.
+"""
 BILLION, FILE_ROWS = 1_000_000_000, 1_000_000
-"""Rows of the large data, and of each of its files where it has files: one file under a thousand names."""
+"""Rows of the large data, and of each of its files where it has files: one file under a thousand
+names.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ class Life:
         batch_size: samples a batch of a rank.
         workers: processes a rank that load; 0: none.
         stop: batches a rank after which it saves its state and ends; None: the end of the epoch.
-        dies: rank 1 is killed (SIGKILL) when all ranks have saved, and then the others, instead of an orderly end.
+        dies: rank 1 is killed (SIGKILL) when all ranks have saved, and then the others, instead of
+            an orderly end.
         skips: sample `UNREADABLE` can't be read, and is to be skipped.
         samples: of an epoch.
     """
@@ -52,7 +59,9 @@ class Life:
 
 @dataclass(frozen=True)
 class Opened:
-    """A loader: its batches, as the samples' numbers (None where the data doesn't tell), and what gives its state."""
+    """A loader: its batches, as the samples' numbers (None where the data doesn't tell), and
+    what gives its state.
+    """
 
     batches: Iterable[Any]
     state: Callable[[], Any]
@@ -78,7 +87,8 @@ class Peer(ABC):
         start: how the processes of its ranks are started.
         every_rank: whether the states of all ranks must be kept to go on.
         has_files: whether it reads files, which `write` writes.
-        modules: what the process that forks the ranks, or the fork server, imports: else each rank imports it again.
+        modules: what the process that forks the ranks, or the fork server, imports: else each rank
+            imports it again.
         scale: what its data of 10^9 rows are.
     """
 
@@ -96,10 +106,14 @@ class Peer(ABC):
 
     @abstractmethod
     def open(self, folder: Path, life: Life, rank: int, state: Any) -> Opened:
-        """The loader of a rank, which goes on at a state that `deal` gave it; None: at the beginning."""
+        """The loader of a rank, which goes on at a state that `deal` gave it; None: at the
+        beginning.
+        """
 
     def deal(self, states: list[Any], ranks: int) -> list[Any]:
-        """What each rank of the next life loads, of what the ranks of the last one have saved: rank 0's state."""
+        """What each rank of the next life loads, of what the ranks of the last one have saved:
+        rank 0's state.
+        """
         return [states[0]] * ranks
 
 
@@ -125,14 +139,18 @@ class Headrace(Peer):
 
         dataset = Decoded(Numbers(), on_error="skip" if life.skips else "raise")
         world = {"rank": rank, "world_size": life.ranks}
-        loader = create_dataloader(dataset, batch_size=life.batch_size, num_workers=life.workers, seed=SEED, **world)
+        loader = create_dataloader(
+            dataset, batch_size=life.batch_size, num_workers=life.workers, seed=SEED, **world
+        )
         if state is not None:
             loader.load_state_dict(state)
         return Opened((batch.tolist() for batch in loader), loader.state_dict)
 
 
 class Mosaic(Peer):
-    """MDS shards on the local disk. The dataset is told the batch size too, which its order follows from."""
+    """MDS shards on the local disk. The dataset is told the batch size too, which its order
+    follows from.
+    """
 
     name, package, has_files = "MosaicML Streaming", "mosaicml-streaming", True
     scale = "an index of 1,000 shards of 10^6 numbers"
@@ -143,13 +161,17 @@ class Mosaic(Peer):
         streaming = _import_streaming()
         rows = min(samples, FILE_ROWS)
         size = 1 << 30 if samples == BILLION else 256
-        with streaming.MDSWriter(out=str(folder / "mds"), columns={"id": "int"}, size_limit=size) as shards:
+        with streaming.MDSWriter(
+            out=str(folder / "mds"), columns={"id": "int"}, size_limit=size
+        ) as shards:
             for number in range(rows):
                 shards.write({"id": number})
         if samples == BILLION:
             index = json.loads((folder / "mds" / "index.json").read_text())
             (shard,) = index["shards"]
-            index["shards"] = [_named(folder / "mds", shard, number) for number in range(samples // rows)]
+            index["shards"] = [
+                _named(folder / "mds", shard, number) for number in range(samples // rows)
+            ]
             (folder / "mds" / "index.json").write_text(json.dumps(index))
 
     def open(self, folder: Path, life: Life, rank: int, state: Any) -> Opened:
@@ -162,8 +184,12 @@ class Mosaic(Peer):
                 sample = super().__getitem__(at)
                 return {"id": decoded(sample["id"], life.skips)}
 
-        dataset = Decoded(local=str(folder / "mds"), shuffle=True, shuffle_seed=SEED, batch_size=life.batch_size)
-        loader = streaming.StreamingDataLoader(dataset, batch_size=life.batch_size, num_workers=life.workers)
+        dataset = Decoded(
+            local=str(folder / "mds"), shuffle=True, shuffle_seed=SEED, batch_size=life.batch_size
+        )
+        loader = streaming.StreamingDataLoader(
+            dataset, batch_size=life.batch_size, num_workers=life.workers
+        )
         if state is not None:
             loader.load_state_dict(state)
         return Opened((batch["id"].tolist() for batch in loader), loader.state_dict)
@@ -189,10 +215,18 @@ class LitData(Peer):
         from litdata.streaming.writer import BinaryWriter
 
         if samples < BILLION:
-            litdata.optimize(fn=int, inputs=list(range(samples)), output_dir=str(folder / "chunks"), chunk_size=20, num_workers=1)
-            multiprocessing.set_start_method(None, force=True)  # `optimize` sets "spawn" for the whole process
+            litdata.optimize(
+                fn=int,
+                inputs=list(range(samples)),
+                output_dir=str(folder / "chunks"),
+                chunk_size=20,
+                num_workers=1,
+            )
+            # `optimize` sets "spawn" for the whole process
+            multiprocessing.set_start_method(None, force=True)
         else:
-            chunk = BinaryWriter(str(folder / "chunks"), chunk_size=FILE_ROWS)  # what `optimize` writes with, without its processes
+            # what `optimize` writes with, without its processes
+            chunk = BinaryWriter(str(folder / "chunks"), chunk_size=FILE_ROWS)
             for number in range(FILE_ROWS):
                 chunk.add_item(number, number)
             chunk.done()
@@ -209,8 +243,12 @@ class LitData(Peer):
         import litdata
 
         options = {"transform": functools.partial(decoded, skips=True)} if life.skips else {}
-        dataset = litdata.StreamingDataset(str(folder / "chunks"), shuffle=True, drop_last=True, seed=SEED, **options)
-        loader = litdata.StreamingDataLoader(dataset, batch_size=life.batch_size, num_workers=life.workers)
+        dataset = litdata.StreamingDataset(
+            str(folder / "chunks"), shuffle=True, drop_last=True, seed=SEED, **options
+        )
+        loader = litdata.StreamingDataLoader(
+            dataset, batch_size=life.batch_size, num_workers=life.workers
+        )
         if state is not None:
             loader.load_state_dict(state)
         return Opened((batch.tolist() for batch in loader), loader.state_dict)
@@ -232,14 +270,18 @@ class Grain(Peer):
             dataset = dataset.filter(lambda number: number != UNREADABLE)
         workers = MultiprocessingOptions(num_workers=life.workers) if life.workers else None
         shards = ShardOptions(shard_index=rank, shard_count=life.ranks)
-        iterator = iter(ElasticIterator(dataset, life.global_batch, shards, multiprocessing_options=workers))
+        iterator = iter(
+            ElasticIterator(dataset, life.global_batch, shards, multiprocessing_options=workers)
+        )
         if state is not None:
             iterator.set_state(state)
         return Opened((batch.tolist() for batch in iterator), iterator.get_state)
 
 
 class Lance(Peer):
-    """LanceDB's `StreamingDataset`. `SHARDS` splits, a multiple of all numbers of ranks and workers but 7."""
+    """LanceDB's `StreamingDataset`. `SHARDS` splits, a multiple of all numbers of ranks and
+    workers but 7.
+    """
 
     name, package, has_files = "LanceDB", "lancedb", True
     start, every_rank = "forkserver", True  # its threads don't live through a fork
@@ -254,10 +296,17 @@ class Lance(Peer):
 
         def batches() -> Iterator[pa.RecordBatch]:
             for start in range(0, samples, FILE_ROWS):
-                numbers = pa.array([0] * FILE_ROWS if samples == BILLION else range(start, min(samples, start + FILE_ROWS)), kind)
+                numbers = pa.array(
+                    [0] * FILE_ROWS
+                    if samples == BILLION
+                    else range(start, min(samples, start + FILE_ROWS)),
+                    kind,
+                )
                 yield pa.record_batch([numbers], names=["id"])
 
-        lancedb.connect(str(folder / "lance")).create_table("numbers", batches(), schema=pa.schema([("id", kind)]))
+        lancedb.connect(str(folder / "lance")).create_table(
+            "numbers", batches(), schema=pa.schema([("id", kind)])
+        )
 
     def open(self, folder: Path, life: Life, rank: int, state: Any) -> Opened:
         import lancedb
@@ -265,12 +314,16 @@ class Lance(Peer):
 
         table = lancedb.connect(str(folder / "lance")).open_table("numbers")
         world = {"rank": rank, "world_size": life.ranks, "num_splits": SHARDS}
-        skips: Any = {"transform": _decoded_rows, "on_transform_error": "skip"} if life.skips else {}
+        skips: Any = (
+            {"transform": _decoded_rows, "on_transform_error": "skip"} if life.skips else {}
+        )
         dataset = StreamingDataset(table, shuffle_seed=SEED, **world, **skips)
         if state is not None:
             dataset.load_state_dict(state)
         context = {"multiprocessing_context": "forkserver"} if life.workers else {}
-        loader = StreamingDataLoader(dataset, batch_size=life.batch_size, num_workers=life.workers, **context)
+        loader = StreamingDataLoader(
+            dataset, batch_size=life.batch_size, num_workers=life.workers, **context
+        )
         return Opened((batch["id"].tolist() for batch in loader), dataset.state_dict)
 
     def deal(self, states: list[Any], ranks: int) -> list[Any]:
@@ -284,10 +337,12 @@ def _decoded_rows(batch: Any) -> list[dict[str, int]]:
 
 
 class Tables(Peer):
-    """HF datasets: `split_dataset_by_node` of an iterable dataset, and torchdata's `StatefulDataLoader`.
+    """HF datasets: `split_dataset_by_node` of an iterable dataset, and torchdata's
+    `StatefulDataLoader`.
 
-    The map-style dataset is shuffled, so that no shuffle buffer is lost. There is no way from the states of some ranks to those of
-    other ones: each rank loads the state of the rank of its number, or of that number modulo the ranks that there were.
+    The map-style dataset is shuffled, so that no shuffle buffer is lost. There is no way from the
+    states of some ranks to those of other ones: each rank loads the state of the rank of its
+    number, or of that number modulo the ranks that there were.
     """
 
     name, package = "HF datasets", "datasets"
@@ -330,7 +385,9 @@ def _is_readable(row: dict[str, int]) -> bool:
 
 
 class Stateful(Peer):
-    """torchdata: `StatefulDataLoader` and `StatefulDistributedSampler` over any map-style dataset. States as in `Tables`."""
+    """torchdata: `StatefulDataLoader` and `StatefulDistributedSampler` over any map-style
+    dataset. States as in `Tables`.
+    """
 
     name, package = "torchdata", "torchdata"
     every_rank = True
@@ -341,7 +398,9 @@ class Stateful(Peer):
 
         dataset: Any = _Decoding(life.samples) if life.skips else range(life.samples)
         sampler = StatefulDistributedSampler(dataset, num_replicas=life.ranks, rank=rank, seed=SEED)
-        loader = StatefulDataLoader(dataset, batch_size=life.batch_size, sampler=sampler, num_workers=life.workers)
+        loader = StatefulDataLoader(
+            dataset, batch_size=life.batch_size, sampler=sampler, num_workers=life.workers
+        )
         if state is not None:
             loader.load_state_dict(state)
         return Opened((batch.tolist() for batch in loader), loader.state_dict)

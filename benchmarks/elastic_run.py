@@ -1,8 +1,9 @@
 """Runs the lives of a job: each rank a process, each job a process group with a time limit.
 
-A job is run by `python elastic_run.py PEER CHANGE FOLDER`, which `elastic.py` starts, and kills when its time is up. The ranks of a life
-have torchrun's environment (one node) and run at the same time; they exchange nothing but what the peer does of itself. Each writes the
-samples that it got, batch for batch, so that nothing is lost when it is killed.
+A job is run by `python elastic_run.py PEER CHANGE FOLDER`, which `elastic.py` starts, and kills
+when its time is up. The ranks of a life have torchrun's environment (one node) and run at the same
+time; they exchange nothing but what the peer does of itself. Each writes the samples that it got,
+batch for batch, so that nothing is lost when it is killed.
 """
 
 from __future__ import annotations
@@ -47,11 +48,23 @@ CHANGES = (
     Change("fewer", "8 -> 6 ranks, the same global batch", (Life(8, 6, stop=10), Life(6, 8))),
     Change("seven", "8 -> 7 ranks, 6 samples a rank as before", (Life(8, 6, stop=10), Life(7, 6))),
     Change("more", "1 -> 8 ranks, the same global batch", (Life(1, 48, stop=10), Life(8, 6))),
-    Change("workers", "4 -> 3 workers, 2 ranks", (Life(2, 24, workers=4, stop=8), Life(2, 24, workers=3))),
-    Change("killed", "a rank is killed: 4 -> 3 ranks, the same global batch", (Life(4, 12, stop=10, dies=True), Life(3, 16))),
+    Change(
+        "workers",
+        "4 -> 3 workers, 2 ranks",
+        (Life(2, 24, workers=4, stop=8), Life(2, 24, workers=3)),
+    ),
+    Change(
+        "killed",
+        "a rank is killed: 4 -> 3 ranks, the same global batch",
+        (Life(4, 12, stop=10, dies=True), Life(3, 16)),
+    ),
     Change("batch", "batches of 12 -> 14, 4 ranks", (Life(4, 12, stop=10), Life(4, 14))),
     Change("skipped", "a sample of one rank can't be read, 8 ranks", (Life(8, 6, skips=True),)),
-    Change("billion", "10^9 rows, 2 -> 1 ranks", (Life(2, 32, stop=10, samples=BILLION), Life(1, 64, stop=10, samples=BILLION))),
+    Change(
+        "billion",
+        "10^9 rows, 2 -> 1 ranks",
+        (Life(2, 32, stop=10, samples=BILLION), Life(1, 64, stop=10, samples=BILLION)),
+    ),
 )
 SMALL = Change("small", "the same with few rows", (Life(2, 32, stop=10), Life(1, 64, stop=5)))
 """What "billion" takes without its rows: the libraries themselves."""
@@ -59,7 +72,9 @@ SMALL = Change("small", "the same with few rows", (Life(2, 32, stop=10), Life(1,
 
 @dataclass
 class Lived:
-    """What a life has left behind: the batches of each rank, their states as saved (pickled), and the first error."""
+    """What a life has left behind: the batches of each rank, their states as saved (pickled),
+    and the first error.
+    """
 
     batches: list[list[list[int]]] = field(default_factory=list)
     states: list[bytes] = field(default_factory=list)
@@ -67,15 +82,25 @@ class Lived:
 
 
 def count(lives: list[Lived], samples: int) -> dict[str, Any]:
-    """What came of an epoch: samples that are missing and that came again, and the least and most batches of a rank, of the last life."""
-    given = [number for life in lives for rank in life.batches for batch in rank for number in batch]
+    """What came of an epoch: samples that are missing and that came again, and the least and
+    most batches of a rank, of the last life.
+    """
+    given = [
+        number for life in lives for rank in life.batches for batch in rank for number in batch
+    ]
     numbers = [len(rank) for rank in lives[-1].batches]
     different = len(set(given))
-    return {"missing": samples - different, "doubled": len(given) - different, "batches": [min(numbers), max(numbers)]}
+    return {
+        "missing": samples - different,
+        "doubled": len(given) - different,
+        "batches": [min(numbers), max(numbers)],
+    }
 
 
 def run(peer: Peer, change: Change, folder: Path) -> dict[str, Any]:
-    """Runs the lives of a change, and says what came of them; the same as JSON in `folder` after each of its parts."""
+    """Runs the lives of a change, and says what came of them; the same as JSON in `folder` after
+    each of its parts.
+    """
     result: dict[str, Any] = {"at": "the writing of its data"}
     _tell(folder, result)
     if peer.has_files:
@@ -86,7 +111,11 @@ def run(peer: Peer, change: Change, folder: Path) -> dict[str, Any]:
     lives: list[Lived] = []
     dealt: list[Any] = [None] * change.lives[0].ranks
     for number, life in enumerate(change.lives):
-        result["at"] = ("the first job", "the job that goes on")[number] if len(change.lives) > 1 else "the job"
+        result["at"] = (
+            ("the first job", "the job that goes on")[number]
+            if len(change.lives) > 1
+            else "the job"
+        )
         _tell(folder, result)
         lived = live(peer, life, dealt, folder)
         lives.append(lived)
@@ -109,7 +138,9 @@ def run(peer: Peer, change: Change, folder: Path) -> dict[str, Any]:
 
 
 def live(peer: Peer, life: Life, states: list[Any], folder: Path) -> Lived:
-    """A life: its ranks at the same time, each in a process. A life in which a rank dies ends with SIGKILL of the others."""
+    """A life: its ranks at the same time, each in a process. A life in which a rank dies ends
+    with SIGKILL of the others.
+    """
     context: Any = multiprocessing.get_context(peer.start)
     if peer.start == "forkserver":
         context.set_forkserver_preload([*peer.modules, "elastic_peers"])
@@ -119,7 +150,11 @@ def live(peer: Peer, life: Life, states: list[Any], folder: Path) -> Lived:
     for path in [*folder.glob("rank-*"), *folder.glob("state-*")]:
         path.unlink()
     ranks = [
-        context.Process(target=_rank, args=(peer.name, life, rank, states[rank], port, str(folder)), name=f"rank {rank}")
+        context.Process(
+            target=_rank,
+            args=(peer.name, life, rank, states[rank], port, str(folder)),
+            name=f"rank {rank}",
+        )
         for rank in range(life.ranks)
     ]
     for process in ranks:
@@ -130,10 +165,16 @@ def live(peer: Peer, life: Life, states: list[Any], folder: Path) -> Lived:
         process.join()
     lived = Lived()
     for rank in range(life.ranks):
-        lines = (folder / f"rank-{rank}").read_text().splitlines() if (folder / f"rank-{rank}").exists() else []
+        lines = (
+            (folder / f"rank-{rank}").read_text().splitlines()
+            if (folder / f"rank-{rank}").exists()
+            else []
+        )
         told = [json.loads(line) for line in lines]
         lived.batches.append([line for line in told if isinstance(line, list)][: life.stop])
-        lived.error = lived.error or next((line["error"] for line in told if isinstance(line, dict)), None)
+        lived.error = lived.error or next(
+            (line["error"] for line in told if isinstance(line, dict)), None
+        )
         if (folder / f"state-{rank}").exists():
             lived.states.append((folder / f"state-{rank}").read_bytes())
     if lived.error is None and not life.dies and any(process.exitcode for process in ranks):
@@ -143,7 +184,9 @@ def live(peer: Peer, life: Life, states: list[Any], folder: Path) -> Lived:
 
 def _end_by_force(ranks: list[Any], life: Life, folder: Path) -> None:
     """Kills rank 1 when all have saved, and then the others, as a launcher does."""
-    while len(list(folder.glob("state-*"))) < life.ranks and all(process.is_alive() for process in ranks):
+    while len(list(folder.glob("state-*"))) < life.ranks and all(
+        process.is_alive() for process in ranks
+    ):
         time.sleep(0.05)
     for process in (ranks[1], *ranks):
         if process.pid is not None and process.is_alive():
@@ -153,12 +196,25 @@ def _end_by_force(ranks: list[Any], life: Life, folder: Path) -> None:
 
 def _rank(name: str, life: Life, rank: int, state: Any, port: int, folder: str) -> None:
     """The process of a rank: iterates, saves at `life.stop`, and ends, or waits to be killed."""
-    world = {"RANK": rank, "LOCAL_RANK": rank, "GLOBAL_RANK": rank, "WORLD_SIZE": life.ranks, "LOCAL_WORLD_SIZE": life.ranks}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NNODES": 1, "NODE_RANK": 0, "GROUP_RANK": 0}
+    world = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "GLOBAL_RANK": rank,
+        "WORLD_SIZE": life.ranks,
+        "LOCAL_WORLD_SIZE": life.ranks,
+    }
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "NNODES": 1,
+        "NODE_RANK": 0,
+        "GROUP_RANK": 0,
+    }
     os.environ |= {key: str(value) for key, value in (world | place).items()}
     quiet()
     peer = next(peer for peer in PEERS if peer.name == name)
-    with open(Path(folder) / f"rank-{rank}", "w", buffering=1) as told:  # a line at a time: what was told is there after SIGKILL
+    # a line at a time: what was told is there after SIGKILL
+    with open(Path(folder) / f"rank-{rank}", "w", buffering=1) as told:
         try:
             opened = peer.open(Path(folder), life, rank, state)
             batches = iter(opened.batches)
@@ -183,12 +239,20 @@ def _save(path: Path, state: Any) -> None:
 
 
 def _in_a_process(peer: Peer, folder: Path, samples: int) -> None:
-    """Has the data written by a process that ends, so that what it started is not forked into the ranks."""
-    process = multiprocessing.get_context("spawn").Process(target=_write, args=(peer.name, str(folder), samples))
+    """Has the data written by a process that ends, so that what it started is not forked into
+    the ranks.
+    """
+    process = multiprocessing.get_context("spawn").Process(
+        target=_write, args=(peer.name, str(folder), samples)
+    )
     process.start()
     process.join()
     if process.exitcode:
-        raise RuntimeError((folder / "failed").read_text() if (folder / "failed").exists() else f"status {process.exitcode}")
+        raise RuntimeError(
+            (folder / "failed").read_text()
+            if (folder / "failed").exists()
+            else f"status {process.exitcode}"
+        )
 
 
 def _write(name: str, folder: str, samples: int) -> None:
@@ -208,7 +272,9 @@ def quiet() -> None:
 
 
 def said(error: BaseException) -> str:
-    """An error in one line, without paths of this machine; of an error of a worker the last line, which is the cause."""
+    """An error in one line, without paths of this machine; of an error of a worker the last
+    line, which is the cause.
+    """
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [""]
     if "Traceback (most recent call last):" in lines:
         return lines[-1][:300]
@@ -224,7 +290,10 @@ def main() -> None:
     name, key, where = sys.argv[1:]
     folder = Path(where)
     quiet()
-    peer, change = (next(peer for peer in PEERS if peer.name == name), next(change for change in (*CHANGES, SMALL) if change.key == key))
+    peer, change = (
+        next(peer for peer in PEERS if peer.name == name),
+        next(change for change in (*CHANGES, SMALL) if change.key == key),
+    )
     try:
         _tell(folder, run(peer, change, folder))
     except Exception as error:

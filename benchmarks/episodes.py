@@ -1,10 +1,13 @@
-"""How fast do windows over demonstrations become batches, beside a plain DataLoader over h5py, as robomimic has it?
+"""How fast do windows over demonstrations become batches, beside a plain DataLoader over h5py, as
+robomimic has it?
 
-    python benchmarks/episodes.py [--demos 24] [--window 8] [--workers N] [--rounds 5] [--only NAME ...] [--work FOLDER] [--json]
+    python benchmarks/episodes.py [--demos 24] [--window 8] [--workers N] [--rounds 5] [--only NAME
+    ...] [--work FOLDER] [--json]
 
-Made demonstrations of 90 to 150 steps, as robomimic lays them out: two cameras, uint8 [84, 84, 3], a position and actions, contiguous
-and in compressed chunks of 8 steps. Batches of 32 windows of 8 steps that begin at each step, in random order, and in a block shuffle.
-All files are in the page cache.
+Made demonstrations of 90 to 150 steps, as robomimic lays them out: two cameras, uint8 [84, 84, 3],
+a position and actions, contiguous and in compressed chunks of 8 steps. Batches of 32 windows of 8
+steps that begin at each step, in random order, and in a block shuffle. All files are in the page
+cache.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ from torch.utils.data import DataLoader, Dataset
 import headrace
 
 KEYS = ["obs/agentview_image", "obs/wrist_image", "obs/position", "actions"]
-LAYOUTS: dict[str, dict[str, Any]] = {"contiguous": {}, "gzip, chunks of 8": {"chunks": (8, 84, 84, 3), "compression": "gzip"}}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "contiguous": {},
+    "gzip, chunks of 8": {"chunks": (8, 84, 84, 3), "compression": "gzip"},
+}
 BATCH, BATCHES = 32, 20
 OURS, BLOCK, PLAIN = "headrace", "headrace, block shuffle", "h5py, DataLoader"
 
@@ -54,7 +60,11 @@ class Windows(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, job: Job) -> None:
         self._job, self._file = job, None
         with h5py.File(job.path) as file:
-            self._places = [(demo, step) for demo in file["data"] for step in range(len(file[f"data/{demo}/actions"]))]
+            self._places = [
+                (demo, step)
+                for demo in file["data"]
+                for step in range(len(file[f"data/{demo}/actions"]))
+            ]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -66,7 +76,9 @@ class Windows(Dataset[dict[str, torch.Tensor]]):
         for key in KEYS:
             rows = self._file[f"data/{demo}/{key}"][step : step + self._job.window]
             missing = self._job.window - len(rows)
-            sample[key] = torch.from_numpy(np.concatenate([rows, np.repeat(rows[-1:], missing, 0)]) if missing else rows)
+            sample[key] = torch.from_numpy(
+                np.concatenate([rows, np.repeat(rows[-1:], missing, 0)]) if missing else rows
+            )
         return sample
 
 
@@ -91,7 +103,9 @@ def turns(loader: Any) -> Iterator[Callable[[], int]]:
 
 def ours(job: Job, shuffle: bool | str) -> Iterator[Callable[[], int]]:
     dataset = headrace.EpisodeDataset(job.path, KEYS, window=job.window)
-    loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, drop_last=True, num_workers=job.workers, seed=1)
+    loader = headrace.create_dataloader(
+        dataset, batch_size=BATCH, shuffle=shuffle, drop_last=True, num_workers=job.workers, seed=1
+    )
     try:
         yield from turns(loader)
     finally:
@@ -100,26 +114,42 @@ def ours(job: Job, shuffle: bool | str) -> Iterator[Callable[[], int]]:
 
 def plain(job: Job) -> Iterator[Callable[[], int]]:
     options: dict[str, Any] = {"num_workers": job.workers, "persistent_workers": job.workers > 0}
-    return turns(DataLoader(Windows(job), batch_size=BATCH, shuffle=True, drop_last=True, **options))
+    return turns(
+        DataLoader(Windows(job), batch_size=BATCH, shuffle=True, drop_last=True, **options)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--demos", type=int, default=24)
     parser.add_argument("--window", type=int, default=8, help="steps (8)")
-    parser.add_argument("--work", help="a folder for the files, which stays; else they are written anew and removed")
+    parser.add_argument(
+        "--work", help="a folder for the files, which stays; else they are written anew and removed"
+    )
     add_options(parser)
     given = parser.parse_args()
     with work_folder(given.work) as work:
         sections = []
         for layout, how in LAYOUTS.items():
             name = f"{layout.replace(',', '').replace(' ', '-')}-{given.demos}"
-            folder = prepared(work, name, lambda folder, how=how: write_demos(folder, given.demos, how))
+            folder = prepared(
+                work, name, lambda folder, how=how: write_demos(folder, given.demos, how)
+            )
             job = Job(str(folder / "demos.hdf5"), given.window, given.workers)
-            contestants = [Contestant(OURS, ours, (job, True)), Contestant(BLOCK, ours, (job, "block")), Contestant(PLAIN, plain, (job,))]
+            contestants = [
+                Contestant(OURS, ours, (job, True)),
+                Contestant(BLOCK, ours, (job, "block")),
+                Contestant(PLAIN, plain, (job,)),
+            ]
             ratios = [Ratio(f"{layout}: {one} / {PLAIN}", one, (PLAIN,)) for one in (OURS, BLOCK)]
             sections.append(Section(layout, "windows/s", PLAIN, contestants, ratios))
-        run_sections(sections, given, f"{given.workers} workers, batches of {BATCH} windows of {given.window} steps")
+        run_sections(
+            sections,
+            given,
+            f"{given.workers} workers, batches of {BATCH} windows of {given.window} steps",
+        )
 
 
 if __name__ == "__main__":

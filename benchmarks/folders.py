@@ -13,7 +13,9 @@ from pathlib import Path
 
 
 def prepared(work: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """The folder `name` in `work`, which `write` fills where it isn't there yet: it is whole, or it isn't there."""
+    """The folder `name` in `work`, which `write` fills where it isn't there yet: it is whole, or
+    it isn't there.
+    """
     folder = work / name
     if not folder.exists():
         part = Path(tempfile.mkdtemp(prefix=f"{name}.", suffix=".part", dir=work))
@@ -48,7 +50,9 @@ def work_folder(given: str | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[str]:
-    """A new folder in `parent` or where temporary files go; it is removed at the end, also where SIGTERM ends the script."""
+    """A new folder in `parent` or where temporary files go; it is removed at the end, also where
+    SIGTERM ends the script.
+    """
     owner = os.getpid()
 
     def end(*_: object) -> None:
@@ -58,7 +62,9 @@ def temporary_folder(parent: Path | None = None) -> Iterator[str]:
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=parent, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="headrace-bench-", dir=parent, ignore_cleanup_errors=True
+        ) as folder:
             yield folder
     finally:
         signal.signal(signal.SIGTERM, before)

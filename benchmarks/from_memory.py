@@ -1,11 +1,14 @@
 """How fast do samples that are in memory already become batches?
 
-    python benchmarks/from_memory.py [--images 3000] [--size 224] [--workers N] [--rounds 5] [--step] [--only NAME ...] [--json]
+    python benchmarks/from_memory.py [--images 3000] [--size 224] [--workers N] [--rounds 5]
+    [--step] [--only NAME ...] [--json]
 
-Random uint8 images, in a full shuffle and batches of 64: as they are; as float32, normalised by ImageNet's statistics; and, as samples
-of one number each, empty batches: what a batch costs by itself. `--step` adds a small training step on each batch, which wants the
-same cores. Beside headrace's eager mode stand a plain DataLoader over a TensorDataset, FFCV's raw images, and the limit: a bare gather
-into a buffer that is used again. A turn is as many whole epochs as take a second.
+Random uint8 images, in a full shuffle and batches of 64: as they are; as float32, normalised by
+ImageNet's statistics; and, as samples of one number each, empty batches: what a batch costs by
+itself. `--step` adds a small training step on each batch, which wants the same cores. Beside
+headrace's eager mode stand a plain DataLoader over a TensorDataset, FFCV's raw images, and the
+limit: a bare gather into a buffer that is used again. A turn is as many whole epochs as take a
+second.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ BATCH, EMPTY, SECONDS = 64, 2000, 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """The task: its samples lie in files in `work`, from where each contestant reads them into memory, outside of the timing."""
+    """The task: its samples lie in files in `work`, from where each contestant reads them into
+    memory, outside of the timing.
+    """
 
     work: Path
     size: int
@@ -64,7 +69,9 @@ def write_rows(folder: Path, images: int, size: int) -> None:
     with h5py.File(folder / "rows.h5", "w") as file:
         rows = file.create_dataset("data", (images, 3, size, size), np.uint8)
         for start in range(0, images, BATCH):
-            rows[start : start + BATCH] = random.integers(0, 256, (min(BATCH, images - start), 3, size, size), np.uint8)
+            rows[start : start + BATCH] = random.integers(
+                0, 256, (min(BATCH, images - start), 3, size, size), np.uint8
+            )
         file["numbers"] = np.arange(EMPTY * BATCH)
 
 
@@ -73,8 +80,15 @@ def write_packed(folder: Path, job: Job) -> None:
     with tempfile.TemporaryDirectory(dir=job.work) as files:
         (Path(files) / "only").mkdir()
         for number, image in enumerate(job.images()):
-            Image.fromarray(image.permute(1, 2, 0).numpy()).save(Path(files) / "only" / f"{number:06d}.bmp")
-        headrace.pack(headrace.ImageDataset(files, image_size=job.size), folder / "packed.h5", store="decoded", progress=False)
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(
+                Path(files) / "only" / f"{number:06d}.bmp"
+            )
+        headrace.pack(
+            headrace.ImageDataset(files, image_size=job.size),
+            folder / "packed.h5",
+            store="decoded",
+            progress=False,
+        )
 
 
 class _Pixels:
@@ -127,10 +141,14 @@ def our_loader(job: Job, workers: int | None, name: str = "data") -> headrace.Lo
     if job.normalize:
         packed = str(job.work / "packed" / "packed.h5")
         how: dict[str, Any] = {} if job.dtype is None else {"dtype": job.dtype}
-        dataset: Any = headrace.ImageDataset(packed, image_size=job.size, loading_mode="eager", progress=False, **how)
+        dataset: Any = headrace.ImageDataset(
+            packed, image_size=job.size, loading_mode="eager", progress=False, **how
+        )
     else:
         dataset = headrace.HDF5Dataset(job.rows, name, loading_mode="eager", progress=False)
-    return headrace.create_dataloader(dataset, batch_size=job.batch, shuffle=True, num_workers=workers)
+    return headrace.create_dataloader(
+        dataset, batch_size=job.batch, shuffle=True, num_workers=workers
+    )
 
 
 def ours(job: Job, workers: int | None) -> Runs:
@@ -138,8 +156,17 @@ def ours(job: Job, workers: int | None) -> Runs:
     return _closing(loader, lambda: touch(loader, first_of))
 
 
-def plain_loader(samples: torch.Tensor, batch: int, workers: int, collate: Callable[[list[Any]], Any] | None = None) -> DataLoader[Any]:
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0, "collate_fn": collate}
+def plain_loader(
+    samples: torch.Tensor,
+    batch: int,
+    workers: int,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> DataLoader[Any]:
+    options: dict[str, Any] = {
+        "num_workers": workers,
+        "persistent_workers": workers > 0,
+        "collate_fn": collate,
+    }
     return DataLoader(TensorDataset(samples), batch, shuffle=True, **options)
 
 
@@ -161,7 +188,9 @@ def ffcv_raw(job: Job) -> Runs:
 
     def write(folder: Path) -> None:
         fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
-        DatasetWriter(str(folder / "train.beton"), fields, num_workers=max(1, job.workers)).from_indexed_dataset(_Pixels(job))
+        DatasetWriter(
+            str(folder / "train.beton"), fields, num_workers=max(1, job.workers)
+        ).from_indexed_dataset(_Pixels(job))
 
     beton = str(prepared(job.work, "ffcv-raw", write) / "train.beton")
     return turns(next(peers.ffcv_epochs(beton, SimpleRGBImageDecoder(), job)))
@@ -181,9 +210,13 @@ def numpy_gather(job: Job) -> Runs:
 
 
 def torch_gather(job: Job, buffers: int = 1) -> Runs:
-    """Into a buffer; or into several in turn, as a loop needs two, which holds one batch while the next is made."""
+    """Into a buffer; or into several in turn, as a loop needs two, which holds one batch while
+    the next is made.
+    """
     store = job.images()
-    each = itertools.cycle([torch.empty((job.batch, *store.shape[1:]), dtype=torch.uint8) for _ in range(buffers)])
+    each = itertools.cycle(
+        [torch.empty((job.batch, *store.shape[1:]), dtype=torch.uint8) for _ in range(buffers)]
+    )
 
     def epoch() -> int:
         order = torch.randperm(len(store))
@@ -207,8 +240,15 @@ def plain_numbers(job: Job, workers: int) -> Runs:
 def training_step() -> Callable[[torch.Tensor], None]:
     """A small network, forward and backward, in as many threads as torch takes."""
     torch.manual_seed(0)
-    convolutions = [torch.nn.Conv2d(3, 16, 5, stride=4), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, stride=2), torch.nn.ReLU()]
-    network = torch.nn.Sequential(*convolutions, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 10))
+    convolutions = [
+        torch.nn.Conv2d(3, 16, 5, stride=4),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 32, 3, stride=2),
+        torch.nn.ReLU(),
+    ]
+    network = torch.nn.Sequential(
+        *convolutions, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 10)
+    )
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
 
     def step(images: torch.Tensor) -> None:
@@ -252,7 +292,11 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
     w = job.workers
     own, more = "headrace eager", f"headrace eager, {w} workers"
     plain_0, plain_w = "TensorDataset, 0 workers", f"TensorDataset, {w} workers"
-    take, select, raw = "limit: numpy.take into one buffer", "limit: torch.index_select into one buffer", "FFCV raw"
+    take, select, raw = (
+        "limit: numpy.take into one buffer",
+        "limit: torch.index_select into one buffer",
+        "FFCV raw",
+    )
     turn, half = "limit: torch.index_select into two buffers in turn", "headrace eager, bfloat16"
 
     def loaders(images: Job) -> list[Contestant]:
@@ -264,7 +308,11 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
             Contestant(plain_0, plain, (images, 0)),
         ]
 
-    limits = [Contestant(take, numpy_gather, (job,)), Contestant(select, torch_gather, (job,)), Contestant(turn, torch_gather, (job, 2))]
+    limits = [
+        Contestant(take, numpy_gather, (job,)),
+        Contestant(select, torch_gather, (job,)),
+        Contestant(turn, torch_gather, (job, 2)),
+    ]
     as_they_are = [*loaders(job), *limits]
     numbers = [
         Contestant(own, our_numbers, (job, None)),
@@ -280,7 +328,11 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
         Contestant(plain_0, plain_training, (job, 0)),
     ]
     with_workers = Ratio("uint8: headrace / TensorDataset with workers", own, (plain_w,))
-    uint8 = [with_workers, Ratio("uint8: headrace / bare gather", own, (take, select)), Ratio("uint8: headrace / FFCV raw", own, (raw,))]
+    uint8 = [
+        with_workers,
+        Ratio("uint8: headrace / bare gather", own, (take, select)),
+        Ratio("uint8: headrace / FFCV raw", own, (raw,)),
+    ]
     uint8.append(Ratio("uint8: headrace / bare gather into two buffers", own, (turn,)))
     said = "empty batches: headrace / plain DataLoader"
     empty = [
@@ -288,29 +340,53 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
         Ratio(f"{said}, neither with workers", own, (plain_0,)),
         Ratio(f"{said}, both", more, (plain_w,)),
     ]
-    normalised = [*loaders(floats), Contestant(half, ours, (replace(floats, dtype="bfloat16"), None))]
+    normalised = [
+        *loaders(floats),
+        Contestant(half, ours, (replace(floats, dtype="bfloat16"), None)),
+    ]
     halved = Ratio("bfloat16 / float32", half, (own,))
     found = [
         Section("uint8", "img/s", plain_w, as_they_are, uint8),
-        Section("float32 normalised", "img/s", plain_w, normalised, [Ratio("float32: headrace / FFCV raw", own, (raw,)), halved]),
+        Section(
+            "float32 normalised",
+            "img/s",
+            plain_w,
+            normalised,
+            [Ratio("float32: headrace / FFCV raw", own, (raw,)), halved],
+        ),
         Section("empty batches", "batches/s", plain_w, numbers, empty),
     ]
-    beside = Ratio("training: headrace, 0 workers / TensorDataset", "headrace eager, 0 workers", (plain_w, plain_0))
-    return [*found, Section("beside a training step", "steps/s", plain_w, steps, [beside])] if step else found
+    beside = Ratio(
+        "training: headrace, 0 workers / TensorDataset",
+        "headrace eager, 0 workers",
+        (plain_w, plain_0),
+    )
+    return (
+        [*found, Section("beside a training step", "steps/s", plain_w, steps, [beside])]
+        if step
+        else found
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--step", action="store_true", help="measure beside a training step too")
     add_options(parser)
     given = parser.parse_args()
     with work_folder(None) as work:
-        job, floats = (Job(work, given.size, given.workers, normalize=normalize) for normalize in (False, True))
+        job, floats = (
+            Job(work, given.size, given.workers, normalize=normalize) for normalize in (False, True)
+        )
         prepared(work, "rows", lambda folder: write_rows(folder, given.images, given.size))
         prepared(work, "packed", lambda folder: write_packed(folder, job))
-        task = f"{given.images:,} images of {given.size} x {given.size}, {given.workers} workers, batches of {BATCH}"
+        task = (
+            f"{given.images:,} images of {given.size} x {given.size}, {given.workers} workers, "
+            f"batches of {BATCH}"
+        )
         run_sections(sections(job, floats, given.step), given, task)
 
 

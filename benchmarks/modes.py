@@ -2,9 +2,10 @@
 
     python benchmarks/modes.py PATH [--workers N] [--rounds 5] [--json]
 
-Everything gives batches of 64 uint8 images of 224 x 224, in a full shuffle, and touches each batch. Beside the four modes stand, in
-the same run: a plain torch DataLoader over a dataset that decodes with the same functions (what recycled buffers are worth), the
-same with Pillow's decode and resize (what most people run), and the limits: a bare decode loop in as many processes, and a bare gather
+Everything gives batches of 64 uint8 images of 224 x 224, in a full shuffle, and touches each batch.
+Beside the four modes stand, in the same run: a plain torch DataLoader over a dataset that decodes
+with the same functions (what recycled buffers are worth), the same with Pillow's decode and resize
+(what most people run), and the limits: a bare decode loop in as many processes, and a bare gather
 from memory into a reused buffer.
 """
 
@@ -34,7 +35,9 @@ BATCH, SIZE = 64, (224, 224)
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):
-    """What a user writes by hand: one file a sample, decoded with headrace's functions or with Pillow's."""
+    """What a user writes by hand: one file a sample, decoded with headrace's functions or with
+    Pillow's.
+    """
 
     def __init__(self, dataset: headrace.ImageDataset, pillow: bool) -> None:
         self.samples, self.pillow = list(dataset.samples), pillow
@@ -102,17 +105,31 @@ def bare_decode(paths: list[str], workers: int) -> Iterator[Callable[[], int]]:
 
 
 def measure(path: str, workers: int, rounds: int) -> dict[str, list[float]]:
-    """Images a second of each contestant, a list with one figure an epoch; the first epoch is warm-up, or fills what is to be filled."""
+    """Images a second of each contestant, a list with one figure an epoch; the first epoch is
+    warm-up, or fills what is to be filled.
+    """
     folder = headrace.ImageDataset(path, image_size=SIZE, normalize=False)
     rows = np.zeros((min(3000, len(folder)), 3, *SIZE), np.uint8)
     rows[:] = 1  # the pages are there before they are timed
 
     def ours(mode: str, number: int) -> Iterator[Callable[[], int]]:
-        dataset = headrace.ImageDataset(path, image_size=SIZE, normalize=False, loading_mode=mode, progress=False)
-        return epochs(headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=True, num_workers=number))
+        dataset = headrace.ImageDataset(
+            path, image_size=SIZE, normalize=False, loading_mode=mode, progress=False
+        )
+        return epochs(
+            headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=True, num_workers=number)
+        )
 
     def plain(pillow: bool) -> Iterator[Callable[[], int]]:
-        return epochs(DataLoader(Files(folder, pillow), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0))
+        return epochs(
+            DataLoader(
+                Files(folder, pillow),
+                BATCH,
+                shuffle=True,
+                num_workers=workers,
+                persistent_workers=workers > 0,
+            )
+        )
 
     contestants = {
         "limit: bare decode loop": bare_decode([p for p, _ in folder.samples], workers),
@@ -126,7 +143,8 @@ def measure(path: str, workers: int, rounds: int) -> dict[str, list[float]]:
     }
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     for round_ in range(rounds + 1):
-        for name, runs in contestants.items():  # in turn, so that a drift of the machine hits all alike
+        # in turn, so that a drift of the machine hits all alike
+        for name, runs in contestants.items():
             run = next(runs)
             start = time.perf_counter()
             count = run()
@@ -136,7 +154,9 @@ def measure(path: str, workers: int, rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", help="a folder of class folders of images")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
@@ -151,14 +171,32 @@ def main() -> None:
         **{m.__name__: m.__version__ for m in (torch, np, headrace)},
     }
     if arguments.json:
-        json.dump({"workers": arguments.workers, "median_img_per_s": medians, "all": figures, "machine": machine}, sys.stdout, indent=1)
+        json.dump(
+            {
+                "workers": arguments.workers,
+                "median_img_per_s": medians,
+                "all": figures,
+                "machine": machine,
+            },
+            sys.stdout,
+            indent=1,
+        )
         print()
         return
     base = medians["plain DataLoader, same decode"]
-    print(f"{'':<32} {'ratio':>7} {'img/s':>9}   min to max   ({arguments.workers} workers, median of {arguments.rounds} epochs)")
+    print(
+        f"{'':<32} {'ratio':>7} {'img/s':>9}   min to max   ({arguments.workers} workers, median "
+        f"of {arguments.rounds} epochs)"
+    )
     for name, values in figures.items():
-        print(f"{name:<32} {medians[name] / base:>6.2f}x {medians[name]:>9,.0f}   {min(values):,.0f} to {max(values):,.0f}")
-    print("ratio: to the plain DataLoader with the same decode. " + ", ".join(f"{k} {v}" for k, v in machine.items()))
+        print(
+            f"{name:<32} {medians[name] / base:>6.2f}x {medians[name]:>9,.0f}   "
+            f"{min(values):,.0f} to {max(values):,.0f}"
+        )
+    print(
+        "ratio: to the plain DataLoader with the same decode. "
+        + ", ".join(f"{k} {v}" for k, v in machine.items())
+    )
 
 
 if __name__ == "__main__":

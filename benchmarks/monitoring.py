@@ -2,8 +2,9 @@
 
     python benchmarks/monitoring.py [--batches 2000]
 
-The smallest batches are the worst case, so these are: 32 rows of 64 floats, sample by sample, with a transform. Everything that counts
-is called by itself, as often as a batch calls it; the best of five rounds.
+The smallest batches are the worst case, so these are: 32 rows of 64 floats, sample by sample, with
+a transform. Everything that counts is called by itself, as often as a batch calls it; the best of
+five rounds.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def best(function: Callable[[], Any], rounds: int = 5) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batches", type=int, default=2000)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -58,8 +61,24 @@ def main() -> None:
     dataset = BaseDataset(Rows(batches * BATCH), transform=np.copy)
     loader = create_dataloader(dataset, batch_size=BATCH, num_workers=0)
     whole = best(lambda: [None for _ in loader]) / batches
-    reader, counts = dataset.sample_reader, {"read_seconds": 1e-4, "decode_seconds": 1e-4, "transform_seconds": 1e-4, "work_seconds": 1e-3}
-    report = {"epoch": 0, "step": 0, "samples": BATCH, "pid": 1, "began": 0.0, "counts": counts, "slowest": {"decode": (1e-5, 3)}}
+    reader, counts = (
+        dataset.sample_reader,
+        {
+            "read_seconds": 1e-4,
+            "decode_seconds": 1e-4,
+            "transform_seconds": 1e-4,
+            "work_seconds": 1e-3,
+        },
+    )
+    report = {
+        "epoch": 0,
+        "step": 0,
+        "samples": BATCH,
+        "pid": 1,
+        "began": 0.0,
+        "counts": counts,
+        "slowest": {"decode": (1e-5, 3)},
+    }
     hooks, stats = Hooks(lambda index: None), LoadingStats()
     hooks.on_batch(lambda times: None)
     hooks.on_slow(1.0, lambda slow: None)
@@ -85,10 +104,22 @@ def main() -> None:
 
     counting = best(count) / batches
     if given.json:
-        print(json.dumps({"batch_us": whole * 1e6, "counting_us": counting * 1e6, "share": counting / whole, "of_10_ms": counting / 0.010}))
+        print(
+            json.dumps(
+                {
+                    "batch_us": whole * 1e6,
+                    "counting_us": counting * 1e6,
+                    "share": counting / whole,
+                    "of_10_ms": counting / 0.010,
+                }
+            )
+        )
         return
     share = f"{counting * 1e6:.1f} us ({counting / whole:.1%})"
-    print(f"a batch of {BATCH} rows of 256 bytes, in process: {whole * 1e6:,.0f} us, of which counting takes {share}")
+    print(
+        f"a batch of {BATCH} rows of 256 bytes, in process: {whole * 1e6:,.0f} us, of which "
+        f"counting takes {share}"
+    )
     print(f"of a batch of 10 ms, {counting / 0.010:.2%}")
 
 

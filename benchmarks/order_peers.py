@@ -1,7 +1,8 @@
 """How does each peer of `order.py` give the indices of an epoch?
 
-Each is a class that is made for N samples and makes everything else in `first`, which is timed: nothing is there beforehand but the
-integers that the order follows from. Seeds are fixed, since an order that can't be repeated can't be resumed.
+Each is a class that is made for N samples and makes everything else in `first`, which is timed:
+nothing is there beforehand but the integers that the order follows from. Seeds are fixed, since an
+order that can't be repeated can't be resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Indices(ABC):
 
     def __init__(self, n: int) -> None:
         self.n, self.share = n, -(-n // self.ranks)
-        self.middle = self.share // 2 // BLOCK * BLOCK  # of this rank's indices; where a batch ends, since states count batches
+        # of this rank's indices; where a batch ends, since states count batches
+        self.middle = self.share // 2 // BLOCK * BLOCK
 
     @abstractmethod
     def first(self) -> int:
@@ -38,14 +40,18 @@ class Indices(ABC):
 
     @abstractmethod
     def block(self, number: int) -> Sequence[int] | np.ndarray[Any, Any]:
-        """4,096 indices more: the `number`-th block of the epoch where the peer knows positions, else the next."""
+        """4,096 indices more: the `number`-th block of the epoch where the peer knows positions,
+        else the next.
+        """
 
     @abstractmethod
     def batch(self, number: int) -> list[int]:
         """64 indices more, as a list, as torch's BatchSampler takes them."""
 
     def saved(self) -> Any:
-        """What a run has saved at `middle`, written down instead of run up to; not timed. None: there is no such state."""
+        """What a run has saved at `middle`, written down instead of run up to; not timed. None:
+        there is no such state.
+        """
         return None
 
     @abstractmethod
@@ -58,7 +64,9 @@ class Indices(ABC):
 
 
 class Sampled(Indices):
-    """A sampler of torch's kind: one index after the other. It has no state: what was given is given again, and left out."""
+    """A sampler of torch's kind: one index after the other. It has no state: what was given is
+    given again, and left out.
+    """
 
     def sampler(self) -> Iterable[int]:
         raise NotImplementedError
@@ -178,7 +186,9 @@ class OurSampler(Sampled):
     def sampler(self) -> OrderSampler:
         blocks = storage_blocks(self.n, self.shuffle)
         world = {"rank": 0, "world_size": self.ranks}
-        return OrderSampler(self.n, batch_size=BATCH, shuffle=self.shuffle, seed=SEED, blocks=blocks, **world)
+        return OrderSampler(
+            self.n, batch_size=BATCH, shuffle=self.shuffle, seed=SEED, blocks=blocks, **world
+        )
 
     def saved(self) -> Any:
         steps = self.middle // BATCH
@@ -222,7 +232,10 @@ class TorchdataRandom(Sampled):
         return Stateful(range(self.n), generator=torch.Generator().manual_seed(SEED))
 
     def saved(self) -> Any:
-        return {"yielded": self.middle, "generator": torch.Generator().manual_seed(SEED).get_state()}
+        return {
+            "yielded": self.middle,
+            "generator": torch.Generator().manual_seed(SEED).get_state(),
+        }
 
     def resumed(self, state: Any) -> int:
         iterator: Any = iter(self.sampler())

@@ -1,8 +1,9 @@
 """How is each peer used, so that it does the same job as headrace?
 
-Each function is a contestant (see `common.py`) that gives batches of 3 x 224 x 224 images of JPEG files, as the peer's own
-documentation shows it first, with the settings that it recommends where data is local. Files that a peer wants in its own format are
-written before, outside of the timing. Where a peer decodes with functions of the user's, these are Pillow's, as in torchvision.
+Each function is a contestant (see `common.py`) that gives batches of 3 x 224 x 224 images of JPEG
+files, as the peer's own documentation shows it first, with the settings that it recommends where
+data is local. Files that a peer wants in its own format are written before, outside of the timing.
+Where a peer decodes with functions of the user's, these are Pillow's, as in torchvision.
 """
 
 from __future__ import annotations
@@ -55,24 +56,31 @@ class Job:
         return {"num_workers": self.workers, "persistent_workers": self.workers > 0}
 
 
-def touch(batches: Iterable[Any], images_of: Callable[[Any], torch.Tensor] = lambda batch: batch[0]) -> int:
+def touch(
+    batches: Iterable[Any], images_of: Callable[[Any], torch.Tensor] = lambda batch: batch[0]
+) -> int:
     """Goes through an epoch as a training loop would: looks at each batch, holds none."""
     count = 0
     for batch in batches:
         images = images_of(batch)
         count += images.shape[0]
-        images[:, :, ::32, ::32].sum()  # few enough for one thread: others would spin on the workers' cores afterwards
+        # few enough for one thread: others would spin on the workers' cores afterwards
+        images[:, :, ::32, ::32].sum()
     return count
 
 
 def normalized(images: torch.Tensor) -> torch.Tensor:
-    """A batch, [N, 3, H, W] uint8 -> float32 by ImageNet's statistics, in as few passes as torch's operators need."""
+    """A batch, [N, 3, H, W] uint8 -> float32 by ImageNet's statistics, in as few passes as
+    torch's operators need.
+    """
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
     return images.to(torch.float32).mul_(1 / (255 * std)).sub_(mean / std)
 
 
 def transformed(image: Image.Image, job: Job) -> torch.Tensor:
-    """What torchvision's Resize, ToTensor and Normalize do to an image, step by step, or Resize and PILToTensor."""
+    """What torchvision's Resize, ToTensor and Normalize do to an image, step by step, or Resize
+    and PILToTensor.
+    """
     resized = image.convert("RGB").resize((job.size[1], job.size[0]), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
     if not job.normalize:
@@ -101,7 +109,9 @@ def torchvision_style(job: Job) -> Runs:
 
 
 def webdataset(job: Job) -> Runs:
-    """Tar shards, eight for each worker; its shuffle mixes shards, and 1,000 samples: what it has for a full shuffle."""
+    """Tar shards, eight for each worker; its shuffle mixes shards, and 1,000 samples: what it
+    has for a full shuffle.
+    """
     import webdataset as wds
 
     def write(folder: Path) -> None:
@@ -109,10 +119,17 @@ def webdataset(job: Job) -> Runs:
         samples = -(-len(order) // (8 * max(1, job.workers)))
         with wds.ShardWriter(str(folder / "train-%06d.tar"), maxcount=samples, verbose=0) as shards:
             for number, (path, target) in enumerate(order):
-                shards.write({"__key__": f"{number:08d}", "jpg": Path(path).read_bytes(), "cls": target})
+                shards.write(
+                    {"__key__": f"{number:08d}", "jpg": Path(path).read_bytes(), "cls": target}
+                )
 
     shards = sorted(map(str, prepared(job.work, f"webdataset-{job.workers}", write).glob("*.tar")))
-    dataset = wds.WebDataset(shards, shardshuffle=len(shards)).shuffle(1000).decode("pil").to_tuple("jpg", "cls")
+    dataset = (
+        wds.WebDataset(shards, shardshuffle=len(shards))
+        .shuffle(1000)
+        .decode("pil")
+        .to_tuple("jpg", "cls")
+    )
     batches = dataset.map_tuple(functools.partial(transformed, job=job), int).batched(job.batch)
     loader = wds.WebLoader(batches, batch_size=None, **job.loader)
     while True:
@@ -120,7 +137,9 @@ def webdataset(job: Job) -> Runs:
 
 
 def _import_streaming() -> Any:
-    """MosaicML Streaming, whose classes for CIFAR-10 and others, unused here, want names of torchvision when they are imported."""
+    """MosaicML Streaming, whose classes for CIFAR-10 and others, unused here, want names of
+    torchvision when they are imported.
+    """
     lent = []
     if importlib.util.find_spec("torchvision") is None:
         names: dict[str, dict[str, Any]] = {
@@ -131,7 +150,9 @@ def _import_streaming() -> Any:
         }
         for name, contents in names.items():
             module = types.ModuleType(f"torchvision.{name}".rstrip("."))
-            vars(module).update(contents, __spec__=importlib.util.spec_from_loader(module.__name__, None))
+            vars(module).update(
+                contents, __spec__=importlib.util.spec_from_loader(module.__name__, None)
+            )
             sys.modules[module.__name__] = module
             lent.append(module.__name__)
     try:
@@ -147,7 +168,9 @@ def mosaicml_streaming(job: Job) -> Runs:
     streaming = _import_streaming()
 
     def write(folder: Path) -> None:
-        with streaming.MDSWriter(out=str(folder), columns={"image": "jpeg", "class": "int"}) as shards:
+        with streaming.MDSWriter(
+            out=str(folder), columns={"image": "jpeg", "class": "int"}
+        ) as shards:
             for path, target in job.files:
                 with Image.open(path) as image:
                     shards.write({"image": image, "class": target})
@@ -157,7 +180,9 @@ def mosaicml_streaming(job: Job) -> Runs:
             sample = super().__getitem__(index)
             return transformed(sample["image"], job), sample["class"]
 
-    dataset = Images(local=str(prepared(job.work, "mds", write)), shuffle=True, batch_size=job.batch)
+    dataset = Images(
+        local=str(prepared(job.work, "mds", write)), shuffle=True, batch_size=job.batch
+    )
     loader: DataLoader[Any] = DataLoader(dataset, job.batch, **job.loader)
     while True:
         yield lambda: touch(loader)
@@ -173,16 +198,27 @@ def _decoded_sample(sample: dict[str, Any], job: Job) -> tuple[torch.Tensor, int
 
 
 def litdata(job: Job) -> Runs:
-    """Chunks of the files' bytes, decoded in `transform`: LitData's own decoding of images needs torchvision."""
+    """Chunks of the files' bytes, decoded in `transform`: LitData's own decoding of images needs
+    torchvision.
+    """
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # or it asks PyPI for a newer one
     import litdata as ld
 
     def write(folder: Path) -> None:
-        ld.optimize(fn=_read_sample, inputs=list(job.files), output_dir=str(folder), chunk_bytes="64MB", num_workers=max(1, job.workers))
+        ld.optimize(
+            fn=_read_sample,
+            inputs=list(job.files),
+            output_dir=str(folder),
+            chunk_bytes="64MB",
+            num_workers=max(1, job.workers),
+        )
 
     folder = prepared(job.work, "litdata", write)
-    multiprocessing.set_start_method(None, force=True)  # `optimize` sets "spawn" for the whole process
-    dataset = ld.StreamingDataset(str(folder), shuffle=True, transform=functools.partial(_decoded_sample, job=job))
+    # `optimize` sets "spawn" for the whole process
+    multiprocessing.set_start_method(None, force=True)
+    dataset = ld.StreamingDataset(
+        str(folder), shuffle=True, transform=functools.partial(_decoded_sample, job=job)
+    )
     loader = ld.StreamingDataLoader(dataset, batch_size=job.batch, **job.loader)
     while True:
         yield lambda: touch(loader)
@@ -197,10 +233,15 @@ def hf_datasets(job: Job) -> Runs:
     datasets.disable_progress_bars()
 
     def transform(samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        return {"image": [transformed(image, job) for image in samples["image"]], "label": samples["label"]}
+        return {
+            "image": [transformed(image, job) for image in samples["image"]],
+            "label": samples["label"],
+        }
 
     cache = str(job.work / "huggingface")
-    dataset = datasets.load_dataset("imagefolder", data_dir=job.path, split="train", cache_dir=cache).with_transform(transform)
+    dataset = datasets.load_dataset(
+        "imagefolder", data_dir=job.path, split="train", cache_dir=cache
+    ).with_transform(transform)
     loader = DataLoader(dataset, job.batch, shuffle=True, **job.loader)
     while True:
         yield lambda: touch(loader, lambda batch: batch["image"])
@@ -218,9 +259,10 @@ class _Decoded(ImageFolder):
 def ffcv(job: Job, whole: bool = True) -> Runs:
     """JPEG in a beton file, at the original size.
 
-    FFCV has no decoder that resizes whole images. Its random crop does so when the crop's area is that of the image, for then no
-    crop of another shape fits and it falls back on the image itself. `whole=False`: its centre crop, as in its ImageNet example,
-    which resizes the largest square: less to do.
+    FFCV has no decoder that resizes whole images. Its random crop does so when the crop's area is
+    that of the image, for then no crop of another shape fits and it falls back on the image itself.
+    `whole=False`: its centre crop, as in its ImageNet example, which resizes the largest square:
+    less to do.
     """
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.decoders import CenterCropRGBImageDecoder, RandomResizedCropRGBImageDecoder
@@ -228,7 +270,9 @@ def ffcv(job: Job, whole: bool = True) -> Runs:
 
     def write(folder: Path) -> None:
         fields = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
-        DatasetWriter(str(folder / "train.beton"), fields, num_workers=max(1, job.workers)).from_indexed_dataset(_Decoded(job))
+        DatasetWriter(
+            str(folder / "train.beton"), fields, num_workers=max(1, job.workers)
+        ).from_indexed_dataset(_Decoded(job))
 
     if whole:
         decoder = RandomResizedCropRGBImageDecoder(job.size, scale=(1.0, 1.0), ratio=(0.01, 100.0))
@@ -243,9 +287,21 @@ def ffcv_epochs(beton: str, decoder: Any, job: Any) -> Runs:
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import NormalizeImage, Squeeze, ToTensor, ToTorchImage
 
-    normalize = [NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)] if job.normalize else []
-    pipelines = {"image": [decoder, *normalize, ToTensor(), ToTorchImage()], "label": [IntDecoder(), ToTensor(), Squeeze()]}
-    options = {"num_workers": max(1, job.workers), "os_cache": True, "order": OrderOption.RANDOM, "drop_last": False}
+    normalize = (
+        [NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)]
+        if job.normalize
+        else []
+    )
+    pipelines = {
+        "image": [decoder, *normalize, ToTensor(), ToTorchImage()],
+        "label": [IntDecoder(), ToTensor(), Squeeze()],
+    }
+    options = {
+        "num_workers": max(1, job.workers),
+        "os_cache": True,
+        "order": OrderOption.RANDOM,
+        "drop_last": False,
+    }
     loader = Loader(beton, batch_size=job.batch, pipelines=pipelines, **options)
     while True:
         yield lambda: touch(loader)
@@ -254,8 +310,9 @@ def ffcv_epochs(beton: str, decoder: Any, job: Any) -> Runs:
 def dali(job: Job) -> Runs:
     """Operators for the CPU, as many threads as others have workers.
 
-    A pipeline that lives on decodes the first batches of the next epoch when one ends, so each epoch has a new one: it is built
-    before the timing starts, and reads nothing until the first batch is asked for.
+    A pipeline that lives on decodes the first batches of the next epoch when one ends, so each
+    epoch has a new one: it is built before the timing starts, and reads nothing until the first
+    batch is asked for.
     """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
@@ -273,11 +330,17 @@ def dali(job: Job) -> Runs:
         if not job.normalize:
             return fn.transpose(resized, perm=[2, 0, 1]), targets
         statistics = {"mean": [255 * m for m in MEAN], "std": [255 * s for s in STD]}
-        return fn.crop_mirror_normalize(resized, dtype=types.FLOAT, output_layout="CHW", **statistics), targets
+        return fn.crop_mirror_normalize(
+            resized, dtype=types.FLOAT, output_layout="CHW", **statistics
+        ), targets
 
     epoch = 0
     while True:
-        options = {"reader_name": "reader", "last_batch_policy": LastBatchPolicy.PARTIAL, "prepare_first_batch": False}
+        options = {
+            "reader_name": "reader",
+            "last_batch_policy": LastBatchPolicy.PARTIAL,
+            "prepare_first_batch": False,
+        }
         iterator = DALIGenericIterator(images(epoch), ["image", "label"], **options)
         yield functools.partial(touch, iterator, lambda batch: batch[0]["image"])
         del iterator
@@ -295,17 +358,26 @@ class _Shuffled:
 
 
 def spdl(job: Job) -> Runs:
-    """Its DataLoader in threads, one for each worker; FFmpeg decodes and resizes. A pipeline ends with the epoch."""
+    """Its DataLoader in threads, one for each worker; FFmpeg decodes and resizes. A pipeline
+    ends with the epoch.
+    """
     import spdl.io
     from spdl.dataloader import DataLoader as Pipelines
 
-    sizes = {"scale_height": job.size[0], "scale_width": job.size[1], "scale_mode": None, "scale_algo": "bilinear"}
+    sizes = {
+        "scale_height": job.size[0],
+        "scale_width": job.size[1],
+        "scale_mode": None,
+        "scale_algo": "bilinear",
+    }
     description = spdl.io.get_video_filter_desc(**sizes, pix_fmt="rgb24")
 
     def decode(path: str) -> Any:
         return spdl.io.decode_packets(spdl.io.demux_image(path), filter_desc=description)
 
-    decode(job.files[0][0])  # what fails in the pipeline is logged and left out, so an FFmpeg that isn't there is noticed here
+    # what fails in the pipeline is logged and left out, so an FFmpeg that isn't there is noticed
+    # here
+    decode(job.files[0][0])
 
     def collate(frames: list[Any]) -> torch.Tensor:
         images = spdl.io.to_torch(spdl.io.convert_frames(frames)).permute(0, 3, 1, 2)

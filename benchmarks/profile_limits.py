@@ -2,10 +2,12 @@
 
     python benchmarks/profile_limits.py [--runs 10] [--seconds 24] [--only NAME ...] [--json]
 
-Seven loaders are each held back by one thing: a disk that waits, a server that does, a decoder and a transform that compute (the latter
-in Python, with the interpreter's lock), too few workers, a slow step, and a slow collate function. Three more are not
-held back by data. Each is profiled with ``apply=True`` in a process of its own; a run counts as right where the planted limit is the one
-that is named, and its best prediction as kept where the measured gain differs from it by at most 20 %.
+Seven loaders are each held back by one thing: a disk that waits, a server that does, a decoder and
+a transform that compute (the latter in Python, with the interpreter's lock), too few workers, a
+slow step, and a slow collate function. Three more are not held back by data. Each is profiled with
+``apply=True`` in a process of its own; a run counts as right where the planted limit is the one
+that is named, and its best prediction as kept where the measured gain differs from it by at most 20
+%.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Records(Source):
 
 
 def compute(seconds: float) -> None:
-    """Computes in C, without the interpreter's lock for most of it: the time is the processor's, whatever else runs."""
+    """Computes in C, without the interpreter's lock for most of it: the time is the processor's,
+    whatever else runs.
+    """
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         _NOISE @ _NOISE
@@ -111,13 +115,17 @@ def planted(name: str) -> tuple[Any, Any]:
     if name == "transform":
         return create_dataloader(Planted(transform=slow_transform), **options), step_of(0.006)
     if name == "workers":
-        return create_dataloader(Planted(decode=0.001), **{**options, "num_workers": 1}), step_of(0.010)
+        return create_dataloader(Planted(decode=0.001), **{**options, "num_workers": 1}), step_of(
+            0.010
+        )
     if name == "step":
         return create_dataloader(Planted(decode=0.0002), **options), step_of(0.030)
     if name == "collate":
         return create_dataloader(Planted(), collate_fn=slow_collate, **options), step_of(0.006)
     if name == "idle-one":
-        return create_dataloader(Planted(decode=0.0003), **{**options, "num_workers": 1}), step_of(0.025)
+        return create_dataloader(Planted(decode=0.0003), **{**options, "num_workers": 1}), step_of(
+            0.025
+        )
     if name == "idle-reading":
         return create_dataloader(Planted(read=0.0005), **options), step_of(0.020)
     if name == "idle-memory":
@@ -131,7 +139,9 @@ IDLE = ("idle-one", "idle-reading", "idle-memory")
 
 @contextlib.contextmanager
 def served() -> Iterator[tuple[Any, Any]]:
-    """Random rows of an HDF5 file on a server that waits 25 ms before each answer, and gives 20 MB a second."""
+    """Random rows of an HDF5 file on a server that waits 25 ms before each answer, and gives 20
+    MB a second.
+    """
     torch.set_num_threads(1)
     with temporary_folder() as folder:
         bucket = Path(folder) / "data"
@@ -158,7 +168,8 @@ def run_one(name: str, seconds: float) -> dict[str, Any]:
         "predicted": profile.most_gain if tried is None else tried.predicted,
         "measured": None if tried is None else tried.measured,
         "spread": None if tried is None else tried.spread,
-        # where nothing is to be gained, that is the prediction: the loop is as fast as the step with data from memory
+        # where nothing is to be gained, that is the prediction: the loop is as fast as the step
+        # with data from memory
         "kept": abs((profile.most_gain or math.inf) - 1) <= 0.2 if wanted == "step" else kept,
         "seconds": profile.seconds,
         "gil": profile.gil_fraction,
@@ -173,13 +184,17 @@ def computed() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--only", nargs="+", choices=(*LIMITS, *IDLE), default=(*LIMITS, *IDLE))
     parser.add_argument("--json", action="store_true", help="a document a run")
     parser.add_argument("--text", action="store_true", help="each profile as text")
-    parser.add_argument("--idle", action="store_true", help="wait before each run until the machine is idle")
+    parser.add_argument(
+        "--idle", action="store_true", help="wait before each run until the machine is idle"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -194,7 +209,9 @@ def main() -> None:
                     pass
             began, busy, own = time.perf_counter(), computed(), sum(os.times()[2:4])
             done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-            others = (computed() - busy - (sum(os.times()[2:4]) - own)) / (time.perf_counter() - began)
+            others = (computed() - busy - (sum(os.times()[2:4]) - own)) / (
+                time.perf_counter() - began
+            )
             if done.returncode:
                 raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr}")
             result = json.loads(done.stdout.splitlines()[-1])
@@ -204,10 +221,19 @@ def main() -> None:
                 print(json.dumps(result), flush=True)
                 continue
             gained = "-" if result["measured"] is None else f"x{result['measured']:.2f}"
-            marks = f"{'right' if result['right'] else 'WRONG'}, {'kept' if result['kept'] else 'MISSED'}"
-            told = f"{result['case']:<13} named {result['named']:<10} {marks:<15} {result['advice'] or '':<13}"
+            marks = (
+                f"{'right' if result['right'] else 'WRONG'}, "
+                f"{'kept' if result['kept'] else 'MISSED'}"
+            )
+            told = (
+                f"{result['case']:<13} named {result['named']:<10} {marks:<15} "
+                f"{result['advice'] or '':<13}"
+            )
             beside = f"{result['seconds']:.1f} s, {others:.1f} cores busy with others"
-            print(f"{told} predicted x{result['predicted']:.2f} measured {gained}  {beside}", flush=True)
+            print(
+                f"{told} predicted x{result['predicted']:.2f} measured {gained}  {beside}",
+                flush=True,
+            )
             if given.text:
                 print(result["text"], "\n", flush=True)
     if given.json:
@@ -218,7 +244,10 @@ def main() -> None:
         if some:
             right, kept = (sum(result[name] for result in some) for name in ("right", "kept"))
             longest = max(result["seconds"] for result in some)
-            print(f"{what}: {right} of {len(some)} named, {kept} of {len(some)} predictions kept, {longest:.1f} s at most")
+            print(
+                f"{what}: {right} of {len(some)} named, {kept} of {len(some)} predictions kept, "
+                f"{longest:.1f} s at most"
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""How fast does `headrace.read_rows` give random rows as one array, in one process, beside h5py's and zarr-python's fancy indexing?
+"""How fast does `headrace.read_rows` give random rows as one array, in one process, beside h5py's
+and zarr-python's fancy indexing?
 
-    python benchmarks/read_rows.py [--side 96] [--samples 8192] [--rows 1024] [--rounds 5] [--layouts NAME ...] [--only NAME ...]
+    python benchmarks/read_rows.py [--side 96] [--samples 8192] [--rows 1024] [--rounds 5]
+    [--layouts NAME ...] [--only NAME ...]
                                    [--work FOLDER] [--json]
 
-Made photographs, uint8 [side, side, 3], in HDF5 files and Zarr stores of several layouts. A turn draws other rows, as many in each. h5py
-takes them sorted and each once, as it wants them, and NumPy puts them in order; beside it stands `ds[i]` row by row. headrace opens the
-file in each call, or is given a dataset that is open. All files are in the page cache.
+Made photographs, uint8 [side, side, 3], in HDF5 files and Zarr stores of several layouts. A turn
+draws other rows, as many in each. h5py takes them sorted and each once, as it wants them, and NumPy
+puts them in order; beside it stands `ds[i]` row by row. headrace opens the file in each call, or is
+given a dataset that is open. All files are in the page cache.
 """
 
 from __future__ import annotations
@@ -35,7 +38,13 @@ LAYOUTS = [
     Layout("Zarr 3, 16 a chunk, zstd", 16, "zstd", zarr=3),
     Layout("Zarr 3, shards of 256, 16 a chunk, zstd", 16, "zstd", zarr=3, shard=256),
 ]
-OPENS, OPEN, FANCY, INDEX, SELECTION = "headrace", "headrace, open dataset", "h5py fancy", "h5py ds[i]", "zarr-python"
+OPENS, OPEN, FANCY, INDEX, SELECTION = (
+    "headrace",
+    "headrace, open dataset",
+    "h5py fancy",
+    "h5py ds[i]",
+    "zarr-python",
+)
 
 
 def drawn(job: Job, read: Callable[[Any], Any]) -> Runs:
@@ -86,33 +95,51 @@ def selection(job: Job) -> Runs:
 def section(job: Job) -> Section:
     """One layout; the job's `workers` are the rows of a turn."""
     title = f"{job.layout.name}, {int(np.prod(job.row)) / 1000:.0f} kB, {job.workers:,} rows a call"
-    peers = [(FANCY, fancy), (INDEX, one_by_one)] if job.layout.zarr is None else [(SELECTION, selection)]
+    peers = (
+        [(FANCY, fancy), (INDEX, one_by_one)]
+        if job.layout.zarr is None
+        else [(SELECTION, selection)]
+    )
     contestants = [Contestant(OPENS, opens, (job,)), Contestant(OPEN, is_open, (job,))]
     contestants += [Contestant(name, runs, (job,)) for name, runs in peers]
-    ratios = [Ratio(f"{title}: {one} / {other}", one, (other,)) for other, _ in peers for one in (OPENS, OPEN)]
+    ratios = [
+        Ratio(f"{title}: {one} / {other}", one, (other,))
+        for other, _ in peers
+        for one in (OPENS, OPEN)
+    ]
     return Section(title, "rows/s", peers[0][0], contestants, ratios)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--side", type=int, default=96, help="pixels (96: 28 kB)")
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--rows", type=int, default=1024, help="rows of a call (1024)")
-    parser.add_argument("--layouts", nargs="+", metavar="NAME", help="layouts whose names have one of these in them")
-    parser.add_argument("--work", help="a folder for the files, which stays; else they are written anew and removed")
+    parser.add_argument(
+        "--layouts", nargs="+", metavar="NAME", help="layouts whose names have one of these in them"
+    )
+    parser.add_argument(
+        "--work", help="a folder for the files, which stays; else they are written anew and removed"
+    )
     add_common_options(parser, rounds="calls that count, after one that doesn't")
     given = parser.parse_args()
     with work_folder(given.work) as work:
         jobs = []
         for layout in LAYOUTS:
-            if given.layouts and not any(part.lower() in layout.name.lower() for part in given.layouts):
+            if given.layouts and not any(
+                part.lower() in layout.name.lower() for part in given.layouts
+            ):
                 continue
             name = f"{layout.name.replace(' ', '-').replace(',', '')}-{given.side}-{given.samples}"
             how = (None, given.samples, given.side, layout)
             folder: Path = prepared(work, name, lambda folder, how=how: write_file(folder, *how))
             file = folder / ("data.h5" if layout.zarr is None else "data.zarr")
             jobs.append(Job(str(file), given.samples, given.side, layout, given.rows))
-        run_sections([section(job) for job in jobs], given, f"one process, {given.rows:,} rows a call")
+        run_sections(
+            [section(job) for job in jobs], given, f"one process, {given.rows:,} rows a call"
+        )
 
 
 if __name__ == "__main__":

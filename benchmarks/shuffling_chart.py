@@ -1,6 +1,8 @@
-"""Draws the charts of docs/shuffling.md from `results/shuffling.json`, for light and for dark pages.
+"""Draws the charts of docs/shuffling.md from `results/shuffling.json`, for light and for dark
+pages.
 
-`python benchmarks/shuffling.py --page` writes docs/assets/shuffling-light.svg and shuffling-dark.svg. The same JSON gives the same bytes.
+`python benchmarks/shuffling.py --page` writes docs/assets/shuffling-light.svg and
+shuffling-dark.svg. The same JSON gives the same bytes.
 """
 
 from __future__ import annotations
@@ -33,20 +35,39 @@ def description(data: dict[str, Any]) -> str:
     full = next(row for row in data["entropy"] if row["batch"] == BATCH and row["chunk"] == 1)
     rows = [row for row in data["entropy"] if row["batch"] == BATCH and row["chunk"] == 64]
     mixed = ", ".join(f"{row['measured']:.2f} with interleave {row['interleave']}" for row in rows)
-    losses = ", ".join(f"{row['order']} {statistics.median(row['loss']):.3f}" for row in data["training"])
-    return f"Entropy of a batch of 64, bits: {mixed}; full shuffle {full['measured']:.2f}. Test loss: {losses}"
+    losses = ", ".join(
+        f"{row['order']} {statistics.median(row['loss']):.3f}" for row in data["training"]
+    )
+    return (
+        f"Entropy of a batch of 64, bits: {mixed}; full shuffle {full['measured']:.2f}. Test "
+        f"loss: {losses}"
+    )
 
 
 def _entropy(data: dict[str, Any], colours: dict[str, str]) -> list[str]:
     rows = [row for row in data["entropy"] if row["batch"] == BATCH]
     full = next(row["measured"] for row in rows if row["chunk"] == 1)
     y = _scale(0, 6)
-    parts = _frame(LEFT, "Entropy of a batch of 64", "bits; 100 classes, sorted; line: formula", [0, 2, 4, 6], "{:g}", y, colours)
+    parts = _frame(
+        LEFT,
+        "Entropy of a batch of 64",
+        "bits; 100 classes, sorted; line: formula",
+        [0, 2, 4, 6],
+        "{:g}",
+        y,
+        colours,
+    )
     line = sorted((row["interleave"], row["predicted"]) for row in rows if row["chunk"] == 64)
     path = " ".join(f"{LEFT + _x(interleave):.1f},{y(bits):.1f}" for interleave, bits in line)
     parts += [_across(LEFT, y(full), colours, "full shuffle")]
-    parts += [f'<polyline points="{path}" fill="none" stroke="{colours["headrace"]}" stroke-width="2"/>']
-    parts += [_dot(LEFT + _x(row["interleave"]), y(row["measured"]), colours) for row in rows if row["chunk"] >= 64]
+    parts += [
+        f'<polyline points="{path}" fill="none" stroke="{colours["headrace"]}" stroke-width="2"/>'
+    ]
+    parts += [
+        _dot(LEFT + _x(row["interleave"]), y(row["measured"]), colours)
+        for row in rows
+        if row["chunk"] >= 64
+    ]
     return parts
 
 
@@ -58,12 +79,26 @@ def _loss(data: dict[str, Any], colours: dict[str, str]) -> list[str]:
     low, high = math.floor(min(values) * 20) / 20, math.ceil(max(values) * 20) / 20
     y = _scale(low, high)
     ticks = [low + part / 20 for part in range(round((high - low) * 20) + 1)]
-    parts = _frame(left, "Test loss after training", f"median of {len(full)} seeds, lowest to highest", ticks, "{:.2f}", y, colours)
+    parts = _frame(
+        left,
+        "Test loss after training",
+        f"median of {len(full)} seeds, lowest to highest",
+        ticks,
+        "{:.2f}",
+        y,
+        colours,
+    )
     parts += [_across(left, y(statistics.median(full)), colours, "full shuffle")]
     for row in rows:
         x = left + _x(row["interleave"])
-        ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{y(min(row["loss"])):.1f}" y2="{y(max(row["loss"])):.1f}"'
-        parts += [f'<line {ends} stroke="{colours["headrace"]}" stroke-width="2"/>', _dot(x, y(statistics.median(row["loss"])), colours)]
+        ends = (
+            f'x1="{x:.1f}" x2="{x:.1f}" y1="{y(min(row["loss"])):.1f}" '
+            f'y2="{y(max(row["loss"])):.1f}"'
+        )
+        parts += [
+            f'<line {ends} stroke="{colours["headrace"]}" stroke-width="2"/>',
+            _dot(x, y(statistics.median(row["loss"])), colours),
+        ]
     return parts
 
 
@@ -76,25 +111,56 @@ def _scale(low: float, high: float) -> Callable[[float], float]:
 
 
 def _frame(
-    left: int, title: str, detail: str, ticks: list[float], form: str, y: Callable[[float], float], colours: dict[str, str]
+    left: int,
+    title: str,
+    detail: str,
+    ticks: list[float],
+    form: str,
+    y: Callable[[float], float],
+    colours: dict[str, str],
 ) -> list[str]:
     small = 'font-size="12"'
     parts = [
         svg_text(left - 30, 20, title, colours["text"], 'font-size="15" font-weight="600"'),
         svg_text(left - 30, 40, detail, colours["muted"], 'font-size="12.5"'),
-        svg_text(left + PANEL / 2, TOP + TALL + 42, "interleave", colours["muted"], f'{small} text-anchor="middle"'),
+        svg_text(
+            left + PANEL / 2,
+            TOP + TALL + 42,
+            "interleave",
+            colours["muted"],
+            f'{small} text-anchor="middle"',
+        ),
     ]
     for tick in ticks:
         edge = f'x1="{left}" x2="{left + PANEL}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"'
         parts.append(f'<line {edge} stroke="{colours["muted"]}" stroke-opacity="0.25"/>')
-        parts.append(svg_text(left - 6, round(y(tick) + 4, 1), form.format(tick), colours["muted"], f'{small} text-anchor="end"'))
+        parts.append(
+            svg_text(
+                left - 6,
+                round(y(tick) + 4, 1),
+                form.format(tick),
+                colours["muted"],
+                f'{small} text-anchor="end"',
+            )
+        )
     for tick in TICKS:
-        parts.append(svg_text(left + _x(tick), TOP + TALL + 20, str(tick), colours["muted"], f'{small} text-anchor="middle"'))
+        parts.append(
+            svg_text(
+                left + _x(tick),
+                TOP + TALL + 20,
+                str(tick),
+                colours["muted"],
+                f'{small} text-anchor="middle"',
+            )
+        )
     return parts
 
 
 def _across(left: int, y: float, colours: dict[str, str], name: str) -> str:
-    line = f'<line x1="{left}" x2="{left + PANEL}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colours["other"]}" stroke-dasharray="5 4"/>'
+    line = (
+        f'<line x1="{left}" x2="{left + PANEL}" y1="{y:.1f}" y2="{y:.1f}" '
+        f'stroke="{colours["other"]}" stroke-dasharray="5 4"/>'
+    )
     return line + svg_text(left + 6, round(y - 6, 1), name, colours["muted"], 'font-size="12"')
 
 
@@ -105,4 +171,6 @@ def _dot(x: float, y: float, colours: dict[str, str]) -> str:
 def draw(data: dict[str, Any]) -> None:
     """Writes the charts."""
     for theme in THEMES:
-        (ROOT / "docs" / "assets" / f"shuffling-{theme}.svg").write_text(svg(data, theme), encoding="utf-8")
+        (ROOT / "docs" / "assets" / f"shuffling-{theme}.svg").write_text(
+            svg(data, theme), encoding="utf-8"
+        )

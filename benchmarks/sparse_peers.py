@@ -1,6 +1,7 @@
 """How are rows of a sparse matrix read by headrace and by its peers?
 
-Each function is a contestant (see `common.py`), as the peer's own documentation shows it first, over the files of a `Cells`.
+Each function is a contestant (see `common.py`), as the peer's own documentation shows it first,
+over the files of a `Cells`.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ class Cells:
     """After which an epoch is left by those that read rows one by one."""
 
 
-def timed(cells: Cells, batches: Iterable[tuple[Any, Any]], least: int = 0) -> tuple[int, dict[str, float]]:
-    """Goes through batches of rows and the numbers of their plates: how many rows, and the mean entropy of the plates of a batch in bits.
+def timed(
+    cells: Cells, batches: Iterable[tuple[Any, Any]], least: int = 0
+) -> tuple[int, dict[str, float]]:
+    """Goes through batches of rows and the numbers of their plates: how many rows, and the mean
+    entropy of the plates of a batch in bits.
 
-    An epoch that takes longer than `cells.seconds` is left, but not before `least` rows: what is read together counts as a whole.
+    An epoch that takes longer than `cells.seconds` is left, but not before `least` rows: what is
+    read together counts as a whole.
     """
     count, entropies, end = 0, list[float](), time.perf_counter() + cells.seconds
     for rows, plates in batches:
@@ -65,10 +70,14 @@ def repeated(epoch: Callable[[], tuple[int, dict[str, float]]]) -> Runs:
 
 
 def ours(cells: Cells, path: str, shuffle: bool | str) -> Runs:
-    """Under a block shuffle a batch draws from 64 blocks, so that batches are mixed as well as those of scDataset."""
+    """Under a block shuffle a batch draws from 64 blocks, so that batches are mixed as well as
+    those of scDataset.
+    """
     dataset = headrace.SparseDataset(path, targets="plate", layout=cells.layout)  # type: ignore[arg-type]
     mixing = {"interleave": 64, "turns": max(1, cells.workers)} if shuffle == "block" else {}
-    loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, num_workers=cells.workers, **mixing)
+    loader = headrace.create_dataloader(
+        dataset, batch_size=BATCH, shuffle=shuffle, num_workers=cells.workers, **mixing
+    )
     try:
         yield from repeated(lambda: timed(cells, loader, WHOLE))
     finally:
@@ -79,7 +88,8 @@ def ours(cells: Cells, path: str, shuffle: bool | str) -> Runs:
 
 
 class Inflated:
-    """The stored chunks of `X`, a few of `indices` and `data` at a time, each inflated once and forgotten: what an epoch can't do without.
+    """The stored chunks of `X`, a few of `indices` and `data` at a time, each inflated once and
+    forgotten: what an epoch can't do without.
 
     Items are numbers of values.
     """
@@ -93,7 +103,9 @@ class Inflated:
             self._nbytes = [height * array.dtype.itemsize for array in arrays]
             self._places: list[list[tuple[int, int]]] = [[], []]
             for array, places in zip(arrays, self._places, strict=True):
-                array.id.chunk_iter(lambda chunk, places=places: places.append((chunk.byte_offset, chunk.size)))
+                array.id.chunk_iter(
+                    lambda chunk, places=places: places.append((chunk.byte_offset, chunk.size))
+                )
         self._starts = range(0, len(self._places[1]), FEW)
 
     def __len__(self) -> int:
@@ -105,16 +117,22 @@ class Inflated:
         count = 0
         for places, nbytes in zip(self._places, self._nbytes, strict=True):
             for offset, size in places[self._starts[number] : self._starts[number] + FEW]:
-                count += len(isal_zlib.decompress(os.pread(self._file, size, offset), zlib.MAX_WBITS, nbytes))
+                count += len(
+                    isal_zlib.decompress(os.pread(self._file, size, offset), zlib.MAX_WBITS, nbytes)
+                )
         return count // 8
 
 
 def inflating(cells: Cells, path: str) -> Runs:
-    """Each chunk of a file by gzip, once an epoch, by igzip, in as many processes as there are workers; nothing is made of it."""
+    """Each chunk of a file by gzip, once an epoch, by igzip, in as many processes as there are
+    workers; nothing is made of it.
+    """
     from torch.utils.data import DataLoader
 
     chunks = Inflated(path)
-    loader = DataLoader(chunks, batch_size=None, num_workers=cells.workers, persistent_workers=cells.workers > 0)  # type: ignore[arg-type]
+    loader = DataLoader(
+        chunks, batch_size=None, num_workers=cells.workers, persistent_workers=cells.workers > 0
+    )  # type: ignore[arg-type]
 
     def epoch() -> tuple[int, dict[str, float]]:
         count, end = 0, time.perf_counter() + cells.seconds
@@ -134,7 +152,11 @@ def to_layout(matrix: Any, layout: str) -> torch.Tensor:
     """A SciPy CSR matrix as a batch."""
     if layout == "dense":
         return torch.from_numpy(matrix.toarray())
-    parts = torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices), torch.from_numpy(matrix.data)
+    parts = (
+        torch.from_numpy(matrix.indptr),
+        torch.from_numpy(matrix.indices),
+        torch.from_numpy(matrix.data),
+    )
     return torch.sparse_csr_tensor(*parts, size=matrix.shape, check_invariants=False)
 
 
@@ -169,7 +191,9 @@ def sc_dataset(cells: Cells, block: int, fetch: int) -> Runs:
 
 
 def annbatch_loader(cells: Cells, chunk: int, preload: int) -> Runs:
-    """annbatch's own loader over its own store, with the codecs of zarrs where they are installed; it has threads, and no workers."""
+    """annbatch's own loader over its own store, with the codecs of zarrs where they are
+    installed; it has threads, and no workers.
+    """
     import annbatch
     import zarr
 
@@ -180,13 +204,21 @@ def annbatch_loader(cells: Cells, chunk: int, preload: int) -> Runs:
     except ImportError:
         pass
     loader = annbatch.Loader(
-        batch_size=BATCH, chunk_size=chunk, preload_nchunks=preload, shuffle=True, rng=np.random.default_rng(0), to="torch"
+        batch_size=BATCH,
+        chunk_size=chunk,
+        preload_nchunks=preload,
+        shuffle=True,
+        rng=np.random.default_rng(0),
+        to="torch",
     ).use_collection(annbatch.DatasetCollection(cells.store, mode="r"))
 
     def batches() -> Iterator[tuple[Any, Any]]:
         for batch in loader:
             rows = batch["X"]
-            yield rows.to_dense() if cells.layout == "dense" else rows, np.asarray(batch["obs"]["plate"].cat.codes)
+            yield (
+                rows.to_dense() if cells.layout == "dense" else rows,
+                np.asarray(batch["obs"]["plate"].cat.codes),
+            )
 
     yield from repeated(lambda: timed(cells, batches(), WHOLE))
 
@@ -202,6 +234,9 @@ def ann_loader(cells: Cells) -> Runs:
     def batches() -> Iterator[tuple[Any, Any]]:
         for batch in loader:
             rows = batch.X if cells.layout == "dense" else torch.as_tensor(batch.X).to_sparse_csr()
-            yield rows, np.asarray([int(str(name).removeprefix("plate")) for name in batch.obs["plate"]])
+            yield (
+                rows,
+                np.asarray([int(str(name).removeprefix("plate")) for name in batch.obs["plate"]]),
+            )
 
     yield from repeated(lambda: timed(cells, batches()))

@@ -1,12 +1,16 @@
 """How fast are samples streamed from a server, and how soon does the first batch come?
 
-    python benchmarks/stream.py [PHOTOS] [--latency 1 20 100] [--order shuffled stored] [--samples 32768] [--side 96] [--shard MB]
-                                [--bandwidth MB] [--workers N] [--rounds 5] [--quick] [--only NAME ...] [--work FOLDER] [--json]
+    python benchmarks/stream.py [PHOTOS] [--latency 1 20 100] [--order shuffled stored] [--samples
+    32768] [--side 96] [--shard MB]
+                                [--bandwidth MB] [--workers N] [--rounds 5] [--quick] [--only NAME
+                                ...] [--work FOLDER] [--json]
 
-Images of uint8 [side, side, 3] (28 kB), in shards on a server on loopback that waits before each answer and shares out its bandwidth
-(`stream_server.py`), read in batches of 64 by each contestant's own reader of its own format. Every epoch is cold: from the making
-of dataset and loader to the last batch, with empty folders for local copies. The limit is what eight connections get that only read.
-Of each epoch the time to the first batch, the requests and the bytes that the server sent are counted.
+Images of uint8 [side, side, 3] (28 kB), in shards on a server on loopback that waits before each
+answer and shares out its bandwidth (`stream_server.py`), read in batches of 64 by each contestant's
+own reader of its own format. Every epoch is cold: from the making of dataset and loader to the last
+batch, with empty folders for local copies. The limit is what eight connections get that only read.
+Of each epoch the time to the first batch, the requests and the bytes that the server sent are
+counted.
 
 `--quick` is a look of about two minutes: 20 ms, fewer samples, two rounds.
 """
@@ -23,7 +27,11 @@ from folders import work_folder
 from stream_peers import BATCH, Job, connections, litdata, mosaicml_streaming, ours, webdataset
 from stream_server import StreamServer
 
-OURS = {"headrace, HDF5": ("h5",), "headrace, HDF5, without an index": ("h5", False), "headrace, tar": ("tar",)}
+OURS = {
+    "headrace, HDF5": ("h5",),
+    "headrace, HDF5, without an index": ("h5", False),
+    "headrace, tar": ("tar",),
+}
 LIMIT = "limit: 8 connections"
 PEERS = [
     Contestant("MosaicML Streaming", mosaicml_streaming, packages=("mosaicml-streaming",)),
@@ -36,9 +44,18 @@ def section(job: Job) -> Section:
     order = "shuffled" if job.shuffle else "stored order"
     title = f"{order}, {1000 * job.latency:g} ms"
     contestants = [Contestant(name, ours, (job, *how)) for name, how in OURS.items()]
-    contestants += [Contestant(one.name, one.runs, (job,), one.packages) for one in [*PEERS, Contestant(LIMIT, connections)]]
-    ratios = [Ratio(f"{title}: {one} / best peer", one, tuple(peer.name for peer in PEERS)) for one in OURS]
-    ratios += [Ratio(f"{title}: {one} / limit", one, (LIMIT,)) for one in (*OURS, *(peer.name for peer in PEERS))]
+    contestants += [
+        Contestant(one.name, one.runs, (job,), one.packages)
+        for one in [*PEERS, Contestant(LIMIT, connections)]
+    ]
+    ratios = [
+        Ratio(f"{title}: {one} / best peer", one, tuple(peer.name for peer in PEERS))
+        for one in OURS
+    ]
+    ratios += [
+        Ratio(f"{title}: {one} / limit", one, (LIMIT,))
+        for one in (*OURS, *(peer.name for peer in PEERS))
+    ]
     return Section(title, "samples/s", LIMIT, contestants, ratios, job.samples)
 
 
@@ -56,16 +73,37 @@ def write_samples(work: Path, photos: str | None, samples: int, side: int) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("photos", nargs="?", help="a folder of images; without, images are made")
-    parser.add_argument("--latency", type=float, nargs="+", metavar="MS", default=[1, 20, 100], help="before each answer (1 20 100)")
-    parser.add_argument("--order", nargs="+", choices=["shuffled", "stored"], default=["shuffled", "stored"])
+    parser.add_argument(
+        "--latency",
+        type=float,
+        nargs="+",
+        metavar="MS",
+        default=[1, 20, 100],
+        help="before each answer (1 20 100)",
+    )
+    parser.add_argument(
+        "--order", nargs="+", choices=["shuffled", "stored"], default=["shuffled", "stored"]
+    )
     parser.add_argument("--samples", type=int, default=32768)
     parser.add_argument("--side", type=int, default=96, help="pixels (96: 28 kB)")
-    parser.add_argument("--shard", type=float, metavar="MB", default=16, help="size of a shard, in every format (16)")
-    parser.add_argument("--bandwidth", type=float, metavar="MB", default=400, help="of the server, a second (400)")
+    parser.add_argument(
+        "--shard",
+        type=float,
+        metavar="MB",
+        default=16,
+        help="size of a shard, in every format (16)",
+    )
+    parser.add_argument(
+        "--bandwidth", type=float, metavar="MB", default=400, help="of the server, a second (400)"
+    )
     parser.add_argument("--quick", action="store_true", help="20 ms, 4,096 samples, 2 rounds")
-    parser.add_argument("--work", help="a folder for the files, which stays; else they are written anew and removed")
+    parser.add_argument(
+        "--work", help="a folder for the files, which stays; else they are written anew and removed"
+    )
     add_options(parser)
     given = parser.parse_args()
     if given.quick:
@@ -75,12 +113,30 @@ def main() -> None:
         with StreamServer(work) as server:
             rest = (given.bandwidth * 1e6, int(given.shard * 1e6), given.workers)
             sections = [
-                section(Job(server.url, work, given.samples, given.side, order == "shuffled", latency / 1000, *rest))
+                section(
+                    Job(
+                        server.url,
+                        work,
+                        given.samples,
+                        given.side,
+                        order == "shuffled",
+                        latency / 1000,
+                        *rest,
+                    )
+                )
                 for latency in given.latency
                 for order in given.order
             ]
-            about = f"{given.workers} workers, batches of {BATCH}, {given.samples:,} samples of {given.side**2 * 3 / 1000:.1f} kB"
-            run_sections(sections, given, f"{about} in shards of {given.shard:g} MB; the server gives {given.bandwidth:g} MB/s")
+            about = (
+                f"{given.workers} workers, batches of {BATCH}, {given.samples:,} samples of "
+                f"{given.side**2 * 3 / 1000:.1f} kB"
+            )
+            run_sections(
+                sections,
+                given,
+                f"{about} in shards of {given.shard:g} MB; the server gives {given.bandwidth:g} "
+                "MB/s",
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """How does each contestant of `stream.py` read samples from a server?
 
-Each function is a contestant (see `common.py`) that gives batches of uint8 images and their numbers out of files that lie on the
-server in its own format, as the peer's own documentation shows it first, with the settings that it recommends. Each epoch begins with
-nothing: a new dataset, new workers and an empty folder for the peer's local copies; from there to the last batch it is timed. It is no
-epoch where a sample is missing or comes twice, or where the server sent fewer bytes than the samples have.
+Each function is a contestant (see `common.py`) that gives batches of uint8 images and their numbers
+out of files that lie on the server in its own format, as the peer's own documentation shows it
+first, with the settings that it recommends. Each epoch begins with nothing: a new dataset, new
+workers and an empty folder for the peer's local copies; from there to the last batch it is timed.
+It is no epoch where a sample is missing or comes twice, or where the server sent fewer bytes than
+the samples have.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Job:
 
     Attributes:
         server: its URL; what it serves is `work`.
-        work: the folder of the bucket, of `samples.npy` (uint8 [samples, side, side, 3]) and of local copies.
+        work: the folder of the bucket, of `samples.npy` (uint8 [samples, side, side, 3]) and of
+            local copies.
         shuffle: or in stored order.
         latency, bandwidth: seconds before each answer, bytes a second.
         shard: bytes of a shard, about.
@@ -79,11 +82,15 @@ class Job:
         return self.samples * self.row
 
     def rows(self) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = np.load(self.work / "samples.npy", mmap_mode="r")[: self.samples]
+        found: np.ndarray[Any, Any] = np.load(self.work / "samples.npy", mmap_mode="r")[
+            : self.samples
+        ]
         return found
 
     def written(self, format: str, write: Callable[[Path], None]) -> str:
-        """The prefix in the bucket of this job's files in a format, which `write` writes where they aren't there yet."""
+        """The prefix in the bucket of this job's files in a format, which `write` writes where
+        they aren't there yet.
+        """
         bucket = self.work / BUCKET
         bucket.mkdir(exist_ok=True)
         return prepared(bucket, f"{format}-{self.samples}-{self.side}-{self.shard}", write).name
@@ -94,23 +101,40 @@ class Job:
         return {"num_workers": self.workers}
 
 
-def epochs(job: Job, begin: Callable[[str], contextlib.AbstractContextManager[Iterable[tuple[Any, Any]]]]) -> Runs:
-    """Epochs of a contestant: `begin` gets an empty folder for local copies, and gives (images, numbers) batch by batch."""
+def epochs(
+    job: Job, begin: Callable[[str], contextlib.AbstractContextManager[Iterable[tuple[Any, Any]]]]
+) -> Runs:
+    """Epochs of a contestant: `begin` gets an empty folder for local copies, and gives (images,
+    numbers) batch by batch.
+    """
     while True:
         tell(job.server, latency=job.latency, bandwidth=job.bandwidth)
         local = tempfile.mkdtemp(prefix="local-", dir=job.work)
         counts(job.server)
 
         def run(local: str = local) -> tuple[int, dict[str, float]]:
-            start, used, first, seen = time.perf_counter(), cpu_seconds(), float("nan"), list[torch.Tensor]()
+            start, used, first, seen = (
+                time.perf_counter(),
+                cpu_seconds(),
+                float("nan"),
+                list[torch.Tensor](),
+            )
             with begin(local) as batches:
                 for images, numbers in batches:
                     if not seen:
                         first = time.perf_counter() - start
-                    assert images.dtype == torch.uint8 and tuple(images.shape[1:]) == (job.side, job.side, 3), images.shape
+                    assert images.dtype == torch.uint8 and tuple(images.shape[1:]) == (
+                        job.side,
+                        job.side,
+                        3,
+                    ), images.shape
                     images[:, ::32, ::32].sum()
                     seen.append(torch.as_tensor(numbers))
-            return len(torch.cat(seen)), {"first batch, ms": 1000 * first, "CPU, s": cpu_seconds() - used, **_judged(job, torch.cat(seen))}
+            return len(torch.cat(seen)), {
+                "first batch, ms": 1000 * first,
+                "CPU, s": cpu_seconds() - used,
+                **_judged(job, torch.cat(seen)),
+            }
 
         yield run
         gc.collect()
@@ -126,9 +150,13 @@ def _judged(job: Job, seen: torch.Tensor) -> dict[str, float]:
     """What the server counted, if the epoch was one."""
     served = counts(job.server)
     if not torch.equal(seen.sort().values, torch.arange(job.samples)):
-        raise RuntimeError(f"{len(seen)} samples, {len(seen.unique())} of them different, not {job.samples}")
+        raise RuntimeError(
+            f"{len(seen)} samples, {len(seen.unique())} of them different, not {job.samples}"
+        )
     if served["bytes"] < job.least:
-        raise RuntimeError(f"the server sent {served['bytes']:,} bytes: the rest came out of a cache")
+        raise RuntimeError(
+            f"the server sent {served['bytes']:,} bytes: the rest came out of a cache"
+        )
     if job.shuffle and bool((seen.diff() > 0).all()):
         raise RuntimeError("the samples came in stored order")
     return {"requests": served["requests"], "MB": served["bytes"] / 1e6}
@@ -148,17 +176,27 @@ def write_h5(job: Job, folder: Path) -> None:
 
 
 def ours(job: Job, format: str, has_index: bool = True) -> Runs:
-    """A StreamingDataset of tar or HDF5 shards by plain HTTP, the index of which an epoch before has kept, or nobody."""
+    """A StreamingDataset of tar or HDF5 shards by plain HTTP, the index of which an epoch before
+    has kept, or nobody.
+    """
     write = write_tars if format == "tar" else write_h5
     shards = urls(job, job.written(format, lambda folder: write(job, folder)), f".{format}")
     kept = tempfile.mkdtemp(prefix="index-", dir=job.work)
-    options: dict[str, Any] = {"decode": {"bin": _Image(job.side), "cls": int}} if format == "tar" else {"target_name": "index"}
+    options: dict[str, Any] = (
+        {"decode": {"bin": _Image(job.side), "cls": int}}
+        if format == "tar"
+        else {"target_name": "index"}
+    )
 
     @contextlib.contextmanager
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
-        with headrace.StreamingDataset(shards, buffer_size=MIXED, cache_dir=kept if has_index else local, **options) as dataset:
+        with headrace.StreamingDataset(
+            shards, buffer_size=MIXED, cache_dir=kept if has_index else local, **options
+        ) as dataset:
             shuffle = "block" if job.shuffle else False
-            loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, **job.loader)
+            loader = headrace.create_dataloader(
+                dataset, batch_size=BATCH, shuffle=shuffle, **job.loader
+            )
             yield ((batch["bin"], batch["cls"]) for batch in loader) if format == "tar" else loader
             loader.close()
 
@@ -183,7 +221,12 @@ class _Image:
 
 def mosaicml_streaming(job: Job) -> Runs:
     """MDS shards out of S3, by boto3."""
-    os.environ |= {"S3_ENDPOINT_URL": job.server, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": KEY, "AWS_DEFAULT_REGION": "us-east-1"}
+    os.environ |= {
+        "S3_ENDPOINT_URL": job.server,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     from peers import _import_streaming
 
     streaming = _import_streaming()
@@ -198,9 +241,13 @@ def mosaicml_streaming(job: Job) -> Runs:
 
     @contextlib.contextmanager
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
-        dataset = streaming.StreamingDataset(remote=remote, local=local, shuffle=job.shuffle, batch_size=BATCH)
-        for stream in dataset.streams:  # or its forked workers share the connection that brought the index, and mix their answers:
-            stream._downloader.clean_up()  # without TLS nothing notices, and samples are wrong (they were, in some runs)
+        dataset = streaming.StreamingDataset(
+            remote=remote, local=local, shuffle=job.shuffle, batch_size=BATCH
+        )
+        # or its forked workers share the connection that brought the index, and mix their answers:
+        for stream in dataset.streams:
+            # without TLS nothing notices, and samples are wrong (they were, in some runs)
+            stream._downloader.clean_up()
         loader: DataLoader[Any] = DataLoader(dataset, BATCH, **job.loader)
         yield ((batch["image"], batch["index"]) for batch in loader)
         del loader, dataset
@@ -220,19 +267,34 @@ def litdata(job: Job) -> Runs:
     import litdata as ld
     from litdata.streaming import downloader
 
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # its obstore refuses a server without TLS, and storage_options don't reach it
+    # its obstore refuses a server without TLS, and storage_options don't reach it
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
 
     def write(folder: Path) -> None:
         sample = functools.partial(_litdata_sample, job=job)
-        ld.optimize(fn=sample, inputs=list(range(job.samples)), output_dir=str(folder), chunk_bytes=job.shard, num_workers=1)
+        ld.optimize(
+            fn=sample,
+            inputs=list(range(job.samples)),
+            output_dir=str(folder),
+            chunk_bytes=job.shard,
+            num_workers=1,
+        )
 
     remote = f"s3://{BUCKET}/{job.written('litdata', write)}"
-    multiprocessing.set_start_method(None, force=True)  # `optimize` sets "spawn" for the whole process
-    options = {"endpoint_url": job.server, "aws_access_key_id": KEY, "aws_secret_access_key": KEY, "region_name": "us-east-1"}
+    # `optimize` sets "spawn" for the whole process
+    multiprocessing.set_start_method(None, force=True)
+    options = {
+        "endpoint_url": job.server,
+        "aws_access_key_id": KEY,
+        "aws_secret_access_key": KEY,
+        "region_name": "us-east-1",
+    }
 
     @contextlib.contextmanager
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
-        dataset = ld.StreamingDataset(remote, cache_dir=local, shuffle=job.shuffle, storage_options=options)
+        dataset = ld.StreamingDataset(
+            remote, cache_dir=local, shuffle=job.shuffle, storage_options=options
+        )
         loader = ld.StreamingDataLoader(dataset, batch_size=BATCH, **job.loader)
         yield ((batch["image"], batch["index"]) for batch in loader)
 
@@ -256,9 +318,14 @@ def write_tars(job: Job, folder: Path) -> None:
 
     rows = job.rows()
     for start in range(0, job.samples, job.in_shard):
-        with tarfile.open(folder / f"train-{start // job.in_shard:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as shard:
+        with tarfile.open(
+            folder / f"train-{start // job.in_shard:06d}.tar", "w", format=tarfile.USTAR_FORMAT
+        ) as shard:
             for number in range(start, min(start + job.in_shard, job.samples)):
-                for ending, content in (("bin", rows[number].tobytes()), ("cls", str(number).encode())):
+                for ending, content in (
+                    ("bin", rows[number].tobytes()),
+                    ("cls", str(number).encode()),
+                ):
                     member = tarfile.TarInfo(f"{number:08d}.{ending}")
                     member.size = len(content)
                     shard.addfile(member, io.BytesIO(content))
@@ -266,11 +333,16 @@ def write_tars(job: Job, folder: Path) -> None:
 
 def urls(job: Job, prefix: str, ending: str) -> list[str]:
     """Of the job's files, by plain HTTP."""
-    return [f"{job.server}/{BUCKET}/{prefix}/{path.name}" for path in sorted((job.work / BUCKET / prefix).glob(f"*{ending}"))]
+    return [
+        f"{job.server}/{BUCKET}/{prefix}/{path.name}"
+        for path in sorted((job.work / BUCKET / prefix).glob(f"*{ending}"))
+    ]
 
 
 def webdataset(job: Job) -> Runs:
-    """Tar shards by HTTP, which it has `curl` read. Its shuffle mixes shards, and `MIXED` samples."""
+    """Tar shards by HTTP, which it has `curl` read. Its shuffle mixes shards, and `MIXED`
+    samples.
+    """
     import webdataset as wds
 
     shards = urls(job, job.written("tar", lambda folder: write_tars(job, folder)), ".tar")
@@ -290,7 +362,9 @@ def webdataset(job: Job) -> Runs:
 
 
 def connections(job: Job) -> Runs:
-    """The limit: as many bytes, by eight connections that do nothing but read ranges into buffers that are used again."""
+    """The limit: as many bytes, by eight connections that do nothing but read ranges into
+    buffers that are used again.
+    """
 
     def write(folder: Path) -> None:
         with open(folder / "rows.bin", "wb") as file:
@@ -305,16 +379,23 @@ def connections(job: Job) -> Runs:
             counts(job.server)  # what a contestant that failed has left
             start, used, lock, ends = time.perf_counter(), cpu_seconds(), threading.Lock(), [0.0]
             first = BATCH * job.row  # the first request is as long as a batch
-            pieces = iter([(0, first), *((at, min(at + PIECE, size)) for at in range(first, size, PIECE))])
+            pieces = iter(
+                [(0, first), *((at, min(at + PIECE, size)) for at in range(first, size, PIECE))]
+            )
 
             def work(number: int) -> None:
-                connection, buffer = http.client.HTTPConnection(job.server.removeprefix("http://")), memoryview(bytearray(PIECE))
+                connection, buffer = (
+                    http.client.HTTPConnection(job.server.removeprefix("http://")),
+                    memoryview(bytearray(PIECE)),
+                )
                 while True:
                     with lock:
                         piece = next(pieces, None)
                     if piece is None:
                         break
-                    connection.request("GET", path, headers={"Range": f"bytes={piece[0]}-{piece[1] - 1}"})
+                    connection.request(
+                        "GET", path, headers={"Range": f"bytes={piece[0]}-{piece[1] - 1}"}
+                    )
                     answer, got = connection.getresponse(), 0
                     while got < piece[1] - piece[0]:
                         more = answer.readinto(buffer[got : piece[1] - piece[0]])
@@ -325,7 +406,9 @@ def connections(job: Job) -> Runs:
                         ends[0] = time.perf_counter() - start
                 connection.close()
 
-            threads = [threading.Thread(target=work, args=(number,)) for number in range(CONNECTIONS)]
+            threads = [
+                threading.Thread(target=work, args=(number,)) for number in range(CONNECTIONS)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:

@@ -2,13 +2,14 @@
 
     python benchmarks/stream_server.py FOLDER
 
-A process of its own on loopback; it prints its port. It serves FOLDER/BUCKET/KEY as /BUCKET/KEY: by plain HTTP (GET and HEAD with Range,
-If-Match and ETag), and to clients of S3 that use path-style addresses (objects, ListObjectsV2, the bucket's place); signatures are not
-looked at. POST /_set takes JSON: `latency`, seconds before each answer, and `bandwidth`, bytes a second over all answers; 0: no limit.
-GET /_counts gives `requests` and `bytes` since the last call.
+A process of its own on loopback; it prints its port. It serves FOLDER/BUCKET/KEY as /BUCKET/KEY: by
+plain HTTP (GET and HEAD with Range, If-Match and ETag), and to clients of S3 that use path-style
+addresses (objects, ListObjectsV2, the bucket's place); signatures are not looked at. POST /_set
+takes JSON: `latency`, seconds before each answer, and `bandwidth`, bytes a second over all answers;
+0: no limit. GET /_counts gives `requests` and `bytes` since the last call.
 
-A thread a connection, and `sendfile` from the page cache: it takes a tenth of a core at 200 MB/s, a sixth at 400, since it shares the cores
-with those who are measured.
+A thread a connection, and `sendfile` from the page cache: it takes a tenth of a core at 200 MB/s, a
+sixth at 400, since it shares the cores with those who are measured.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ from xml.sax.saxutils import escape
 
 _PART = 256 << 10
 """Bytes that are sent at a time: answers share the line in turns of this size."""
-_REASONS = {200: "OK", 206: "Partial Content", 404: "Not Found", 405: "Method Not Allowed", 412: "Precondition Failed", 416: "Out of Range"}
+_REASONS = {
+    200: "OK",
+    206: "Partial Content",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    412: "Precondition Failed",
+    416: "Out of Range",
+}
 
 
 class StreamServer:
@@ -45,7 +53,9 @@ class StreamServer:
 
     def __enter__(self) -> StreamServer:
         command = [sys.executable, "-I", "-S", __file__, self.folder]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
         return self
@@ -138,7 +148,10 @@ class _Connection:
         head, _, self._received = self._received.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         method, target, _ = first.split(" ", 2)
-        headers = {name.strip().lower(): value.strip() for name, _, value in (one.partition(":") for one in lines)}
+        headers = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (one.partition(":") for one in lines)
+        }
         return method, target, headers
 
     def _body(self, headers: dict[str, str]) -> bytes:
@@ -154,12 +167,20 @@ class _Connection:
     def _answer(self, method: str, target: str, headers: dict[str, str]) -> bool:
         """Answers one request; says whether the connection stays."""
         parts = urllib.parse.urlsplit(target)
-        path, query = urllib.parse.unquote(parts.path).strip("/"), dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+        path, query = (
+            urllib.parse.unquote(parts.path).strip("/"),
+            dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True)),
+        )
         if path == "_set":
             self._line.set(**json.loads(self._body(headers)))
             self._send(200, {}, b"", method)
         elif path == "_counts":
-            self._send(200, {"Content-Type": "application/json"}, json.dumps(self._line.take_counts()).encode(), method)
+            self._send(
+                200,
+                {"Content-Type": "application/json"},
+                json.dumps(self._line.take_counts()).encode(),
+                method,
+            )
         else:
             self._body(headers)
             self._line.request()
@@ -177,9 +198,13 @@ class _Connection:
     def _object(self, method: str, path: str, headers: dict[str, str]) -> None:
         with contextlib.ExitStack() as opened:
             try:
-                file = opened.enter_context(open(os.path.join(self._folder, path), "rb", buffering=0))
+                file = opened.enter_context(
+                    open(os.path.join(self._folder, path), "rb", buffering=0)
+                )
             except OSError:
-                self._send(404, {"Content-Type": "application/xml"}, _error("NoSuchKey", path), method)
+                self._send(
+                    404, {"Content-Type": "application/xml"}, _error("NoSuchKey", path), method
+                )
                 return
             status = os.fstat(file.fileno())
             tag = _tag(status)
@@ -188,7 +213,12 @@ class _Connection:
                 return
             start, stop = _range(headers.get("range"), status.st_size)
             if start >= stop and status.st_size:
-                self._send(416, {"Content-Range": f"bytes */{status.st_size}"}, _error("InvalidRange", path), method)
+                self._send(
+                    416,
+                    {"Content-Range": f"bytes */{status.st_size}"},
+                    _error("InvalidRange", path),
+                    method,
+                )
                 return
             is_part = "range" in headers
             about = {
@@ -218,15 +248,30 @@ class _Connection:
     def _bucket(self, method: str, bucket: str, query: dict[str, str]) -> None:
         folder = os.path.join(self._folder, bucket)
         if not bucket or not os.path.isdir(folder):
-            self._send(404, {"Content-Type": "application/xml"}, _error("NoSuchBucket", bucket), method)
+            self._send(
+                404, {"Content-Type": "application/xml"}, _error("NoSuchBucket", bucket), method
+            )
             return
-        body = b'<?xml version="1.0"?><LocationConstraint/>' if "location" in query else _listing(folder, bucket, query)
-        self._send(200, {"Content-Type": "application/xml", "x-amz-bucket-region": "us-east-1"}, body, method)
+        body = (
+            b'<?xml version="1.0"?><LocationConstraint/>'
+            if "location" in query
+            else _listing(folder, bucket, query)
+        )
+        self._send(
+            200,
+            {"Content-Type": "application/xml", "x-amz-bucket-region": "us-east-1"},
+            body,
+            method,
+        )
 
     # -- answers
 
     def _send_head(self, status: int, headers: dict[str, str], length: int) -> None:
-        lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Length: {length}", f"Date: {email.utils.formatdate(usegmt=True)}"]
+        lines = [
+            f"HTTP/1.1 {status} {_REASONS[status]}",
+            f"Content-Length: {length}",
+            f"Date: {email.utils.formatdate(usegmt=True)}",
+        ]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
 
@@ -237,7 +282,11 @@ class _Connection:
 
 
 def _tag(status: os.stat_result) -> str:
-    return '"' + hashlib.md5(f"{status.st_size} {status.st_mtime_ns} {status.st_ino}".encode()).hexdigest() + '"'
+    return (
+        '"'
+        + hashlib.md5(f"{status.st_size} {status.st_mtime_ns} {status.st_ino}".encode()).hexdigest()
+        + '"'
+    )
 
 
 def _range(header: str | None, size: int) -> tuple[int, int]:
@@ -251,14 +300,19 @@ def _range(header: str | None, size: int) -> tuple[int, int]:
 
 def _error(code: str, resource: str) -> bytes:
     return (
-        f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message><Resource>/{escape(resource)}</Resource></Error>'.encode()
-    )
+        "<?xml "
+        f'version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message><Resource>/{escape(resource)}</Resource></Error>'
+    ).encode()
 
 
 def _listing(folder: str, bucket: str, query: dict[str, str]) -> bytes:
     """ListObjectsV2 of all keys with a prefix, in one page."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    keys = sorted(os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names)
+    keys = sorted(
+        os.path.relpath(os.path.join(at, name), folder)
+        for at, _, names in os.walk(folder)
+        for name in names
+    )
     contents, common = [], dict[str, None]()
     for key in keys:
         if not key.startswith(prefix):
@@ -290,7 +344,9 @@ def main() -> None:
     def accept() -> None:
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=_Connection(connection, folder, line).serve, daemon=True).start()
+            threading.Thread(
+                target=_Connection(connection, folder, line).serve, daemon=True
+            ).start()
 
     threading.Thread(target=accept, daemon=True).start()
     sys.stdin.read()  # until whoever started it is gone

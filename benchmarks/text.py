@@ -1,20 +1,26 @@
-"""How fast is a large text indexed, and how fast do random lines and blocks of tokens come out of it?
+"""How fast is a large text indexed, and how fast do random lines and blocks of tokens come out of
+it?
 
-    python benchmarks/text.py [--work DIR] [--gb 5] [--tokens 200] [--workers N] [--rounds 5] [--only NAME ...] [--json]
+    python benchmarks/text.py [--work DIR] [--gb 5] [--tokens 200] [--workers N] [--rounds 5]
+    [--only NAME ...] [--json]
 
-The benchmark writes a text of lines of about 100 bytes (5 GB are 50 million) into DIR, and keeps it there. Sections:
+The benchmark writes a text of lines of about 100 bytes (5 GB are 50 million) into DIR, and keeps it
+there. Sections:
 
-index: the places of all lines, found and written to a table in a new `cache_dir`, beside ``cat FILE > /dev/null``; once with the file not
-in the system's memory, as one that nobody has read yet, and once out of it. What the table takes on disk, and the indexing process in
-memory beyond what it had before, is printed below.
+index: the places of all lines, found and written to a table in a new `cache_dir`, beside ``cat FILE
+> /dev/null``; once with the file not in the system's memory, as one that nobody has read yet, and
+once out of it. What the table takes on disk, and the indexing process in memory beyond what it had
+before, is printed below.
 
-lines: random lines in batches of 64, a character a token, padded to the longest of the batch: int64 input_ids, attention_mask and labels
-(-100 at padding). headrace's loader with its defaults beside HF datasets, whose builder "text" has made an Arrow file of the text before;
-its batches are made by the same tokenizer, called once a batch, and torch's ``pad_sequence``: the fastest way that we know.
+lines: random lines in batches of 64, a character a token, padded to the longest of the batch: int64
+input_ids, attention_mask and labels (-100 at padding). headrace's loader with its defaults beside
+HF datasets, whose builder "text" has made an Arrow file of the text before; its batches are made by
+the same tokenizer, called once a batch, and torch's ``pad_sequence``: the fastest way that we know.
 
-blocks: random blocks of 1,024 tokens as int64 [64, 1024], out of uint16 (`--tokens` million of them). The limit is a loop over a bare
-``np.memmap``, as small language models are often fed: a cast and a stack of 64 slices. LitData's TokensLoader and HF datasets read the same
-tokens. headrace gives the number of each token's document besides.
+blocks: random blocks of 1,024 tokens as int64 [64, 1024], out of uint16 (`--tokens` million of
+them). The limit is a loop over a bare ``np.memmap``, as small language models are often fed: a cast
+and a stack of 64 slices. LitData's TokensLoader and HF datasets read the same tokens. headrace
+gives the number of each token's document besides.
 
 A turn is as many batches as take a second, or a whole index.
 """
@@ -94,7 +100,9 @@ def write_lines(folder: Path, nbytes: int) -> None:
 def write_tokens(folder: Path, tokens: int) -> None:
     """Tokens of lines, as headrace packs them, and as a file of nothing but uint16."""
     write_lines(folder, tokens)
-    with headrace.TextDataset(folder / "lines.txt", unit="line", cache_dir=folder / "kept", progress=False) as lines:
+    with headrace.TextDataset(
+        folder / "lines.txt", unit="line", cache_dir=folder / "kept", progress=False
+    ) as lines:
         headrace.pack(lines, folder / "tokens.h5", progress=False)
     with h5py.File(folder / "tokens.h5") as file, open(folder / "tokens.bin", "wb") as bare:
         rows = file["data"]
@@ -105,7 +113,9 @@ def write_tokens(folder: Path, tokens: int) -> None:
 
 
 def turns(batches: Callable[[], Iterable[Any]], count: Callable[[Any], int]) -> Runs:
-    """Batches for a second; begun anew where they end, and going on in the next turn, so that starting is not what is measured."""
+    """Batches for a second; begun anew where they end, and going on in the next turn, so that
+    starting is not what is measured.
+    """
 
     def forever() -> Iterator[Any]:
         while True:
@@ -139,7 +149,9 @@ def cat(job: Job, cold: bool) -> Runs:
 
 
 class Peak(threading.Thread):
-    """The most memory that this process has while a block runs, beyond what it had before; files that it maps don't count."""
+    """The most memory that this process has while a block runs, beyond what it had before; files
+    that it maps don't count.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -173,7 +185,9 @@ def index(job: Job, cold: bool) -> Runs:
 
         def run(said: dict[str, Any] = said) -> int:
             with Peak() as peak:
-                dataset = headrace.TextDataset(job.lines, unit="line", cache_dir=kept, progress=False)
+                dataset = headrace.TextDataset(
+                    job.lines, unit="line", cache_dir=kept, progress=False
+                )
             said.update(lines=len(dataset), peak=peak.most)
             dataset.close()
             return job.lines.stat().st_size // 1_000_000
@@ -187,7 +201,9 @@ def index(job: Job, cold: bool) -> Runs:
 
 
 def our_lines(job: Job) -> Runs:
-    dataset = headrace.TextDataset(job.lines, unit="line", max_length=None, cache_dir=job.work / "kept", progress=False)
+    dataset = headrace.TextDataset(
+        job.lines, unit="line", max_length=None, cache_dir=job.work / "kept", progress=False
+    )
     loader = headrace.create_dataloader(dataset, batch_size=BATCH, num_workers=job.workers)
     try:
         yield from turns(lambda: loader, lines_of)
@@ -213,17 +229,26 @@ class Padded:
         ids = self.tokenizer.encode_together([sample["text"] for sample in samples])
         rows = pad_sequence([torch.from_numpy(row) for row in ids], batch_first=True).long()
         is_token = rows != 0  # no character has that id
-        return {"input_ids": rows, "attention_mask": is_token.long(), "labels": rows.masked_fill(~is_token, -100)}
+        return {
+            "input_ids": rows,
+            "attention_mask": is_token.long(),
+            "labels": rows.masked_fill(~is_token, -100),
+        }
 
 
 def lines_of(batch: dict[str, torch.Tensor]) -> int:
     ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
-    assert ids.shape == mask.shape == labels.shape and ids.dtype == mask.dtype == labels.dtype == torch.int64
+    assert (
+        ids.shape == mask.shape == labels.shape
+        and ids.dtype == mask.dtype == labels.dtype == torch.int64
+    )
     return len(ids)
 
 
 class Drawn:
-    """A sampler of random indices, drawn anew in each epoch; torch's own would draw a permutation of all lines first."""
+    """A sampler of random indices, drawn anew in each epoch; torch's own would draw a
+    permutation of all lines first.
+    """
 
     def __init__(self, length: int) -> None:
         self._length, self._random = length, np.random.default_rng(0)
@@ -237,13 +262,19 @@ class Drawn:
 
 def hf_dataset(job: Job) -> Any:
     """The lines as HF datasets have them; made where it has not made them yet."""
-    return _offline(job).load_dataset("text", data_files=str(job.lines), split="train", cache_dir=str(job.work / "huggingface"))
+    return _offline(job).load_dataset(
+        "text", data_files=str(job.lines), split="train", cache_dir=str(job.work / "huggingface")
+    )
 
 
 def hf_lines(job: Job) -> Runs:
     dataset = hf_dataset(job)
     sampler: Any = Drawn(len(dataset))
-    options: dict[str, Any] = {"num_workers": job.workers, "persistent_workers": job.workers > 0, "collate_fn": Padded()}
+    options: dict[str, Any] = {
+        "num_workers": job.workers,
+        "persistent_workers": job.workers > 0,
+        "collate_fn": Padded(),
+    }
     loader = DataLoader(dataset, BATCH, sampler=sampler, **options)
     yield from turns(lambda: loader, lines_of)
 
@@ -272,7 +303,12 @@ def bare_memmap(job: Job) -> Runs:
     def batches() -> Iterator[torch.Tensor]:
         for _ in range(1000):
             places = torch.randint(len(data) - LENGTH, (BATCH,))
-            yield torch.stack([torch.from_numpy(data[place : place + LENGTH].astype(np.int64)) for place in places])
+            yield torch.stack(
+                [
+                    torch.from_numpy(data[place : place + LENGTH].astype(np.int64))
+                    for place in places
+                ]
+            )
 
     yield from turns(batches, rows_of)
 
@@ -300,8 +336,11 @@ def litdata_tokens(job: Job) -> Runs:
         )
 
     folder = prepared(job.work, f"litdata-{job.tokens}", write)
-    multiprocessing.set_start_method(None, force=True)  # `optimize` sets "spawn" for the whole process
-    dataset = litdata.StreamingDataset(str(folder), item_loader=litdata.TokensLoader(block_size=LENGTH), shuffle=True)
+    # `optimize` sets "spawn" for the whole process
+    multiprocessing.set_start_method(None, force=True)
+    dataset = litdata.StreamingDataset(
+        str(folder), item_loader=litdata.TokensLoader(block_size=LENGTH), shuffle=True
+    )
     loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=job.workers)
     yield from turns(lambda: loader, lambda batch: rows_of(batch.long()))
 
@@ -315,11 +354,17 @@ def hf_blocks(job: Job) -> Runs:
             yield {"input_ids": data[start : start + LENGTH]}
 
     def write(folder: Path) -> None:
-        features = datasets.Features({"input_ids": datasets.Sequence(datasets.Value("uint16"), length=LENGTH)})
-        datasets.Dataset.from_generator(rows, features=features, cache_dir=str(folder / "cache")).save_to_disk(str(folder / "blocks"))
+        features = datasets.Features(
+            {"input_ids": datasets.Sequence(datasets.Value("uint16"), length=LENGTH)}
+        )
+        datasets.Dataset.from_generator(
+            rows, features=features, cache_dir=str(folder / "cache")
+        ).save_to_disk(str(folder / "blocks"))
         shutil.rmtree(folder / "cache")
 
-    dataset = datasets.load_from_disk(str(prepared(job.work, f"hf-blocks-{job.tokens}", write) / "blocks"))
+    dataset = datasets.load_from_disk(
+        str(prepared(job.work, f"hf-blocks-{job.tokens}", write) / "blocks")
+    )
     dataset.set_format("torch", dtype=torch.int64)
     options: dict[str, Any] = {"num_workers": job.workers, "persistent_workers": job.workers > 0}
     loader = DataLoader(dataset, BATCH, shuffle=True, **options)
@@ -338,41 +383,87 @@ def sections(job: Job, workers: int) -> dict[str, list[Section]]:
     by_line = [*of(our_lines), *of(hf_lines, "datasets")]
     hf = tuple(one.name for one in by_line if "HF" in one.name)
     limit = "bare np.memmap (limit)"
-    by_block = [*of(our_blocks), Contestant(limit, bare_memmap, (job,)), *of(litdata_tokens, "litdata"), *of(hf_blocks, "datasets")]
-    lit, hf_b = (tuple(one.name for one in by_block if name in one.name) for name in ("LitData", "HF"))
+    by_block = [
+        *of(our_blocks),
+        Contestant(limit, bare_memmap, (job,)),
+        *of(litdata_tokens, "litdata"),
+        *of(hf_blocks, "datasets"),
+    ]
+    lit, hf_b = (
+        tuple(one.name for one in by_block if name in one.name) for name in ("LitData", "HF")
+    )
     ours = list(dict.fromkeys(f"headrace, {number} workers" for number in (0, workers)))
     where = {"from the disk": True, "from the page cache": False}
     return {
         "index": [
             Section(
-                f"index of a text of {job.nbytes / 1e9:g} GB, {place}", "MB/s", "cat FILE > /dev/null",
-                [Contestant("headrace, index", index, (job, cold)), Contestant("cat FILE > /dev/null", cat, (job, cold))],
-                [Ratio(f"index, {place}: headrace to cat", "headrace, index", ("cat FILE > /dev/null",))],
+                f"index of a text of {job.nbytes / 1e9:g} GB, {place}",
+                "MB/s",
+                "cat FILE > /dev/null",
+                [
+                    Contestant("headrace, index", index, (job, cold)),
+                    Contestant("cat FILE > /dev/null", cat, (job, cold)),
+                ],
+                [
+                    Ratio(
+                        f"index, {place}: headrace to cat",
+                        "headrace, index",
+                        ("cat FILE > /dev/null",),
+                    )
+                ],
             )
             for place, cold in where.items()
         ],
-        "lines": [Section(
-            f"random lines of it, batches of {BATCH}", "lines/s", hf[0], by_line,
-            [Ratio(f"lines: {name} to HF datasets", name, hf) for name in ours],
-        )],
-        "blocks": [Section(
-            f"random blocks of {LENGTH:,} tokens, batches of {BATCH}", "ktokens/s", limit, by_block,
-            [Ratio(f"blocks: {name} to {whom}", name, others) for name in ours
-             for whom, others in (("a bare memmap", (limit,)), ("LitData's TokensLoader", lit), ("HF datasets", hf_b))],
-        )],
-    }  # fmt: skip
+        "lines": [
+            Section(
+                f"random lines of it, batches of {BATCH}",
+                "lines/s",
+                hf[0],
+                by_line,
+                [Ratio(f"lines: {name} to HF datasets", name, hf) for name in ours],
+            )
+        ],
+        "blocks": [
+            Section(
+                f"random blocks of {LENGTH:,} tokens, batches of {BATCH}",
+                "ktokens/s",
+                limit,
+                by_block,
+                [
+                    Ratio(f"blocks: {name} to {whom}", name, others)
+                    for name in ours
+                    for whom, others in (
+                        ("a bare memmap", (limit,)),
+                        ("LitData's TokensLoader", lit),
+                        ("HF datasets", hf_b),
+                    )
+                ],
+            )
+        ],
+    }
 
 
-_NAMES = dict.fromkeys(("our_lines", "our_blocks"), "headrace") | dict.fromkeys(("hf_lines", "hf_blocks"), "HF datasets")
+_NAMES = dict.fromkeys(("our_lines", "our_blocks"), "headrace") | dict.fromkeys(
+    ("hf_lines", "hf_blocks"), "HF datasets"
+)
 _NAMES["litdata_tokens"] = "LitData"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Texts: index, random lines, blocks of tokens.")
-    parser.add_argument("--work", help="folder for the files, which stay there; without: a temporary one")
+    parser.add_argument(
+        "--work", help="folder for the files, which stay there; without: a temporary one"
+    )
     parser.add_argument("--gb", type=float, default=5.0, help="of the text (5)")
-    parser.add_argument("--tokens", type=float, default=200, metavar="MILLION", help="of the blocks (200)")
-    parser.add_argument("--section", nargs="+", choices=("index", "lines", "blocks"), default=["index", "lines", "blocks"])
+    parser.add_argument(
+        "--tokens", type=float, default=200, metavar="MILLION", help="of the blocks (200)"
+    )
+    parser.add_argument(
+        "--section",
+        nargs="+",
+        choices=("index", "lines", "blocks"),
+        default=["index", "lines", "blocks"],
+    )
     add_options(parser)
     given = parser.parse_args()
     with work_folder(given.work) as work:
@@ -381,14 +472,23 @@ def main() -> int:
             prepared(work, job.lines.parent.name, lambda folder: write_lines(folder, job.nbytes))
         if "blocks" in given.section:
             prepared(work, job.packed.parent.name, lambda folder: write_tokens(folder, job.tokens))
-        chosen = [s for name, some in sections(job, given.workers).items() if name in given.section for s in some]
+        chosen = [
+            s
+            for name, some in sections(job, given.workers).items()
+            if name in given.section
+            for s in some
+        ]
         (work / "index.json").unlink(missing_ok=True)
-        task = f"{job.nbytes / 1e9:g} GB of lines of {LINE} bytes, {job.tokens / 1e6:.0f} million tokens"
+        task = (
+            f"{job.nbytes / 1e9:g} GB of lines of {LINE} bytes, {job.tokens / 1e6:.0f} million "
+            "tokens"
+        )
         run_sections(chosen, given, task)
         if (work / "index.json").exists():
             said = json.loads((work / "index.json").read_text())
             text = (
-                f"index: {said['lines']:,} lines, {said['bytes'] / said['lines']:.3f} bytes a line on disk, "
+                f"index: {said['lines']:,} lines, {said['bytes'] / said['lines']:.3f} bytes a "
+                "line on disk, "
                 f"{said['peak'] / 1e6:.1f} MB of memory at its peak"
             )
             print(text, file=sys.stderr if given.json else sys.stdout)

@@ -1,11 +1,14 @@
-"""How fast does a small network train on photographs in each loading mode, and are the batches and losses the same?
+"""How fast does a small network train on photographs in each loading mode, and are the batches and
+losses the same?
 
-    python benchmarks/training.py PATH [--epochs 4] [--json]            # a folder of class folders, or a packed train.h5
+    # a folder of class folders, or a packed train.h5
+    python benchmarks/training.py PATH [--epochs 4] [--json]
     python benchmarks/training.py PATH --no-train                       # loading alone, as uint8
-    python benchmarks/training.py --modes lazy cached                   # photographs of its own, 600
+    python benchmarks/training.py --modes lazy cached  # photographs of its own, 600
 
-The network is that of examples/train_images.py. Every batch is summed, so that where losses differ the output says whether a batch
-does, or the arithmetic alone. Exit status: 0; 1 where losses differ; 2 for an error; 130 after Ctrl-C.
+The network is that of examples/train_images.py. Every batch is summed, so that where losses differ
+the output says whether a batch does, or the arithmetic alone. Exit status: 0; 1 where losses
+differ; 2 for an error; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads leave their cores to the workers instead of spinning
+# torch's threads leave their cores to the workers instead of spinning
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
 
 import torch
@@ -32,7 +36,15 @@ from report_modes import Epoch as Sums
 from torch import nn
 from train_images import Network
 
-from headrace import ConfigError, HeadraceError, ImageDataset, Loader, LoadingMode, create_dataloader, seed_everything
+from headrace import (
+    ConfigError,
+    HeadraceError,
+    ImageDataset,
+    Loader,
+    LoadingMode,
+    create_dataloader,
+    seed_everything,
+)
 
 
 @dataclass
@@ -76,9 +88,20 @@ class Learner:
 def run_mode(given: argparse.Namespace, mode: str) -> Run:
     """Loads, and unless --no-train trains, for all epochs in one mode."""
     start = time.perf_counter()
-    dataset = ImageDataset(given.path, image_size=given.image_size, loading_mode=LoadingMode(mode), normalize=given.train, seed=given.seed)
+    dataset = ImageDataset(
+        given.path,
+        image_size=given.image_size,
+        loading_mode=LoadingMode(mode),
+        normalize=given.train,
+        seed=given.seed,
+    )
     loader = create_dataloader(
-        dataset, batch_size=given.batch_size, num_workers=given.workers, seed=given.seed, device=given.device, shuffle=True
+        dataset,
+        batch_size=given.batch_size,
+        num_workers=given.workers,
+        seed=given.seed,
+        device=given.device,
+        shuffle=True,
     )
     run = Run(mode, time.perf_counter() - start)
     with dataset, loader:
@@ -92,7 +115,9 @@ def run_mode(given: argparse.Namespace, mode: str) -> Run:
 
 def _classes(dataset: ImageDataset) -> int:
     if dataset.targets is None:
-        raise ConfigError("these images have no classes to learn: use class folders, or pass --no-train")
+        raise ConfigError(
+            "these images have no classes to learn: use class folders, or pass --no-train"
+        )
     return len(dataset.classes) or int(max(dataset.targets)) + 1
 
 
@@ -103,35 +128,61 @@ def _run_epoch(loader: Loader, learner: Learner | None) -> Epoch:
             sums.images += len(images)
         else:
             learner.step(images, targets, sums)
-            sums.checksums.append(checksum(images, targets))  # after the step, to see what was written into the batch meanwhile
+            # after the step, to see what was written into the batch meanwhile
+            sums.checksums.append(checksum(images, targets))
     sums.seconds = time.perf_counter() - start  # until the loader has ended its epoch
     after = loader.get_stats()
-    sums.waited, sums.hits, sums.misses = (after.get(name, 0) - before.get(name, 0) for name in ("wait_time", "cache_hits", "cache_misses"))
+    sums.waited, sums.hits, sums.misses = (
+        after.get(name, 0) - before.get(name, 0)
+        for name in ("wait_time", "cache_hits", "cache_misses")
+    )
     return sums
 
 
 def checksum(images: torch.Tensor, targets: torch.Tensor) -> int:
-    """The bits of float32 images, taken for int64 and summed, and their int64 targets: changes with any single value."""
+    """The bits of float32 images, taken for int64 and summed, and their int64 targets: changes
+    with any single value.
+    """
     values = images.flatten()
-    pairs, rest = values[: len(values) // 2 * 2].view(torch.int64).sum(), values[len(values) // 2 * 2 :].view(torch.int32).sum()
+    pairs, rest = (
+        values[: len(values) // 2 * 2].view(torch.int64).sum(),
+        values[len(values) // 2 * 2 :].view(torch.int32).sum(),
+    )
     positions = torch.arange(1, len(targets) + 1, device=targets.device)
     return int(pairs + rest + (targets * positions).sum())
 
 
 def table(runs: Sequence[Run], train: bool) -> str:
     """A line a mode, and one that says what the columns are."""
-    head = ["mode", "start-up", *(f"epoch {i}" for i in range(1, len(runs[0].epochs) + 1)), "wait", "hits", "peak"]
+    head = [
+        "mode",
+        "start-up",
+        *(f"epoch {i}" for i in range(1, len(runs[0].epochs) + 1)),
+        "wait",
+        "hits",
+        "peak",
+    ]
     rows = [head + (["loss", "accuracy"] if train else [])]
     for run in runs:
         last = run.epochs[-1]
         row = [run.mode, f"{run.start_up:.2f} s", *(f"{epoch.speed:,.0f}" for epoch in run.epochs)]
-        row += [f"{last.waited / max(last.seconds, 1e-9):.0%}", f"{last.hits / max(1, last.hits + last.misses):.0%}"]
-        row += [f"{run.peak / 1e6:,.0f} MB"] + ([repr(last.mean_loss), f"{last.accuracy:.1%}"] if train else [])
+        row += [
+            f"{last.waited / max(last.seconds, 1e-9):.0%}",
+            f"{last.hits / max(1, last.hits + last.misses):.0%}",
+        ]
+        row += [f"{run.peak / 1e6:,.0f} MB"] + (
+            [repr(last.mean_loss), f"{last.accuracy:.1%}"] if train else []
+        )
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
     learnt = ", loss and accuracy" if train else ""
-    columns = f"epochs in img/s; wait (for batches), hits (in memory){learnt} are the last epoch's; peak: this process and its workers"
+    columns = (
+        f"epochs in img/s; wait (for batches), hits (in memory){learnt} are the last epoch's; "
+        "peak: this process and its workers"
+    )
     return "\n".join([*lines, "", columns])
 
 
@@ -150,7 +201,10 @@ def _difference(first: Run, other: Run) -> str:
             if mine != theirs:
                 return f"batch {batch} of epoch {epoch} differs, please report it"
         if one.mean_loss != two.mean_loss:
-            return f"the losses of epoch {epoch} differ, and its batches are equal: torch calculated in another way"
+            return (
+                f"the losses of epoch {epoch} differ, and its batches are equal: torch calculated "
+                "in another way"
+            )
     return "equal"
 
 
@@ -159,23 +213,56 @@ def as_json(runs: Sequence[Run], given: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for run in runs:
         last = run.epochs[-1]
-        row: dict[str, Any] = {"mode": run.mode, "start_up_s": run.start_up, "img_per_s": [epoch.speed for epoch in run.epochs]}
-        row |= {"wait": last.waited / max(last.seconds, 1e-9), "hits": last.hits / max(1, last.hits + last.misses), "peak_bytes": run.peak}
-        rows.append(row | ({"loss": last.mean_loss, "accuracy": last.accuracy} if given.train else {}))
-    threads = {"threads": torch.get_num_threads(), "capability": torch.backends.cpu.get_cpu_capability()}
-    return {"modes": rows, "differences": differences(runs), "train": given.train, **threads, "machine": machine(())}
+        row: dict[str, Any] = {
+            "mode": run.mode,
+            "start_up_s": run.start_up,
+            "img_per_s": [epoch.speed for epoch in run.epochs],
+        }
+        row |= {
+            "wait": last.waited / max(last.seconds, 1e-9),
+            "hits": last.hits / max(1, last.hits + last.misses),
+            "peak_bytes": run.peak,
+        }
+        rows.append(
+            row | ({"loss": last.mean_loss, "accuracy": last.accuracy} if given.train else {})
+        )
+    threads = {
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    return {
+        "modes": rows,
+        "differences": differences(runs),
+        "train": given.train,
+        **threads,
+        "machine": machine(()),
+    }
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", nargs="?", help="folder of class folders, or a packed .h5 file; without: makes photographs")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="one after the other, with the same seeds")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "path",
+        nargs="?",
+        help="folder of class folders, or a packed .h5 file; without: makes photographs",
+    )
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        choices=MODES,
+        default=MODES,
+        help="one after the other, with the same seeds",
+    )
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--workers", type=int, help="worker processes; without: chosen by headrace")
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--no-train", dest="train", action="store_false", help="load only, as uint8")
+    parser.add_argument(
+        "--no-train", dest="train", action="store_false", help="load only, as uint8"
+    )
     parser.add_argument("--images", type=int, default=600, help="how many photographs to make")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true")
@@ -202,8 +289,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(table(runs, given.train))
         if given.train:  # on a CPU losses are rounded in another order by another number of threads
-            threads = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-            print(f"torch {torch.__version__} on {given.device}, {threads}\nlosses equal in all modes: {'no' if differing else 'yes'}")
+            threads = (
+                f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+            )
+            print(
+                f"torch {torch.__version__} on {given.device}, {threads}\nlosses equal in all "
+                f"modes: {'no' if differing else 'yes'}"
+            )
         print("".join(f"  {line}\n" for line in differing), end="")
     return 1 if differing else 0
 

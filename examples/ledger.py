@@ -1,8 +1,10 @@
 """Which samples were trained on, over all lives of a job, and which of their steps count?
 
-A life is what happens between a start and an end, be it wanted or not. Each rank of each life writes a file: a line that says where the
-life began, and a line for each step. Of a life that was followed by another one, the steps before the other one's beginning count: the
-checkpoint holds what they taught. Those after it are done again by the next life, and what the first one learnt from them is gone.
+A life is what happens between a start and an end, be it wanted or not. Each rank of each life
+writes a file: a line that says where the life began, and a line for each step. Of a life that was
+followed by another one, the steps before the other one's beginning count: the checkpoint holds what
+they taught. Those after it are done again by the next life, and what the first one learnt from them
+is gone.
 """
 
 from __future__ import annotations
@@ -27,16 +29,43 @@ class Ledger:
         begin: epoch and step of the first batch.
     """
 
-    def __init__(self, folder: Path, life: int, rank: int, world_size: int, samples: int, begin: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        life: int,
+        rank: int,
+        world_size: int,
+        samples: int,
+        begin: tuple[int, int],
+    ) -> None:
         self._file = (folder / f"life-{life}-rank-{rank}.jsonl").open("w", encoding="utf-8")
-        self._write({"life": life, "rank": rank, "world_size": world_size, "samples": samples, "epoch": begin[0], "step": begin[1]})
+        self._write(
+            {
+                "life": life,
+                "rank": rank,
+                "world_size": world_size,
+                "samples": samples,
+                "epoch": begin[0],
+                "step": begin[1],
+            }
+        )
 
-    def write(self, epoch: int, step: int, indices: Sequence[int], padding: Sequence[int] = (), durable: bool = False) -> None:
+    def write(
+        self,
+        epoch: int,
+        step: int,
+        indices: Sequence[int],
+        padding: Sequence[int] = (),
+        durable: bool = False,
+    ) -> None:
         """Notes the samples of a step, and apart from them those that only fill it up.
 
-        The line is the system's when this returns, so it outlives the process; a `durable` one, and all before it, outlive the machine.
+        The line is the system's when this returns, so it outlives the process; a `durable` one, and
+        all before it, outlive the machine.
         """
-        self._write({"epoch": epoch, "step": step, "indices": list(indices), "padding": list(padding)})
+        self._write(
+            {"epoch": epoch, "step": step, "indices": list(indices), "padding": list(padding)}
+        )
         if durable:
             os.fsync(self._file.fileno())
 
@@ -49,7 +78,9 @@ class Ledger:
 
 
 def forget(folder: Path, life: int) -> None:
-    """Removes what a life left, and later ones: they died before their first checkpoint, or belong to another job."""
+    """Removes what a life left, and later ones: they died before their first checkpoint, or
+    belong to another job.
+    """
     for path in folder.glob("life-*-rank-*.jsonl"):
         if int(path.name.split("-")[1]) >= life:
             path.unlink(missing_ok=True)
@@ -78,20 +109,34 @@ def read_lives(folder: Path) -> list[Life]:
     lives: dict[int, Life] = {}
     for path in sorted(folder.glob("life-*-rank-*.jsonl")):
         text = path.read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # the last one may be half written
+        # the last one may be half written
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         if not lines:
             continue
         head, rest = lines[0], lines[1:]
         begin = head["epoch"], head["step"]
-        life = lives.setdefault(head["life"], Life(head["life"], head["world_size"], head["samples"], begin, {}))
+        life = lives.setdefault(
+            head["life"], Life(head["life"], head["world_size"], head["samples"], begin, {})
+        )
         heads.setdefault(head["life"], []).append(head)
         for line in rest:
             life.steps.setdefault((line["epoch"], line["step"]), []).append(line)
     for number, life in lives.items():
         ranks = {head["rank"] for head in heads[number]}
         if missing := set(range(life.world_size)) - ranks:
-            raise ValueError(f"{folder}: life {number} had {life.world_size} ranks, and the files of {sorted(missing)} are not here")
-        if len({(head["epoch"], head["step"], head["world_size"], head["samples"]) for head in heads[number]}) > 1:
+            raise ValueError(
+                f"{folder}: life {number} had {life.world_size} ranks, and the files of "
+                f"{sorted(missing)} are not here"
+            )
+        if (
+            len(
+                {
+                    (head["epoch"], head["step"], head["world_size"], head["samples"])
+                    for head in heads[number]
+                }
+            )
+            > 1
+        ):
             raise ValueError(f"{folder}: the ranks of life {number} did not begin together")
     if len({life.samples for life in lives.values()}) > 1:
         raise ValueError(f"{folder}: the lives are of different datasets")
@@ -128,7 +173,9 @@ def balance(lives: Sequence[Life]) -> list[Balance]:
     for epoch in sorted(seen):
         counts, samples = seen[epoch], lives[0].samples
         twice = sum(count - 1 for count in counts.values())
-        found.append(Balance(epoch, steps[epoch], samples, samples - len(counts), twice, padding[epoch]))
+        found.append(
+            Balance(epoch, steps[epoch], samples, samples - len(counts), twice, padding[epoch])
+        )
     return found
 
 
@@ -138,16 +185,26 @@ def report(lives: Sequence[Life]) -> list[str]:
     for life, follower in zip(lives, [*lives[1:], None], strict=True):
         last = max(life.steps, default=life.begin)
         ranks = f"{life.world_size} rank{'s' if life.world_size > 1 else ''}"
-        said.append(f"life {life.number}: {ranks}, {len(life.steps)} steps, from epoch {life.begin[0]} step {life.begin[1]} "
-                    f"to epoch {last[0]} step {last[1]}")  # fmt: skip
+        said.append(
+            f"life {life.number}: {ranks}, {len(life.steps)} steps, from epoch {life.begin[0]} "
+            f"step {life.begin[1]} "
+            f"to epoch {last[0]} step {last[1]}"
+        )
         if follower is not None:
             redone = sum(at >= follower.begin for at in life.steps)
             where = f"epoch {follower.begin[0]} step {follower.begin[1]}"
-            said.append(f"  its last checkpoint was taken before {where}: its {len(life.steps) - redone} steps before that count")
-            said.append(f"  the {redone} steps that it began after that don't: life {follower.number} did them again")
+            said.append(
+                f"  its last checkpoint was taken before {where}: its {len(life.steps) - redone} "
+                "steps before that count"
+            )
+            said.append(
+                f"  the {redone} steps that it began after that don't: life {follower.number} did "
+                "them again"
+            )
     for one in balance(lives):
         padding = f", padding {one.padding}" if one.padding else ""
         said.append(
-            f"epoch {one.epoch}: {one.steps} steps, {one.samples} samples, missing {one.missing}, duplicated {one.duplicated}{padding}"
+            f"epoch {one.epoch}: {one.steps} steps, {one.samples} samples, missing {one.missing}, "
+            f"duplicated {one.duplicated}{padding}"
         )
     return said

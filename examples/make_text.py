@@ -1,4 +1,5 @@
-"""Makes a text in which words follow one another by rules, so that a language model has something to learn.
+"""Makes a text in which words follow one another by rules, so that a language model has something
+to learn.
 
 python examples/make_text.py out/mill.txt
 """
@@ -20,11 +21,17 @@ PARTS = (
 
 
 def make_text(path: Path, lines: int = 10_000) -> Path:
-    """Writes `lines` sentences of about 30 characters to `path`, unless it is there, the same at every call; gives `path`."""
+    """Writes `lines` sentences of about 30 characters to `path`, unless it is there, the same at
+    every call; gives `path`.
+    """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        picks = torch.randint(4, (lines, len(PARTS)), generator=torch.Generator().manual_seed(0)).tolist()
-        sentences = [" ".join(words[pick] for words, pick in zip(PARTS, row, strict=True)) for row in picks]
+        picks = torch.randint(
+            4, (lines, len(PARTS)), generator=torch.Generator().manual_seed(0)
+        ).tolist()
+        sentences = [
+            " ".join(words[pick] for words, pick in zip(PARTS, row, strict=True)) for row in picks
+        ]
         unfinished = path.with_name(f"{path.name}.unfinished")
         unfinished.write_text("\n".join(sentences) + "\n", encoding="utf-8")
         unfinished.replace(path)

@@ -1,9 +1,12 @@
-"""Reads a binary format that headrace does not know: a Source, which finds the records, and `decode`, which makes a sample of one.
+"""Reads a binary format that headrace does not know: a Source, which finds the records, and
+`decode`, which makes a sample of one.
 
 python examples/own_format.py                       # a file of its own
-python examples/own_format.py signals.bin           # 4 bytes of a label (int32), then 256 float32, again and again
+# 4 bytes of a label (int32), then 256 float32, again and again
+python examples/own_format.py signals.bin
 
-All loading modes, orders, workers, the memory budget, resumption and packing come with these two classes. docs/own_format.md says more.
+All loading modes, orders, workers, the memory budget, resumption and packing come with these two
+classes. docs/own_format.md says more.
 """
 
 from __future__ import annotations
@@ -30,9 +33,13 @@ class SignalSource(Source):
     def __init__(self, path: Path) -> None:
         self.path, size = path, path.stat().st_size
         if size % RECORD:
-            raise ValueError(f"{path}: {size:,} bytes are no whole number of records of {RECORD:,}; the file is cut short")
+            raise ValueError(
+                f"{path}: {size:,} bytes are no whole number of records of {RECORD:,}; the file "
+                "is cut short"
+            )
         self.count = size // RECORD
-        self.file = WorkerHandle(functools.partial(os.open, path, os.O_RDONLY), os.close)  # opened in each process
+        # opened in each process
+        self.file = WorkerHandle(functools.partial(os.open, path, os.O_RDONLY), os.close)
 
     def __len__(self) -> int:
         return self.count
@@ -70,19 +77,24 @@ def make_signals(path: Path, count: int = 500) -> Path:
 
 def epoch_of(dataset: Any, workers: int | None) -> torch.Tensor:
     """All signals of a shuffled epoch, [n, 256]."""
-    with create_dataloader(dataset, batch_size=32, seed=7, shuffle=True, num_workers=workers) as loader:
+    with create_dataloader(
+        dataset, batch_size=32, seed=7, shuffle=True, num_workers=workers
+    ) as loader:
         return torch.cat([signals.clone() for signals, _ in loader])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", nargs="?", type=Path, help="without: a file is made, in ./out")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     path = given.path or make_signals(Path("out") / "signals.bin")
     lazy = epoch_of(SignalDataset(path), given.workers)
     print(
-        f"{path}: {len(lazy):,} signals; labels of the first five {[label for _, label in map(SignalDataset(path).__getitem__, range(5))]}"
+        f"{path}: {len(lazy):,} signals; labels of the first five "
+        f"{[label for _, label in map(SignalDataset(path).__getitem__, range(5))]}"
     )
     for mode in ("eager", "cached", "streaming"):
         same = torch.equal(lazy, epoch_of(SignalDataset(path, loading_mode=mode), given.workers))

@@ -1,9 +1,12 @@
-"""Packs photographs in parts on a Dask cluster of this machine, loses a worker in the middle, and verifies the pack.
+"""Packs photographs in parts on a Dask cluster of this machine, loses a worker in the middle, and
+verifies the pack.
 
 python examples/pack_dask.py photos/train packed       # without: photographs are made, in ./out
-python examples/pack_dask.py photos/train s3://bucket/packed --scheduler tcp://node:8786     # on a cluster that runs; nobody is killed
+# on a cluster that runs; nobody is killed
+python examples/pack_dask.py photos/train s3://bucket/packed --scheduler tcp://node:8786
 
-Needs `pip install "headrace[dask]"`. A task that runs twice changes nothing, so Dask may repeat those of a worker that died.
+Needs `pip install "headrace[dask]"`. A task that runs twice changes nothing, so Dask may repeat
+those of a worker that died.
 """
 
 from __future__ import annotations
@@ -38,8 +41,12 @@ def client_of(given: argparse.Namespace) -> Iterator[Client]:
         with Client(given.scheduler) as client:
             yield client
         return
-    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}  # of a killed worker Dask says much
-    with LocalCluster(n_workers=2, threads_per_worker=1, **quiet) as cluster, Client(cluster) as client:
+    # of a killed worker Dask says much
+    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, **quiet) as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 
@@ -58,21 +65,41 @@ def run(given: argparse.Namespace) -> None:
         if given.kill and not given.scheduler:
             threading.Thread(target=kill_one, args=(client, Path(given.out)), daemon=True).start()
         start = time.perf_counter()
-        packed = pack(ImageDataset(photos), given.out, shard_size=given.shard_size, executor=client.get_executor(retries=3), progress=False)
-        print(f"packed {len(ImageDataset(photos)):,} photographs in {time.perf_counter() - start:.1f} s", flush=True)
+        packed = pack(
+            ImageDataset(photos),
+            given.out,
+            shard_size=given.shard_size,
+            executor=client.get_executor(retries=3),
+            progress=False,
+        )
+        print(
+            f"packed {len(ImageDataset(photos)):,} photographs in "
+            f"{time.perf_counter() - start:.1f} s",
+            flush=True,
+        )
     print(pack_status(packed))
     verify(packed, progress=False)
-    print(f"verified: headrace.ImageDataset({str(packed)!r}) has {len(ImageDataset(packed)):,} samples")
+    print(
+        f"verified: headrace.ImageDataset({str(packed)!r}) has {len(ImageDataset(packed)):,} "
+        "samples"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("photos", nargs="?", type=Path)
     parser.add_argument("out", nargs="?", default=str(Path("out") / "packed"))
     parser.add_argument("--images", type=int, default=600, help="how many to make")
     parser.add_argument("--scheduler", help="address of a running scheduler")
     parser.add_argument("--shard-size", default="100kB")
-    parser.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True, help="kill a worker of this machine's cluster")
+    parser.add_argument(
+        "--kill",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="kill a worker of this machine's cluster",
+    )
     try:
         run(parser.parse_args())
     except HeadraceError as error:

@@ -1,4 +1,6 @@
-"""Reports a training in all loading modes: a table, whether the losses are equal, and a plot of the speeds."""
+"""Reports a training in all loading modes: a table, whether the losses are equal, and a plot of
+the speeds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from typing import Any
 import torch
 
 MODES = ("lazy", "eager", "cached", "streaming")
-LOOKS = {"lazy": ("#0072b2", "o", "-"), "eager": ("#d55e00", "s", "-"), "cached": ("#009e73", "^", "-"), "streaming": ("#aa4499", "D", ":")}
+LOOKS = {
+    "lazy": ("#0072b2", "o", "-"),
+    "eager": ("#d55e00", "s", "-"),
+    "cached": ("#009e73", "^", "-"),
+    "streaming": ("#aa4499", "D", ":"),
+}
 LOG_FROM = 8.0  # times the slowest: from there on, a linear axis would hide what is slow
 
 
@@ -28,7 +35,9 @@ class Epoch:
         self._counted = time.perf_counter()
 
     def add(self, loss: torch.Tensor, scores: torch.Tensor, targets: torch.Tensor) -> None:
-        """Counts a batch: its mean loss, scores [batch, classes] and targets [batch], and the time since the one before."""
+        """Counts a batch: its mean loss, scores [batch, classes] and targets [batch], and the
+        time since the one before.
+        """
         self.images += len(targets)
         self.loss += loss.item() * len(targets)
         self.right += int((scores.argmax(1) == targets).sum())
@@ -55,7 +64,9 @@ class Epoch:
         return self.right / max(1, self.images)
 
     def __str__(self) -> str:
-        return f"{self.speed:>8,.0f} img/s   loss {self.mean_loss!r:<20} accuracy {self.accuracy:6.1%}"
+        return (
+            f"{self.speed:>8,.0f} img/s   loss {self.mean_loss!r:<20} accuracy {self.accuracy:6.1%}"
+        )
 
 
 def report_modes(runs: Mapping[str, Sequence[Epoch]], path: Path = Path("out/training.png")) -> int:
@@ -69,11 +80,21 @@ def report_modes(runs: Mapping[str, Sequence[Epoch]], path: Path = Path("out/tra
         0; 1 where two modes differ in a loss.
     """
     first = next(iter(runs.values()))
-    print(f"\n{table(runs)}\n\nepochs in img/s, the first one with the start-up; loss and accuracy are the last epoch's")
-    equal = all([epoch.mean_loss for epoch in epochs] == [epoch.mean_loss for epoch in first] for epochs in runs.values())
+    print(
+        f"\n{table(runs)}\n\nepochs in img/s, the first one with the start-up; loss and accuracy "
+        "are the last epoch's"
+    )
+    equal = all(
+        [epoch.mean_loss for epoch in epochs] == [epoch.mean_loss for epoch in first]
+        for epochs in runs.values()
+    )
     print(f"losses equal in all modes: {'yes' if equal else 'no'}")
     try:
-        draw_speeds({mode: [epoch.speed for epoch in epochs] for mode, epochs in runs.items()}, first[-1].images, path)
+        draw_speeds(
+            {mode: [epoch.speed for epoch in epochs] for mode, epochs in runs.items()},
+            first[-1].images,
+            path,
+        )
         print(f"plot: {path}")
     except ImportError:
         print('no plot: matplotlib is missing, pip install "headrace[plot]"')
@@ -82,11 +103,27 @@ def report_modes(runs: Mapping[str, Sequence[Epoch]], path: Path = Path("out/tra
 
 def table(runs: Mapping[str, Sequence[Epoch]]) -> str:
     """A line a mode, under one with the names of the columns."""
-    rows = [["mode", *(f"epoch {number + 1}" for number in range(len(next(iter(runs.values()))))), "loss", "accuracy"]]
+    rows = [
+        [
+            "mode",
+            *(f"epoch {number + 1}" for number in range(len(next(iter(runs.values()))))),
+            "loss",
+            "accuracy",
+        ]
+    ]
     for mode, epochs in runs.items():
-        rows.append([mode, *(f"{epoch.speed:,.0f}" for epoch in epochs), repr(epochs[-1].mean_loss), f"{epochs[-1].accuracy:.1%}"])
+        rows.append(
+            [
+                mode,
+                *(f"{epoch.speed:,.0f}" for epoch in epochs),
+                repr(epochs[-1].mean_loss),
+                f"{epochs[-1].accuracy:.1%}",
+            ]
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    )
 
 
 def draw_speeds(speeds: Mapping[str, Sequence[float]], images: int, path: Path) -> None:
@@ -102,17 +139,40 @@ def draw_speeds(speeds: Mapping[str, Sequence[float]], images: int, path: Path) 
 
     figure = Figure(figsize=(9, 4.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for mode in sorted(speeds, key=lambda mode: -speeds[mode][-1]):  # the legend in the order in which the lines end
+    # the legend in the order in which the lines end
+    for mode in sorted(speeds, key=lambda mode: -speeds[mode][-1]):
         colour, marker, line = LOOKS[mode]
         label = f"{mode}\n{speeds[mode][-1]:,.0f} img/s at the end"
         epochs = range(1, len(speeds[mode]) + 1)
-        axes.plot(epochs, speeds[mode], color=colour, marker=marker, linestyle=line, markersize=7, linewidth=2, label=label)
+        axes.plot(
+            epochs,
+            speeds[mode],
+            color=colour,
+            marker=marker,
+            linestyle=line,
+            markersize=7,
+            linewidth=2,
+            label=label,
+        )
     _scale(axes, [speed for of_mode in speeds.values() for speed in of_mode])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(0.8, max(map(len, speeds.values())) + 0.2)
     axes.set_xlabel("epoch")
-    axes.set_title("Training: speed by epoch and loading mode", loc="left", fontsize=13, fontweight="bold", pad=22)
-    axes.annotate(f"{images:,} images an epoch", (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", color="#555555")
+    axes.set_title(
+        "Training: speed by epoch and loading mode",
+        loc="left",
+        fontsize=13,
+        fontweight="bold",
+        pad=22,
+    )
+    axes.annotate(
+        f"{images:,} images an epoch",
+        (0, 1),
+        (0, 8),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color="#555555",
+    )
     axes.grid(axis="y", color="#dddddd")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

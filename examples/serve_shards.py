@@ -1,4 +1,6 @@
-"""Makes tar shards of photographs, and serves a folder by HTTP with byte ranges: for stream_shards.py, where no server is at hand."""
+"""Makes tar shards of photographs, and serves a folder by HTTP with byte ranges: for
+stream_shards.py, where no server is at hand.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SENT = Counter[str]()
 
 
 class RangeHandler(SimpleHTTPRequestHandler):
-    """Serves byte ranges, which Python's own handler does not and real servers do; counts what it sends."""
+    """Serves byte ranges, which Python's own handler does not and real servers do; counts what
+    it sends.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -32,7 +36,9 @@ class RangeHandler(SimpleHTTPRequestHandler):
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         part = content[int(first) : int(last or len(content)) + 1]
         self.send_response(206 if "Range" in self.headers else 200)
-        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}")
+        self.send_header(
+            "Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+        )
         self.send_header("Content-Length", str(len(part)))
         self.end_headers()
         self.wfile.write(part)
@@ -60,7 +66,9 @@ def make_shards(folder: Path, images: int, shards: int = 4) -> Path:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The URL of the shards in a folder, from a server in a thread of this process."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(RangeHandler, directory=str(folder))) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(RangeHandler, directory=str(folder))
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}/train-{{0000..0003}}.tar"

@@ -1,7 +1,9 @@
-"""Streams tar shards from an HTTP server, stops in the middle of an epoch, and goes on: each sample comes exactly once.
+"""Streams tar shards from an HTTP server, stops in the middle of an epoch, and goes on: each sample
+comes exactly once.
 
-python examples/stream_shards.py                                             # shards of its own, behind a server on this machine
-python examples/stream_shards.py "https://server/train-{0000..0127}.tar"     # shards with "jpg" and "cls", all images of one size
+python examples/stream_shards.py  # shards of its own, behind a server on this machine
+# shards with "jpg" and "cls", all images of one size
+python examples/stream_shards.py "https://server/train-{0000..0127}.tar"
 
 Needs `pip install "headrace[http]"`.
 """
@@ -28,10 +30,13 @@ def stream(url: str, given: argparse.Namespace) -> None:
     seen = Counter[str]()
     with make_loader() as loader:
         print(f"{url}: {len(loader.dataset):,} samples, {len(loader)} batches")
-        for number, batch in enumerate(loader, 1):  # {"jpg": uint8 [16, 3, H, W], "cls": int64 [16], "__key__": [...], ...}
+        # {"jpg": uint8 [16, 3, H, W], "cls": int64 [16], "__key__": [...], ...}
+        for number, batch in enumerate(loader, 1):
             seen.update(batch["__key__"])
             if number == 1:
-                print(f"first batch: jpg {tuple(batch['jpg'].shape)}, cls {batch['cls'][:8].tolist()}")
+                print(
+                    f"first batch: jpg {tuple(batch['jpg'].shape)}, cls {batch['cls'][:8].tolist()}"
+                )
             if number == len(loader) // 2:
                 break
         state = loader.state_dict()
@@ -40,18 +45,29 @@ def stream(url: str, given: argparse.Namespace) -> None:
         for batch in loader:
             seen.update(batch["__key__"])
         once = len(seen) == len(loader.dataset) and set(seen.values()) == {1}
-        print(f"stopped after batch {state['batches']}, went on: {len(seen):,} samples, each exactly once: {'yes' if once else 'NO'}")
+        print(
+            f"stopped after batch {state['batches']}, went on: {len(seen):,} samples, each "
+            f"exactly once: {'yes' if once else 'NO'}"
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", nargs="?", help="without: shards are made in --out, and served from there")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "url", nargs="?", help="without: shards are made in --out, and served from there"
+    )
     parser.add_argument("--images", type=int, default=600)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--out", type=Path, default=Path("out") / "stream")
     given = parser.parse_args()
     try:
-        with contextlib.nullcontext(given.url) if given.url else served(make_shards(given.out, given.images)) as url:
+        with (
+            contextlib.nullcontext(given.url)
+            if given.url
+            else served(make_shards(given.out, given.images)) as url
+        ):
             stream(url, given)
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -18,11 +18,16 @@ from torch import nn
 from headrace import HeadraceError, TextDataset, create_dataloader, seed_everything
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
-TEMPLATE = "{% for one in messages %}<{{ one.role }}>{{ one.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for one in messages %}<{{ one.role }}>{{ one.content }}\n{% endfor %}{% if "
+    "add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 class Tokenizer:
-    """Each character is a token. In its place goes `transformers.AutoTokenizer.from_pretrained(...)` of a chat model."""
+    """Each character is a token. In its place goes
+    `transformers.AutoTokenizer.from_pretrained(...)` of a chat model.
+    """
 
     chat_template, render = TEMPLATE, jinja2.Template(TEMPLATE).render
     is_fast, all_special_ids, pad_token_id, fingerprint = True, (), 0, "characters"
@@ -31,7 +36,10 @@ class Tokenizer:
         return self.render(messages=messages, **options)
 
     def __call__(self, text: str, **_: Any) -> dict[str, Any]:
-        return {"input_ids": [min(ord(letter), 127) for letter in text], "offset_mapping": [(at, at + 1) for at in range(len(text))]}
+        return {
+            "input_ids": [min(ord(letter), 127) for letter in text],
+            "offset_mapping": [(at, at + 1) for at in range(len(text))],
+        }
 
 
 def make_chats(path: Path) -> Path:
@@ -39,34 +47,75 @@ def make_chats(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(600):
-            pairs = [(random.randrange(5), random.randrange(5)) for _ in range(random.randint(1, 3))]
-            turns = [(("user", f"{one} + {other}?"), ("assistant", WORDS[one + other])) for one, other in pairs]
-            file.write(json.dumps({"messages": [{"role": role, "content": text} for turn in turns for role, text in turn]}) + "\n")
+            pairs = [
+                (random.randrange(5), random.randrange(5)) for _ in range(random.randint(1, 3))
+            ]
+            turns = [
+                (("user", f"{one} + {other}?"), ("assistant", WORDS[one + other]))
+                for one, other in pairs
+            ]
+            file.write(
+                json.dumps(
+                    {
+                        "messages": [
+                            {"role": role, "content": text} for turn in turns for role, text in turn
+                        ]
+                    }
+                )
+                + "\n"
+            )
     return path
 
 
 def train(given: argparse.Namespace) -> None:
     seed_everything(7)
-    chats = TextDataset(given.path or make_chats(Path("out/chats.jsonl")), tokenizer=Tokenizer(), unit="chat", loading_mode=given.mode)
-    model = nn.ModuleList([nn.Embedding(128, 32), nn.GRU(32, 64, batch_first=True), nn.Linear(64, 128)])
+    chats = TextDataset(
+        given.path or make_chats(Path("out/chats.jsonl")),
+        tokenizer=Tokenizer(),
+        unit="chat",
+        loading_mode=given.mode,
+    )
+    model = nn.ModuleList(
+        [nn.Embedding(128, 32), nn.GRU(32, 64, batch_first=True), nn.Linear(64, 128)]
+    )
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with create_dataloader(chats, batch_size=32, num_workers=given.workers, seed=7) as loader:
         for epoch in range(given.epochs):
             total, tokens, count = 0.0, 0, 0
             for batch in loader:  # input_ids, labels, attention_mask: int64 [32, longest]
-                scores, labels = model[2](model[1](model[0](batch["input_ids"]))[0]), batch["labels"][:, 1:]  # those of the next tokens
-                loss = nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=-100)
+                # those of the next tokens
+                scores, labels = (
+                    model[2](model[1](model[0](batch["input_ids"]))[0]),
+                    batch["labels"][:, 1:],
+                )
+                loss = nn.functional.cross_entropy(
+                    scores[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=-100
+                )
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
                 learned = int((labels != -100).sum())
-                total, tokens, count = total + loss.item() * learned, tokens + int(batch["attention_mask"].sum()), count + learned
-            print(f"epoch {epoch + 1}: loss {total / count:.4f} of {count:,} labels, in {tokens:,} tokens")
-    print("the last chat's labels:", repr("".join(chr(label) for label in labels[-1].tolist() if label >= 0)))
+                total, tokens, count = (
+                    total + loss.item() * learned,
+                    tokens + int(batch["attention_mask"].sum()),
+                    count + learned,
+                )
+            print(
+                f"epoch {epoch + 1}: loss {total / count:.4f} of {count:,} labels, in {tokens:,} "
+                "tokens"
+            )
+    print(
+        "the last chat's labels:",
+        repr("".join(chr(label) for label in labels[-1].tolist() if label >= 0)),
+    )
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("path", nargs="?", type=Path, help="a .jsonl with messages; without: a file is made, in ./out")
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument(
+    "path", nargs="?", type=Path, help="a .jsonl with messages; without: a file is made, in ./out"
+)
 parser.add_argument("--mode", default="lazy", help="lazy, eager, cached or streaming")
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--workers", type=int)

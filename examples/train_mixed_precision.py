@@ -1,6 +1,8 @@
-"""Trains in bfloat16 by autocast, with batches that are on the GPU before they are asked for; on the CPU where there is no GPU.
+"""Trains in bfloat16 by autocast, with batches that are on the GPU before they are asked for; on
+the CPU where there is no GPU.
 
-python examples/train_mixed_precision.py photos/train      # a folder of class folders; without: photographs are made, in ./out
+# a folder of class folders; without: photographs are made, in ./out
+python examples/train_mixed_precision.py photos/train
 """
 
 from __future__ import annotations
@@ -39,15 +41,23 @@ def train(given: argparse.Namespace) -> None:
         else "no GPU here: bfloat16 on the CPU, which shows the code, not the speed"
     )
     folder = given.folder or make_photos(Path("out") / "photos", given.images)
-    # Images stay uint8, a quarter of the bytes, until they are on the GPU: there the loader normalises them, on a stream of its own.
+    # Images stay uint8, a quarter of the bytes, until they are on the GPU: there the loader
+    # normalises them, on a stream of its own.
     augment = [RandomResizedCrop(given.size, scale=(0.5, 1)), RandomHorizontalFlip()]
     dataset = ImageDataset(folder, transform=augment, loading_mode="cached", seed=7)
     layout = torch.channels_last
     loader = create_dataloader(
-        dataset, batch_size=32, seed=7, drop_last=True, num_workers=given.workers, device=device, memory_format=layout
+        dataset,
+        batch_size=32,
+        seed=7,
+        drop_last=True,
+        num_workers=given.workers,
+        device=device,
+        memory_format=layout,
     )
     model = network(len(dataset.classes)).to(device, memory_format=layout)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)  # weights stay float32; bfloat16 needs no GradScaler
+    # weights stay float32; bfloat16 needs no GradScaler
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     print(f"device: {device} ({name})")
     for epoch in range(given.epochs):
         total = torch.zeros((), device=device)
@@ -61,14 +71,18 @@ def train(given: argparse.Namespace) -> None:
             total += loss.detach()
         stats = loader.get_stats()
         print(
-            f"epoch {epoch + 1}: loss {float(total) / len(loader):.4f}   {stats['samples_per_second']:,.0f} img/s   "
-            f"scores {scores.dtype}, weights {next(model.parameters()).dtype}, batch on {images.device}"
+            f"epoch {epoch + 1}: loss {float(total) / len(loader):.4f}   "
+            f"{stats['samples_per_second']:,.0f} img/s   "
+            f"scores {scores.dtype}, weights {next(model.parameters()).dtype}, batch on "
+            f"{images.device}"
         )
     loader.close()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--images", type=int, default=600, help="how many to make")
     parser.add_argument("--size", type=int, default=96, help="pixels of a crop")

@@ -1,9 +1,11 @@
 """One machine stands in for two nodes, one of which is lost.
 
-A node is a `torchrun` with all that it starts. Where it is allowed (Linux, root, `ip` and `unshare`), each node has a network of its own,
-and a cable between the two; else both share the loopback interface.
+A node is a `torchrun` with all that it starts. Where it is allowed (Linux, root, `ip` and
+`unshare`), each node has a network of its own, and a cable between the two; else both share the
+loopback interface.
 
-Nodes end with this process, however it ends: the kernel kills them (Linux); elsewhere only what Python can still do is done.
+Nodes end with this process, however it ends: the kernel kills them (Linux); elsewhere only what
+Python can still do is done.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ import psutil
 
 _ADDRESSES = "10.213.7.1", "10.213.7.2"
 _PORT = 29_500  # in a network of one's own it is free
-_SETUP = 'read -r go && ip link set lo up && ip addr add "$1/30" dev "$2" && ip link set "$2" up && shift 2 && exec "$@"'
+_SETUP = (
+    'read -r go && ip link set lo up && ip addr add "$1/30" dev "$2" && ip link set "$2" up && '
+    'shift 2 && exec "$@"'
+)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -35,7 +40,8 @@ def die_with_parent(parent: int | None = None) -> None:
     """Has the kernel kill this process when its parent ends (Linux).
 
     Args:
-        parent: the parent's id; None where the process does not know it (and its parent is not the system's first process).
+        parent: the parent's id; None where the process does not know it (and its parent is not the
+            system's first process).
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -46,10 +52,12 @@ def die_with_parent(parent: int | None = None) -> None:
 def end(status: int) -> NoReturn:
     """Ends this process with an exit status.
 
-    At once where its process group still stands, as after an error: an orderly end may wait for ranks that are gone, and threads of gloo
-    that still hold tensors abort it (https://github.com/pytorch/pytorch/issues/190489). The loader's workers end with their parent.
+    At once where its process group still stands, as after an error: an orderly end may wait for
+    ranks that are gone, and threads of gloo that still hold tensors abort it
+    (https://github.com/pytorch/pytorch/issues/190489). The loader's workers end with their parent.
     """
-    import torch.distributed as dist  # not at the top: `die_with_parent` is called before the long imports
+    # not at the top: `die_with_parent` is called before the long imports
+    import torch.distributed as dist
 
     if dist.is_initialized():
         sys.stdout.flush()
@@ -68,14 +76,23 @@ class Node:
         wrap: a command that goes before it.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, interface: str | None, wrap: Sequence[str] = ()) -> None:
-        said = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+    def __init__(
+        self, command: Sequence[str], log: Path, interface: str | None, wrap: Sequence[str] = ()
+    ) -> None:
+        said = (
+            {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+        )
         self.log = log
         with open(log, "wb") as out:
             self._process = subprocess.Popen(
-                [*wrap, *command], stdin=subprocess.PIPE, stdout=out, stderr=out, env={**os.environ, **said}, start_new_session=True,
+                [*wrap, *command],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **said},
+                start_new_session=True,
                 preexec_fn=functools.partial(die_with_parent, os.getpid()),
-            )  # fmt: skip
+            )
         self.pid = self._process.pid
         self._seen: set[psutil.Process] = set()
 
@@ -101,7 +118,8 @@ class Node:
         return self._process.poll()
 
     def kill(self) -> int:
-        """Sends SIGKILL to all of it, the workers of its loaders included; waits until all are gone, and says how many there were.
+        """Sends SIGKILL to all of it, the workers of its loaders included; waits until all are
+        gone, and says how many there were.
 
         (torchrun gives its children sessions of their own, so they are no process group.)
         """
@@ -126,7 +144,9 @@ class Node:
 
     def last_lines(self, number: int = 15) -> str:
         """The end of its output."""
-        return "\n".join(f"  | {line}" for line in self.log.read_text(errors="replace").splitlines()[-number:])
+        return "\n".join(
+            f"  | {line}" for line in self.log.read_text(errors="replace").splitlines()[-number:]
+        )
 
 
 def _is_gone(process: psutil.Process) -> bool:
@@ -146,7 +166,9 @@ class TwoNodes:
         is_together: both on the loopback interface, even where networks of their own are allowed.
     """
 
-    def __init__(self, command: Callable[[int, str, int], list[str]], folder: Path, is_together: bool = False) -> None:
+    def __init__(
+        self, command: Callable[[int, str, int], list[str]], folder: Path, is_together: bool = False
+    ) -> None:
         self.is_isolated = not is_together and _may_isolate()
         """Has each node a network of its own?"""
         self.nodes: list[Node] = []
@@ -155,11 +177,16 @@ class TwoNodes:
             if self.is_isolated:
                 for rank, (log, address) in enumerate(zip(logs, _ADDRESSES, strict=True)):
                     wrap = ["unshare", "--net", "sh", "-c", _SETUP, "sh", address, f"node{rank}"]
-                    self.nodes.append(Node(command(rank, _ADDRESSES[0], _PORT), log, f"node{rank}", wrap))
+                    self.nodes.append(
+                        Node(command(rank, _ADDRESSES[0], _PORT), log, f"node{rank}", wrap)
+                    )
                 self._lay_cable()
             else:
                 port = free_port()
-                self.nodes += [Node(command(rank, "127.0.0.1", port), log, loopback()) for rank, log in enumerate(logs)]
+                self.nodes += [
+                    Node(command(rank, "127.0.0.1", port), log, loopback())
+                    for rank, log in enumerate(logs)
+                ]
         except BaseException:
             self.kill()
             raise
@@ -168,11 +195,27 @@ class TwoNodes:
         here = os.stat("/proc/self/ns/net")
         first, second = (node.pid for node in self.nodes)
         deadline = time.monotonic() + 30
-        while any(os.path.samestat(here, os.stat(f"/proc/{pid}/ns/net")) for pid in (first, second)):  # not yet in their own
+        # not yet in their own
+        while any(
+            os.path.samestat(here, os.stat(f"/proc/{pid}/ns/net")) for pid in (first, second)
+        ):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"a node has no network of its own:\n{self.nodes[0].last_lines()}")
+                raise RuntimeError(
+                    f"a node has no network of its own:\n{self.nodes[0].last_lines()}"
+                )
             time.sleep(0.01)
-        ends = ["node0", "netns", str(first), "type", "veth", "peer", "name", "node1", "netns", str(second)]
+        ends = [
+            "node0",
+            "netns",
+            str(first),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "node1",
+            "netns",
+            str(second),
+        ]
         subprocess.run(["ip", "link", "add", *ends], check=True, timeout=30)
         for node in self.nodes:
             node.begin()
@@ -218,8 +261,14 @@ def free_port() -> int:
 
 def _may_isolate() -> bool:
     """May this process make networks, and cables between them?"""
-    if sys.platform != "linux" or os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
+    if (
+        sys.platform != "linux"
+        or os.geteuid() != 0
+        or not all(map(shutil.which, ("ip", "unshare", "nsenter")))
+    ):
         return False
     script = "ip link add node0 type veth peer name node1 && ip link set lo up"
-    tried = subprocess.run(["unshare", "--net", "sh", "-c", script], capture_output=True, timeout=30)
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-c", script], capture_output=True, timeout=30
+    )
     return tried.returncode == 0

@@ -1,4 +1,6 @@
-"""Fixtures that all tests share, the choice of those that run, and the check that each leaves nothing behind (law 7)."""
+"""Fixtures that all tests share, the choice of those that run, and the check that each leaves
+nothing behind (law 7).
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,17 @@ from tests.covering import covering
 from tests.data.make import make_photos
 from tests.servers.ranges import RangeServer
 
-# The same examples each time, so that a failure is the change's own; `--hypothesis-profile fuzz` looks for new ones. No deadline, since on
-# a busy machine everything takes longer.
+# The same examples each time, so that a failure is the change's own; `--hypothesis-profile fuzz`
+# looks for new ones. No deadline, since on a busy machine everything takes longer.
 settings.register_profile("headrace", deadline=None, derandomize=True)
 settings.register_profile("fuzz", deadline=None, max_examples=2000)
 settings.load_profile("headrace")
 
-# Workers started by forkserver then fork from a process that has torch loaded: tenths of a second each, instead of seconds.
+# Workers started by forkserver then fork from a process that has torch loaded: tenths of a second
+# each, instead of seconds.
 multiprocessing.set_forkserver_preload(["headrace.testing"])
 
-# --- which tests run --------------------------------------------------------------------------------------------------
+# --- which tests run ------------------------------------------------------------------------------
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,7 +73,9 @@ MOST_COMBINATIONS = 8
 
 
 def _beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The items of products that are not needed: each pair of values runs, unless a test is marked `product`."""
+    """The items of products that are not needed: each pair of values runs, unless a test is
+    marked `product`.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec") and item.get_closest_marker("product") is None:
@@ -86,9 +91,11 @@ def _beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def _is_slow(item: pytest.Item, met: Counter[str]) -> bool:
-    """True if a test is marked `slow`, or left out by `quick_every`: what is said of a case counts, else of its function, class, module.
+    """True if a test is marked `slow`, or left out by `quick_every`: what is said of a case counts,
+    else of its function, class, module.
 
-    By a case's place in its product, so that each worker of xdist says the same; `met` counts those of each test.
+    By a case's place in its product, so that each worker of xdist says the same; `met` counts those
+    of each test.
     """
     for node in reversed(item.listchain()):
         if any(mark.name == "slow" for mark in node.own_markers):
@@ -102,13 +109,14 @@ def _is_slow(item: pytest.Item, met: Counter[str]) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Takes what is imported and collected, some million objects, out of the garbage collections of the tests: 0.4 s each, of which the
-    look at what a test leaves behind needs two."""
+    """Takes what is imported and collected, some million objects, out of the garbage collections of
+    the tests: 0.4 s each, of which the look at what a test leaves behind needs two.
+    """
     gc.collect()
     gc.freeze()
 
 
-# --- what they share --------------------------------------------------------------------------------------------------
+# --- what they share ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -136,7 +144,9 @@ def make_loader() -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def loader_of(make_loader: Callable[..., Any]) -> Callable[..., Any]:
     """`make_loader` of small batches in this process."""
-    return lambda dataset, **options: make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
+    return lambda dataset, **options: make_loader(
+        dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options}
+    )
 
 
 @pytest.fixture
@@ -158,10 +168,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def deterministic_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For a script in this process that calls `seed_everything(deterministic=True)`: torch is as before afterwards."""
+    """For a script in this process that calls `seed_everything(deterministic=True)`: torch is as
+    before afterwards.
+    """
     import torch  # here, since most runs never ask
 
-    for name, value in (("OMP_WAIT_POLICY", "passive"), ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")):  # what it would set itself
+    # what it would set itself
+    for name, value in (("OMP_WAIT_POLICY", "passive"), ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")):
         monkeypatch.setenv(name, value)
     strict, cudnn = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
@@ -199,16 +212,22 @@ def memory() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def tiny_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 4 images, 16 x 12, in two class folders. Shared by all tests: read only."""
-    return make_photos(tmp_path_factory.mktemp("tiny_photos"), classes=("circle", "noise"), per_class=2, size=(16, 12))
+    return make_photos(
+        tmp_path_factory.mktemp("tiny_photos"),
+        classes=("circle", "noise"),
+        per_class=2,
+        size=(16, 12),
+    )
 
 
-# --- what each leaves behind ------------------------------------------------------------------------------------------
+# --- what each leaves behind ----------------------------------------------------------------------
 
 _GRACE = 3.0  # seconds for processes and threads on their way out
 _POLL = 0.02
 _SHM = Path("/dev/shm")
 _FDS = Path("/proc/self/fd")
-# Pools that zarr's and fsspec's event loops start once and keep for the life of the process, whoever uses them.
+# Pools that zarr's and fsspec's event loops start once and keep for the life of the process,
+# whoever uses them.
 _KEPT_THREADS = ("zarr_pool", "asyncio_")
 _failed = pytest.StashKey[bool]()
 
@@ -225,14 +244,19 @@ class _Held(NamedTuple):
         """Says in words what has come since `before`."""
         left = [f"process {_describe(process)}" for process in self.processes - before.processes]
         left += [f"thread {thread.name}" for thread in self.threads - before.threads]
-        left += [f"{_SHM / name}" for name in self.shm - before.shm if not mapped_elsewhere(_SHM / name)]
+        left += [
+            f"{_SHM / name}" for name in self.shm - before.shm if not mapped_elsewhere(_SHM / name)
+        ]
         if len(self.memfds) > len(before.memfds):  # numbers are reused: count, don't compare
-            left.append(f"{len(self.memfds) - len(before.memfds)} more memory files, now {sorted(self.memfds)}")
+            left.append(
+                f"{len(self.memfds) - len(before.memfds)} more memory files, now "
+                f"{sorted(self.memfds)}"
+            )
         return left
 
 
-# The semaphores of this process and its children have names of their own: multiprocessing's have one for a moment, which stays if their
-# process is killed just then, as those of other tests are.
+# The semaphores of this process and its children have names of their own: multiprocessing's have
+# one for a moment, which stays if their process is killed just then, as those of other tests are.
 _SEMAPHORES = f"/headrace-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = _SEMAPHORES
 
@@ -251,19 +275,27 @@ def names_in_shm() -> set[str]:
 def _held() -> _Held:
     return _Held(
         processes=living_children(),
-        threads={t for t in threading.enumerate() if not t.daemon and not t.name.startswith(_KEPT_THREADS)},
+        threads={
+            t
+            for t in threading.enumerate()
+            if not t.daemon and not t.name.startswith(_KEPT_THREADS)
+        },
         shm=names_in_shm(),
         memfds=_memfds(),
     )
 
 
 def living_children() -> set[psutil.Process]:
-    """Of this process. (`multiprocessing.active_children` never forgets one that somebody else has waited for.)"""
+    """Of this process. (`multiprocessing.active_children` never forgets one that somebody else
+    has waited for.)
+    """
     return {process for process in _descendants(psutil.Process()) if _counts(process)}
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    """Children, and theirs; where the kernel lists them in a hundredth of the time that psutil takes, which looks at all processes."""
+    """Children, and theirs; where the kernel lists them in a hundredth of the time that psutil
+    takes, which looks at all processes.
+    """
     tasks = f"/proc/{process.pid}/task"
     if not os.path.exists(f"{tasks}/{process.pid}/children"):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -273,7 +305,10 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
     for _ in range(2):  # a list leaves one out when another one exits just then
         with contextlib.suppress(OSError):  # the process has ended
             for thread in os.listdir(tasks):
-                with contextlib.suppress(OSError), open(f"{tasks}/{thread}/children", "rb", buffering=0) as listed:
+                with (
+                    contextlib.suppress(OSError),
+                    open(f"{tasks}/{thread}/children", "rb", buffering=0) as listed,
+                ):
                     pids.update(map(int, listed.read().split()))
     found: list[psutil.Process] = []
     for pid in pids:
@@ -285,7 +320,8 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 def _counts(process: psutil.Process) -> bool:
     """False for the two helpers that multiprocessing keeps, and for what has exited.
 
-    The helpers are told by their ids: a worker of the forkserver is a fork of it, and has its command line.
+    The helpers are told by their ids: a worker of the forkserver is a fork of it, and has its
+    command line.
     """
     helpers = (
         getattr(resource_tracker._resource_tracker, "_pid", None),
@@ -308,7 +344,8 @@ def _memfds() -> list[str]:
 def mapped_elsewhere(path: Path) -> bool:
     """True if a process that is none of ours has the file: /dev/shm is the whole machine's.
 
-    Told by its inode: the one who makes a semaphore maps it under another name, before it gets its own.
+    Told by its inode: the one who makes a semaphore maps it under another name, before it gets its
+    own.
     """
     try:
         inode = f" {path.stat().st_ino} ".encode()
@@ -340,7 +377,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a module whose tests leave a process, a thread, a name in shared memory or a memory file.
+    """Fails a module whose tests leave a process, a thread, a name in shared memory or a memory
+    file.
 
     Set up before the other fixtures of the module, so it looks after all of them are gone. A module
     with a failed test is not looked at: the traceback keeps its objects alive.
@@ -386,7 +424,9 @@ _WAYS.propagate = False
 
 @pytest.fixture(autouse=True)
 def _fast_ways_work(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test in which a fast way of making batches fails, unless it is marked `falls_back`."""
+    """Fails a test in which a fast way of making batches fails, unless it is marked
+    `falls_back`.
+    """
     before = _FALLBACKS.count
     yield
     if _FALLBACKS.count > before and request.node.get_closest_marker("falls_back") is None:

@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Hashable, Sequence
 
 
-def covering(combinations: Sequence[tuple[Hashable, ...]], strength: int = 2) -> list[tuple[Hashable, ...]]:
+def covering(
+    combinations: Sequence[tuple[Hashable, ...]], strength: int = 2
+) -> list[tuple[Hashable, ...]]:
     """Those of the combinations that hold each set of `strength` values that any of them holds.
 
     Greedy, the most fruitful first; the same result each time.

@@ -2,8 +2,9 @@
 
     python -m tests.docs_cli --write
 
-A block of the page that begins with ``$ headrace`` is run in a folder with the data of `make_data`, with plain text and 100 columns; all
-that it prints follows. Of commands that measure this machine (`VOLATILE`) the numbers differ from run to run: only that they run is tested.
+A block of the page that begins with ``$ headrace`` is run in a folder with the data of `make_data`,
+with plain text and 100 columns; all that it prints follows. Of commands that measure this machine
+(`VOLATILE`) the numbers differ from run to run: only that they run is tested.
 """
 
 from __future__ import annotations
@@ -36,24 +37,38 @@ def make_data(folder: Path) -> None:
     random = np.random.default_rng(0)
     with h5py.File(folder / "train.h5", "w") as file:
         data = random.integers(0, 30, (24_000, 64, 64), np.uint8)
-        file.create_dataset("images", data=data, chunks=(1000, 64, 64), compression="gzip", compression_opts=1)
+        file.create_dataset(
+            "images", data=data, chunks=(1000, 64, 64), compression="gzip", compression_opts=1
+        )
         file["labels"] = np.arange(24_000) % 3
         file["meta/names"] = [f"image {number}" for number in range(100)]
     volume = zarr.create_array(
-        folder / "volume.zarr", shape=(96, 128, 128), chunks=(64, 64, 64), dtype="u2", dimension_names=("z", "y", "x")
+        folder / "volume.zarr",
+        shape=(96, 128, 128),
+        chunks=(64, 64, 64),
+        dtype="u2",
+        dimension_names=("z", "y", "x"),
     )
     volume[:] = random.integers(0, 30, (96, 128, 128))
     (folder / "books").mkdir()
-    for number, text in enumerate(("The mill stands.", "The wheel turns in the stream.", "Water runs down the headrace.")):
+    for number, text in enumerate(
+        ("The mill stands.", "The wheel turns in the stream.", "Water runs down the headrace.")
+    ):
         (folder / "books" / f"{number}.txt").write_text(text)
 
 
 def output_of(command: str) -> str:
     """What a command prints, its errors among it."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), contextlib.suppress(SystemExit):
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        contextlib.suppress(SystemExit),
+    ):
         main(shlex.split(command)[1:])
-    shown = printed.getvalue().replace(f"{os.getcwd()}/", "/home/me/").replace(os.getcwd(), "/home/me")
+    shown = (
+        printed.getvalue().replace(f"{os.getcwd()}/", "/home/me/").replace(os.getcwd(), "/home/me")
+    )
     return re.sub(r"[\d.]+ s \([\d.]+ MB/s\)", "0.1 s (60.0 MB/s)", shown)
 
 
@@ -79,5 +94,9 @@ if __name__ == "__main__":
         if "--write" in sys.argv:
             write()
         else:
-            wrong = [command for command, shown, printed in pages() if shown != printed and command.split()[1] not in VOLATILE]
+            wrong = [
+                command
+                for command, shown, printed in pages()
+                if shown != printed and command.split()[1] not in VOLATILE
+            ]
             print("\n".join(wrong) or "all outputs are those of the page")

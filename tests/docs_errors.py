@@ -60,7 +60,8 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "The batch size as second argument",
             "create_dataloader(dataset, 64)",
-            "The second argument is a `DataLoaderConfig`; torch's `DataLoader` has the batch size there.",
+            "The second argument is a `DataLoaderConfig`; torch's `DataLoader` has the batch size "
+            "there.",
             "Pass options by name.",
         ),
         Misuse(
@@ -85,7 +86,8 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "A word of other libraries",
             "create_dataloader(dataset, is_training=True)",
             "Older guides and other libraries have that word ([names](names.md) lists them).",
-            "`DataLoaderConfig.train()` shuffles and drops the incomplete batch, `.eval()` does neither.",
+            "`DataLoaderConfig.train()` shuffles and drops the incomplete batch, `.eval()` does "
+            "neither.",
         ),
         Misuse(
             "An option of the dataset, given to the loader",
@@ -146,7 +148,8 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "A path that is not there",
             'ImageDataset("phots")',
-            "Nothing has that name. A relative path starts at the working folder, which the message names.",
+            "Nothing has that name. A relative path starts at the working folder, which the "
+            "message names.",
             "Correct the path, or make it absolute.",
         ),
         Misuse(
@@ -203,7 +206,8 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "Targets without names, for a folder",
             'ImageDataset("photos", targets=[0, 1, 0, 1])',
             "Files come in sorted order, which may differ from that of a table.",
-            "Pass a dict by file name (a column of pandas with names as its index does, too), or the list of the files' paths.",
+            "Pass a dict by file name (a column of pandas with names as its index does, too), or "
+            "the list of the files' paths.",
         ),
         Misuse(
             "A file without a target",
@@ -226,13 +230,15 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "A transform's class instead of a transform",
             'ImageDataset("photos", transform=RandomHorizontalFlip)',
-            "The parentheses are missing: called with an image, the class would make a transform of it.",
+            "The parentheses are missing: called with an image, the class would make a transform "
+            "of it.",
             "Make the transform, and pass it.",
         ),
         Misuse(
             "The wrong argument in second place",
             'ImageDataset("photos", "train")',
-            "All arguments except the path are passed by name. There is no argument for a part of the data: a part is a folder.",
+            "All arguments except the path are passed by name. There is no argument for a part of "
+            "the data: a part is a folder.",
             'Pass the folder, `ImageDataset("photos/train")`.',
         ),
         Misuse(
@@ -249,7 +255,7 @@ CHAPTERS: dict[str, list[Misuse]] = {
         ),
         Misuse(
             "An index beyond the end",
-            "ImageDataset(\"photos\")[99]",
+            'ImageDataset("photos")[99]',
             "Indices reach from 0 to `len(dataset) - 1`; negative ones count from the end.",
             "Check `len(dataset)`.",
         ),
@@ -277,7 +283,8 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "A misspelt collate function",
             'create_dataloader(dataset, collate_fn="padded")',
             "No collate function is registered under that name.",
-            "Use one that the message lists, a callable, or register yours with `@collators.register(name)`.",
+            "Use one that the message lists, a callable, or register yours with "
+            "`@collators.register(name)`.",
         ),
         Misuse(
             "A collator's class instead of a collator",
@@ -307,22 +314,27 @@ CHAPTERS: dict[str, list[Misuse]] = {
     "Workers and memory": [
         Misuse(
             "A lambda under spawn",
-            'create_dataloader(dataset, collate_fn=lambda samples: samples, num_workers=1, multiprocessing_context="spawn")',
-            "A worker that is not forked gets its code through pickle, which refers to functions by name.",
+            "create_dataloader(dataset, collate_fn=lambda samples: samples, num_workers=1, "
+            'multiprocessing_context="spawn")',
+            "A worker that is not forked gets its code through pickle, which refers to functions "
+            "by name.",
             "Write a named function in a module.",
         ),
         Misuse(
             "A function of a notebook under spawn",
             "def collate(samples):\n    return samples\n\n\n"
-            'create_dataloader(dataset, collate_fn=collate, num_workers=1, multiprocessing_context="spawn")',
+            "create_dataloader(dataset, collate_fn=collate, num_workers=1, "
+            'multiprocessing_context="spawn")',
             "A spawned worker imports functions by name, and a notebook can't be imported.",
             "Put the function in a file, and import it; or fork.",
         ),
         Misuse(
             "A worker that dies",
             "def collate(samples):\n    os.kill(os.getpid(), signal.SIGKILL)\n\n\n"
-            'list(create_dataloader(dataset, collate_fn=collate, num_workers=1, multiprocessing_context="fork"))',
-            "The system's out-of-memory killer, a crash in a library, or `os._exit`; the message says how it ended.",
+            "list(create_dataloader(dataset, collate_fn=collate, num_workers=1, "
+            'multiprocessing_context="fork"))',
+            "The system's out-of-memory killer, a crash in a library, or `os._exit`; the message "
+            "says how it ended.",
             "Look at the memory (`loader.explain()`), or run with `num_workers=0`.",
         ),
         Misuse(
@@ -353,22 +365,37 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "Leave one of the two out.",
         ),
     ],
-}  # fmt: skip
+}
 
 
 def make_files(folder: Path) -> None:
     """What the code of the page reads."""
     make_photos(folder / "photos", classes=("circle", "noise"), per_class=2, size=(16, 12))
     photo = (folder / "photos/circle/circle_000.jpg").read_bytes()
-    for name in ("mixed/cats/cat.jpg", "mixed/stray.jpg", "broken/cut.jpg", "texts/a.txt", "empty/"):
+    for name in (
+        "mixed/cats/cat.jpg",
+        "mixed/stray.jpg",
+        "broken/cut.jpg",
+        "texts/a.txt",
+        "empty/",
+    ):
         path = folder / name
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
         if not name.endswith("/"):
-            path.write_bytes(photo if "mixed" in name else photo[: len(photo) // 2] if "broken" in name else b"a text")
+            path.write_bytes(
+                photo
+                if "mixed" in name
+                else photo[: len(photo) // 2]
+                if "broken" in name
+                else b"a text"
+            )
     for name, size in (("images/1", (16, 12)), ("images/2", (16, 12)), ("masks/1", (8, 6))):
         (folder / "street" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", size).save(folder / "street" / f"{name}.png")
-    (folder / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]}\n')
+    (folder / "chats.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": '
+        '"hi"}]}\n'
+    )
     with h5py.File(folder / "run.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((4, 3)), np.zeros(4)
 
@@ -377,12 +404,19 @@ def make_files(folder: Path) -> None:
 def as_notebook(folder: Path) -> Iterator[dict[str, object]]:
     """The names of a notebook that runs in the folder, on a machine without a GPU."""
     main = types.ModuleType("__main__")
-    exec("import os, signal, h5py, torch, headrace\nfrom torch.utils.data import RandomSampler\nfrom headrace import *", main.__dict__)
+    exec(
+        "import os, signal, h5py, torch, headrace\nfrom torch.utils.data import "
+        "RandomSampler\nfrom headrace import *",
+        main.__dict__,
+    )
     main.__dict__["dataset"] = [(torch.zeros(3), number) for number in range(10)]
     before = Path.cwd()
     os.chdir(folder)
     try:
-        with mock.patch.dict(sys.modules, {"__main__": main}), mock.patch("torch.cuda.is_available", return_value=False):
+        with (
+            mock.patch.dict(sys.modules, {"__main__": main}),
+            mock.patch("torch.cuda.is_available", return_value=False),
+        ):
             yield main.__dict__
     finally:
         os.chdir(before)
@@ -402,7 +436,12 @@ def message_of(code: str, folder: Path) -> str:
             names.clear()
     shown = re.sub(r"\(pid \d+\)", "(pid 4711)", re.sub(r"0x[0-9a-f]+", "0x7f00", shown))
     shown = re.sub(r"[\d.,]+ k?M?G?B are left", "... are left", shown)
-    shown = re.sub(r"it's not found as __main__\.<lambda>", "attribute lookup <lambda> on __main__ failed", shown)  # Python 3.14
+    # Python 3.14
+    shown = re.sub(
+        r"it's not found as __main__\.<lambda>",
+        "attribute lookup <lambda> on __main__ failed",
+        shown,
+    )
     for path in (os.path.realpath(folder), str(folder)):
         shown = shown.replace(f"{path}/", "").replace(path, "/home/me")
     return f"{text}: {shown}"

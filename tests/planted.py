@@ -2,9 +2,10 @@
 
     python -m tests.planted [--only WORD ...] [--out FILE]
 
-Run it after tests were thinned, moved or rewritten: what was found before must be found after. A mistake is known by a piece of the source,
-wherever that stands by now, and the tests by the names of their files; where either is gone, this says so, and whoever rewrote the code
-plants the like in what it has become.
+Run it after tests were thinned, moved or rewritten: what was found before must be found after. A
+mistake is known by a piece of the source, wherever that stands by now, and the tests by the names
+of their files; where either is gone, this says so, and whoever rewrote the code plants the like in
+what it has become.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-_TREE = ("src", "tests", "tools", "examples", "benchmarks", "docs", "pyproject.toml", "mkdocs.yml", "README.md")
+_TREE = (
+    "src",
+    "tests",
+    "tools",
+    "examples",
+    "benchmarks",
+    "docs",
+    "pyproject.toml",
+    "mkdocs.yml",
+    "README.md",
+)
 
 
 class Mistake(NamedTuple):
@@ -41,8 +52,20 @@ MISTAKES = [
         'derive_keys("samples", seed + epoch, count=1 + KEY_COUNT)',
         ("test_lanes.py", "test_epoch.py"),
     ),
-    Mistake("order", "a rank is left without a last batch", "self._handed = world\n", "self._handed = 0\n", ("test_ranks.py",)),
-    Mistake("order", "rare samples are drawn first", "/ self._weights[part]", "* self._weights[part]", ("test_drawn.py",)),
+    Mistake(
+        "order",
+        "a rank is left without a last batch",
+        "self._handed = world\n",
+        "self._handed = 0\n",
+        ("test_ranks.py",),
+    ),
+    Mistake(
+        "order",
+        "rare samples are drawn first",
+        "/ self._weights[part]",
+        "* self._weights[part]",
+        ("test_drawn.py",),
+    ),
     Mistake(
         "order",
         "batches hold samples of any length",
@@ -50,8 +73,20 @@ MISTAKES = [
         "np.arange(members.size)",
         ("test_drawn.py",),
     ),
-    Mistake("order", "a share may be shared out again to two", "if ranks > 1:", "if ranks > world_size:", ("test_shares.py",)),
-    Mistake("memory", "an LRU outgrows its bytes", "while self.currsize > self.maxsize or (", "while (", ("test_lru.py",)),
+    Mistake(
+        "order",
+        "a share may be shared out again to two",
+        "if ranks > 1:",
+        "if ranks > world_size:",
+        ("test_shares.py",),
+    ),
+    Mistake(
+        "memory",
+        "an LRU outgrows its bytes",
+        "while self.currsize > self.maxsize or (",
+        "while (",
+        ("test_lru.py",),
+    ),
     Mistake(
         "memory",
         "the smallest limit counts, whatever is used of it",
@@ -108,7 +143,13 @@ MISTAKES = [
         "version_of(os.fstat(fd)).size != known.size and",
         ("tar/test_source.py", "text/test_source.py"),
     ),
-    Mistake("storage", "samples of two folders become one", "key = folder + slash + stem", "key = stem", ("tar/test_source.py",)),
+    Mistake(
+        "storage",
+        "samples of two folders become one",
+        "key = folder + slash + stem",
+        "key = stem",
+        ("tar/test_source.py",),
+    ),
     Mistake(
         "storage",
         "CRLF across two pieces ends two lines",
@@ -130,7 +171,13 @@ MISTAKES = [
         "pass",
         ("test_modes.py",),
     ),
-    Mistake("modes", "eager begins whatever the budget", "if not budget.fits(part):", "if False:", ("test_modes.py",)),
+    Mistake(
+        "modes",
+        "eager begins whatever the budget",
+        "if not budget.fits(part):",
+        "if False:",
+        ("test_modes.py",),
+    ),
     Mistake(
         "datasets",
         "negative indices of a view are other samples",
@@ -145,7 +192,13 @@ MISTAKES = [
         "if False]",
         ("test_labels.py", "test_image.py"),
     ),
-    Mistake("datasets", "a flip turns upside down", "value[:, ::-1] if flip", "value[::-1] if flip", ("test_augment.py",)),
+    Mistake(
+        "datasets",
+        "a flip turns upside down",
+        "value[:, ::-1] if flip",
+        "value[::-1] if flip",
+        ("test_augment.py",),
+    ),
     Mistake(
         "datasets",
         "each worker streams everything",
@@ -188,8 +241,20 @@ MISTAKES = [
         "if False:",
         ("test_state.py",),
     ),
-    Mistake("packing", "an interrupted pack leaves its file", "if not self._committed:", "if False:", ("test_part.py",)),
-    Mistake("profiling", "one size below the largest", "while fails - fits > 1:", "while fails - fits > 2:", ("test_tune.py",)),
+    Mistake(
+        "packing",
+        "an interrupted pack leaves its file",
+        "if not self._committed:",
+        "if False:",
+        ("test_part.py",),
+    ),
+    Mistake(
+        "profiling",
+        "one size below the largest",
+        "while fails - fits > 1:",
+        "while fails - fits > 2:",
+        ("test_tune.py",),
+    ),
     Mistake(
         "testing",
         "other dtypes are the same",
@@ -197,7 +262,13 @@ MISTAKES = [
         "return a.shape == b.shape and a.tobytes()",
         ("test_contract.py",),
     ),
-    Mistake("cli", "damaged files are exit code 0", "codes.append(0 if result.ok else 1)", "codes.append(0)", ("test_main.py",)),
+    Mistake(
+        "cli",
+        "damaged files are exit code 0",
+        "codes.append(0 if result.ok else 1)",
+        "codes.append(0)",
+        ("test_main.py",),
+    ),
     Mistake(
         "order",
         "a rank counts one index too few",
@@ -220,7 +291,11 @@ MISTAKES = [
         ("order/test_lanes.py",),
     ),
     Mistake(
-        "memory", "a lock between processes is not released", "fcntl.lockf(self._fd, fcntl.LOCK_UN, 1)", "pass", ("memory/test_store.py",)
+        "memory",
+        "a lock between processes is not released",
+        "fcntl.lockf(self._fd, fcntl.LOCK_UN, 1)",
+        "pass",
+        ("memory/test_store.py",),
     ),
     Mistake(
         "memory",
@@ -244,7 +319,11 @@ MISTAKES = [
         ("io/test_ranges.py",),
     ),
     Mistake(
-        "io", "requests have any length", "if most is not None and (stops - starts > most).any():", "if False:", ("io/test_ranges.py",)
+        "io",
+        "requests have any length",
+        "if most is not None and (stops - starts > most).any():",
+        "if False:",
+        ("io/test_ranges.py",),
     ),
     Mistake(
         "io",
@@ -277,7 +356,8 @@ MISTAKES = [
     Mistake(
         "storage",
         "crc32c is not compared",
-        'if len(whole) < 4 or google_crc32c.value(whole[:-4]) != int.from_bytes(whole[-4:], "little"):',
+        "if len(whole) < 4 or google_crc32c.value(whole[:-4]) != int.from_bytes(whole[-4:], "
+        '"little"):',
         "if len(whole) < 4:",
         ("zarr/test_matrix.py", "storage/test_damage.py"),
     ),
@@ -288,8 +368,20 @@ MISTAKES = [
         "return np.zeros((), dtype)[()] if dataset.dtype == dtype and",
         ("hdf5/test_matrix.py", "hdf5/test_rows.py", "test_read_rows.py"),
     ),
-    Mistake("storage", "a codec that was skipped is undone", "if not skipped >> number & 1:", "if True:", ("hdf5/test_matrix.py",)),
-    Mistake("storage", "what is left over after shuffled bytes is lost", "out[whole:] = flat[whole:]", "pass", ("hdf5/test_matrix.py",)),
+    Mistake(
+        "storage",
+        "a codec that was skipped is undone",
+        "if not skipped >> number & 1:",
+        "if True:",
+        ("hdf5/test_matrix.py",),
+    ),
+    Mistake(
+        "storage",
+        "what is left over after shuffled bytes is lost",
+        "out[whole:] = flat[whole:]",
+        "pass",
+        ("hdf5/test_matrix.py",),
+    ),
     Mistake(
         "storage",
         "a column that comes twice in a sparse row counts once",
@@ -335,7 +427,8 @@ MISTAKES = [
     Mistake(
         "loader",
         "a state of other blocks is accepted",
-        'if state.get("shuffle") == parameters["shuffle"] and state.get("blocks") != parameters.get("blocks"):',
+        'if state.get("shuffle") == parameters["shuffle"] and state.get("blocks") != '
+        'parameters.get("blocks"):',
         "if False:",
         ("loader/test_state.py",),
     ),
@@ -437,9 +530,19 @@ MISTAKES = [
         "hashlib.blake2b(whole.encode(), digest_size=16)",
         ("core/test_base.py", "loader/test_state.py"),
     ),
-    Mistake("datasets", "a skipped sample is not counted", 'self.counts["skipped"] += 1\n', "pass\n", ("testing/test_contract.py",)),
     Mistake(
-        "datasets", "a null is a number", "if self.valid is not None and not self.valid[rows].all():", "if False:", ("table/test_table.py",)
+        "datasets",
+        "a skipped sample is not counted",
+        'self.counts["skipped"] += 1\n',
+        "pass\n",
+        ("testing/test_contract.py",),
+    ),
+    Mistake(
+        "datasets",
+        "a null is a number",
+        "if self.valid is not None and not self.valid[rows].all():",
+        "if False:",
+        ("table/test_table.py",),
     ),
     Mistake(
         "datasets",
@@ -466,7 +569,8 @@ MISTAKES = [
         "loader",
         "the state counts batches that are still on their way",
         "self._cursor.at, self._last_nbytes = at, delivered.nbytes",
-        "self._cursor.at, self._last_nbytes = at._replace(batches=at.batches + 1), delivered.nbytes",
+        "self._cursor.at, self._last_nbytes = at._replace(batches=at.batches + 1), "
+        "delivered.nbytes",
         ("loader/test_state.py", "loader/test_loader.py"),
     ),
     Mistake(
@@ -515,8 +619,12 @@ MISTAKES = [
 
 
 def plant(tree: Path, mistake: Mistake) -> tuple[Path, str] | None:
-    """Makes the mistake; returns the file, and what it held. None: the source has no such text, or several."""
-    holding = [path for path in sorted((tree / "src").rglob("*.py")) if mistake.old in path.read_text()]
+    """Makes the mistake; returns the file, and what it held. None: the source has no such text,
+    or several.
+    """
+    holding = [
+        path for path in sorted((tree / "src").rglob("*.py")) if mistake.old in path.read_text()
+    ]
     if len(holding) != 1 or holding[0].read_text().count(mistake.old) != 1:
         return None
     before = holding[0].read_text()
@@ -526,7 +634,11 @@ def plant(tree: Path, mistake: Mistake) -> tuple[Path, str] | None:
 
 def tests_of(tree: Path, mistake: Mistake) -> list[str]:
     """The test files that are there."""
-    return [str(path.relative_to(tree)) for name in mistake.tests for path in sorted((tree / "tests").rglob(name))]
+    return [
+        str(path.relative_to(tree))
+        for name in mistake.tests
+        for path in sorted((tree / "tests").rglob(name))
+    ]
 
 
 def outcome(tree: Path, mistake: Mistake, temporary: Path) -> str:
@@ -541,43 +653,80 @@ def outcome(tree: Path, mistake: Mistake, temporary: Path) -> str:
         done = _run(tree, temporary, files)
     finally:
         planted[0].write_text(planted[1])
-    said = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
+    said = next(
+        (line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))), ""
+    )
     test = said.split(" - ")[0].partition(" ")[2]
     if done.returncode == 0:
         return "not found"
     if done.returncode != 1:
         return f"BROKEN: pytest says {done.returncode}: {said or done.stdout[-300:]}"
-    return f"BROKEN: without it {test} fails too" if _run(tree, temporary, [test]).returncode else f"found by {test}"
+    return (
+        f"BROKEN: without it {test} fails too"
+        if _run(tree, temporary, [test]).returncode
+        else f"found by {test}"
+    )
 
 
 def _run(tree: Path, temporary: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=0", "--durations-min=99"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "--durations=0",
+        "--durations-min=99",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
-        [*command, f"--basetemp={temporary}", *tests], cwd=tree, env=environment, capture_output=True, text=True, timeout=900
+        [*command, f"--basetemp={temporary}", *tests],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
 
 
 def main() -> int:
     """Plants all, prints a line each; exit code 1 where one is not found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="those whose room or description has one of these words")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="WORD",
+        help="those whose room or description has one of these words",
+    )
     parser.add_argument("--out", type=Path, help="a file for the lines, too")
     given = parser.parse_args()
-    chosen = [m for m in MISTAKES if not given.only or any(word in f"{m.room} {m.what}" for word in given.only)]
+    chosen = [
+        m
+        for m in MISTAKES
+        if not given.only or any(word in f"{m.room} {m.what}" for word in given.only)
+    ]
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
         for name in _TREE:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__")
+                )
             elif (ROOT / name).exists():
                 shutil.copy(ROOT / name, tree / name)
         for mistake in chosen:
             began = time.monotonic()
             said = outcome(tree, mistake, Path(folder) / "temporary")
-            lines.append(f"{mistake.room}: {mistake.what}: {said} ({time.monotonic() - began:.0f} s)")
+            lines.append(
+                f"{mistake.room}: {mistake.what}: {said} ({time.monotonic() - began:.0f} s)"
+            )
             print(lines[-1], flush=True)
     found = sum(": found by " in line for line in lines)
     lines.append(f"{found} of {len(chosen)} found")

@@ -15,7 +15,13 @@ KNOWN = ("batch_size", "num_workers", "shuffle", "image_size")
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("batchsize", "batch_size"), ("imageSize", "image_size"), ("num_worker", "num_workers"), ("shufle", "shuffle"), ("epochs", None)],
+    [
+        ("batchsize", "batch_size"),
+        ("imageSize", "image_size"),
+        ("num_worker", "num_workers"),
+        ("shufle", "shuffle"),
+        ("epochs", None),
+    ],
 )
 def test_the_nearest_name_whatever_case_and_underscores(given: str, meant: str | None) -> None:
     assert nearest(given, KNOWN) == meant
@@ -35,20 +41,33 @@ def test_an_unknown_name_gets_hint_then_nearest_then_the_list() -> None:
 
 @pytest.mark.parametrize(
     ("function", "word", "meant"),
-    [(headrace.pack, "overwite", "overwrite"), (headrace.verify, "progres", "progress"), (headrace.write_index, "retrys", "retries")],
+    [
+        (headrace.pack, "overwite", "overwrite"),
+        (headrace.verify, "progres", "progress"),
+        (headrace.write_index, "retrys", "retries"),
+    ],
 )
-def test_functions_that_take_paths_propose_the_nearest_keyword(function: Any, word: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{function.__name__} has no '{word}': did you mean {meant}\\?$"):
+def test_functions_that_take_paths_propose_the_nearest_keyword(
+    function: Any, word: str, meant: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^{function.__name__} has no '{word}': did you mean {meant}\\?$"
+    ):
         function("nowhere", **{word: True})
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "None"), (3, "3"),
-        ("photo", "'photo'"), ("x" * 100, "a str"), ([1], "a list"), (np.zeros(3), "a ndarray"), (int, "the class int"),
+        (None, "None"),
+        (3, "3"),
+        ("photo", "'photo'"),
+        ("x" * 100, "a str"),
+        ([1], "a list"),
+        (np.zeros(3), "a ndarray"),
+        (int, "the class int"),
     ],
-)  # fmt: skip
+)
 def test_a_refused_value_is_named_shortly(value: object, text: str) -> None:
     assert described(value) == text
 
@@ -56,7 +75,9 @@ def test_a_refused_value_is_named_shortly(value: object, text: str) -> None:
 def test_a_class_of_callables_is_no_callable() -> None:
     for passing in (None, len, str, torch.Tensor, torch.nn.Identity(), lambda x: x):
         check_callable("transform", passing)
-    with pytest.raises(ConfigError, match=r"^transform is the class Identity, .*: write Identity\(\.\.\.\)$"):
+    with pytest.raises(
+        ConfigError, match=r"^transform is the class Identity, .*: write Identity\(\.\.\.\)$"
+    ):
         check_callable("transform", torch.nn.Identity)
     with pytest.raises(ConfigError, match=r"^transform must be a callable, not 3$"):
         check_callable("transform", 3)

@@ -1,4 +1,6 @@
-"""`benchmarks/run_all.py` runs all benchmarks and reports what they gave, what failed and what was skipped."""
+"""`benchmarks/run_all.py` runs all benchmarks and reports what they gave, what failed and what
+was skipped.
+"""
 
 from __future__ import annotations
 
@@ -56,15 +58,39 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def scripts(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`run_all` with scripts of the test's own in place of the benchmarks; returns what runs them: (exit status, report, said)."""
+    """`run_all` with scripts of the test's own in place of the benchmarks; returns what runs
+    them: (exit status, report, said).
+    """
     rows = {
-        "headrace": {"median": 4000.4, "min": 3e3, "max": 5e3, "more": {"first batch, ms": [110, 120, 140]}},
+        "headrace": {
+            "median": 4000.4,
+            "min": 3e3,
+            "max": 5e3,
+            "more": {"first batch, ms": [110, 120, 140]},
+        },
         "absent": {"failed": "not installed"},
     }
-    ratio = {"label": "headrace / h5py", "ratio": 2.0, "min": 1.5, "max": 2.5, "denominator": "h5py"}
-    race = {"sections": {"Rows": {"unit": "rows/s", "ratios": [ratio, {"label": "none", "ratio": None}], "contestants": rows}}}
+    ratio = {
+        "label": "headrace / h5py",
+        "ratio": 2.0,
+        "min": 1.5,
+        "max": 2.5,
+        "denominator": "h5py",
+    }
+    race = {
+        "sections": {
+            "Rows": {
+                "unit": "rows/s",
+                "ratios": [ratio, {"label": "none", "ratio": None}],
+                "contestants": rows,
+            }
+        }
+    }
     made = {
-        "race": f"import sys; assert sys.argv[1:] == ['--rounds', '2', '--json']; print({json.dumps(race)!r})",
+        "race": (
+            "import sys; assert sys.argv[1:] == ['--rounds', '2', '--json']; "
+            f"print({json.dumps(race)!r})"
+        ),
         "lines": """print('{"limit": "decode", "found": true}')
 print('{"limit": "disk", "found": false}')""",
         "broken": "import sys; sys.exit('error: no such disk')",
@@ -84,7 +110,11 @@ print('{"limit": "disk", "found": false}')""",
 
     def run(*options: str) -> tuple[int, str]:
         out = tmp_path / "results"
-        monkeypatch.setattr(sys, "argv", ["run_all.py", "--quick", "--photos", str(tmp_path), "--out", str(out), *options])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["run_all.py", "--quick", "--photos", str(tmp_path), "--out", str(out), *options],
+        )
         return runner.main(), (out / "report.md").read_text(encoding="utf-8")
 
     return run
@@ -92,7 +122,11 @@ print('{"limit": "disk", "found": false}')""",
 
 def test_every_benchmark_is_run(runner: Any) -> None:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in BENCHMARKS.glob("*.py")}
-    measure = {name for name, text in texts.items() if 'add_argument("--json"' in text or "options(parser" in text}
+    measure = {
+        name
+        for name, text in texts.items()
+        if 'add_argument("--json"' in text or "options(parser" in text
+    }
     assert set(runner.SCRIPTS) == measure - {"common"}
     readme = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
     assert all(f"| `{name}.py" in readme for name in runner.SCRIPTS)
@@ -102,7 +136,10 @@ def test_device_shares_and_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     try:
         device = importlib.import_module("device")
-        assert device.covered([(0.0, 4.0), (10.0, 14.0)], [(1.0, 2.0), (3.0, 11.0), (20.0, 30.0)]) == 3 / 8
+        assert (
+            device.covered([(0.0, 4.0), (10.0, 14.0)], [(1.0, 2.0), (3.0, 11.0), (20.0, 30.0)])
+            == 3 / 8
+        )
         assert device.covered([(0.0, 1.0)], []) == device.covered([], [(0.0, 1.0)]) == 0
         network = device.resnet50(1000)
         assert sum(weight.numel() for weight in network.parameters()) == 25_557_032
@@ -116,25 +153,47 @@ def test_results_are_tables_and_plots(scripts: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     status, report = scripts("--only", "race", "lines", "lacks", "monitoring")
     assert status == 0
-    assert "| headrace | 4,000 (3,000 to 5,000) | 120 |" in report and "| absent | not installed |  |" in report
-    assert "| Rows | rows/s | first batch, ms |" in report and "| headrace / h5py | 2.00 (1.50 to 2.50) | h5py |" in report
-    assert re.search(r"^\| \[Of race\]\(#of-race\) \| `benchmarks/race.py --rounds 2` \| \d+ s \| \d+\.\d \|$", report, re.MULTILINE)
+    assert (
+        "| headrace | 4,000 (3,000 to 5,000) | 120 |" in report
+        and "| absent | not installed |  |" in report
+    )
+    assert (
+        "| Rows | rows/s | first batch, ms |" in report
+        and "| headrace / h5py | 2.00 (1.50 to 2.50) | h5py |" in report
+    )
+    assert re.search(
+        r"^\| \[Of race\]\(#of-race\) \| `benchmarks/race.py --rounds 2` \| \d+ s \| \d+\.\d \|$",
+        report,
+        re.MULTILINE,
+    )
     assert (
         "| a batch of 32 samples | counting it |" in report
         and "| 500 us | 10 us | 2.0 % | 0.10 % |" in report
         and "| limit | found |" in report
         and "| disk | no |" in report
     )
-    assert "skipped: not installed: headrace_has_no_such_package" in report and "its figures say nothing" in report
-    assert "![Rows: rows/s](race-0.svg)" in report and (tmp_path / "results/race-0.svg").read_text().startswith("<?xml")
+    assert (
+        "skipped: not installed: headrace_has_no_such_package" in report
+        and "its figures say nothing" in report
+    )
+    assert "![Rows: rows/s](race-0.svg)" in report and (
+        tmp_path / "results/race-0.svg"
+    ).read_text().startswith("<?xml")
     kept = json.loads((tmp_path / "results/race.json").read_text())
-    assert kept["command"] == "benchmarks/race.py --rounds 2" and kept["machine"]["cores"] >= 1 and kept["quick"] is True
+    assert (
+        kept["command"] == "benchmarks/race.py --rounds 2"
+        and kept["machine"]["cores"] >= 1
+        and kept["quick"] is True
+    )
 
 
 def test_what_fails_is_said(scripts: Any) -> None:
     status, report = scripts("--only", "broken", "garbage", "race")
     assert status == 1
-    assert "failed: exit status 1: error: no such disk" in report and "| headrace | 4,000 (3,000" in report
+    assert (
+        "failed: exit status 1: error: no such disk" in report
+        and "| headrace | 4,000 (3,000" in report
+    )
     assert "failed: what it printed is no JSON: 'no json" in report
 
 
@@ -177,7 +236,9 @@ def test_an_error_of_a_contestant_is_said(monkeypatch: pytest.MonkeyPatch) -> No
             sys.modules.pop(name, None)
 
 
-def test_a_bare_loop_reads_unencoded_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_loop_reads_unencoded_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blosc leaves a chunk as it is that it can't make smaller."""
     hdf5plugin = pytest.importorskip("hdf5plugin")
     monkeypatch.syspath_prepend(BENCHMARKS)
@@ -186,8 +247,15 @@ def test_a_bare_loop_reads_unencoded_chunks(tmp_path: Path, monkeypatch: pytest.
         noise = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), np.uint8)
         noise[32:] = 7
         with h5py.File(tmp_path / "data.h5", "w") as file:
-            file.create_dataset("data", data=noise, chunks=(1, 8, 8, 3), **hdf5plugin.Blosc("zstd", 3, hdf5plugin.Blosc.SHUFFLE))
-        job = peers.Job(str(tmp_path / "data.h5"), 64, 8, peers.Layout("1 a chunk, blosc", 1, "blosc"), 1)
+            file.create_dataset(
+                "data",
+                data=noise,
+                chunks=(1, 8, 8, 3),
+                **hdf5plugin.Blosc("zstd", 3, hdf5plugin.Blosc.SHUFFLE),
+            )
+        job = peers.Job(
+            str(tmp_path / "data.h5"), 64, 8, peers.Layout("1 a chunk, blosc", 1, "blosc"), 1
+        )
         places = peers.stored(job)[1]
         assert [place.is_encoded for place in places] == [False] * 32 + [True] * 32
         loop = peers.bare_loop(job)
@@ -204,8 +272,23 @@ def test_layouts_of_a_missing_plugin_are_left_out(
     arrays = importlib.import_module("arrays")
     try:
         monkeypatch.setattr(arrays.importlib.util, "find_spec", lambda name: None)
-        monkeypatch.setattr(arrays, "run_sections", lambda sections, given, task: print([section.title for section in sections], task))
-        small = ["--side", "8", "--samples", "16", "--work", str(tmp_path), "--layouts", "1 a chunk, raw", "blosc", "of 256, 16"]
+        monkeypatch.setattr(
+            arrays,
+            "run_sections",
+            lambda sections, given, task: print([section.title for section in sections], task),
+        )
+        small = [
+            "--side",
+            "8",
+            "--samples",
+            "16",
+            "--work",
+            str(tmp_path),
+            "--layouts",
+            "1 a chunk, raw",
+            "blosc",
+            "of 256, 16",
+        ]
         monkeypatch.setattr(sys, "argv", ["arrays.py", *small])
         arrays.main()
         said = capsys.readouterr().out
@@ -227,15 +310,23 @@ def test_a_report_of_what_is_there(scripts: Any, tmp_path: Path) -> None:
     assert status == 0 and second == first
 
 
-def test_without_matplotlib_the_report_says_so(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_report_says_so(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     _, report = scripts("--only", "race")
-    assert 'No plots: matplotlib is missing (`pip install "headrace[plot]"`).' in report and ".svg" not in report
+    assert (
+        'No plots: matplotlib is missing (`pip install "headrace[plot]"`).' in report
+        and ".svg" not in report
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(["--only", "imagse"], "no benchmark is called imagse; there are images, "), (["--photos", "nowhere"], "no folder")],
+    [
+        (["--only", "imagse"], "no benchmark is called imagse; there are images, "),
+        (["--photos", "nowhere"], "no folder"),
+    ],
 )
 def test_wrong_options_are_said(options: list[str], said: str, tmp_path: Path) -> None:
     command = [sys.executable, BENCHMARKS / "run_all.py", "--out", tmp_path, *options]
@@ -245,7 +336,15 @@ def test_wrong_options_are_said(options: list[str], said: str, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_real_benchmark_is_kept(tmp_path: Path) -> None:
-    command = [sys.executable, BENCHMARKS / "run_all.py", "--quick", "--only", "monitoring", "--out", tmp_path]
+    command = [
+        sys.executable,
+        BENCHMARKS / "run_all.py",
+        "--quick",
+        "--only",
+        "monitoring",
+        "--out",
+        tmp_path,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0 and "monitoring: ok" in done.stdout, done.stdout + done.stderr
     assert json.loads((tmp_path / "monitoring.json").read_text())["result"]["batch_us"] > 0

@@ -13,8 +13,11 @@ from headrace.dtypes import BFLOAT16
 from headrace.errors import ConfigError
 
 HALVES = [torch.bfloat16, torch.float16]
-TIES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11]  # halfway between two numbers of 16 bits
-EDGES = np.array([0.0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 6e-8, 65504, 65519, 1e30, *TIES], np.float32)
+# halfway between two numbers of 16 bits
+TIES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11]
+EDGES = np.array(
+    [0.0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 6e-8, 65504, 65519, 1e30, *TIES], np.float32
+)
 
 
 def bits(array: Any) -> Any:
@@ -22,12 +25,16 @@ def bits(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("name", ["f4", "f8", "f2", "u1", "i1", "u2", "i2", "i4", "i8", "u8", "bool"])
+@pytest.mark.parametrize(
+    "name", ["f4", "f8", "f2", "u1", "i1", "u2", "i2", "i4", "i8", "u8", "bool"]
+)
 def test_numbers_are_cast_as_torch_casts_them(name: str, half: torch.dtype) -> None:
     numbers = np.random.default_rng(3).normal(0, 60, (3, 7))
     numbers = (abs(numbers) if name.startswith("u") else numbers).astype(name)
     made = cast(numbers, dtype_named(half))  # type: ignore[arg-type]
-    assert made.shape == (3, 7) and torch.equal(as_tensor(made).float(), torch.from_numpy(numbers).to(half).float())  # type: ignore[union-attr]
+    assert made.shape == (3, 7) and torch.equal(
+        as_tensor(made).float(), torch.from_numpy(numbers).to(half).float()
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -37,8 +44,12 @@ def test_bits_do_not_depend_on_the_number_of_values(half: torch.dtype, count: in
     dtype = dtype_named(half)
     assert dtype is not None
     together = bits(cast(numbers, dtype))
-    alone = np.concatenate([bits(cast(numbers[at : at + 1], dtype)) for at in range(min(count, 64))])
-    assert (together[: len(alone)] == alone).all() and (together == np.resize(together[:15], count)).all()
+    alone = np.concatenate(
+        [bits(cast(numbers[at : at + 1], dtype)) for at in range(min(count, 64))]
+    )
+    assert (together[: len(alone)] == alone).all() and (
+        together == np.resize(together[:15], count)
+    ).all()
     if count >= len(EDGES):
         assert (together[: len(EDGES)] == bits(as_array(torch.from_numpy(EDGES).to(half)))).all()
 
@@ -49,12 +60,21 @@ def test_values_of_any_layout_and_none(dtype: np.dtype[Any]) -> None:
     frozen = numbers.copy()
     frozen.flags.writeable = False
     expected = cast(numbers, dtype)
-    for values in (frozen, np.asfortranarray(numbers), numbers.astype(">f4"), np.repeat(numbers, 2, 1)[:, ::2]):
+    for values in (
+        frozen,
+        np.asfortranarray(numbers),
+        numbers.astype(">f4"),
+        np.repeat(numbers, 2, 1)[:, ::2],
+    ):
         out = np.empty(values.shape, dtype)
         cast_into(values, out)
         assert out.tobytes() == expected.tobytes()
-    assert cast(np.float32(1.5), dtype).shape == () and cast(np.empty((0, 3), np.float32), dtype).shape == (0, 3)
-    assert cast(np.float32(1.5), dtype).tobytes() == cast(np.full(1, 1.5, np.float32), dtype).tobytes()
+    assert cast(np.float32(1.5), dtype).shape == () and cast(
+        np.empty((0, 3), np.float32), dtype
+    ).shape == (0, 3)
+    assert (
+        cast(np.float32(1.5), dtype).tobytes() == cast(np.full(1, 1.5, np.float32), dtype).tobytes()
+    )
 
 
 def test_tensors_and_arrays_share_memory() -> None:
@@ -63,17 +83,28 @@ def test_tensors_and_arrays_share_memory() -> None:
     cast_into(np.full((2, 3), 2.5), array)
     assert array.dtype == BFLOAT16 and (tensor == 2.5).all()
     back = as_tensor(array)
-    assert isinstance(back, torch.Tensor) and back.dtype == torch.bfloat16 and back.data_ptr() == tensor.data_ptr()
+    assert (
+        isinstance(back, torch.Tensor)
+        and back.dtype == torch.bfloat16
+        and back.data_ptr() == tensor.data_ptr()
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (torch.bfloat16, BFLOAT16), ("bfloat16", BFLOAT16), (BFLOAT16, BFLOAT16),
-        (torch.float16, np.dtype("f2")), ("float16", np.dtype("f2")),
-        (">f4", np.dtype("f4")), (np.float64, np.dtype("f8")), (torch.uint8, np.dtype("u1")), (None, None), (complex, np.dtype("c16")),
+        (torch.bfloat16, BFLOAT16),
+        ("bfloat16", BFLOAT16),
+        (BFLOAT16, BFLOAT16),
+        (torch.float16, np.dtype("f2")),
+        ("float16", np.dtype("f2")),
+        (">f4", np.dtype("f4")),
+        (np.float64, np.dtype("f8")),
+        (torch.uint8, np.dtype("u1")),
+        (None, None),
+        (complex, np.dtype("c16")),
     ],
-)  # fmt: skip
+)
 def test_names_of_dtypes(given: Any, expected: Any) -> None:
     assert dtype_named(given) == expected
     assert expected is None or known_dtype(expected) is not None
@@ -83,7 +114,11 @@ def test_names_of_dtypes(given: Any, expected: Any) -> None:
     ("given", "message"),
     [
         ("flat", "dtype='flat' is no NumPy dtype"),
-        (torch.float8_e4m3fn, "dtype=torch.float8_e4m3fn: NumPy has no such numbers: pass one that it has, or torch.bfloat16"),
+        (
+            torch.float8_e4m3fn,
+            "dtype=torch.float8_e4m3fn: NumPy has no such numbers: pass one that it has, or "
+            "torch.bfloat16",
+        ),
         (torch.complex32, "dtype=torch.complex32: NumPy has no such numbers"),
         ("U3", "dtype='U3': torch has no such numbers: pass one that it has, such as 'float32'"),
         (object, "torch has no such numbers"),

@@ -21,7 +21,9 @@ from tests.testing.test_contract import SquareDataset
 
 def test_lines_are_their_own_repr() -> None:
     text = Lines("a\nb")
-    assert repr(text) == text == "a\nb" and f"{text!r}" == "a\nb" and text.splitlines() == ["a", "b"]
+    assert (
+        repr(text) == text == "a\nb" and f"{text!r}" == "a\nb" and text.splitlines() == ["a", "b"]
+    )
     assert type(pickle.loads(pickle.dumps(text))) is Lines
 
 
@@ -41,7 +43,10 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
 
 
-@pytest.mark.parametrize(("progress", "is_short", "hidden"), [(True, True, False), (False, False, True), (None, False, True)])
+@pytest.mark.parametrize(
+    ("progress", "is_short", "hidden"),
+    [(True, True, False), (False, False, True), (None, False, True)],
+)
 def test_bars_without_a_terminal(progress: bool | None, is_short: bool, hidden: bool) -> None:
     with progress_bar(progress, is_short=is_short, total=3, desc="x") as bar:
         assert bar.disable == hidden
@@ -61,12 +66,21 @@ def test_no_warning_without_ipywidgets(notebook: None, monkeypatch: pytest.Monke
 
 
 def test_short_calls() -> None:
-    def function(tokenizer: Any = None, length: int = 3, mean: Any = 0, names: Any = ()) -> None: ...
+    def function(
+        tokenizer: Any = None, length: int = 3, mean: Any = 0, names: Any = ()
+    ) -> None: ...
 
     assert short_call("f", function, {"tokenizer": None, "length": 3}) == "f()"
-    assert short_call("f", function, {"length": 4, "tokenizer": len}) == "f(tokenizer=len, length=4)"
-    assert short_call("f", function, {"tokenizer": SquareDataset(), "mean": np.zeros(3)}) == "f(tokenizer=<SquareDataset>, mean=<ndarray>)"
-    assert short_call("f", function, {"names": list(range(100))}) == "f(names=[0, 1, 2, 3, 4, 5, ...])"
+    assert (
+        short_call("f", function, {"length": 4, "tokenizer": len}) == "f(tokenizer=len, length=4)"
+    )
+    assert (
+        short_call("f", function, {"tokenizer": SquareDataset(), "mean": np.zeros(3)})
+        == "f(tokenizer=<SquareDataset>, mean=<ndarray>)"
+    )
+    assert (
+        short_call("f", function, {"names": list(range(100))}) == "f(names=[0, 1, 2, 3, 4, 5, ...])"
+    )
 
 
 def test_a_bar_starts_no_thread() -> None:

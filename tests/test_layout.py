@@ -1,4 +1,6 @@
-"""Imports run one way, from the top floor down (docs/architecture.md); and tensors say where they are made."""
+"""Imports run one way, from the top floor down (docs/architecture.md); and tensors say where
+they are made.
+"""
 
 import ast
 from pathlib import Path
@@ -9,7 +11,8 @@ from torch.utils._device import _device_constructors
 import headrace
 
 PACKAGE = Path(headrace.__file__).parent
-GROUND = ("dtypes", "sorting", "errors", "synonyms", "arguments", "display", "casting")  # in this order
+# in this order
+GROUND = ("dtypes", "sorting", "errors", "synonyms", "arguments", "display", "casting")
 BELOW: dict[str, set[str]] = {
     "dtypes": set(),
     "sorting": set(),
@@ -33,29 +36,110 @@ BELOW: dict[str, set[str]] = {
     "inspecting": {"storage", "io", "memory"},
     "previewing": {"loader", "datasets"},
     "testing": {"loader", "datasets", "modes", "order", "memory"},
-    "cli": {"inspecting", "previewing", "profiling", "packing", "datasets", "storage", "io", "memory"},
+    "cli": {
+        "inspecting",
+        "previewing",
+        "profiling",
+        "packing",
+        "datasets",
+        "storage",
+        "io",
+        "memory",
+    },
 }
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
     "io": [
-        *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "ordered", "handles", "local"),
-        *("array_file", "single_flight", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
+        *(
+            "paths",
+            "atomic",
+            "library_errors",
+            "nearest_names",
+            "packed_strings",
+            "ranges",
+            "files",
+            "ordered",
+            "handles",
+            "local",
+        ),
+        *(
+            "array_file",
+            "single_flight",
+            "remote",
+            "cache",
+            "remote_files",
+            "index",
+            "sequential",
+            "resolve",
+        ),
     ],
     "io/local": ["hints", "gather", "files", "folders", "checksums"],
-    "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
+    "io/remote": [
+        "options",
+        "timeouts",
+        "concurrency",
+        "http",
+        "errors",
+        "fsspec_calls",
+        "client",
+        "prefetch",
+    ],
     "io/cache": ["disk_cache", "blocks", "contents"],
     "order": [
-        *("permutation", "base", "seeding", "shares", "world", "request", "drawn", "lanes", "sequence", "ranks", "splits"),
+        *(
+            "permutation",
+            "base",
+            "seeding",
+            "shares",
+            "world",
+            "request",
+            "drawn",
+            "lanes",
+            "sequence",
+            "ranks",
+            "splits",
+        ),
         *("epoch", "sampler", "visits"),
     ],
     "memory": [
-        *("limits", "per_process", "budget", "anonymous", "locks", "lru", "tree", "ring", "rows", "store"),
+        *(
+            "limits",
+            "per_process",
+            "budget",
+            "anonymous",
+            "locks",
+            "lru",
+            "tree",
+            "ring",
+            "rows",
+            "store",
+        ),
         *("row_store", "whole", "recycled", "machine"),
     ],
     "monitor": ["stats", "hooks", "loading", "memory"],
-    "collate": ["normalization", "fields", "stack", "detection", "vision", "pad", "text", "registry"],
+    "collate": [
+        "normalization",
+        "fields",
+        "stack",
+        "detection",
+        "vision",
+        "pad",
+        "text",
+        "registry",
+    ],
     "loader": [
-        *("torch_private", "config", "data", "stateful", "state", "plan", "budget", "device", "worker", "build"),
+        *(
+            "torch_private",
+            "config",
+            "data",
+            "stateful",
+            "state",
+            "plan",
+            "budget",
+            "device",
+            "worker",
+            "build",
+        ),
         *("distributed", "explain", "epoch", "loader", "create", "multi", "module", "steps"),
     ],
     "loader/worker": ["signals", "start", "served", "fetch", "fetch_stream", "processes", "pool"],
@@ -84,15 +168,53 @@ INSIDE: dict[str, list[str]] = {
         ),
     ],
     "datasets/core": [
-        *("batch", "format", "threads", "warnings", "reader", "finishing", "options", "checks", "construction", "budgeting", "loading"),
+        *(
+            "batch",
+            "format",
+            "threads",
+            "warnings",
+            "reader",
+            "finishing",
+            "options",
+            "checks",
+            "construction",
+            "budgeting",
+            "loading",
+        ),
         *("views", "splitting", "base", "ways"),
     ],
     "datasets/image": [
-        *("claims", "pixels", "sizing", "augment", "masks", "format", "ways", "joint", "matching", "coco", "boxes", "tables", "labels"),
+        *(
+            "claims",
+            "pixels",
+            "sizing",
+            "augment",
+            "masks",
+            "format",
+            "ways",
+            "joint",
+            "matching",
+            "coco",
+            "boxes",
+            "tables",
+            "labels",
+        ),
         *("opening", "image"),
     ],
     "datasets/text": [
-        *("options", "tokenizing", "passes", "marked", "ways", "units", "chat_template", "chats", "opening", "documents", "text"),
+        *(
+            "options",
+            "tokenizing",
+            "passes",
+            "marked",
+            "ways",
+            "units",
+            "chat_template",
+            "chats",
+            "opening",
+            "documents",
+            "text",
+        ),
     ],
     "datasets/sparse": ["batches", "ways", "format", "sparse"],
     "datasets/table": ["ways", "texts", "format", "table"],
@@ -125,7 +247,19 @@ INSIDE: dict[str, list[str]] = {
     "packing/zarr": ["layout", "shard", "part", "verify"],
     "profiling/report": ["page", "plot", "result"],
     "profiling": [
-        *("room", "tune", "workers", "compare", "report", "model", "gil", "frozen", "running", "alone", "limit"),
+        *(
+            "room",
+            "tune",
+            "workers",
+            "compare",
+            "report",
+            "model",
+            "gil",
+            "frozen",
+            "running",
+            "alone",
+            "limit",
+        ),
         *("images", "advice", "trying", "profile"),
     ],
     "previewing": ["batch", "panels", "table", "sheet"],
@@ -149,7 +283,17 @@ INSIDE: dict[str, list[str]] = {
         *("tables", "inspect"),
     ],
     "inspecting/nodes": ["hdf5", "zarr"],
-    "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "packs", "resolver"],
+    "io/resolve": [
+        "contents",
+        "expressions",
+        "folders",
+        "listings",
+        "file_set",
+        "local",
+        "remote",
+        "packs",
+        "resolver",
+    ],
     "storage/arrays": [
         "codecs",
         "compressors",
@@ -165,17 +309,73 @@ INSIDE: dict[str, list[str]] = {
         "packed",
         "volumes",
     ],
-    "storage/sparse": ["rows", "groups", "matrix", "frames", "hdf5", "zarr", "join", "source", "opening"],
+    "storage/sparse": [
+        "rows",
+        "groups",
+        "matrix",
+        "frames",
+        "hdf5",
+        "zarr",
+        "join",
+        "source",
+        "opening",
+    ],
     "storage/episodes": ["windows", "steps", "source", "look"],
     "storage/hdf5": [
-        *("filters", "times", "probe", "files", "remote", "links", "conventions", "tables", "chunks", "layouts"),
+        *(
+            "filters",
+            "times",
+            "probe",
+            "files",
+            "remote",
+            "links",
+            "conventions",
+            "tables",
+            "chunks",
+            "layouts",
+        ),
         *("packed", "rows", "episodes"),
     ],
     "storage/zarr": [
-        *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes", "episodes"),
+        *(
+            "layout",
+            "store",
+            "zips",
+            "stores",
+            "library_store",
+            "library",
+            "ome",
+            "shards",
+            "rows",
+            "packed",
+            "volumes",
+            "episodes",
+        ),
     ],
-    "storage/text": ["lines", "plain", "records", "chats", "line_index", "index_beside", "scan", "files", "source", "index"],
-    "storage/table": ["library", "messages", "encrypted", "columns", "files", "parquet", "arrow", "copies", "source", "arrays"],
+    "storage/text": [
+        "lines",
+        "plain",
+        "records",
+        "chats",
+        "line_index",
+        "index_beside",
+        "scan",
+        "files",
+        "source",
+        "index",
+    ],
+    "storage/table": [
+        "library",
+        "messages",
+        "encrypted",
+        "columns",
+        "files",
+        "parquet",
+        "arrow",
+        "copies",
+        "source",
+        "arrays",
+    ],
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "best_fit", "packed", "joined"],
     "storage": [
@@ -198,11 +398,15 @@ INSIDE: dict[str, list[str]] = {
         *("tar", "text", "tokens", "image_formats", "kinds", "read_rows"),
     ],
 }
-"""The files and sub-rooms of a room, from below: each imports only those before it, types included."""
+"""The files and sub-rooms of a room, from below: each imports only those before it, types
+included.
+"""
 
 
 def modules(path: Path) -> set[str]:
-    """The modules of headrace that a file imports, and the names out of them, inside functions too."""
+    """The modules of headrace that a file imports, and the names out of them, inside functions
+    too.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -219,7 +423,11 @@ def imports(path: Path) -> set[str]:
 
 
 def test_every_room_has_its_place() -> None:
-    rooms = {path.stem for path in PACKAGE.iterdir() if path.name[0] not in "_." and path.suffix in ("", ".py")}
+    rooms = {
+        path.stem
+        for path in PACKAGE.iterdir()
+        if path.name[0] not in "_." and path.suffix in ("", ".py")
+    }
     assert rooms == set(BELOW)
 
 
@@ -237,7 +445,9 @@ def _ground_of(room: str) -> set[str]:
 def test_nothing_leads_in_a_circle() -> None:
     placed: set[str] = set()
     while placed != set(BELOW):
-        ready = {room for room, below in BELOW.items() if below | _ground_of(room) <= placed | {room}} - placed
+        ready = {
+            room for room, below in BELOW.items() if below | _ground_of(room) <= placed | {room}
+        } - placed
         assert ready, f"a circle among {set(BELOW) - placed}"
         placed |= ready
 
@@ -247,9 +457,15 @@ def test_sub_rooms_are_ordered(room: str) -> None:
     folder, order = PACKAGE / room, INSIDE[room]
     assert {path.stem for path in folder.iterdir() if path.name[0] not in "_."} == set(order)
     for place, unit in enumerate(order):
-        for path in (folder / unit).rglob("*.py") if (folder / unit).is_dir() else [folder / f"{unit}.py"]:
+        for path in (
+            (folder / unit).rglob("*.py") if (folder / unit).is_dir() else [folder / f"{unit}.py"]
+        ):
             prefix = "headrace." + room.replace("/", ".") + "."
-            used = {name.removeprefix(prefix).split(".")[0] for name in modules(path) if name.startswith(prefix)} & set(order)
+            used = {
+                name.removeprefix(prefix).split(".")[0]
+                for name in modules(path)
+                if name.startswith(prefix)
+            } & set(order)
             assert used <= set(order[: place + 1]), path
 
 
@@ -257,18 +473,33 @@ def test_sub_rooms_are_ordered(room: str) -> None:
 def test_the_lower_rooms_do_not_know_the_dataloader(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.utils.data"):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "torch.utils.data"
+            ):
                 assert {alias.name for alias in node.names} <= {"Sampler", "get_worker_info"}, path
 
 
 def test_each_new_tensor_names_its_device() -> None:
     """Else it would follow torch's default device."""
     makers = {function.__name__ for function in _device_constructors()}
-    calls = [(path, node) for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [
+        (path, node)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
     nameless = []
     for path, call in calls:
         function = call.func
-        of_torch = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "torch"
-        if of_torch and function.attr in makers and not {"device", None} & {keyword.arg for keyword in call.keywords}:
+        of_torch = (
+            isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Name)
+            and function.value.id == "torch"
+        )
+        if (
+            of_torch
+            and function.attr in makers
+            and not {"device", None} & {keyword.arg for keyword in call.keywords}
+        ):
             nameless.append(f"{path.relative_to(PACKAGE)}:{call.lineno}")
     assert not nameless

@@ -1,4 +1,6 @@
-"""A job stays within its budget (law 5), all its processes together: benchmarks/memory.py on a smaller set."""
+"""A job stays within its budget (law 5), all its processes together: benchmarks/memory.py on a
+smaller set.
+"""
 
 import importlib.util
 import sys
@@ -39,7 +41,9 @@ def many_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
-def test_a_job_stays_within_its_budget(benchmark: Any, many_photos: Path, mode: str, workers: int) -> None:
+def test_a_job_stays_within_its_budget(
+    benchmark: Any, many_photos: Path, mode: str, workers: int
+) -> None:
     idle = benchmark.measure(str(many_photos), "idle", workers, "1GB")["growth"]
     one = benchmark.measure(str(many_photos), mode, workers, str(BUDGET) + "B")
     assert one["refused"] is None

@@ -1,4 +1,6 @@
-"""A job that loses a node goes on with another number of them, and sees every sample once (examples/train_multinode.py)."""
+"""A job that loses a node goes on with another number of them, and sees every sample once
+(examples/train_multinode.py).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "train_multinode.py"
 TINY = ["--global-batch", "6", "--image-size", "16", "--workers", "0", "--device", "cpu"]
-MAY_ISOLATE = sys.platform == "linux" and os.geteuid() == 0 and all(map(shutil.which, ("ip", "unshare", "nsenter")))
+MAY_ISOLATE = (
+    sys.platform == "linux"
+    and os.geteuid() == 0
+    and all(map(shutil.which, ("ip", "unshare", "nsenter")))
+)
 
 
 @pytest.fixture
@@ -44,7 +50,9 @@ Lines = list[dict[str, Any]]
 
 
 def read(folder: Path) -> dict[int, list[tuple[dict[str, Any], Lines]]]:
-    """The ledger, read without the example's own reader: life -> the head and the steps of each rank."""
+    """The ledger, read without the example's own reader: life -> the head and the steps of each
+    rank.
+    """
     lives: dict[int, list[tuple[dict[str, Any], Lines]]] = {}
     for path in folder.iterdir():
         head, *steps = [json.loads(line) for line in path.read_text().splitlines()]
@@ -56,7 +64,9 @@ def read(folder: Path) -> dict[int, list[tuple[dict[str, Any], Lines]]]:
 
 
 def that_count(folder: Path) -> dict[tuple[int, int], list[int]]:
-    """The samples of all ranks, by (epoch, step), of the steps that count: those before the next life began."""
+    """The samples of all ranks, by (epoch, step), of the steps that count: those before the next
+    life began.
+    """
     lives = read(folder)
     found: dict[tuple[int, int], list[int]] = {}
     for life, ranks in lives.items():
@@ -69,11 +79,17 @@ def that_count(folder: Path) -> dict[tuple[int, int], list[int]]:
     return found
 
 
-def orders(path: Path, global_batch: int, epochs: int, seed: int = 42) -> dict[tuple[int, int], list[int]]:
+def orders(
+    path: Path, global_batch: int, epochs: int, seed: int = 42
+) -> dict[tuple[int, int], list[int]]:
     """What each step must have seen, by a loader of one rank."""
     with ImageDataset(path, image_size=8, return_index=True) as dataset:
         loader = create_dataloader(dataset, batch_size=global_batch, num_workers=0, seed=seed)
-        return {(epoch, step): batch[2].tolist() for epoch in range(epochs) for step, batch in enumerate(loader)}
+        return {
+            (epoch, step): batch[2].tolist()
+            for epoch in range(epochs)
+            for step, batch in enumerate(loader)
+        }
 
 
 # -- one rank, in this process
@@ -92,7 +108,9 @@ def test_a_rank_alone_trains_and_there_is_nothing_to_do_twice(
     assert "epoch 1: 4 steps, 24 samples, missing 0, duplicated 0" in capsys.readouterr().out
 
 
-def test_killed_job_resumes_from_its_last_checkpoint(example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_job_resumes_from_its_last_checkpoint(
+    example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = [str(photos), *TINY, "--out", str(tmp_path), "--checkpoint-every", "2"]
     write = example.Ledger.write
 
@@ -106,13 +124,22 @@ def test_killed_job_resumes_from_its_last_checkpoint(example: Any, photos: Path,
     (tmp_path / "checkpoint.pt.unfinished").write_bytes(b"half a checkpoint")
     monkeypatch.setattr(example.Ledger, "write", write)
     assert example.main(options) == 0
-    (first, begun), (second, rest) = (ranks[0] for _, ranks in sorted(read(tmp_path / "ledger").items()))
+    (first, begun), (second, rest) = (
+        ranks[0] for _, ranks in sorted(read(tmp_path / "ledger").items())
+    )
     assert (first["step"], second["epoch"], second["step"]) == (0, 1, 2)
-    assert [(line["epoch"], line["step"]) for line in begun[-2:]] == [(1, 2), (1, 3)] == [(line["epoch"], line["step"]) for line in rest]
+    assert (
+        [(line["epoch"], line["step"]) for line in begun[-2:]]
+        == [(1, 2), (1, 3)]
+        == [(line["epoch"], line["step"]) for line in rest]
+    )
     assert that_count(tmp_path / "ledger") == orders(photos, 6, 2)
     whole = tmp_path / "whole"
     assert example.main([str(photos), *TINY, "--out", str(whole)]) == 0
-    one, other = (torch.load(folder / "checkpoint.pt", weights_only=True)["network"] for folder in (tmp_path, whole))
+    one, other = (
+        torch.load(folder / "checkpoint.pt", weights_only=True)["network"]
+        for folder in (tmp_path, whole)
+    )
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -121,12 +148,18 @@ def test_a_global_batch_that_does_not_fit_is_refused(
     example: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [str(photos), *TINY, "--out", str(tmp_path), "--epochs", "1"]
-    with ImageDataset(photos) as dataset, pytest.raises(ConfigError, match="--global-batch 6 can't be shared by 4 ranks"):
+    with (
+        ImageDataset(photos) as dataset,
+        pytest.raises(ConfigError, match="--global-batch 6 can't be shared by 4 ranks"),
+    ):
         example.build(example.parse(options), World(0, 4, 0, 4, "a test"), "cpu", dataset)
     assert example.main(options) == 0
     assert example.main([*options, "--global-batch", "8"]) == 2
     said = capsys.readouterr().err
-    assert "the state was saved with a global batch of 6, this loader has 8 (batch_size x world_size): use batch_size=6" in said
+    assert (
+        "the state was saved with a global batch of 6, this loader has 8 (batch_size x "
+        "world_size): use batch_size=6" in said
+    )
 
 
 # -- the ledger
@@ -140,24 +173,49 @@ def write_ledger(folder: Path, files: dict[str, list[dict[str, Any]]]) -> Path:
 
 
 def head(life: int, rank: int, world_size: int, step: int = 0) -> dict[str, Any]:
-    return {"life": life, "rank": rank, "world_size": world_size, "samples": 6, "epoch": 0, "step": step}
+    return {
+        "life": life,
+        "rank": rank,
+        "world_size": world_size,
+        "samples": 6,
+        "epoch": 0,
+        "step": step,
+    }
 
 
 def step(number: int, *indices: int, padding: tuple[int, ...] = ()) -> dict[str, Any]:
     return {"epoch": 0, "step": number, "indices": indices, "padding": padding}
 
 
-def test_the_balance_finds_what_is_missing_and_what_came_twice(example: Any, tmp_path: Path) -> None:
-    first = {"life-1-rank-0": [head(1, 0, 2), step(0, 0), step(1, 1), step(2, 2)], "life-1-rank-1": [head(1, 1, 2), step(0, 3), step(1, 4)]}
-    good = write_ledger(tmp_path / "good", {**first, "life-2-rank-0": [head(2, 0, 1, 2), step(2, 2, 5, padding=(0,))]})
+def test_the_balance_finds_what_is_missing_and_what_came_twice(
+    example: Any, tmp_path: Path
+) -> None:
+    first = {
+        "life-1-rank-0": [head(1, 0, 2), step(0, 0), step(1, 1), step(2, 2)],
+        "life-1-rank-1": [head(1, 1, 2), step(0, 3), step(1, 4)],
+    }
+    good = write_ledger(
+        tmp_path / "good",
+        {**first, "life-2-rank-0": [head(2, 0, 1, 2), step(2, 2, 5, padding=(0,))]},
+    )
     with open(good / "life-1-rank-0.jsonl", "a") as file:
         file.write('{"epoch": 0, "ste')  # killed while it wrote
     lives = example.read_lives(good)
     [sums] = example.balance(lives)
-    assert (sums.steps, sums.samples, sums.missing, sums.duplicated, sums.padding) == (3, 6, 0, 0, 1)
-    assert "the 1 steps that it began after that don't: life 2 did them again" in "\n".join(example.report(lives))
+    assert (sums.steps, sums.samples, sums.missing, sums.duplicated, sums.padding) == (
+        3,
+        6,
+        0,
+        0,
+        1,
+    )
+    assert "the 1 steps that it began after that don't: life 2 did them again" in "\n".join(
+        example.report(lives)
+    )
     for name, begin, missing, duplicated in (("late", 3, 0, 1), ("early", 1, 2, 0)):
-        bad = write_ledger(tmp_path / name, {**first, "life-2-rank-0": [head(2, 0, 1, begin), step(2, 2, 5)]})
+        bad = write_ledger(
+            tmp_path / name, {**first, "life-2-rank-0": [head(2, 0, 1, begin), step(2, 2, 5)]}
+        )
         [sums] = example.balance(example.read_lives(bad))
         assert (sums.missing, sums.duplicated) == (missing, duplicated)
         assert example.main(["--count", "--out", str(tmp_path / "none")]) == 2
@@ -167,7 +225,9 @@ def test_the_balance_finds_what_is_missing_and_what_came_twice(example: Any, tmp
 
 def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Path) -> None:
     one = write_ledger(tmp_path / "ledger", {"life-1-rank-1": [head(1, 1, 3)]})
-    with pytest.raises(ValueError, match=r"life 1 had 3 ranks, and the files of \[0, 2\] are not here"):
+    with pytest.raises(
+        ValueError, match=r"life 1 had 3 ranks, and the files of \[0, 2\] are not here"
+    ):
         example.read_lives(one)
     assert example.main(["--count", "--out", str(tmp_path)]) == 2
     example.forget(one, 2)
@@ -179,7 +239,9 @@ def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Pat
 # -- the end of a rank
 
 
-@pytest.mark.parametrize(("before", "said"), [("", "said"), ("dist.destroy_process_group()", "said\nan orderly end")])
+@pytest.mark.parametrize(
+    ("before", "said"), [("", "said"), ("dist.destroy_process_group()", "said\nan orderly end")]
+)
 def test_rank_whose_group_still_stands_ends_at_once(before: str, said: str) -> None:
     script = f"""
 import atexit, sys
@@ -192,7 +254,13 @@ print("said")
 {before}
 end(5)
 """
-    ended = subprocess.run([sys.executable, "-c", script], cwd=SCRIPT.parent, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=SCRIPT.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (5, said, "")
 
 
@@ -219,7 +287,14 @@ def test_hanging_node_is_killed_with_its_children(example: Any, tmp_path: Path) 
     command = ["sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait"]
     with example.one_node(command, tmp_path / "log") as node:
         wait_for(lambda: node.last_lines() == "  | started", 20)
-        started = wait_for(lambda: (found := psutil.Process(node.pid).children(recursive=True)) and len(found) == 2 and found, 20)
+        started = wait_for(
+            lambda: (
+                (found := psutil.Process(node.pid).children(recursive=True))
+                and len(found) == 2
+                and found
+            ),
+            20,
+        )
         assert node.wait(0.1) is None
         assert node.kill() == 3
         assert all(is_gone(process) for process in started)
@@ -228,11 +303,24 @@ def test_hanging_node_is_killed_with_its_children(example: Any, tmp_path: Path) 
 
 
 def demo(out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPT), "--demo", "--workers", "1", "--device", "cpu", "--out", str(out), *options]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--demo",
+        "--workers",
+        "1",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        *options,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-NEEDS_NETWORKS = pytest.mark.skipif(not MAY_ISOLATE, reason="needs networks of its own: root, ip, unshare, nsenter")
+NEEDS_NETWORKS = pytest.mark.skipif(
+    not MAY_ISOLATE, reason="needs networks of its own: root, ip, unshare, nsenter"
+)
 
 
 @pytest.mark.slow
@@ -262,13 +350,18 @@ def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options:
     begins = {(first["epoch"], first["step"]) for first, _ in lives[2]}
     assert len(begins) == 1 and begins != {(0, 0)}
     last = max((line["epoch"], line["step"]) for _, steps in lives[1] for line in steps)
-    assert min(begins) <= last < (1, 19)  # it was lost before its end, and some steps may have been done in vain
+    # it was lost before its end, and some steps may have been done in vain
+    assert min(begins) <= last < (1, 19)
     counted = that_count(out / "ledger")
     for epoch in range(2):
-        seen = Counter(index for (e, _), indices in counted.items() if e == epoch for index in indices)
+        seen = Counter(
+            index for (e, _), indices in counted.items() if e == epoch for index in indices
+        )
         assert seen == Counter(range(samples))
     expected = orders(out / f"photos-{samples}", 24, 2)
-    assert {at: sorted(indices) for at, indices in counted.items()} == {at: sorted(indices) for at, indices in expected.items()}
+    assert {at: sorted(indices) for at, indices in counted.items()} == {
+        at: sorted(indices) for at, indices in expected.items()
+    }
     assert said.rstrip().endswith("all epochs: missing 0, duplicated 0")
     assert "ended by itself with status 1" in said and "lost the other ranks: rank" in said
     if "--loopback" not in options and MAY_ISOLATE:
@@ -277,14 +370,22 @@ def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a process that was killed")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux kills the children of a process that was killed"
+)
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     with demo(tmp_path, "--epochs", "50") as job:
         try:
-            wait_for(lambda: all((tmp_path / f"demo/ledger/life-1-rank-{rank}.jsonl").exists() for rank in range(2)))
-            wait_for(lambda: len(psutil.Process(job.pid).children(recursive=True)) >= 6)  # two of a launcher, a rank and a worker
+            wait_for(
+                lambda: all(
+                    (tmp_path / f"demo/ledger/life-1-rank-{rank}.jsonl").exists()
+                    for rank in range(2)
+                )
+            )
+            # two of a launcher, a rank and a worker
+            wait_for(lambda: len(psutil.Process(job.pid).children(recursive=True)) >= 6)
             started = psutil.Process(job.pid).children(recursive=True)
             os.kill(job.pid, number)
             job.wait(60)
@@ -303,7 +404,9 @@ def test_a_demo_whose_nodes_do_not_start_says_why(tmp_path: Path) -> None:
             job.kill()
     assert job.returncode == 2
     assert "ended too early, with status 1" in said
-    assert any(f"{tmp_path / 'nothing'}" in log.read_text() for log in (tmp_path / "demo").glob("*.log"))
+    assert any(
+        f"{tmp_path / 'nothing'}" in log.read_text() for log in (tmp_path / "demo").glob("*.log")
+    )
 
 
 @pytest.mark.slow
@@ -312,14 +415,39 @@ def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    step_of = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    step_of = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    }
 
-    def run(*options: str, out: Callable[[int], Path] = lambda _: tmp_path) -> list[tuple[int, str]]:
+    def run(
+        *options: str, out: Callable[[int], Path] = lambda _: tmp_path
+    ) -> list[tuple[int, str]]:
         jobs = []
         for rank in range(2):
             environment = {**os.environ, **step_of, "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
-            command = [sys.executable, SCRIPT, photos, *TINY, "--timeout", "60", "--out", out(rank), *options]
-            jobs.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+            command = [
+                sys.executable,
+                SCRIPT,
+                photos,
+                *TINY,
+                "--timeout",
+                "60",
+                "--out",
+                out(rank),
+                *options,
+            ]
+            jobs.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
         try:
             said = [job.communicate(timeout=120)[0] for job in jobs]
         finally:
@@ -332,6 +460,12 @@ def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
     assert counted == {at: sorted(indices) for at, indices in orders(photos, 6, 1).items()}
     apart = run("--epochs", "2", out=lambda rank: tmp_path if rank else tmp_path / "elsewhere")
     assert [status for status, _ in apart] == [2, 2]
-    assert all("checkpoint.pt is not the same on all ranks (life, epoch, step): [(1, 0, 0), (2, 0, 4)]" in text for _, text in apart)
+    assert all(
+        "checkpoint.pt is not the same on all ranks (life, epoch, step): [(1, 0, 0), (2, 0, 4)]"
+        in text
+        for _, text in apart
+    )
     torn = run("--seed", "7", "--epochs", "2")
-    assert [status for status, _ in torn] == [2, 2] and all("seed was 42, is 7" in text for _, text in torn)
+    assert [status for status, _ in torn] == [2, 2] and all(
+        "seed was 42, is 7" in text for _, text in torn
+    )

@@ -30,7 +30,15 @@ from headrace import (
 )
 from headrace.datasets.core.options import PathOptions
 from headrace.loader.config import FIELDS
-from headrace.synonyms import ARGUMENTS, BY_ARGUMENT, BY_NAME, BY_REMEDY, LOADER_OPTIONS, NAMES, WITHOUT_ARGUMENT
+from headrace.synonyms import (
+    ARGUMENTS,
+    BY_ARGUMENT,
+    BY_NAME,
+    BY_REMEDY,
+    LOADER_OPTIONS,
+    NAMES,
+    WITHOUT_ARGUMENT,
+)
 from tests.testing.test_contract import SquareDataset
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +64,8 @@ def known_names() -> set[str]:
         if inspect.isclass(thing):
             for attribute in dir(thing):
                 found |= {attribute} | parameters(getattr(thing, attribute, None))
-    return found | {"targets", "classes", "class_to_idx"} | {"DataLoader", "DistributedSampler"}  # only instances have the first; torch's
+    # only instances have the first; torch's
+    return found | {"targets", "classes", "class_to_idx"} | {"DataLoader", "DistributedSampler"}
 
 
 def parameters(thing: object) -> set[str]:
@@ -155,7 +164,9 @@ SAID = [
 
 
 @pytest.mark.parametrize(("function", "word", "use"), SAID)
-def test_an_argument_of_another_library_says_what_to_use(function: Any, word: str, use: str) -> None:
+def test_an_argument_of_another_library_says_what_to_use(
+    function: Any, word: str, use: str
+) -> None:
     data = {"a": [1, 2]} if function is MultiDataLoader else [1, 2]
     said = re.escape(f"{function.__name__} has no '{word}': use {use}")
     with pytest.raises(ConfigError, match=said):
@@ -188,14 +199,32 @@ def test_a_keyword_that_a_class_of_ones_own_passes_on() -> None:
         def __init__(self, data_path: str) -> None:
             super().__init__(data_path, None, "lazy")  # type: ignore[arg-type, misc]
 
-    with pytest.raises(ConfigError, match=r"^BaseDataset takes source, a Source of the records, by position"):
+    with pytest.raises(
+        ConfigError, match=r"^BaseDataset takes source, a Source of the records, by position"
+    ):
         Older("folder")
 
 
-RECORDS = {"BatchTimes", "LoadingMode", "Padded", "Profile", "RemoteOptions", "SlowStage", "SparseRow", "SparseRows", "Statistics"}
+RECORDS = {
+    "BatchTimes",
+    "LoadingMode",
+    "Padded",
+    "Profile",
+    "RemoteOptions",
+    "SlowStage",
+    "SparseRow",
+    "SparseRows",
+    "Statistics",
+}
 """Public classes that users get and don't make, or enumerations."""
 OTHERS = {"DataModuleProtocol", "LRUCache", "Source", "WorkerHandle"}
-OF_A_BATCH = {"document_mask", "list_collate", "move_to_device", "sparse_collate", "variable_length_collate"}
+OF_A_BATCH = {
+    "document_mask",
+    "list_collate",
+    "move_to_device",
+    "sparse_collate",
+    "variable_length_collate",
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(headrace.__all__) - RECORDS - OTHERS - OF_A_BATCH))
@@ -203,7 +232,11 @@ def test_a_public_function_names_the_keyword_it_lacks(name: str) -> None:
     function = getattr(headrace, name)
     if not callable(function) or (inspect.isclass(function) and issubclass(function, Exception)):
         return
-    data: list[Any] = [{"a": [1]}, {"a": 1}, [0]] if name in ("MultiDataLoader", "read_rows", "split_workers") else [[1, 2]]
+    data: list[Any] = (
+        [{"a": [1]}, {"a": 1}, [0]]
+        if name in ("MultiDataLoader", "read_rows", "split_workers")
+        else [[1, 2]]
+    )
     if name == "read_rows":
         data = ["x", "y", [0]]
     with pytest.raises(ConfigError, match=f"^{name} has no 'xyzzy': it has "):
@@ -226,7 +259,9 @@ def test_attributes_of_other_libraries() -> None:
         (collators, "get_collator", r"collators.get\(name\)"),
         (DataModule([1, 2]), "train_dataset", "module.train"),
     ]:
-        with pytest.raises(AttributeError, match=f"^{type(owner).__name__} has no '{name}': use {use}"):
+        with pytest.raises(
+            AttributeError, match=f"^{type(owner).__name__} has no '{name}': use {use}"
+        ):
             getattr(owner, name)
         assert not hasattr(owner, name) and not hasattr(owner, "nothing_like_it")
 
@@ -240,7 +275,9 @@ def test_attributes_of_other_libraries() -> None:
 
 
 def test_a_misspelt_name_of_the_package() -> None:
-    with pytest.raises(AttributeError, match=r"^headrace has no 'ImageDatset': did you mean ImageDataset"):
+    with pytest.raises(
+        AttributeError, match=r"^headrace has no 'ImageDatset': did you mean ImageDataset"
+    ):
         headrace.ImageDatset  # noqa: B018
     assert not hasattr(headrace, "nothing_like_it")
     exec("from headrace import testing")  # a module, which is imported when it is asked for

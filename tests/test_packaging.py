@@ -14,7 +14,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 @pytest.mark.parametrize("folder", ["src", "tests", "tools", "examples", "benchmarks", "docs"])
 def test_the_sdist_holds_what_tests_import_and_read(folder: str) -> None:
-    assert (ROOT / folder).is_dir() and f"/{folder}" in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert (ROOT / folder).is_dir() and f"/{folder}" in PROJECT["tool"]["hatch"]["build"][
+        "targets"
+    ]["sdist"]["include"]
 
 
 def test_a_wheel_brings_the_command() -> None:
@@ -22,7 +24,13 @@ def test_a_wheel_brings_the_command() -> None:
 
 
 def test_the_sdist_builds_the_site() -> None:
-    assert (ROOT / "mkdocs.yml").is_file() and "/mkdocs.yml" in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    names = {re.split(r"[\[>=]", one)[0] for one in PROJECT["project"]["optional-dependencies"]["docs"]}
+    assert (ROOT / "mkdocs.yml").is_file() and "/mkdocs.yml" in PROJECT["tool"]["hatch"]["build"][
+        "targets"
+    ]["sdist"]["include"]
+    pinned = {
+        line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    names = {
+        re.split(r"[\[>=]", one)[0] for one in PROJECT["project"]["optional-dependencies"]["docs"]
+    }
     assert "mkdocs-material" in names and names <= pinned

@@ -29,7 +29,13 @@ def _workflow(name: str) -> Any:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """The files that a release touches, as they are."""
-    for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "README.md", "src/headrace/__init__.py"):
+    for name in (
+        "pyproject.toml",
+        "CITATION.cff",
+        "CHANGELOG.md",
+        "README.md",
+        "src/headrace/__init__.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -55,36 +61,68 @@ def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert project["version"] == headrace.__version__ == citation["version"]
-    assert project["license"] == citation["license"] and project["authors"][0]["name"] == citation["authors"][0]["name"]
+    assert (
+        project["license"] == citation["license"]
+        and project["authors"][0]["name"] == citation["authors"][0]["name"]
+    )
 
 
 def test_ci_runs_the_pythons_of_the_classifiers() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    told = [one.rpartition(" ")[2] for one in project["classifiers"] if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", one)]
+    told = [
+        one.rpartition(" ")[2]
+        for one in project["classifiers"]
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", one)
+    ]
     matrix = _workflow("tests")["jobs"]["quick"]["strategy"]["matrix"]
     assert told == matrix["python"] and project["requires-python"] == f">={told[0]}"
-    assert {one["os"].partition("-")[0] for one in matrix["include"] if one["unsupported"]} == {"macos", "windows"}
+    assert {one["os"].partition("-")[0] for one in matrix["include"] if one["unsupported"]} == {
+        "macos",
+        "windows",
+    }
 
 
 def test_what_may_fail_is_named_so() -> None:
     quick = _workflow("tests")["jobs"]["quick"]
-    assert "matrix.unsupported" in quick["continue-on-error"] and "matrix.unsupported && ' (may fail)'" in quick["name"]
-    others = [job for name in ("tests", "docs", "publish") for key, job in _workflow(name)["jobs"].items() if key != "quick"]
+    assert (
+        "matrix.unsupported" in quick["continue-on-error"]
+        and "matrix.unsupported && ' (may fail)'" in quick["name"]
+    )
+    others = [
+        job
+        for name in ("tests", "docs", "publish")
+        for key, job in _workflow(name)["jobs"].items()
+        if key != "quick"
+    ]
     assert not any("continue-on-error" in str(job) for job in others)
 
 
 def test_publishing_is_trusted_and_checked() -> None:
     jobs = _workflow("publish")["jobs"]
-    assert jobs["publish"]["permissions"] == {"id-token": "write"} and "secrets." not in (GITHUB / "workflows/publish.yml").read_text()
+    assert (
+        jobs["publish"]["permissions"] == {"id-token": "write"}
+        and "secrets." not in (GITHUB / "workflows/publish.yml").read_text()
+    )
     steps = " ".join(step.get("run", "") for step in jobs["build"]["steps"])
-    assert steps.index("tools/prepare_release.py") < steps.index("python -m build") < steps.index("tools/smoke.py")
+    assert (
+        steps.index("tools/prepare_release.py")
+        < steps.index("python -m build")
+        < steps.index("tools/smoke.py")
+    )
 
 
 def test_a_version_that_differs_is_named(release: Any, checkout: Path) -> None:
     _edit(checkout / "CITATION.cff", f"version: {headrace.__version__}", "version: 9.9.9")
-    assert release.mismatches(f"v{headrace.__version__}", checkout)[0] == f"CITATION.cff: version 9.9.9, the tag is v{headrace.__version__}"
+    assert (
+        release.mismatches(f"v{headrace.__version__}", checkout)[0]
+        == f"CITATION.cff: version 9.9.9, the tag is v{headrace.__version__}"
+    )
     found = release.mismatches("v9.9.9", checkout)
-    assert [line.partition(":")[0] for line in found[:3]] == ["pyproject.toml", "src/headrace/__init__.py", "CHANGELOG.md"]
+    assert [line.partition(":")[0] for line in found[:3]] == [
+        "pyproject.toml",
+        "src/headrace/__init__.py",
+        "CHANGELOG.md",
+    ]
 
 
 def test_a_release_has_the_urls_of_its_repository(release: Any, checkout: Path) -> None:
@@ -93,8 +131,13 @@ def test_a_release_has_the_urls_of_its_repository(release: Any, checkout: Path) 
     assert project["urls"]["Source"] == REPOSITORY and project["scripts"]
     readme = (checkout / "README.md").read_text(encoding="utf-8")
     links = re.findall(r'\]\(([^)#]+)|(?:src|srcset)="([^"]+)"', readme)
-    assert len(links) > 20 and all(link.startswith(f"{REPOSITORY}/") for pair in links for link in pair if link)
-    assert f"]({REPOSITORY}/blob/v1.2.3/docs/start.md)" in readme and f'src="{REPOSITORY}/raw/v1.2.3/docs/assets/' in readme
+    assert len(links) > 20 and all(
+        link.startswith(f"{REPOSITORY}/") for pair in links for link in pair if link
+    )
+    assert (
+        f"]({REPOSITORY}/blob/v1.2.3/docs/start.md)" in readme
+        and f'src="{REPOSITORY}/raw/v1.2.3/docs/assets/' in readme
+    )
     release.prepare("v1.2.3", REPOSITORY, checkout)  # a second time changes nothing
     assert (checkout / "README.md").read_text(encoding="utf-8") == readme
 
@@ -103,7 +146,12 @@ def test_a_release_has_the_urls_of_its_repository(release: Any, checkout: Path) 
 def test_the_smoke_script_passes(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "smoke.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110
+        [sys.executable, ROOT / "tools" / "smoke.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok    ") >= 10 and "FAILS" not in done.stdout

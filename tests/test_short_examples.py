@@ -18,7 +18,15 @@ import headrace
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 SHORT = (
-    *("own_format", "pack_dask", "stream_shards", "train_audio", "train_chats", "train_images", "train_lightning"),
+    *(
+        "own_format",
+        "pack_dask",
+        "stream_shards",
+        "train_audio",
+        "train_chats",
+        "train_images",
+        "train_lightning",
+    ),
     *("train_mixed_precision", "train_sparse", "train_text", "train_volume"),
 )
 pytestmark = pytest.mark.slow
@@ -29,7 +37,13 @@ def _run(folder: Path, name: str, *options: Any, code: int = 0) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, EXAMPLES / f"{name}.py", *map(str, options)]
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, errors = process.communicate(timeout=110)
@@ -46,12 +60,19 @@ def _run(folder: Path, name: str, *options: Any, code: int = 0) -> str:
 def test_an_example_is_short_and_listed(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 100
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
-    assert sum(f"`examples/{name}.py`" in page for page in pages) >= 2  # in the list of docs/start.md, and beside its subject
+    # in the list of docs/start.md, and beside its subject
+    assert sum(f"`examples/{name}.py`" in page for page in pages) >= 2
 
 
 def test_sparse_rows_of_cells(tmp_path: Path) -> None:
-    found = [_run(tmp_path, "train_sparse", "--epochs", 2, "--workers", 0, "--mode", mode) for mode in ("lazy", "cached")]
-    assert "2,000 cells x 2,000 genes, of the kinds B cell, NK, T cell, monocyte" in found[0] and found[0] == found[1]
+    found = [
+        _run(tmp_path, "train_sparse", "--epochs", 2, "--workers", 0, "--mode", mode)
+        for mode in ("lazy", "cached")
+    ]
+    assert (
+        "2,000 cells x 2,000 genes, of the kinds B cell, NK, T cell, monocyte" in found[0]
+        and found[0] == found[1]
+    )
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", found[0])]
     assert losses[1] < losses[0] and float(re.findall(r"cells ([\d.]+)%", found[0])[-1]) > 60
     wrong = _run(tmp_path, "train_sparse", "nothing.h5ad", code=2)
@@ -64,7 +85,9 @@ def test_chats_of_which_answers_are_learned(tmp_path: Path) -> None:
         for options in ([], ["out/chats.jsonl", "--mode", "streaming"])
     ]
     for output in found:
-        (first, labels, tokens), (last, *same) = re.findall(r"loss ([\d.]+) of ([\d,]+) labels, in ([\d,]+) tokens", output)
+        (first, labels, tokens), (last, *same) = re.findall(
+            r"loss ([\d.]+) of ([\d,]+) labels, in ([\d,]+) tokens", output
+        )
         assert float(last) < float(first) / 2 and same == [labels, tokens] == ["5,983", "34,951"]
         assert re.search(r"labels: '((one|two|three|four|five|six|seven|eight|none)\\n)+'", output)
     assert len((EXAMPLES / "train_chats.py").read_text(encoding="utf-8").splitlines()) < 80
@@ -82,7 +105,10 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
 def test_shards_from_a_server(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     output = _run(tmp_path, "stream_shards", "--images", 64, "--workers", 1)
-    assert "64 samples, 4 batches" in output and "stopped after batch 2, went on: 64 samples, each exactly once: yes" in output
+    assert (
+        "64 samples, 4 batches" in output
+        and "stopped after batch 2, went on: 64 samples, each exactly once: yes" in output
+    )
     assert int(re.findall(r"answered (\d+) requests", output)[0]) > 4
     assert _run(tmp_path, "stream_shards", tmp_path / "nothing.tar", code=2).startswith("error: ")
 
@@ -105,13 +131,24 @@ def test_mixed_precision_without_a_gpu_is_said(tmp_path: Path) -> None:
     assert wrong.startswith("error: ") and wrong.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "package"), [("train_lightning", "lightning"), ("pack_dask", "distributed")])
+@pytest.mark.parametrize(
+    ("name", "package"), [("train_lightning", "lightning"), ("pack_dask", "distributed")]
+)
 def test_what_is_not_installed_is_said(name: str, package: str, tmp_path: Path) -> None:
-    program = f"import sys, runpy; sys.modules[{package!r}] = None; sys.path.insert(0, {str(EXAMPLES)!r}); runpy.run_path(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", program, EXAMPLES / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    program = (
+        f"import sys, runpy; sys.modules[{package!r}] = None; sys.path.insert(0, "
+        f"{str(EXAMPLES)!r}); runpy.run_path(sys.argv[1])"
     )
-    assert done.returncode == 2 and re.fullmatch(r"error: this example needs \w+: pip install .*\n", done.stderr)
+    done = subprocess.run(
+        [sys.executable, "-c", program, EXAMPLES / f"{name}.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 2 and re.fullmatch(
+        r"error: this example needs \w+: pip install .*\n", done.stderr
+    )
 
 
 @pytest.mark.integration

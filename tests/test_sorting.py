@@ -26,8 +26,14 @@ def test_any_shape() -> None:
 
 
 def test_nobody_asks_numpy() -> None:
-    """`np.unique` of numbers alone takes fifty times as long; with an index, an inverse, counts or an axis it sorts."""
+    """`np.unique` of numbers alone takes fifty times as long; with an index, an inverse, counts
+    or an axis it sorts.
+    """
     for path in Path(headrace.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unique":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "unique"
+            ):
                 assert node.keywords, f"{path}:{node.lineno}: headrace.sorting.distinct"

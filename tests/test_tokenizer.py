@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import ConfigError
-from headrace.tokenizer import CharTokenizer, Vocabulary, encode_texts, identity_of, shown_tokenizer, token_arrays, vocabulary_of
+from headrace.tokenizer import (
+    CharTokenizer,
+    Vocabulary,
+    encode_texts,
+    identity_of,
+    shown_tokenizer,
+    token_arrays,
+    vocabulary_of,
+)
 from tests.collate.tokenizers import (
     CLS,
     IDS,
@@ -52,8 +60,13 @@ def test_are_shown_on_one_line() -> None:
         def __repr__(self) -> str:
             return "500 lines\n" * 500
 
-    assert shown_tokenizer(Long()).endswith(f"Long of {len(WORDS)} tokens>") and shown_tokenizer(encode) == repr(encode)
-    assert shown_tokenizer(None) == "None" and shown_tokenizer(CharTokenizer("ab")) == "CharTokenizer('ab')"
+    assert shown_tokenizer(Long()).endswith(f"Long of {len(WORDS)} tokens>") and shown_tokenizer(
+        encode
+    ) == repr(encode)
+    assert (
+        shown_tokenizer(None) == "None"
+        and shown_tokenizer(CharTokenizer("ab")) == "CharTokenizer('ab')"
+    )
 
 
 def test_without_padding_the_end_of_a_text_pads() -> None:
@@ -74,8 +87,15 @@ def test_without_padding_the_end_of_a_text_pads() -> None:
         (lambda text: np.array(encode(text), np.int32), PLAIN),
         (lambda text: torch.tensor(encode(text)), PLAIN),
         (lambda text: {"input_ids": encode(text)}, PLAIN),
-        (lambda text: {"input_ids": np.array([encode(text)], np.int64)}, PLAIN),  # return_tensors=...: a batch of one
-        (lambda text: {"input_ids": [5, *encode(text)], "attention_mask": [0] + [1] * len(encode(text))}, PLAIN),
+        # return_tensors=...: a batch of one
+        (lambda text: {"input_ids": np.array([encode(text)], np.int64)}, PLAIN),
+        (
+            lambda text: {
+                "input_ids": [5, *encode(text)],
+                "attention_mask": [0] + [1] * len(encode(text)),
+            },
+            PLAIN,
+        ),
     ],
 )
 def test_ids(tokenizer: Any, ids: list[list[int]]) -> None:
@@ -88,18 +108,29 @@ def test_ids(tokenizer: Any, ids: list[list[int]]) -> None:
 def test_special_tokens(tokenizer: Any) -> None:
     for record in encode_texts(tokenizer, TEXTS):
         assert record["special_tokens_mask"] == [1, *[0] * (len(record["input_ids"]) - 2), 1]
-        assert record.get("token_type_ids", record["input_ids"][:0]) in ([0] * len(record["input_ids"]), [])
+        assert record.get("token_type_ids", record["input_ids"][:0]) in (
+            [0] * len(record["input_ids"]),
+            [],
+        )
 
 
 @pytest.mark.parametrize("tokenizer", [HuggingFace(), Tokenizers()])
 def test_truncated_texts_keep_the_token_at_their_end(tokenizer: Any) -> None:
     long, short, none = encode_texts(tokenizer, TEXTS, 4)
-    assert long["input_ids"] == [CLS, IDS["the"], IDS["mill"], SEP] and long["special_tokens_mask"] == [1, 0, 0, 1]
-    assert short["input_ids"] == [CLS, IDS["the"], IDS["river"], SEP] and none["input_ids"] == [CLS, SEP]
+    assert long["input_ids"] == [CLS, IDS["the"], IDS["mill"], SEP] and long[
+        "special_tokens_mask"
+    ] == [1, 0, 0, 1]
+    assert short["input_ids"] == [CLS, IDS["the"], IDS["river"], SEP] and none["input_ids"] == [
+        CLS,
+        SEP,
+    ]
 
 
 def test_truncated_ids() -> None:
-    assert [record["input_ids"] for record in encode_texts(encode, TEXTS, 3)] == [PLAIN[0][:3], *PLAIN[1:]]
+    assert [record["input_ids"] for record in encode_texts(encode, TEXTS, 3)] == [
+        PLAIN[0][:3],
+        *PLAIN[1:],
+    ]
     assert encode_texts(Tokenizers(), TEXTS[:1], 1)[0]["input_ids"] == [CLS]
 
 
@@ -124,7 +155,9 @@ def test_what_is_none(tokenizer: Any, said: str) -> None:
         vocabulary_of(tokenizer)
 
 
-@pytest.mark.parametrize("gives", [["a"], "text", None, [1.5], [[1], [1, 2]], [[1, 2], [3, 4]], 7, {"ids": [1]}])
+@pytest.mark.parametrize(
+    "gives", [["a"], "text", None, [1.5], [[1], [1, 2]], [[1, 2], [3, 4]], 7, {"ids": [1]}]
+)
 def test_what_gives_no_ids(gives: Any) -> None:
     with pytest.raises(ConfigError, match="no list of ids"):
         encode_texts(lambda text: gives, ["text"])
@@ -140,19 +173,30 @@ class TestCharTokenizer:
         assert CharTokenizer().decode([0, *ids.tolist(), 0]) == text
 
     @settings(max_examples=60, deadline=None)
-    @given(characters=st.text("abcé\U0001f600\ud800", max_size=6), text=st.text("abcdé\U0001f600\ud800", max_size=12))
+    @given(
+        characters=st.text("abcé\U0001f600\ud800", max_size=6),
+        text=st.text("abcdé\U0001f600\ud800", max_size=12),
+    )
     def test_of_some_characters(self, characters: str, text: str) -> None:
         known, tokenizer = sorted(set(characters)), CharTokenizer(characters)
         assert tokenizer(text).tolist() == [known.index(c) + 2 if c in known else 1 for c in text]
-        assert tokenizer.decode(tokenizer(text)) == "".join(c if c in known else "\ufffd" for c in text)
+        assert tokenizer.decode(tokenizer(text)) == "".join(
+            c if c in known else "\ufffd" for c in text
+        )
         assert tokenizer.vocab_size == len(tokenizer) == len(known) + 2
 
     def test_what_it_says_of_itself(self) -> None:
         assert vocabulary_of(CharTokenizer("abc")) == Vocabulary(pad=0, size=5)
         assert vocabulary_of(CharTokenizer()).size == 0x110000 + 2
-        assert repr(eval(repr(CharTokenizer(["b", "ca"])))) == "CharTokenizer('abc')" and repr(CharTokenizer()) == "CharTokenizer()"
+        assert (
+            repr(eval(repr(CharTokenizer(["b", "ca"])))) == "CharTokenizer('abc')"
+            and repr(CharTokenizer()) == "CharTokenizer()"
+        )
         many = CharTokenizer(map(chr, range(5000)))
-        assert repr(many) == "CharTokenizer(<5,000 characters>)" and eval(many.identity).characters == many.characters
+        assert (
+            repr(many) == "CharTokenizer(<5,000 characters>)"
+            and eval(many.identity).characters == many.characters
+        )
 
 
 class TestIdentity:
@@ -180,29 +224,47 @@ class TestIdentity:
             *(Fast({"model": 1}), Fast({"model": 2}), Fast({"model": 1}, add_bos_token=True)),
         ]
         found = [identity_of(tokenizer) for tokenizer in known]
-        assert all(isinstance(identity, str) for identity in found) and len(set(found)) == len(found)
+        assert all(isinstance(identity, str) for identity in found) and len(set(found)) == len(
+            found
+        )
         assert found == [identity_of(tokenizer) for tokenizer in known]
-        used = Fast({"model": 1, "truncation": {"max_length": 5}, "padding": None})  # what its last call left there
+        # what its last call left there
+        used = Fast({"model": 1, "truncation": {"max_length": 5}, "padding": None})
         assert identity_of(used) == identity_of(known[7])
 
-    @pytest.mark.parametrize("tokenizer", [encode, HuggingFace(), Tokenizers(), Tiktoken(), SentencePiece()])
+    @pytest.mark.parametrize(
+        "tokenizer", [encode, HuggingFace(), Tokenizers(), Tiktoken(), SentencePiece()]
+    )
     def test_of_what_can_not(self, tokenizer: Any) -> None:
         assert identity_of(tokenizer) is None
 
 
 class TestArrays:
     def test_of_the_smallest_dtype_that_fits_all_ids(self) -> None:
-        assert [ids.dtype for ids in token_arrays(CharTokenizer("abc"), ["a", ""])] == [np.uint16] * 2
-        assert [ids.dtype for ids in token_arrays(CharTokenizer(), ["a", ""])] == [np.int32] * 2  # of which there are a million
+        assert [ids.dtype for ids in token_arrays(CharTokenizer("abc"), ["a", ""])] == [
+            np.uint16
+        ] * 2
+        # of which there are a million
+        assert [ids.dtype for ids in token_arrays(CharTokenizer(), ["a", ""])] == [np.int32] * 2
         assert [ids.dtype for ids in token_arrays(encode, TEXTS)] == [np.uint16] * 3
         found = token_arrays(lambda text: [int(text)], ["65535", "65536", "2147483647"])
-        assert [(ids.dtype, ids.tolist()) for ids in found] == [(np.uint16, [65535]), (np.int32, [65536]), (np.int32, [2**31 - 1])]
+        assert [(ids.dtype, ids.tolist()) for ids in found] == [
+            (np.uint16, [65535]),
+            (np.int32, [65536]),
+            (np.int32, [2**31 - 1]),
+        ]
 
-    @pytest.mark.parametrize("tokenizer", [CharTokenizer(), encode, HuggingFace(), Tokenizers(), Tiktoken()])
+    @pytest.mark.parametrize(
+        "tokenizer", [CharTokenizer(), encode, HuggingFace(), Tokenizers(), Tiktoken()]
+    )
     def test_truncated(self, tokenizer: Any) -> None:
         whole = token_arrays(tokenizer, TEXTS)
         for length in (1, 3, 100):
-            cut = token_arrays(tokenizer, TEXTS, length) if length > 2 or not isinstance(tokenizer, HuggingFace) else whole[:0]
+            cut = (
+                token_arrays(tokenizer, TEXTS, length)
+                if length > 2 or not isinstance(tokenizer, HuggingFace)
+                else whole[:0]
+            )
             assert all(len(a) == min(length, len(b)) for a, b in zip(cut, whole, strict=False))
 
     @pytest.mark.parametrize("gives", [[-1], [2**31], [-(2**40)]])
@@ -225,5 +287,9 @@ def test_encoding_together_and_alone_agree(characters: str | None, max_length: i
     """Also where the end of one and the beginning of the next would be one character in UTF-16."""
     tokenizer, texts = CharTokenizer(characters), ["abc", "", "\ud83d", "\ude00é", "", "😀bc", ""]
     found = token_arrays(tokenizer, texts, max_length)
-    assert [ids.tolist() for ids in found] == [tokenizer(text[:max_length]).tolist() for text in texts]
-    assert {ids.dtype.name for ids in found} == {"int32" if characters is None else "uint16"} and token_arrays(tokenizer, []) == []
+    assert [ids.tolist() for ids in found] == [
+        tokenizer(text[:max_length]).tolist() for text in texts
+    ]
+    assert {ids.dtype.name for ids in found} == {
+        "int32" if characters is None else "uint16"
+    } and token_arrays(tokenizer, []) == []

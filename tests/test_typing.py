@@ -112,7 +112,9 @@ SOURCE = Path(headrace.__file__).parents[1]
 
 
 def checked(tool: str, script: str, folder: Path) -> set[int]:
-    """The lines of a script that a checker finds errors in, as in a user's own project: with the checker's own defaults."""
+    """The lines of a script that a checker finds errors in, as in a user's own project: with the
+    checker's own defaults.
+    """
     if importlib.util.find_spec(tool) is None:
         pytest.skip(f"{tool} is not installed (extra `dev`)")
     path = folder / "script.py"
@@ -122,11 +124,20 @@ def checked(tool: str, script: str, folder: Path) -> set[int]:
         environment["MYPYPATH"] = str(SOURCE)
     of_pyright = ["--outputjson", "--pythonpath", sys.executable]
     of_mypy = ["--output=json", "--cache-dir=../mypy", "--follow-imports=silent"]
-    command = [sys.executable, "-m", tool, *(of_pyright if tool == "pyright" else of_mypy), path.name]
+    command = [
+        sys.executable,
+        "-m",
+        tool,
+        *(of_pyright if tool == "pyright" else of_mypy),
+        path.name,
+    ]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     if tool == "pyright":
-        found = [(one["range"]["start"]["line"] + 1, one["message"]) for one in json.loads(done.stdout)["generalDiagnostics"]]
+        found = [
+            (one["range"]["start"]["line"] + 1, one["message"])
+            for one in json.loads(done.stdout)["generalDiagnostics"]
+        ]
     else:
         reported = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         found = [(one["line"], one["message"]) for one in reported]
@@ -151,8 +162,17 @@ def test_public_types_are_known_to_pyright(tmp_path: Path) -> None:
     """At least nine of ten public symbols have a type that every checker finds alike."""
     if importlib.util.find_spec("pyright") is None:
         pytest.skip("pyright is not installed (extra `dev`)")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # --verifytypes asks the first python on it
-    command = [sys.executable, "-m", "pyright", "--verifytypes", "headrace", "--ignoreexternal", "--outputjson"]
+    # --verifytypes asks the first python on it
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [
+        sys.executable,
+        "-m",
+        "pyright",
+        "--verifytypes",
+        "headrace",
+        "--ignoreexternal",
+        "--outputjson",
+    ]
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     score = json.loads(done.stdout)["typeCompleteness"]["completenessScore"]
@@ -166,26 +186,52 @@ def test_loader_options_are_the_fields_of_the_config() -> None:
 
 def test_create_dataloader_lists_all_options_and_defaults() -> None:
     text = inspect.getdoc(headrace.create_dataloader) or ""
-    options = [f"``{field.name}={field.default!r}``" for field in dataclasses.fields(DataLoaderConfig)]
+    options = [
+        f"``{field.name}={field.default!r}``" for field in dataclasses.fields(DataLoaderConfig)
+    ]
     assert [option for option in options if option not in text] == []
 
 
 def test_common_options_are_those_of_base_dataset() -> None:
-    hints, parameters = get_type_hints(BaseDataset.__init__), inspect.signature(BaseDataset.__init__).parameters
+    hints, parameters = (
+        get_type_hints(BaseDataset.__init__),
+        inspect.signature(BaseDataset.__init__).parameters,
+    )
     own = ("self", "source", "sample_format", "targets", "transform", "loading_mode")
     shared = {name: hints[name] for name in parameters if name not in own}
     assert get_type_hints(CommonOptions) == shared
 
 
 def test_open_options_are_those_of_the_formats() -> None:
-    formats = (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset, SparseDataset, TableDataset)
+    formats = (
+        ImageDataset,
+        TextDataset,
+        HDF5Dataset,
+        EpisodeDataset,
+        ZarrDataset,
+        SparseDataset,
+        TableDataset,
+    )
     of_formats = {name for one in formats for name in inspect.signature(one).parameters}
-    assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(get_type_hints(PathOptions))
+    assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(
+        get_type_hints(PathOptions)
+    )
 
 
 def test_remote_options_are_declared_once() -> None:
-    assert set(get_type_hints(RemoteKeywords)) | {"cache_dir"} == {field.name for field in dataclasses.fields(RemoteOptions)}
-    for one in (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset, TableDataset, StreamingDataset, headrace.write_index):
+    assert set(get_type_hints(RemoteKeywords)) | {"cache_dir"} == {
+        field.name for field in dataclasses.fields(RemoteOptions)
+    }
+    for one in (
+        ImageDataset,
+        TextDataset,
+        HDF5Dataset,
+        EpisodeDataset,
+        ZarrDataset,
+        TableDataset,
+        StreamingDataset,
+        headrace.write_index,
+    ):
         assert not set(inspect.signature(one).parameters) & set(get_type_hints(RemoteKeywords))
         assert "retries:" not in (one.__doc__ or "") and "RemoteOptions" in (one.__doc__ or "")
     text = inspect.getdoc(RemoteOptions) or ""
@@ -204,7 +250,9 @@ def test_remote_options_are_declared_once() -> None:
         ("retrys", 3, "has no 'retrys': did you mean retries"),
     ],
 )
-def test_remote_options_are_checked_for_local_paths_too(tmp_path: Path, name: str, value: Any, said: str) -> None:
+def test_remote_options_are_checked_for_local_paths_too(
+    tmp_path: Path, name: str, value: Any, said: str
+) -> None:
     for door in (
         ImageDataset,
         TextDataset,
@@ -227,5 +275,7 @@ def test_mode_names_are_those_of_the_enum() -> None:
 
 def test_views_and_splits_keep_their_class() -> None:
     names = ("subset", "split", "__enter__")
-    hints: dict[str, Any] = {name: inspect.get_annotations(getattr(BaseDataset, name))["return"] for name in names}
+    hints: dict[str, Any] = {
+        name: inspect.get_annotations(getattr(BaseDataset, name))["return"] for name in names
+    }
     assert all("Self" in hint for hint in hints.values()), hints

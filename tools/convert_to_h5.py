@@ -1,4 +1,6 @@
-"""`headrace pack` as a script. Exit codes: 0 done; 2 an error, told in one line; 130 interrupted."""
+"""`headrace pack` as a script. Exit codes: 0 done; 2 an error, told in one line; 130
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     parser = Parser(
-        "convert_to_h5", description=pack.DESCRIPTION, epilog=pack.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        "convert_to_h5",
+        description=pack.DESCRIPTION,
+        epilog=pack.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     pack.add_arguments(parser)
     code = run_verb(pack.run, parser.parse_args(arguments), parser.prog)

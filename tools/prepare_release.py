@@ -1,10 +1,12 @@
-"""Prepares a checkout for the build of a release: compares the versions with the tag, and adds the repository's URLs.
+"""Prepares a checkout for the build of a release: compares the versions with the tag, and adds the
+repository's URLs.
 
 python tools/prepare_release.py v0.2.0 https://github.com/OWNER/REPOSITORY
 
-The tag must name the version of pyproject.toml, of `headrace.__version__` and of CITATION.cff, and CHANGELOG.md must have a dated
-section of it. Then pyproject.toml gets `[project.urls]`, and the relative links of README.md become links into the repository at that tag,
-since PyPI shows the page without the files beside it. Exit codes: 0 done, 2 something does not fit (nothing is written then).
+The tag must name the version of pyproject.toml, of `headrace.__version__` and of CITATION.cff, and
+CHANGELOG.md must have a dated section of it. Then pyproject.toml gets `[project.urls]`, and the
+relative links of README.md become links into the repository at that tag, since PyPI shows the page
+without the files beside it. Exit codes: 0 done, 2 something does not fit (nothing is written then).
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ def mismatches(tag: str, root: Path = ROOT) -> list[str]:
         "src/headrace/__init__.py": said("src/headrace/__init__.py", r'^__version__ = "(.*)"$'),
         "CITATION.cff": said("CITATION.cff", r"^version: (.*)$"),
     }
-    found = [f"{name}: version {one}, the tag is {tag}" for name, one in versions.items() if one != version]
+    found = [
+        f"{name}: version {one}, the tag is {tag}"
+        for name, one in versions.items()
+        if one != version
+    ]
     if said("CHANGELOG.md", rf"^## \[{re.escape(version)}\] - (\d{{4}}-\d\d-\d\d)$") is None:
         found.append(f"CHANGELOG.md: no section '## [{version}] - YYYY-MM-DD'; rename [Unreleased]")
     if said("README.md", r"(not on PyPI yet)"):
@@ -54,7 +60,9 @@ def urls_of(repository: str) -> str:
         "Changelog": f"{repository}/blob/main/CHANGELOG.md",
         "Issues": f"{repository}/issues",
     }
-    return "\n[project.urls]\n" + "".join(f'{name} = "{address}"\n' for name, address in addresses.items())
+    return "\n[project.urls]\n" + "".join(
+        f'{name} = "{address}"\n' for name, address in addresses.items()
+    )
 
 
 def prepare(tag: str, repository: str, root: Path = ROOT) -> None:
@@ -62,8 +70,14 @@ def prepare(tag: str, repository: str, root: Path = ROOT) -> None:
     project, readme = root / "pyproject.toml", root / "README.md"
     text = project.read_text(encoding="utf-8")
     if "urls" not in tomllib.loads(text)["project"]:
-        project.write_text(text.replace("\n[project.scripts]\n", urls_of(repository) + "\n[project.scripts]\n", 1), encoding="utf-8")
-    readme.write_text(with_absolute_links(readme.read_text(encoding="utf-8"), repository.rstrip("/"), tag), encoding="utf-8")
+        project.write_text(
+            text.replace("\n[project.scripts]\n", urls_of(repository) + "\n[project.scripts]\n", 1),
+            encoding="utf-8",
+        )
+    readme.write_text(
+        with_absolute_links(readme.read_text(encoding="utf-8"), repository.rstrip("/"), tag),
+        encoding="utf-8",
+    )
 
 
 def main() -> int:

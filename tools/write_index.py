@@ -1,4 +1,6 @@
-"""`headrace index` as a script. Exit codes: 0 done; 2 an error, told in one line; 130 interrupted."""
+"""`headrace index` as a script. Exit codes: 0 done; 2 an error, told in one line; 130
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from headrace.errors import HeadraceError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     parser = argparse.ArgumentParser(
-        description=index.DESCRIPTION, epilog=index.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=index.DESCRIPTION,
+        epilog=index.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     index.add_arguments(parser)
     given = parser.parse_args(arguments)

@@ -84,7 +84,12 @@ if TYPE_CHECKING:
     from headrace.monitor.memory import MemoryMonitor
     from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
     from headrace.packing import pack, verify
-    from headrace.profiling import Profile, find_max_batch_size, profile_dataloader, suggest_num_workers
+    from headrace.profiling import (
+        Profile,
+        find_max_batch_size,
+        profile_dataloader,
+        suggest_num_workers,
+    )
     from headrace.storage.read_rows import read_rows
     from headrace.storage.source import Source
     from headrace.storage.tar.source import TarSource
@@ -260,8 +265,10 @@ if not TYPE_CHECKING:  # a checker is to find a name that is not there by itself
         return sorted({*globals(), *__all__})
 
     def __getattr__(name):
-        """Imports a public name, or a module of the package. Of a name that is not there it says which to use; of older ones in
-        ``from headrace import ...`` too, which drops the message of an AttributeError."""
+        """Imports a public name, or a module of the package. Of a name that is not there it says
+        which to use; of older ones in ``from headrace import ...`` too, which drops the message of
+        an AttributeError.
+        """
         if name in _HOMES:
             value = getattr(importlib.import_module(_HOMES[name]), _ALIASES.get(name, name))
             globals()[name] = value
@@ -269,11 +276,18 @@ if not TYPE_CHECKING:  # a checker is to find a name that is not there by itself
         if not name.startswith("_") and importlib.util.find_spec(f"headrace.{name}") is not None:
             return importlib.import_module(f"headrace.{name}")
         if name == "ReplacedError":
-            warnings.warn("headrace.ReplacedError is deprecated: use headrace.FileChangedError", DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                "headrace.ReplacedError is deprecated: use headrace.FileChangedError",
+                DeprecationWarning,
+                stacklevel=2,
+            )
             return FileChangedError
         from headrace.arguments import explain_missing
         from headrace.synonyms import NAMES
 
-        is_import = sys._getframe(1).f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib")
+        is_import = sys._getframe(1).f_globals.get("__name__") in (
+            "importlib._bootstrap",
+            "_frozen_importlib",
+        )
         error = ImportError if is_import and name in NAMES else AttributeError
         raise error(explain_missing(name, __all__))

@@ -29,7 +29,9 @@ def explain_missing(name: str, known: Collection[str]) -> str:
 
 
 def missing_attribute(instance: object, name: str) -> Any:
-    """For `__getattr__`: raises an AttributeError, which says what to use if the attribute has another name elsewhere."""
+    """For `__getattr__`: raises an AttributeError, which says what to use if the attribute has
+    another name elsewhere.
+    """
     if hasattr(type(instance), name):
         return object.__getattribute__(instance, name)  # a property: for its own error
     for cls in type(instance).__mro__:
@@ -66,12 +68,19 @@ def check_names(
     """
     for name in names:
         if name not in known:
-            raise ConfigError(f"{function} has no {name!r}: {_remedy(name, known, elsewhere or {})}")
+            raise ConfigError(
+                f"{function} has no {name!r}: {_remedy(name, known, elsewhere or {})}"
+            )
 
 
 def synonyms(name: str, known: Collection[str]) -> str | None:
-    """What to write for a word of another library, in a call that has the known keywords. None: it is no such word."""
-    return " or ".join(remedy for remedy in ARGUMENTS.get(name, ()) if _argument_of(remedy) in known) or None
+    """What to write for a word of another library, in a call that has the known keywords. None:
+    it is no such word.
+    """
+    return (
+        " or ".join(remedy for remedy in ARGUMENTS.get(name, ()) if _argument_of(remedy) in known)
+        or None
+    )
 
 
 def _remedy(name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
@@ -97,8 +106,12 @@ def _argument_of(remedy: str) -> str:
 @overload
 def check_integer(name: str, value: object, least: int | None = None) -> int: ...
 @overload
-def check_integer(name: str, value: object, least: int | None = None, *, optional: bool) -> int | None: ...
-def check_integer(name: str, value: object, least: int | None = None, *, optional: bool = False) -> int | None:
+def check_integer(
+    name: str, value: object, least: int | None = None, *, optional: bool
+) -> int | None: ...
+def check_integer(
+    name: str, value: object, least: int | None = None, *, optional: bool = False
+) -> int | None:
     """An integer of any kind (numpy's too) as an int.
 
     Raises:
@@ -110,7 +123,10 @@ def check_integer(name: str, value: object, least: int | None = None, *, optiona
     number = operator.index(value) if is_integer else None  # type: ignore[arg-type]
     if number is None or (least is not None and not least <= number < 2**63):
         at_least = "" if least is None else f" of at least {least}"
-        raise ConfigError(f"{name} must be an integer{at_least}{' or None' if optional else ''}, not {described(value)}")
+        raise ConfigError(
+            f"{name} must be an integer{at_least}{' or None' if optional else ''}, not "
+            f"{described(value)}"
+        )
     return number
 
 
@@ -120,30 +136,46 @@ def check_seconds(name: str, value: object, least: float = 0.0) -> float:
     Raises:
         ConfigError: it is none, is below `least`, or is not finite.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
-        raise ConfigError(f"{name} must be a number of seconds, at least {least:g}, not {described(value)}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not least <= value < math.inf
+    ):
+        raise ConfigError(
+            f"{name} must be a number of seconds, at least {least:g}, not {described(value)}"
+        )
     return float(value)
 
 
 def check_flag(name: str, value: object, *, optional: bool = False) -> None:
     """Raises a ConfigError for what is neither True nor False, nor None where it is optional."""
     if not isinstance(value, bool) and not (optional and value is None):
-        raise ConfigError(f"{name} must be True or False{' or None' if optional else ''}, not {described(value)}")
+        raise ConfigError(
+            f"{name} must be True or False{' or None' if optional else ''}, not {described(value)}"
+        )
 
 
 def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
-    """The names of a function's arguments, without those of ``*args`` and ``**options``, and without ``self``."""
+    """The names of a function's arguments, without those of ``*args`` and ``**options``, and
+    without ``self``.
+    """
     parameters = inspect.signature(function).parameters.values()
-    return frozenset(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)) - {"self"}
+    return frozenset(
+        p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ) - {"self"}
 
 
 def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that refuses keywords it does not have by a ConfigError, which says what to write instead.
+    """A function that refuses keywords it does not have by a ConfigError, which says what to write
+    instead.
 
-    Of a function with ``**options``, which checks these itself, only those are refused that are synonyms of its own arguments.
+    Of a function with ``**options``, which checks these itself, only those are refused that are
+    synonyms of its own arguments.
     """
     known = parameters_of(function)
-    takes_options = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    takes_options = any(
+        p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()
+    )
     shown = function.__qualname__.removesuffix(".__init__").split(".")[-1]
 
     @functools.wraps(function)
@@ -163,19 +195,30 @@ def described(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     text = repr(value) if isinstance(value, (str, bytes)) else ""
-    return text if text and len(text) <= 60 else f"{'an' if type(value).__name__[:1] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
+    return (
+        text
+        if text and len(text) <= 60
+        else f"{'an' if type(value).__name__[:1] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
+    )
 
 
 def check_callable(name: str, value: object) -> None:
-    """Raises a ConfigError for what can't be called, and for a class whose instances were meant. None passes."""
+    """Raises a ConfigError for what can't be called, and for a class whose instances were meant.
+    None passes.
+    """
     if value is None:
         return
     if isinstance(value, type) and is_of_callables(value):
-        raise ConfigError(f"{name} is the class {value.__name__}, and one of its instances was meant: write {value.__name__}(...)")
+        raise ConfigError(
+            f"{name} is the class {value.__name__}, and one of its instances was meant: write "
+            f"{value.__name__}(...)"
+        )
     if not callable(value):
         raise ConfigError(f"{name} must be a callable, not {described(value)}")
 
 
 def is_of_callables(value: type) -> bool:
-    """True if the instances of a class can be called, as those of `str` and `torch.Tensor` can't."""
+    """True if the instances of a class can be called, as those of `str` and `torch.Tensor`
+    can't.
+    """
     return any("__call__" in vars(base) for base in value.__mro__)

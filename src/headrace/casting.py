@@ -1,7 +1,7 @@
 """Casts arrays to the numbers that torch has: bfloat16 too, which NumPy does not have (`BFLOAT16`).
 
-bfloat16, and float16 of float32, are cast by torch: to the nearest, halves to even. Other numbers become float32 on their way to
-bfloat16, as `torch.Tensor.to` does it.
+bfloat16, and float16 of float32, are cast by torch: to the nearest, halves to even. Other numbers
+become float32 on their way to bfloat16, as `torch.Tensor.to` does it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from headrace.errors import ConfigError
 DTypeArgument: TypeAlias = npt.DTypeLike | torch.dtype
 """What users pass as `dtype`."""
 FLOAT32: np.dtype[Any] = np.dtype(np.float32)
-_STRETCH = 1 << 15  # elements that torch casts in the calling thread: of more, its own threads take part, and wait for each other
+# elements that torch casts in the calling thread: of more, its own threads take part, and wait for
+# each other
+_STRETCH = 1 << 15
 
 
 @functools.cache
@@ -36,11 +38,16 @@ def known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 
 
 _NAMES = ("bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
-_OF_TORCH = {known: dtype for dtype in (*map(np.dtype, _NAMES), BFLOAT16) if (known := known_dtype(dtype)) is not None}
+_OF_TORCH = {
+    known: dtype
+    for dtype in (*map(np.dtype, _NAMES), BFLOAT16)
+    if (known := known_dtype(dtype)) is not None
+}
 
 
 def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
-    """The dtype of numbers that a user asks for, in the machine's byte order; of torch.bfloat16 `BFLOAT16`.
+    """The dtype of numbers that a user asks for, in the machine's byte order; of torch.bfloat16
+    `BFLOAT16`.
 
     Raises:
         ConfigError: it is none, or torch has no such numbers.
@@ -49,16 +56,25 @@ def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
         return None
     if isinstance(dtype, torch.dtype):
         if dtype not in _OF_TORCH:
-            raise ConfigError(f"dtype={dtype!r}: NumPy has no such numbers: pass one that it has, or torch.bfloat16")
+            raise ConfigError(
+                f"dtype={dtype!r}: NumPy has no such numbers: pass one that it has, or "
+                "torch.bfloat16"
+            )
         return _OF_TORCH[dtype]
     try:
-        named = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype).newbyteorder("=")
+        named = (
+            BFLOAT16
+            if isinstance(dtype, str) and dtype == "bfloat16"
+            else np.dtype(dtype).newbyteorder("=")
+        )
     except TypeError as error:
         raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
     if named.name == "bfloat16":  # that of ml_dtypes
         return BFLOAT16
     if known_dtype(named) is None:
-        raise ConfigError(f"dtype={dtype!r}: torch has no such numbers: pass one that it has, such as 'float32'")
+        raise ConfigError(
+            f"dtype={dtype!r}: torch has no such numbers: pass one that it has, such as 'float32'"
+        )
     return named
 
 
@@ -70,7 +86,10 @@ def normalized_dtype(dtype: DTypeArgument | None) -> np.dtype[Any]:
     """
     named = FLOAT32 if dtype is None else dtype_named(dtype)
     if named not in (FLOAT32, np.dtype(np.float16), BFLOAT16):
-        raise ConfigError(f"dtype={dtype!r}: normalised images are torch.float32, torch.float16 or torch.bfloat16: pass one of these")
+        raise ConfigError(
+            f"dtype={dtype!r}: normalised images are torch.float32, torch.float16 or "
+            "torch.bfloat16: pass one of these"
+        )
     return named
 
 
@@ -82,7 +101,9 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
-    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else the array in the machine's byte order."""
+    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else
+    the array in the machine's byte order.
+    """
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     array = as_torch_lays_out(array)

@@ -18,15 +18,19 @@ with warnings.catch_warnings():
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
-    """A tqdm bar of this process: no thread, since tqdm's monitor might hold a lock while workers are forked; and no semaphore for other
-    processes, whose name would stay in shared memory where this one is killed."""
+    """A tqdm bar of this process: no thread, since tqdm's monitor might hold a lock while workers
+    are forked; and no semaphore for other processes, whose name would stay in shared memory where
+    this one is killed.
+    """
 
     monitor_interval = 0
     _lock = threading.RLock()
 
 
 class Lines(str):
-    """A text of several lines that is its own repr, so that a notebook and the prompt show it as `print` does."""
+    """A text of several lines that is its own repr, so that a notebook and the prompt show it as
+    `print` does.
+    """
 
     __slots__ = ()
 
@@ -38,7 +42,8 @@ def progress_bar(progress: bool | None, *, is_short: bool = False, **options: An
     """A bar that is gone when it is full.
 
     Args:
-        progress: True: it is shown; False: it is not; None: it is shown on a terminal and in a notebook.
+        progress: True: it is shown; False: it is not; None: it is shown on a terminal and in a
+            notebook.
         is_short: True if it is not worth a bar where `progress` is None.
         **options: those of `tqdm`.
     """
@@ -55,15 +60,31 @@ def _is_notebook() -> bool:
 
 
 def short_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """A call as text: those of the arguments that `function` knows, and that are not its defaults, each in a word or two."""
-    known = [(p.name, arguments[p.name], p.default) for p in inspect.signature(function).parameters.values() if p.name in arguments]
-    shown = [f"{argument}={_short(value)}" for argument, value, default in known if not is_default(value, default)]
+    """A call as text: those of the arguments that `function` knows, and that are not its
+    defaults, each in a word or two.
+    """
+    known = [
+        (p.name, arguments[p.name], p.default)
+        for p in inspect.signature(function).parameters.values()
+        if p.name in arguments
+    ]
+    shown = [
+        f"{argument}={_short(value)}"
+        for argument, value, default in known
+        if not is_default(value, default)
+    ]
     return f"{name}({', '.join(shown)})"
 
 
 def is_default(value: Any, default: Any) -> bool:
-    """True if a value is the default. Only plain values are compared: arrays have no single answer."""
-    return value is default or (isinstance(value, (bool, int, float, str)) and type(value) is type(default) and value == default)
+    """True if a value is the default. Only plain values are compared: arrays have no single
+    answer.
+    """
+    return value is default or (
+        isinstance(value, (bool, int, float, str))
+        and type(value) is type(default)
+        and value == default
+    )
 
 
 def _short(value: Any) -> str:

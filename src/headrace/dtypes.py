@@ -24,4 +24,6 @@ class ArraySpec(NamedTuple):
 
 
 BFLOAT16: np.dtype[Any] = np.dtype([("bfloat16", np.uint16)])
-"""Stands for torch.bfloat16, which NumPy does not have: an array of this dtype holds the bits of the numbers."""
+"""Stands for torch.bfloat16, which NumPy does not have: an array of this dtype holds the bits of
+the numbers.
+"""

@@ -1,7 +1,8 @@
 """The exceptions and warnings of headrace.
 
-Every error says what is wrong, where, and what to do. Each is a `HeadraceError` and a subclass of the matching builtin. All are created
-from their message alone, so that they cross process boundaries (pickle, torch's worker wrapper) unchanged.
+Every error says what is wrong, where, and what to do. Each is a `HeadraceError` and a subclass of
+the matching builtin. All are created from their message alone, so that they cross process
+boundaries (pickle, torch's worker wrapper) unchanged.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ class ConfigError(HeadraceError, ValueError):
 
 
 class CollateError(HeadraceError, ValueError):
-    """Samples can't be collated: their shapes, dtypes or structures differ. The message names the samples, the field and the remedy.
+    """Samples can't be collated: their shapes, dtypes or structures differ. The message names the
+    samples, the field and the remedy.
 
-    Its arguments are the parts of the message; an integer among them is the position of a sample in its batch.
+    Its arguments are the parts of the message; an integer among them is the position of a sample in
+    its batch.
     """
 
     def __str__(self) -> str:
@@ -45,7 +48,9 @@ class AccessError(HeadraceError, PermissionError):
 
 
 class MissingNameError(HeadraceError, KeyError):
-    """A dataset, array or group of that name is not in the file; the message lists the existing names."""
+    """A dataset, array or group of that name is not in the file; the message lists the existing
+    names.
+    """
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0]) if self.args else ""
@@ -60,11 +65,15 @@ class SampleError(HeadraceError, OSError):
 
 
 class EmptyBatchError(SampleError):
-    """No sample of a batch can be read, and unreadable samples are skipped (``on_error="skip"``)."""
+    """No sample of a batch can be read, and unreadable samples are skipped
+    (``on_error="skip"``).
+    """
 
 
 class RemoteError(HeadraceError, ConnectionError):
-    """A request to a server failed in all attempts; the message names URL, range, attempts and the last cause."""
+    """A request to a server failed in all attempts; the message names URL, range, attempts and
+    the last cause.
+    """
 
     is_of_server = False
     """True if all recent requests to the server failed, so that the cause is not the sample."""
@@ -73,7 +82,9 @@ class RemoteError(HeadraceError, ConnectionError):
 
 
 class FileChangedError(HeadraceError, OSError):
-    """A file, local or remote, changed since it was opened. Data of both versions must not be mixed."""
+    """A file, local or remote, changed since it was opened. Data of both versions must not be
+    mixed.
+    """
 
 
 class WriteError(HeadraceError, OSError):

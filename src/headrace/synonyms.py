@@ -1,7 +1,7 @@
 """Words of other libraries and of older guides, and what to write instead.
 
-The keys say what to write, the values list the words, separated by spaces. Nothing here is an alias.
-`docs/names.md` has the same tables.
+The keys say what to write, the values list the words, separated by spaces. Nothing here is an
+alias. `docs/names.md` has the same tables.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from collections.abc import Mapping
 BY_ARGUMENT = {
     # datasets; each key begins with the argument that it is about
     "data_path": "root path paths data_dir folder directory file files filename input_dir url urls",
-    "urls": "root path paths data_dir folder directory file files filename input_dir url shards data_path",
+    "urls": (
+        "root path paths data_dir folder directory file files filename input_dir url shards "
+        "data_path"
+    ),
     "data_path, the path of that part of the data, such as 'photos/train'": "train split",
     "urls, those of that part of the data": "train split",
-    "source, a Source of the records (or open_dataset(path), which finds the format)": "data_path path",
+    (
+        "source, a Source of the records (or open_dataset(path), which finds the format)"
+    ): "data_path path",
     "image_size": "size resize img_size resolution input_size",
     "size": "image_size resize img_size resolution",
     "max_size": "size max_resolution",
@@ -27,8 +32,12 @@ BY_ARGUMENT = {
     "dataset_name": "key keys name dataset array variable h5_key data_key",
     "columns": "features fields feature_columns usecols cols variables keys",
     "targets": "labels label target y label_column label_key label_field annotations",
-    "target_name": "labels label target y label_column label_key label_field target_column target_key",
-    "target_field": "labels label target y label_column label_key label_field target_column target_key",
+    "target_name": (
+        "labels label target y label_column label_key label_field target_column target_key"
+    ),
+    "target_field": (
+        "labels label target y label_column label_key label_field target_column target_key"
+    ),
     "text_field": "text_column text_key content_field",
     "image_column": "image_key image_field",
     "transform": "augment augmentation augmentations train_transform pipeline preprocess map_fn",
@@ -50,20 +59,28 @@ BY_ARGUMENT = {
     "batch_size": "bs batch per_device_train_batch_size",
     "shuffle and drop_last, or DataLoaderConfig.train() and .eval()": "is_train is_training train",
     "num_workers": "workers n_workers num_threads num_proc dataloader_num_workers py_num_workers",
-    "prefetch_factor": "prefetch prefetch_batches batches_ahead predownload max_pre_download prefetch_queue_depth",
+    "prefetch_factor": (
+        "prefetch prefetch_batches batches_ahead predownload max_pre_download prefetch_queue_depth"
+    ),
     "persistent_workers": "persistent",
     "multiprocessing_context": "mp_context start_method context",
     "drop_last": "drop_remainder drop_last_batch drop_incomplete",
     "collate_fn": "collate collator data_collator collate_function",
     "collate_fn, a callable or the name of a registered one": "task_spec modality collator_name",
     "buffer_size": "shuffle_buffer shuffle_buffer_size shuffle_size shuffle_window initial_fill",
-    "shuffle='block'": "shuffle_buffer shuffle_buffer_size shuffle_size shuffle_window initial_fill",
+    "shuffle='block'": (
+        "shuffle_buffer shuffle_buffer_size shuffle_size shuffle_window initial_fill"
+    ),
     "sampler": "custom_sampler",
     "batch_sampler": "custom_batch_sampler",
-    "weights": "weighted_sampler sample_weights class_weights dataloader_weights probabilities proportions",
+    "weights": (
+        "weighted_sampler sample_weights class_weights dataloader_weights probabilities proportions"
+    ),
     "balanced": "balance class_balanced",
     "bucket_by_length": "group_by_length length_bucketing bucketing",
-    "num_samples, which is batches x batch_size x ranks": "iterations_per_epoch epoch_size samples_per_epoch",
+    (
+        "num_samples, which is batches x batch_size x ranks"
+    ): "iterations_per_epoch epoch_size samples_per_epoch",
     "seed": "generator_seed random_seed random_state shuffle_seed data_seed",
     "seed, or generator": "rng",
     "rank and world_size, which are detected": "distributed ddp use_distributed_sampler",
@@ -95,7 +112,9 @@ BY_ARGUMENT = {
     "name": "dataset_name key",
 }
 BY_REMEDY = {
-    "a loop: for epoch in range(epochs), and in it for batch in loader": "epochs num_epochs n_epochs max_epochs",
+    (
+        "a loop: for epoch in range(epochs), and in it for batch in loader"
+    ): "epochs num_epochs n_epochs max_epochs",
     "dataset.subset(indices), or dataset.split(fraction)": "subset fraction limit max_samples",
 }
 BY_NAME = {
@@ -107,49 +126,74 @@ BY_NAME = {
     "HDF5Dataset(path)": "H5Dataset Hdf5Dataset HDF5DataSet",
     "ZarrDataset(path, patch_shape=...)": "CellMapDataset PatchDataset VolumeDataset",
     "open_dataset(path)": "load_dataset load_from_disk create_dataset get_dataset",
-    "BaseDataset, with a Source and a decode of your own": "AudioDataset VideoDataset FileDataset Dataset IterableDataset",
+    "BaseDataset, with a Source and a decode of your own": (
+        "AudioDataset VideoDataset FileDataset Dataset IterableDataset"
+    ),
     "dataset.subset(indices)": "Subset",
     "dataset.split(fraction)": "random_split train_test_split",
     "torch.utils.data.ConcatDataset, which create_dataloader takes": "ConcatDataset",
-    "transform= of a dataset, which works on samples, or collate_fn=VisionCollator(), which works on batches": "BatchTransform",
+    (
+        "transform= of a dataset, which works on samples, or collate_fn=VisionCollator(), which "
+        "works "
+        "on batches"
+    ): "BatchTransform",
     # loaders
     "create_dataloader(dataset)": (
-        "DataLoader CellMapDataLoader EfficientDataLoader create_optimized_dataloader StreamingDataLoader create_loader get_dataloader"
+        "DataLoader CellMapDataLoader EfficientDataLoader create_optimized_dataloader "
+        "StreamingDataLoader create_loader get_dataloader"
     ),
-    "create_dataloader(dataset): its loader has state_dict() and load_state_dict()": "StatefulDataLoader",
+    (
+        "create_dataloader(dataset): its loader has state_dict() and load_state_dict()"
+    ): "StatefulDataLoader",
     "create_dataloader(path or dataset), for all formats and uses": "DataLoaderFactory",
     "create_dataloader(TextDataset(path), batch_size=...)": "create_text_dataloader",
-    "create_dataloader(ImageDataset(path), batch_size=...)": "create_image_dataloader create_vision_dataloader",
-    "create_dataloader, which detects rank and world size; OrderSampler in a plain DataLoader": "DistributedSampler",
+    (
+        "create_dataloader(ImageDataset(path), batch_size=...)"
+    ): "create_image_dataloader create_vision_dataloader",
+    (
+        "create_dataloader, which detects rank and world size; OrderSampler in a plain DataLoader"
+    ): "DistributedSampler",
     "weights= of create_dataloader": "WeightedRandomSampler",
     "MultiDataLoader({name: dataset})": (
-        "create_multi_dataloader create_multi_dataloaders CombinedLoader CombinedStreamingDataset interleave_datasets RandomMix"
+        "create_multi_dataloader create_multi_dataloaders CombinedLoader CombinedStreamingDataset "
+        "interleave_datasets RandomMix"
     ),
     "the arguments of MultiDataLoader(loaders, ...)": "MultiDataLoaderConfig",
     "a string: MultiDataLoader(loaders, 'weighted')": "SamplingStrategy",
     "DataModule(train, val)": "UniversalDataModule LightningDataModule",
     # collating
-    "collators, which is the registry: collators.get(name), @collators.register(name)": "CollatorRegistry register_collator",
+    (
+        "collators, which is the registry: collators.get(name), @collators.register(name)"
+    ): "CollatorRegistry register_collator",
     "collators.get(name)": "get_collator",
     "collate_fn=, any callable from a list of samples to a batch": "CustomCollateFn collate_fn",
     "collate_fn=, a callable or the name of a registered one": "TaskSpec",
-    "collate_fn='default', which is what you get without collate_fn": "DefaultCollator default_collate",
+    (
+        "collate_fn='default', which is what you get without collate_fn"
+    ): "DefaultCollator default_collate",
     "VisionCollator()": "VisionDataCollator ImageCollator",
     "TextCollator(tokenizer)": "LanguageModelingDataCollator DataCollatorForLanguageModeling",
     "pad_collate()": "DataCollatorWithPadding PadCollator PaddingCollator SequenceCollator",
     # seeds
-    "seed_everything(seed), which returns it and a generator; no loader of headrace needs it, since samples are seeded": (
-        "seed_worker worker_init_fn"
-    ),
+    (
+        "seed_everything(seed), which returns it and a generator; no loader of headrace needs it, "
+        "since samples are seeded"
+    ): ("seed_worker worker_init_fn"),
     "seed_everything(seed, deterministic=True)": "set_reproducible_training",
-    "seed_everything(seed, deterministic=True), and seed= of create_dataloader": "ensure_deterministic_dataloader",
+    (
+        "seed_everything(seed, deterministic=True), and seed= of create_dataloader"
+    ): "ensure_deterministic_dataloader",
     "seed_everything(seed)": "set_seed seed_all manual_seed",
     # measuring and packing
-    "loader.get_stats(), or LoadingMonitor() for a loop of one's own": "DataLoaderPerformanceMonitor",
+    (
+        "loader.get_stats(), or LoadingMonitor() for a loop of one's own"
+    ): "DataLoaderPerformanceMonitor",
     "profile_dataloader(loader)": "diagnose_dataloader_speed benchmark_dataloader",
     "find_max_batch_size(step)": "calculate_optimal_batch_size",
     "num_workers=None, or suggest_num_workers(dataset), which measures": "get_optimal_num_workers",
-    "pack(dataset, 'train.h5')": "convert_to_h5 MDSWriter ShardWriter TarWriter DatasetWriter optimize",
+    "pack(dataset, 'train.h5')": (
+        "convert_to_h5 MDSWriter ShardWriter TarWriter DatasetWriter optimize"
+    ),
 }
 BY_COLLATOR = {
     "pad": "padding padded pad_collate sequence",
@@ -169,7 +213,10 @@ BY_ATTRIBUTE = {
         "loader.get_stats()": "stats statistics get_statistics",
     },
     "Collators": {"collators.get(name)": "get_collator", "collators.list()": "list_collators"},
-    "DataModule": {"module.train": "train_dataset train_data", "module.val": "val_dataset val_data"},
+    "DataModule": {
+        "module.train": "train_dataset train_data",
+        "module.val": "val_dataset val_data",
+    },
 }
 
 LOADER_OPTIONS = frozenset({
@@ -191,12 +238,17 @@ def _by_word(table: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 ARGUMENTS = _by_word(BY_ARGUMENT)
-"""What to write for an argument of that name; each remedy begins with an argument that not every function has."""
+"""What to write for an argument of that name; each remedy begins with an argument that not every
+function has.
+"""
 WITHOUT_ARGUMENT = {word: remedies[0] for word, remedies in _by_word(BY_REMEDY).items()}
 """What to write for an argument that no argument stands for."""
 NAMES = {word: remedies[0] for word, remedies in _by_word(BY_NAME).items()}
 """What to use for a name of the package."""
 COLLATORS = {word: names[0] for word, names in _by_word(BY_COLLATOR).items()}
 """The registered collate function that a name stands for."""
-ATTRIBUTES = {cls: {word: remedies[0] for word, remedies in _by_word(table).items()} for cls, table in BY_ATTRIBUTE.items()}
+ATTRIBUTES = {
+    cls: {word: remedies[0] for word, remedies in _by_word(table).items()}
+    for cls, table in BY_ATTRIBUTE.items()
+}
 """What to use for an attribute, by class."""

@@ -29,10 +29,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table of images, labelled records, and photos one of which is broken."""
     images = [{"bytes": png(number), "path": f"{number}.png"} for number in range(6)]
     pq.write_table(pa.table({"image": images, "label": [0, 1] * 3}), tmp_path / "images.parquet")
-    (tmp_path / "records.jsonl").write_text("".join(f'{{"text": "mill {n}", "kind": "k{n % 2}"}}\n' for n in range(6)))
+    (tmp_path / "records.jsonl").write_text(
+        "".join(f'{{"text": "mill {n}", "kind": "k{n % 2}"}}\n' for n in range(6))
+    )
     (tmp_path / "photos" / "a").mkdir(parents=True)
     for number in range(4):
-        (tmp_path / "photos" / "a" / f"{number}.png").write_bytes(png(number) if number else b"no image")
+        (tmp_path / "photos" / "a" / f"{number}.png").write_bytes(
+            png(number) if number else b"no image"
+        )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -69,7 +73,10 @@ def test_texts_of_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_labelled_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["records.jsonl", "--target-field", "kind", "--json"]
     assert main(["preview", *options]) == 0
-    assert {one["caption"] for one in json.loads(capsys.readouterr().out)["samples"]} == {"k0", "k1"}
+    assert {one["caption"] for one in json.loads(capsys.readouterr().out)["samples"]} == {
+        "k0",
+        "k1",
+    }
     assert main(["info", *options]) == 0
     assert json.loads(capsys.readouterr().out)["classes"] == {"k0": 3, "k1": 3}
     assert main(["profile", "records.jsonl", "--target-field", "none"]) == 1

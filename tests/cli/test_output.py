@@ -27,8 +27,19 @@ def on_terminal(arguments: list[str], columns: int = 80, **variables: str) -> st
     """What a command prints on a terminal of so many columns, stderr included."""
     parent, child = pty.openpty()
     given = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", **variables}
-    given = {name: value for name, value in given.items() if name != "NO_COLOR" or "NO_COLOR" in variables}
-    process = subprocess.Popen([sys.executable, "-m", "headrace", *arguments], cwd=ROOT, env=given, stdout=child, stderr=child, stdin=child)
+    given = {
+        name: value
+        for name, value in given.items()
+        if name != "NO_COLOR" or "NO_COLOR" in variables
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", *arguments],
+        cwd=ROOT,
+        env=given,
+        stdout=child,
+        stderr=child,
+        stdin=child,
+    )
     os.close(child)
     shown = b""
     try:
@@ -43,19 +54,26 @@ def on_terminal(arguments: list[str], columns: int = 80, **variables: str) -> st
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_two_examples_and_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_has_two_examples_and_flags(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main([verb, "--help"])
     shown = capsys.readouterr().out
-    assert shown.count(f"\n  headrace {verb} ") >= 2 and "--json" in shown and "-q, --quiet" in shown
+    assert (
+        shown.count(f"\n  headrace {verb} ") >= 2 and "--json" in shown and "-q, --quiet" in shown
+    )
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
-def test_help_fits_forty_columns(verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_fits_forty_columns(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     with pytest.raises(SystemExit):
         main([verb, "--help"] if verb else ["--help"])
-    told = capsys.readouterr().out.partition("\n\n")[2].partition("examples:")[0]  # options that have many choices are long in a usage
+    # options that have many choices are long in a usage
+    told = capsys.readouterr().out.partition("\n\n")[2].partition("examples:")[0]
     assert max(map(len, told.splitlines())) <= 40
 
 
@@ -63,12 +81,22 @@ def test_help_fits_forty_columns(verb: str, monkeypatch: pytest.MonkeyPatch, cap
 def test_colors_on_a_terminal_only(tmp_path: Path) -> None:
     command = ["info", str(tmp_path / "none.h5")]
     assert "\x1b[31;1merror\x1b[0m" in on_terminal(command)
-    assert "\x1b" not in on_terminal(command, NO_COLOR="1") and "\x1b" not in on_terminal(command, TERM="dumb")
-    done = subprocess.run([sys.executable, "-m", "headrace", *command], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert "\x1b" not in on_terminal(command, NO_COLOR="1") and "\x1b" not in on_terminal(
+        command, TERM="dumb"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert "\x1b" not in done.stderr and done.stderr.endswith(f"next: headrace info {tmp_path}\n")
 
 
-def test_json_is_one_document(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     packed, parts = str(tmp_path / "out.h5"), str(tmp_path / "out")
     commands = [
         (["pack", str(photos), packed], {"path": packed, "samples": 24, "classes": 3}),
@@ -83,10 +111,16 @@ def test_json_is_one_document(photos: Path, tmp_path: Path, capsys: pytest.Captu
         assert wanted.items() <= told.items(), arguments
     assert main(["verify", str(tmp_path / "none.h5"), "--json"]) == 2
     out, err = capsys.readouterr()
-    assert json.loads(out)["error"]["type"] == "DataNotFoundError" and json.loads(out)["error"]["exit_code"] == 2 and "error: " in err
+    assert (
+        json.loads(out)["error"]["type"] == "DataNotFoundError"
+        and json.loads(out)["error"]["exit_code"] == 2
+        and "error: " in err
+    )
 
 
-def test_quiet_prints_errors_only(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_errors_only(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     packed = str(tmp_path / "out.h5")
     assert main(["pack", "-q", str(photos), packed]) == 0 and main(["verify", "-q", packed]) == 0
     assert capsys.readouterr() == ("", "")
@@ -96,7 +130,9 @@ def test_quiet_prints_errors_only(photos: Path, tmp_path: Path, capsys: pytest.C
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m headrace pack --help | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
     assert done.stdout.splitlines()[-1] == "0" and done.stderr == ""
     read, write = os.pipe()
     os.close(read)
@@ -115,13 +151,17 @@ def test_other_encodings_lose_nothing() -> None:
         assert ("|-- " if encoding != "utf-8" else "├── ") in shown and "\\udcff" in shown
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "ascii")
-    Output(as_json=True, stream=stream).show_json({"caf\xe9": np.float32(np.nan), "n": np.int64(3), "p": Path("a")})
+    Output(as_json=True, stream=stream).show_json(
+        {"caf\xe9": np.float32(np.nan), "n": np.int64(3), "p": Path("a")}
+    )
     assert json.loads(raw.getvalue()) == {"caf\xe9": None, "n": 3, "p": "a"}
 
 
 def test_names_do_not_steer_the_terminal() -> None:
     assert visible("a\x1b[2Jb\nc\udc80é") == "a\\x1b[2Jb\\nc\\udc80é"
-    assert shortened("abcdefghij", 10) == "abcdefghij" and shortened("abcdefghijk", 10) == "abcde…hijk"
+    assert (
+        shortened("abcdefghij", 10) == "abcdefghij" and shortened("abcdefghijk", 10) == "abcde…hijk"
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,11 +173,15 @@ def test_names_do_not_steer_the_terminal() -> None:
         (ValueError("x"), {"verb": "info", "path": "/"}, "headrace env"),
     ],
 )
-def test_errors_name_the_next_command(error: Exception, given: dict[str, object], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_next_command(
+    error: Exception, given: dict[str, object], wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(*_: object) -> int:
         raise error
 
-    assert run_verb(fail, argparse.Namespace(**given), "headrace x") == (1 if isinstance(error, FormatError) else 2)
+    assert run_verb(fail, argparse.Namespace(**given), "headrace x") == (
+        1 if isinstance(error, FormatError) else 2
+    )
     assert capsys.readouterr().err.endswith(f"\nnext: {wanted}\n")
 
 

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import ConfigError, TextCollator, VisionCollator, collators, create_dataloader, list_collate, pad_collate
+from headrace import (
+    ConfigError,
+    TextCollator,
+    VisionCollator,
+    collators,
+    create_dataloader,
+    list_collate,
+    pad_collate,
+)
 from headrace.collate import stack_collate
 from headrace.collate.registry import Collators
 from tests.testing.test_contract import SquareDataset
@@ -34,7 +42,11 @@ def test_what_is_there() -> None:
     assert entries["default"].function is stack_collate and entries["list"].function is list_collate
     assert all(entry.description for entry in entries.values())
     assert collators.get("default") is stack_collate
-    assert entries["text"].modality == "text" and entries["vision"].modality == "image" and entries["pad"].modality is None
+    assert (
+        entries["text"].modality == "text"
+        and entries["vision"].modality == "image"
+        and entries["pad"].modality is None
+    )
     assert [type(collators.get(name)) for name in ("pad", "text", "vision", "image")] == [
         pad_collate, TextCollator, VisionCollator, VisionCollator,
     ]  # fmt: skip
@@ -49,10 +61,15 @@ def test_a_class_of_collate_functions_is_made_with_the_options(registry: Collato
         def __call__(self, samples: list[int]) -> list[int]:
             return [sample * self.factor for sample in samples]
 
-    registry.register("raw")(list)  # a class too, but its instances can't be called: it is a function of the samples
-    assert registry.get("times")([1, 2]) == [1, 2] and registry.get("numbers", factor=3)([1, 2]) == [3, 6]
+    # a class too, but its instances can't be called: it is a function of the samples
+    registry.register("raw")(list)
+    assert registry.get("times")([1, 2]) == [1, 2] and registry.get("numbers", factor=3)(
+        [1, 2]
+    ) == [3, 6]
     assert registry.get("raw") is list
-    with pytest.raises(ConfigError, match=r"collator 'times': .*'faktor'; it is Times\(factor: .*int.* = 1\)"):
+    with pytest.raises(
+        ConfigError, match=r"collator 'times': .*'faktor'; it is Times\(factor: .*int.* = 1\)"
+    ):
         registry.get("times", faktor=3)
 
 
@@ -62,7 +79,10 @@ def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) ->
 
     registry.register("texts", factory=True)(make)
     assert registry.get("texts", tokenizer=len)(["a", "bc"]) == [1, 2]
-    with pytest.raises(ConfigError, match=r"collator 'texts': missing a required argument: 'tokenizer'; it is make\(tokenizer"):
+    with pytest.raises(
+        ConfigError,
+        match=r"collator 'texts': missing a required argument: 'tokenizer'; it is make\(tokenizer",
+    ):
         registry.get("texts")
     registry.register("optional", factory=False)(lambda samples=(): list(samples))
     assert registry.get("optional")([1, 2]) == [1, 2]
@@ -72,8 +92,16 @@ def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) ->
 def test_a_callable_is_no_batch(global_registry: Collators, make_loader: Any, workers: int) -> None:
     global_registry.register("made")(make_collate)
     for collate_fn in ("made", make_collate):
-        loader = make_loader(SquareDataset(), batch_size=40, num_workers=workers, collate_fn=collate_fn)
-        with pytest.raises(ConfigError, match=r"make_collate returned a function.*collate_fn=make_collate\(\.\.\.\).*factory=True"):
+        loader = make_loader(
+            SquareDataset(), batch_size=40, num_workers=workers, collate_fn=collate_fn
+        )
+        with pytest.raises(
+            ConfigError,
+            match=(
+                r"make_collate returned a "
+                r"function.*collate_fn=make_collate\(\.\.\.\).*factory=True"
+            ),
+        ):
             next(iter(loader))
         loader.close()
 
@@ -84,8 +112,12 @@ def make_collate(task_spec: Any) -> Any:
 
 def test_loaders_and_datasets_take_names(global_registry: Collators) -> None:
     global_registry.register("count", modality="squares")(len)
-    assert list(create_dataloader(SquareDataset(), batch_size=40, num_workers=0, collate_fn="count")) == [40, 2]
-    assert list(create_dataloader(SquareDataset(), batch_size=40, num_workers=0, collate_fn="squares")) == [40, 2]
+    assert list(
+        create_dataloader(SquareDataset(), batch_size=40, num_workers=0, collate_fn="count")
+    ) == [40, 2]
+    assert list(
+        create_dataloader(SquareDataset(), batch_size=40, num_workers=0, collate_fn="squares")
+    ) == [40, 2]
 
     class Proposes(SquareDataset):
         collate = "squares"
@@ -129,7 +161,12 @@ def test_bad_names_and_functions(registry: Collators) -> None:
     registry.register("b", modality="sound")(min)
     registry.register("a")(max)
     registry.register("sum")(lambda samples=(): sum(samples))
-    for name, named in (("pile", r"'pile'.*a, b"), ("x", "sound"), ("language_modeling", "'language_modeling'"), ("sum", "factory=False")):
+    for name, named in (
+        ("pile", r"'pile'.*a, b"),
+        ("x", "sound"),
+        ("language_modeling", "'language_modeling'"),
+        ("sum", "factory=False"),
+    ):
         with pytest.raises(ConfigError, match=named):
             registry.get(name)
     with pytest.raises(ConfigError, match="'text'"):
@@ -142,9 +179,15 @@ def test_bad_names_and_functions(registry: Collators) -> None:
 @pytest.mark.parametrize(
     ("collate", "shown"),
     [
-        (pad_collate(["a", 1], pad_value={"a": 3}, truncation=False), "pad_collate(fields=['a', 1], pad_value={'a': 3})"),
+        (
+            pad_collate(["a", 1], pad_value={"a": 3}, truncation=False),
+            "pad_collate(fields=['a', 1], pad_value={'a': 3})",
+        ),
         (TextCollator(len, max_length=8), "TextCollator(tokenizer=len, max_length=8)"),
-        (VisionCollator(mean=np.zeros(3), std=[0.5] * 3), "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])"),
+        (
+            VisionCollator(mean=np.zeros(3), std=[0.5] * 3),
+            "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])",
+        ),
     ],
 )
 def test_collators_have_a_short_repr(collate: Any, shown: str) -> None:
@@ -152,6 +195,11 @@ def test_collators_have_a_short_repr(collate: Any, shown: str) -> None:
 
 
 def test_detection_keeps_targets_in_lists() -> None:
-    image, targets = torch.full((3, 4, 5), 7, dtype=torch.uint8), [{"boxes": torch.ones(n, 4)} for n in (0, 2)]
+    image, targets = (
+        torch.full((3, 4, 5), 7, dtype=torch.uint8),
+        [{"boxes": torch.ones(n, 4)} for n in (0, 2)],
+    )
     images, listed = collators.get("detection")([(image, target) for target in targets])
-    assert torch.equal(torch.as_tensor(images[1]), image) and [one["boxes"].shape for one in listed] == [(0, 4), (2, 4)]
+    assert torch.equal(torch.as_tensor(images[1]), image) and [
+        one["boxes"].shape for one in listed
+    ] == [(0, 4), (2, 4)]

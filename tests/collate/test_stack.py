@@ -19,7 +19,14 @@ from headrace.testing.contract import same
 
 DTYPES = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    ),
 ]
 ARRAYS = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
 Point = namedtuple("Point", "x y")
@@ -36,7 +43,9 @@ def test_read_only_and_turned_arrays() -> None:
     bytes_ = np.frombuffer(bytes(range(6)), np.uint8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.equal(stack_collate([frozen, frozen])[1], torch.arange(6.0, dtype=torch.float64).reshape(2, 3))
+        assert torch.equal(
+            stack_collate([frozen, frozen])[1], torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+        )
         assert stack_collate([bytes_, bytes_]).tolist() == [list(range(6))] * 2
         assert stack_collate([frozen[::-1, ::-1]])[0, 0].tolist() == [5, 4, 3]
         assert stack_collate([frozen.T, frozen.T]).shape == (2, 3, 2)
@@ -129,7 +138,12 @@ class Checked:
 
 def test_dataclasses() -> None:
     batch = stack_collate([Example(torch.zeros(3), "a"), Example(torch.ones(3), "b")])
-    assert type(batch) is Example and batch.image.shape == (2, 3) and batch.name == ["a", "b"] and batch.size.tolist() == [3, 3]
+    assert (
+        type(batch) is Example
+        and batch.image.shape == (2, 3)
+        and batch.name == ["a", "b"]
+        and batch.size.tolist() == [3, 3]
+    )
     frozen = stack_collate([Frozen(torch.zeros(3), (1, "a")), Frozen(torch.ones(3), (2, "b"))])
     assert type(frozen) is Frozen and frozen.image.shape == (2, 3)
     assert frozen.parts[0].tolist() == [1, 2] and frozen.parts[1] == ["a", "b"]
@@ -139,12 +153,19 @@ def test_dataclasses() -> None:
 
 def test_mappings() -> None:
     ordered = stack_collate([OrderedDict(b=1, a=torch.zeros(2))] * 2)
-    assert type(ordered) is OrderedDict and list(ordered) == ["b", "a"] and ordered["b"].tolist() == [1, 1]
+    assert (
+        type(ordered) is OrderedDict
+        and list(ordered) == ["b", "a"]
+        and ordered["b"].tolist() == [1, 1]
+    )
     user = stack_collate([UserDict({"a": 1})] * 3)
     assert type(user) is UserDict and user["a"].tolist() == [1, 1, 1]
     default = stack_collate([defaultdict(list, {"a": 1})] * 2)
     assert type(default) is defaultdict and default["a"].tolist() == [1, 1] and default["b"] == []
-    assert stack_collate([{1: 2, None: "x"}, {None: "y", 1: 3}]) == {1: pytest.approx(torch.tensor([2, 3])), None: ["x", "y"]}
+    assert stack_collate([{1: 2, None: "x"}, {None: "y", 1: 3}]) == {
+        1: pytest.approx(torch.tensor([2, 3])),
+        None: ["x", "y"],
+    }
 
 
 class Fields(MutableMapping[str, Any]):
@@ -190,30 +211,66 @@ def test_tensors_and_arrays_keep_their_dtype(shape: tuple[int, ...]) -> None:
         warnings.simplefilter("error")
         for name in ARRAYS:
             for order in "<>":
-                arrays = [np.full(shape, number, np.dtype(name).newbyteorder(order)) for number in range(3)]
+                arrays = [
+                    np.full(shape, number, np.dtype(name).newbyteorder(order))
+                    for number in range(3)
+                ]
                 batch = stack_collate(arrays)
-                assert batch.numpy().dtype == np.dtype(name) and np.array_equal(batch.numpy(), np.stack(arrays))
+                assert batch.numpy().dtype == np.dtype(name) and np.array_equal(
+                    batch.numpy(), np.stack(arrays)
+                )
             scalars = stack_collate([np.dtype(name).type(number) for number in range(3)])
             assert scalars.numpy().dtype == np.dtype(name) and scalars.tolist()[:2] == [0, 1]
 
 
 def test_numbers() -> None:
     for samples, dtype in (
-        *(([1, 2, 3], torch.int64), ([1.5, 2.0], torch.float64), ([1, 2.5], torch.float64), ([True, False], torch.bool)),
-        *(([True, 2], torch.int64), ([-(2**63), 2**63 - 1], torch.int64), ([float("nan"), float("inf")], torch.float64)),
-        *(([1, np.int64(2)], torch.int64), ([True, np.bool_(False)], torch.bool), ([1.5, np.float32(2), 3], torch.float64)),
+        *(
+            ([1, 2, 3], torch.int64),
+            ([1.5, 2.0], torch.float64),
+            ([1, 2.5], torch.float64),
+            ([True, False], torch.bool),
+        ),
+        *(
+            ([True, 2], torch.int64),
+            ([-(2**63), 2**63 - 1], torch.int64),
+            ([float("nan"), float("inf")], torch.float64),
+        ),
+        *(
+            ([1, np.int64(2)], torch.int64),
+            ([True, np.bool_(False)], torch.bool),
+            ([1.5, np.float32(2), 3], torch.float64),
+        ),
     ):
         plain = [getattr(one, "item", lambda one=one: one)() for one in samples]
         for numbers in (samples, samples[::-1]):
             batch = stack_collate(numbers)
             assert batch.dtype == dtype and batch.shape == (len(samples),)
-            assert np.array_equal(batch.numpy(), plain if numbers is samples else plain[::-1], equal_nan=dtype == torch.float64)
+            assert np.array_equal(
+                batch.numpy(),
+                plain if numbers is samples else plain[::-1],
+                equal_nan=dtype == torch.float64,
+            )
 
 
 def test_what_is_no_tensor_stays_a_list() -> None:
     for samples in (
-        *(["a", "b"], [b"a", b"b"], [object(), object()], [{1, 2}, {3}], [range(3)] * 2, [None, None, "a"], [None, 1, None]),
-        *([np.array(["a"])] * 2, [np.datetime64("2020-01-01")] * 2, [np.array([None])] * 2, [np.str_("a")] * 2, [int, float]),
+        *(
+            ["a", "b"],
+            [b"a", b"b"],
+            [object(), object()],
+            [{1, 2}, {3}],
+            [range(3)] * 2,
+            [None, None, "a"],
+            [None, 1, None],
+        ),
+        *(
+            [np.array(["a"])] * 2,
+            [np.datetime64("2020-01-01")] * 2,
+            [np.array([None])] * 2,
+            [np.str_("a")] * 2,
+            [int, float],
+        ),
         [1 + 2j, 3j],
     ):
         batch = stack_collate([{"field": value} for value in samples])["field"]
@@ -222,7 +279,10 @@ def test_what_is_no_tensor_stays_a_list() -> None:
         assert type(listed) is list and listed[0] is samples[0]
     x = torch.zeros(2)
     assert stack_collate([(x, None), (x, None)])[1] == [None, None]
-    assert stack_collate([(x, 1), (x, 2)])[0].shape == (2, 2) and type(stack_collate([(x, 1)] * 2)) is tuple
+    assert (
+        stack_collate([(x, 1), (x, 2)])[0].shape == (2, 2)
+        and type(stack_collate([(x, 1)] * 2)) is tuple
+    )
 
 
 PHOTO = Image.new("RGB", (5, 4))
@@ -232,7 +292,10 @@ PHOTO = Image.new("RGB", (5, 4))
     ("samples", "named"),
     [
         ([torch.zeros(2), torch.zeros(3)], "sample 1 is float32 [3], sample 0 is float32 [2]"),
-        ([torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.int8)], "sample 2 is int8 [2]"),
+        (
+            [torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.int8)],
+            "sample 2 is int8 [2]",
+        ),
         ([np.zeros(2), np.zeros(2, np.float32)], "sample 1 is float32 [2]"),
         ([torch.zeros(2), "text"], "sample 1 is 'str'"),
         ([np.zeros(2), np.float64(1)], "sample 1 is float64 []"),
@@ -242,7 +305,10 @@ PHOTO = Image.new("RGB", (5, 4))
         ([Example(torch.zeros(2), "a"), Frozen(torch.zeros(2))], "sample 1 is 'Frozen'"),
         ([(PHOTO, 1)] * 2, "(RGB, 5 x 4)"),
         ([torch.zeros(2), torch.zeros(2, 1)], 'collate_fn="pad"'),
-        ([torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.int64)], ".to(torch.float16)"),
+        (
+            [torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.int64)],
+            ".to(torch.float16)",
+        ),
         ([[None, 1], [None, 2]], "None"),
         ([{"x": np.ones(1)}, {"x": np.ones(1, np.clongdouble)}], "at ['x']"),
         ([{"x": np.longdouble(1)}] * 2, "at ['x']"),

@@ -1,11 +1,25 @@
-"""Tokenizers with the faces of well-known ones, of which a word is a token: tests of collators import none."""
+"""Tokenizers with the faces of well-known ones, of which a word is a token: tests of collators
+import none.
+"""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "mill", "wheel", "turns", "in", "river"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "mill",
+    "wheel",
+    "turns",
+    "in",
+    "river",
+]
 IDS = {word: number for number, word in enumerate(WORDS)}
 PAD, UNK, CLS, SEP, MASK = range(5)
 TEXTS = ["the mill wheel turns", "the river", ""]
@@ -30,11 +44,18 @@ class HuggingFace:
         return len(WORDS)
 
     def __call__(
-        self, texts: list[str], padding: bool, return_special_tokens_mask: bool, truncation: bool = False, max_length: int | None = None
+        self,
+        texts: list[str],
+        padding: bool,
+        return_special_tokens_mask: bool,
+        truncation: bool = False,
+        max_length: int | None = None,
     ) -> dict[str, list[list[int]]]:
         assert isinstance(texts, list) and not padding and return_special_tokens_mask
         self.calls.append((len(texts), truncation, max_length))
-        bodies = [encode(text)[: max_length - 2 if truncation and max_length else None] for text in texts]
+        bodies = [
+            encode(text)[: max_length - 2 if truncation and max_length else None] for text in texts
+        ]
         ids = [[CLS, *body, SEP] for body in bodies]
         return {
             "input_ids": ids,
@@ -58,7 +79,11 @@ class Tokenizers:
             pad = [77] * max(0, longest - len(row))
             seen = [0] * len(pad) + [1] * len(row)
             made.append(
-                SimpleNamespace(ids=pad + row, attention_mask=seen, special_tokens_mask=[int(token <= MASK) for token in pad + row])
+                SimpleNamespace(
+                    ids=pad + row,
+                    attention_mask=seen,
+                    special_tokens_mask=[int(token <= MASK) for token in pad + row],
+                )
             )
         return made
 
@@ -69,7 +94,11 @@ class Tokenizers:
         return len(WORDS)
 
     def get_added_tokens_decoder(self) -> dict[int, Any]:
-        return {CLS: SimpleNamespace(special=True), SEP: SimpleNamespace(special=True), 9: SimpleNamespace(special=False)}
+        return {
+            CLS: SimpleNamespace(special=True),
+            SEP: SimpleNamespace(special=True),
+            9: SimpleNamespace(special=False),
+        }
 
 
 class Tiktoken:

@@ -49,7 +49,9 @@ def make_gallery(folder: Path) -> dict[str, Maker]:
             file[f"data/demo_{number}/actions"] = rng.normal(size=(7 + number, 3))
     store = folder / "arrays.zarr"
     root = zarr.open_group(store, mode="w")
-    sharded = root.create_array("sharded", shape=pixels.shape, dtype="u1", chunks=(2, 5, 4), shards=(8, 5, 4))
+    sharded = root.create_array(
+        "sharded", shape=pixels.shape, dtype="u1", chunks=(2, 5, 4), shards=(8, 5, 4)
+    )
     sharded[...] = pixels
     volume = root.create_array("volume", shape=(9, 11, 13), dtype="i2", chunks=(4, 5, 6))
     volume[...] = rng.integers(0, 255, (9, 11, 13))
@@ -58,7 +60,11 @@ def make_gallery(folder: Path) -> dict[str, Maker]:
     lines = [f"line {number} " * (number % 4 + 1) for number in range(ROWS)]
     (texts / "lines.txt").write_text("\n".join(lines) + "\n")
     table = folder / "table.parquet"
-    columns = {"number": list(range(ROWS)), "vector": pixels.reshape(ROWS, -1).tolist(), "text": lines}
+    columns = {
+        "number": list(range(ROWS)),
+        "vector": pixels.reshape(ROWS, -1).tolist(),
+        "text": lines,
+    }
     pq.write_table(pa.table(columns), table, row_group_size=5)
     sparse = folder / "sparse.h5"
     with h5py.File(sparse, "w") as file:

@@ -1,4 +1,6 @@
-"""Makes images with masks, with annotations as COCO has them, and with tables of labels: the same at every call."""
+"""Makes images with masks, with annotations as COCO has them, and with tables of labels: the
+same at every call.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,15 @@ Array = np.ndarray[Any, Any]
 
 
 def make_pair(number: int, size: tuple[int, int]) -> tuple[Array, Array, tuple[int, int, int, int]]:
-    """An image uint8 [H, W, 3] with a bright rectangle on noise, its mask uint8 [H, W] of class 1 to 3, and the rectangle."""
+    """An image uint8 [H, W, 3] with a bright rectangle on noise, its mask uint8 [H, W] of class
+    1 to 3, and the rectangle.
+    """
     width, height = size
     rng = np.random.default_rng(number)
-    image, mask = rng.integers(0, 100, (height, width, 3), np.uint8), np.zeros((height, width), np.uint8)
+    image, mask = (
+        rng.integers(0, 100, (height, width, 3), np.uint8),
+        np.zeros((height, width), np.uint8),
+    )
     left, top = int(rng.integers(0, width // 2)), int(rng.integers(0, height // 2))
     right, bottom = left + int(rng.integers(4, width // 2)), top + int(rng.integers(4, height // 2))
     label = number % 3 + 1
@@ -26,14 +33,22 @@ def make_pair(number: int, size: tuple[int, int]) -> tuple[Array, Array, tuple[i
 
 
 def make_masks(folder: Path, count: int = 24, size: tuple[int, int] = (32, 24)) -> Path:
-    """Writes images/ and masks/, in two sub-folders each; masks are palette, grey and 16-bit PNGs and TIFFs. Returns the folder."""
+    """Writes images/ and masks/, in two sub-folders each; masks are palette, grey and 16-bit
+    PNGs and TIFFs. Returns the folder.
+    """
     for number in range(count):
         image, mask, _ = make_pair(number, size)
         name = f"{'ab'[number % 2]}/{number:03d}"
         for part in ("images", "masks"):
             (folder / part / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / "images" / f"{name}.{('png', 'JPG')[number % 4 == 3]}", quality=95)
-        save_mask(folder / "masks" / f"{name}.{('png', 'tif')[number % 5 == 4]}", mask, ("P", "L", "I;16")[number % 3])
+        Image.fromarray(image).save(
+            folder / "images" / f"{name}.{('png', 'JPG')[number % 4 == 3]}", quality=95
+        )
+        save_mask(
+            folder / "masks" / f"{name}.{('png', 'tif')[number % 5 == 4]}",
+            mask,
+            ("P", "L", "I;16")[number % 3],
+        )
     return folder
 
 
@@ -42,15 +57,24 @@ def save_mask(path: Path, mask: Array, mode: str) -> None:
     if mode in ("P", "L"):
         image = Image.fromarray(mask.astype(np.uint8))
         if mode == "P":
-            image.putpalette(np.random.default_rng(0).integers(0, 256, 768).astype(np.uint8).tobytes())
+            image.putpalette(
+                np.random.default_rng(0).integers(0, 256, 768).astype(np.uint8).tobytes()
+            )
     else:
-        image = Image.fromarray(mask.astype({"1": np.bool_, "I;16": np.uint16, "I": np.int32}[mode]))
+        image = Image.fromarray(
+            mask.astype({"1": np.bool_, "I;16": np.uint16, "I": np.int32}[mode])
+        )
     image.save(path)
 
 
-def coco_of(boxes: dict[str, list[tuple[int, int, int, int]]], size: tuple[int, int]) -> dict[str, Any]:
+def coco_of(
+    boxes: dict[str, list[tuple[int, int, int, int]]], size: tuple[int, int]
+) -> dict[str, Any]:
     """Annotations of images of one size, by file name; ids don't count from 0, and leave gaps."""
-    images = [{"id": 10 + 3 * n, "file_name": name, "width": size[0], "height": size[1]} for n, name in enumerate(boxes)]
+    images = [
+        {"id": 10 + 3 * n, "file_name": name, "width": size[0], "height": size[1]}
+        for n, name in enumerate(boxes)
+    ]
     annotations = []
     for image, found in zip(images, boxes.values(), strict=True):
         for number, (left, top, right, bottom) in enumerate(found):
@@ -70,7 +94,9 @@ def coco_of(boxes: dict[str, list[tuple[int, int, int, int]]], size: tuple[int, 
 
 
 def make_coco(folder: Path, count: int = 24, size: tuple[int, int] = (32, 24)) -> Path:
-    """Writes images/ and instances.json; each fifth image has no object, others one to three. Returns the folder."""
+    """Writes images/ and instances.json; each fifth image has no object, others one to three.
+    Returns the folder.
+    """
     (folder / "images").mkdir(parents=True, exist_ok=True)
     boxes: dict[str, list[tuple[int, int, int, int]]] = {}
     for number in range(count):
@@ -91,7 +117,9 @@ def make_street_labels(folder: Path, count: int = 16) -> Path:
 
 
 def make_street(folder: Path, count: int = 16) -> Path:
-    """Writes images/ with masks/ and instances.json of the same names, as docs/labels.md has them. Returns the folder."""
+    """Writes images/ with masks/ and instances.json of the same names, as docs/labels.md has
+    them. Returns the folder.
+    """
     make_masks(make_coco(folder, count), count)
     for path in [*(folder / "images" / "a").iterdir(), *(folder / "images" / "b").iterdir()]:
         path.unlink()

@@ -1,7 +1,8 @@
 """Makes the small files that the tests read.
 
-Everything is made here, from nothing but numpy and Pillow, and is the same at every call: for a seed, the same bytes
-(of one version of Pillow). ``python tests/data/make.py OUT`` writes all of it to a folder to look at.
+Everything is made here, from nothing but numpy and Pillow, and is the same at every call: for a
+seed, the same bytes (of one version of Pillow). ``python tests/data/make.py OUT`` writes all of it
+to a folder to look at.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BOMB_JPEG_SIZE: Size = (65000, 65000)
 _EXTENSIONS = (".jpg", ".PNG", ".JPEG", ".png")  # both formats, both cases
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- pictures -------------------------------------------------------------------------------------
 
 
 def circle(rng: np.random.Generator, size: Size = SIZE) -> Pixels:
@@ -60,7 +61,9 @@ def noise(rng: np.random.Generator, size: Size = SIZE) -> Pixels:
 
 
 def corners(size: Size = SIZE) -> Pixels:
-    """Four quarters, red green / blue white, uint8 [H, W, 3]: tells every turn and mirror image apart."""
+    """Four quarters, red green / blue white, uint8 [H, W, 3]: tells every turn and mirror image
+    apart.
+    """
     width, height = size
     picture = np.empty((height, width, 3), np.uint8)
     picture[: height // 2, : width // 2] = (255, 0, 0)
@@ -82,7 +85,7 @@ _DRAW: dict[str, Callable[[np.random.Generator, Size], Pixels]] = {
 }
 
 
-# --- a folder of photographs ------------------------------------------------------------------------------------------
+# --- a folder of photographs ----------------------------------------------------------------------
 
 
 def make_photos(
@@ -94,9 +97,9 @@ def make_photos(
 ) -> Path:
     """Writes `per_class` images to `folder/<class>/` for each class, and returns the folder.
 
-    JPEG and PNG take turns, as do lower and upper case extensions. A class named after a picture (circle, gradient,
-    noise) shows it, any other name shows one of them. An image depends on (seed, class, number) alone: more classes or
-    images don't change the others.
+    JPEG and PNG take turns, as do lower and upper case extensions. A class named after a picture
+    (circle, gradient, noise) shows it, any other name shows one of them. An image depends on (seed,
+    class, number) alone: more classes or images don't change the others.
     """
     folder = Path(folder)
     for name in classes:
@@ -105,7 +108,10 @@ def make_photos(
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(per_class):
             pixels = draw(np.random.default_rng((seed, label, number)), size)
-            _save(pixels, folder / name / f"{name}_{number:03d}{_EXTENSIONS[number % len(_EXTENSIONS)]}")
+            _save(
+                pixels,
+                folder / name / f"{name}_{number:03d}{_EXTENSIONS[number % len(_EXTENSIONS)]}",
+            )
     return folder
 
 
@@ -116,23 +122,39 @@ def _save(pixels: Pixels, path: Path) -> None:
         Image.fromarray(pixels).save(path, "PNG")
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
-def make_tar(path: str | os.PathLike[str], members: Sequence[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT) -> Path:
-    """Writes a tar of members (name, content), in this order; a name that ends in "/" is a folder's. Returns the path."""
+def make_tar(
+    path: str | os.PathLike[str],
+    members: Sequence[tuple[str, bytes]],
+    form: int = tarfile.USTAR_FORMAT,
+) -> Path:
+    """Writes a tar of members (name, content), in this order; a name that ends in "/" is a
+    folder's. Returns the path.
+    """
     with tarfile.open(path, "w", format=form) as file:
         for name, data in members:
             info = tarfile.TarInfo(name.rstrip("/"))
-            info.size, info.type = len(data), tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+            info.size, info.type = (
+                len(data),
+                tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE,
+            )
             file.addfile(info, io.BytesIO(data))
     return Path(path)
 
 
-def make_shards(folder: str | os.PathLike[str], counts: Sequence[int], ending: str = "tar", size: Size = (16, 12)) -> Path:
-    """Writes a shard for each count to `folder`, with so many samples, numbered through over all shards; returns the folder.
+def make_shards(
+    folder: str | os.PathLike[str],
+    counts: Sequence[int],
+    ending: str = "tar",
+    size: Size = (16, 12),
+) -> Path:
+    """Writes a shard for each count to `folder`, with so many samples, numbered through over all
+    shards; returns the folder.
 
-    .tar: a .png (noise), its number as .cls, and .json; .jsonl: objects {"number", "text"}; .txt: lines "line NUMBER".
+    .tar: a .png (noise), its number as .cls, and .json; .jsonl: objects {"number", "text"}; .txt:
+    lines "line NUMBER".
     """
     folder, first = Path(folder), 0
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +163,9 @@ def make_shards(folder: str | os.PathLike[str], counts: Sequence[int], ending: s
         if ending == "tar":
             make_tar(path, [member for number in numbers for member in _tar_sample(number, size)])
         elif ending == "jsonl":
-            path.write_text("".join(json.dumps({"number": n, "text": f"line {n}"}) + "\n" for n in numbers))
+            path.write_text(
+                "".join(json.dumps({"number": n, "text": f"line {n}"}) + "\n" for n in numbers)
+            )
         else:
             path.write_text("".join(f"line {n}\n" for n in numbers))
         first += count
@@ -152,10 +176,14 @@ def _tar_sample(number: int, size: Size) -> list[tuple[str, bytes]]:
     encoded = io.BytesIO()
     Image.fromarray(noise(np.random.default_rng((9, number)), size)).save(encoded, "PNG")
     said = json.dumps({"number": number}).encode()
-    return [(f"{number:06d}.png", encoded.getvalue()), (f"{number:06d}.cls", b"%d" % number), (f"{number:06d}.json", said)]
+    return [
+        (f"{number:06d}.png", encoded.getvalue()),
+        (f"{number:06d}.cls", b"%d" % number),
+        (f"{number:06d}.json", said),
+    ]
 
 
-# --- files that can't be read -----------------------------------------------------------------------------------------
+# --- files that can't be read ---------------------------------------------------------------------
 
 
 def truncated_jpeg(path: Path) -> None:
@@ -184,9 +212,12 @@ def bomb_png(path: Path, size: Size = BOMB_PNG_SIZE) -> None:
     row = bytes(1 + (width + 7) // 8)  # the filter byte, then the pixels
     compress = zlib.compressobj(9)
     pixels = b"".join(compress.compress(row) for _ in range(height)) + compress.flush()
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)  # bit depth 1, grey, deflate, no interlace
+    # bit depth 1, grey, deflate, no interlace
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in chunks))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in chunks)
+    )
 
 
 def _png_chunk(kind: bytes, data: bytes) -> bytes:
@@ -198,7 +229,8 @@ def bomb_jpeg(path: Path, size: Size = BOMB_JPEG_SIZE) -> None:
     _noise().save(path, "JPEG")
     data = bytearray(path.read_bytes())
     start = next(position for marker, position in _jpeg_segments(data) if marker == 0xC0)
-    struct.pack_into(">HH", data, start + 5, size[1], size[0])  # after marker (2), length (2) and precision (1)
+    # after marker (2), length (2) and precision (1)
+    struct.pack_into(">HH", data, start + 5, size[1], size[0])
     path.write_bytes(data)
 
 
@@ -215,7 +247,7 @@ def text_file(path: Path) -> None:
     path.write_text("Notes on the images of this folder.\n", encoding="ascii")
 
 
-# --- files that can be read, with something odd about them ------------------------------------------------------------
+# --- files that can be read, with something odd about them ----------------------------------------
 
 
 def png_as_jpeg(path: Path) -> None:
@@ -229,7 +261,9 @@ def not_utf8_name(path: Path) -> None:
 
 
 def link_loop(path: Path) -> None:
-    """A folder with one image and a link to the folder itself: a walk that follows links never ends."""
+    """A folder with one image and a link to the folder itself: a walk that follows links never
+    ends.
+    """
     path.mkdir(exist_ok=True)
     _noise().save(path / "image.jpg", "JPEG")
     if not (path / "again").is_symlink():
@@ -237,7 +271,9 @@ def link_loop(path: Path) -> None:
 
 
 def grey16_png(path: Path, size: Size = SIZE) -> None:
-    """16-bit grey over the whole range; the value of pixel (x, y) is 65535 (y w + x) // (w h - 1)."""
+    """16-bit grey over the whole range; the value of pixel (x, y) is 65535 (y w + x) // (w h -
+    1).
+    """
     width, height = size
     values = np.arange(width * height, dtype=np.int64) * 65535 // (width * height - 1)
     Image.fromarray(values.reshape(height, width).astype(np.uint16)).save(path, "PNG")
@@ -264,7 +300,11 @@ def palette_png(path: Path) -> None:
     image = Image.new("P", SIZE)
     image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 255, 255, 255])
     for entry, box in enumerate(
-        [(0, 0, width // 2, height // 2), (width // 2, 0, width, height // 2), (0, height // 2, width // 2, height)]
+        [
+            (0, 0, width // 2, height // 2),
+            (width // 2, 0, width, height // 2),
+            (0, height // 2, width // 2, height),
+        ]
     ):
         image.paste(entry, box)
     image.paste(3, (width // 2, height // 2, width, height))
@@ -278,9 +318,12 @@ def la_png(path: Path) -> None:
 
 
 def exif_jpeg(path: Path, orientation: int) -> None:
-    """`corners()` as a camera held at EXIF `orientation` (1 to 8) stores it: upright again once the tag is obeyed."""
+    """`corners()` as a camera held at EXIF `orientation` (1 to 8) stores it: upright again once
+    the tag is obeyed.
+    """
     turn = Image.Transpose
-    # What undoes the tag, from a viewer's side: 6 and 8 are each other's inverse, the rest are their own.
+    # What undoes the tag, from a viewer's side: 6 and 8 are each other's inverse, the rest are
+    # their own.
     stored = {
         2: turn.FLIP_LEFT_RIGHT,
         3: turn.ROTATE_180,
@@ -332,7 +375,7 @@ def _two_pages() -> tuple[Image.Image, Image.Image]:
     return Image.new("RGB", SIZE, (255, 0, 0)), Image.new("RGB", SIZE, (0, 0, 255))
 
 
-# --- one file of each kind --------------------------------------------------------------------------------------------
+# --- one file of each kind ------------------------------------------------------------------------
 
 UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "truncated_jpeg": ("truncated.jpg", truncated_jpeg),
@@ -371,9 +414,11 @@ NO_IMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 def make_bad(folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """Writes one file of each kind (`UNREADABLE`, `READABLE`, `NO_IMAGE`) to `folder`; returns kind -> path.
+    """Writes one file of each kind (`UNREADABLE`, `READABLE`, `NO_IMAGE`) to `folder`; returns kind
+    -> path.
 
-    A kind that the file system refuses (names that are no UTF-8 on macOS, links on Windows) is left out.
+    A kind that the file system refuses (names that are no UTF-8 on macOS, links on Windows) is left
+    out.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Writes sparse matrices as AnnData lays them out, by h5py and zarr alone, and says what they hold."""
+"""Writes sparse matrices as AnnData lays them out, by h5py and zarr alone, and says what they
+hold.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ import zarr
 KINDS = ("B cell", "NK", "T cell")
 
 
-def random_matrix(rows: int, columns: int, density: float = 0.2, dtype: Any = "f4", seed: int = 0) -> np.ndarray[Any, Any]:
-    """A dense array, most of which is zeros; its third row is empty, and the one after it is full."""
+def random_matrix(
+    rows: int, columns: int, density: float = 0.2, dtype: Any = "f4", seed: int = 0
+) -> np.ndarray[Any, Any]:
+    """A dense array, most of which is zeros; its third row is empty, and the one after it is
+    full.
+    """
     random = np.random.default_rng(seed)
     dense = random.integers(1, 100, (rows, columns)) * (random.random((rows, columns)) < density)
     if rows > 3:
@@ -26,24 +32,43 @@ def csr_of(dense: np.ndarray[Any, Any], index_dtype: Any = "i4") -> dict[str, np
     """indptr, indices and data of a dense array."""
     rows, columns = np.nonzero(dense)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
-    return {"indptr": indptr.astype(index_dtype), "indices": columns.astype(index_dtype), "data": dense[rows, columns]}
+    return {
+        "indptr": indptr.astype(index_dtype),
+        "indices": columns.astype(index_dtype),
+        "data": dense[rows, columns],
+    }
 
 
 def write_matrix(
-    group: Any, name: str, dense: np.ndarray[Any, Any], *, chunks: int | None = None, old: bool = False, **options: Any
+    group: Any,
+    name: str,
+    dense: np.ndarray[Any, Any],
+    *,
+    chunks: int | None = None,
+    old: bool = False,
+    **options: Any,
 ) -> Any:
     """Writes a CSR group into an open h5py or zarr group; returns it."""
     made = group.create_group(name) if name else group
     for key, values in csr_of(dense).items():
         if isinstance(group, h5py.Group):
-            made.create_dataset(key, data=values, chunks=None if chunks is None else (min(chunks, len(values)),), **options)
+            made.create_dataset(
+                key,
+                data=values,
+                chunks=None if chunks is None else (min(chunks, len(values)),),
+                **options,
+            )
         else:
-            made.create_array(key, data=values, **({} if chunks is None else {"chunks": (chunks,)}), **options)
+            made.create_array(
+                key, data=values, **({} if chunks is None else {"chunks": (chunks,)}), **options
+            )
     if old:
         made.attrs["h5sparse_format"], made.attrs["h5sparse_shape"] = "csr", np.array(dense.shape)
     else:
         shape = np.array(dense.shape) if isinstance(group, h5py.Group) else list(dense.shape)
-        made.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape})
+        made.attrs.update(
+            {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape}
+        )
     return made
 
 
@@ -56,15 +81,26 @@ def write_strings(group: Any, name: str, values: Sequence[str]) -> None:
     group[name].attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
 
 
-def write_frame(root: Any, name: str, index: Sequence[str], columns: dict[str, Any] | None = None) -> None:
+def write_frame(
+    root: Any, name: str, index: Sequence[str], columns: dict[str, Any] | None = None
+) -> None:
     """Writes a table: columns of numbers, lists of str, or (codes, categories)."""
     frame, columns = root.create_group(name), columns or {}
-    frame.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0", "_index": "_index", "column-order": list(columns)})
+    frame.attrs.update(
+        {
+            "encoding-type": "dataframe",
+            "encoding-version": "0.2.0",
+            "_index": "_index",
+            "column-order": list(columns),
+        }
+    )
     write_strings(frame, "_index", index)
     for key, values in columns.items():
         if isinstance(values, tuple):
             made = frame.create_group(key)
-            made.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
+            made.attrs.update(
+                {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False}
+            )
             _write_array(made, "codes", np.asarray(values[0], np.int8))
             write_strings(made, "categories", values[1])
         elif isinstance(values, list):
@@ -80,8 +116,12 @@ def _write_array(group: Any, name: str, values: np.ndarray[Any, Any]) -> None:
         group.create_array(name, data=values)
 
 
-def write_anndata(path: Path, dense: np.ndarray[Any, Any], *, names: Sequence[str] | None = None, **options: Any) -> Path:
-    """An .h5ad file or a .zarr store with X, layers/counts (twice X, int32), obs ("kind", "age", "batch") and var."""
+def write_anndata(
+    path: Path, dense: np.ndarray[Any, Any], *, names: Sequence[str] | None = None, **options: Any
+) -> Path:
+    """An .h5ad file or a .zarr store with X, layers/counts (twice X, int32), obs ("kind", "age",
+    "batch") and var.
+    """
     rows, columns = dense.shape
     is_zarr = path.suffix == ".zarr"
     root: Any = zarr.open_group(path, mode="w") if is_zarr else h5py.File(path, "w")
@@ -90,10 +130,18 @@ def write_anndata(path: Path, dense: np.ndarray[Any, Any], *, names: Sequence[st
     write_matrix(root.create_group("layers"), "counts", (2 * dense).astype("i4"), **options)
     kinds = np.arange(rows) % len(KINDS)
     write_frame(
-        root, "obs", [f"cell {n}" for n in range(rows)],
-        {"kind": (kinds, KINDS), "age": np.arange(rows, dtype="f4") / 2, "batch": [f"b{n % 2}" for n in range(rows)]},
-    )  # fmt: skip
-    write_frame(root, "var", names or [f"gene {n}" for n in range(columns)], {"mean": dense.mean(0)})
+        root,
+        "obs",
+        [f"cell {n}" for n in range(rows)],
+        {
+            "kind": (kinds, KINDS),
+            "age": np.arange(rows, dtype="f4") / 2,
+            "batch": [f"b{n % 2}" for n in range(rows)],
+        },
+    )
+    write_frame(
+        root, "var", names or [f"gene {n}" for n in range(columns)], {"mean": dense.mean(0)}
+    )
     if not is_zarr:
         root.close()
     return path

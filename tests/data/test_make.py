@@ -21,11 +21,15 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)  # follows no links
+    # follows no links
+    return (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in _files(folder)}
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in _files(folder)
+    }
 
 
 def _rgb(path: Path) -> np.ndarray:
@@ -46,7 +50,9 @@ def test_photos_are_the_same_each_time(tmp_path):
 
 def test_an_image_does_not_depend_on_the_others(tmp_path):
     few = _digests(make_photos(tmp_path / "few", classes=("noise", "other"), per_class=2))
-    many = _digests(make_photos(tmp_path / "many", classes=("circle", "noise", "other"), per_class=3))
+    many = _digests(
+        make_photos(tmp_path / "many", classes=("circle", "noise", "other"), per_class=3)
+    )
     assert few.items() < many.items()
 
 
@@ -97,7 +103,9 @@ def test_unreadable(bad, kind, error):
         image.load()
 
 
-@pytest.mark.parametrize(("kind", "size"), [("bomb_png", make.BOMB_PNG_SIZE), ("bomb_jpeg", make.BOMB_JPEG_SIZE)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("bomb_png", make.BOMB_PNG_SIZE), ("bomb_jpeg", make.BOMB_JPEG_SIZE)]
+)
 def test_bombs_are_small_files_of_huge_images(bad, kind, size, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert bad[kind].stat().st_size < 200_000

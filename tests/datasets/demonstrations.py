@@ -1,4 +1,6 @@
-"""Writes demonstrations: HDF5 files as robomimic and LIBERO lay them out, and replay buffers of Diffusion Policy."""
+"""Writes demonstrations: HDF5 files as robomimic and LIBERO lay them out, and replay buffers of
+Diffusion Policy.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ LENGTHS = (7, 12, 5, 1, 9, 20, 3, 8, 6, 11, 4, 10)
 
 
 def write_demos(path: Path, lengths: Sequence[int] = LENGTHS, seed: int = 0, **images: Any) -> Path:
-    """A file of demonstrations of these lengths, in which demo_10 comes before demo_2 as HDF5 sorts names; `images` are options of their
-    datasets."""
+    """A file of demonstrations of these lengths, in which demo_10 comes before demo_2 as HDF5 sorts
+    names; `images` are options of their datasets.
+    """
     draws = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
@@ -31,10 +34,16 @@ def write_demos(path: Path, lengths: Sequence[int] = LENGTHS, seed: int = 0, **i
             how = dict(images) if length else {}
             if isinstance(how.get("chunks"), tuple):
                 how["chunks"] = (min(how["chunks"][0], length), *how["chunks"][1:])
-            demo.create_dataset("obs/agentview_image", data=draws.integers(0, 256, (length, 6, 5, 3), np.uint8), **how)
+            demo.create_dataset(
+                "obs/agentview_image",
+                data=draws.integers(0, 256, (length, 6, 5, 3), np.uint8),
+                **how,
+            )
             demo["dones"] = np.arange(length) == length - 1
         for name, part in (("train", slice(1, None)), ("valid", slice(1))):
-            file[f"mask/{name}"] = np.array([f"demo_{number}".encode() for number in range(len(lengths))][part])
+            file[f"mask/{name}"] = np.array(
+                [f"demo_{number}".encode() for number in range(len(lengths))][part]
+            )
     return path
 
 
@@ -42,22 +51,33 @@ def arrays_of(path: Path, episode: str) -> dict[str, Any]:
     """The arrays of an episode, as h5py reads them."""
     found: dict[str, Any] = {}
     with h5py.File(path) as file:
-        file[episode].visititems(lambda key, item: found.update({key: item[...]}) if isinstance(item, h5py.Dataset) else None)
+        file[episode].visititems(
+            lambda key, item: (
+                found.update({key: item[...]}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
     return found
 
 
 def compare_batches(path: Path, make_loader: Any, mode: Any, **options: Any) -> None:
-    """Compares the batches of windows in a loading mode with those that are made of single samples, in two epochs."""
+    """Compares the batches of windows in a loading mode with those that are made of single
+    samples, in two epochs.
+    """
     how: dict[str, Any] = {"window": {"obs/*": 2, "*": 5}, "pad_before": 1, **options}
     with (
         EpisodeDataset(path, loading_mode=mode, progress=False, **how) as dataset,
         EpisodeDataset(path, return_index=True, **how) as single,
     ):
-        loader, plain = (make_loader(one, batch_size=7, shuffle="block", num_workers=0, seed=3) for one in (dataset, single))
+        loader, plain = (
+            make_loader(one, batch_size=7, shuffle="block", num_workers=0, seed=3)
+            for one in (dataset, single)
+        )
         for _ in range(2):  # the second from memory
             for batch, other in zip(loader, plain, strict=True):
                 other.pop("index")
-                assert batch.keys() == other.keys() and all(same(batch[key], other[key]) for key in batch)
+                assert batch.keys() == other.keys() and all(
+                    same(batch[key], other[key]) for key in batch
+                )
         assert ("windows straight from storage" in loader.explain()) == (mode == "lazy")
         assert ("steps are held, each once" in dataset.explain()) == (mode in ("eager", "cached"))
 
@@ -72,11 +92,15 @@ def buffer_arrays(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> dict[str, 
     }
 
 
-def write_buffer(path: Path, lengths: Sequence[int] = LENGTHS, seed: int = 0, kind: str = "gzip") -> Path:
-    """A replay buffer, as Diffusion Policy lays them out: an HDF5 file, or of a path that ends in .zarr a store.
+def write_buffer(
+    path: Path, lengths: Sequence[int] = LENGTHS, seed: int = 0, kind: str = "gzip"
+) -> Path:
+    """A replay buffer, as Diffusion Policy lays them out: an HDF5 file, or of a path that ends in
+    .zarr a store.
 
     Args:
-        kind: how images are stored in HDF5 ("gzip", "raw": chunks as they are, "contiguous"), or the version of the store ("2", "3").
+        kind: how images are stored in HDF5 ("gzip", "raw": chunks as they are, "contiguous"), or
+            the version of the store ("2", "3").
     """
     ends, arrays = np.cumsum(lengths), buffer_arrays(lengths, seed)
     whole = {"meta/episode_ends": ends, "meta/success": np.arange(len(ends)) % 2 == 0}
@@ -84,11 +108,17 @@ def write_buffer(path: Path, lengths: Sequence[int] = LENGTHS, seed: int = 0, ki
     if path.suffix == ".zarr":
         root = zarr.open_group(path, mode="w", zarr_format=3 if kind == "3" else 2)
         for name, values in whole.items():
-            root.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(8, *values.shape[1:]))[...] = values
+            root.create_array(
+                name, shape=values.shape, dtype=values.dtype, chunks=(8, *values.shape[1:])
+            )[...] = values
         if kind != "3":
             zarr.consolidate_metadata(root.store)
         return path
-    how: dict[str, Any] = {} if kind == "contiguous" else {"chunks": (8, 6, 5, 3), "compression": "gzip" if kind == "gzip" else None}
+    how: dict[str, Any] = (
+        {}
+        if kind == "contiguous"
+        else {"chunks": (8, 6, 5, 3), "compression": "gzip" if kind == "gzip" else None}
+    )
     with h5py.File(path, "w") as file:
         for name, values in whole.items():
             file.create_dataset(name, data=values, **(how if name == "data/img" else {}))

@@ -2,8 +2,8 @@
 
     python tests/datasets/lines_like_python.py FOLDER [--encoding utf-8] [--workers 0 3]
 
-Every line is asked for once, in a shuffled order, through a `Loader`, once with each number of workers and each `newline`. Exits with 1
-where one differs, and names it.
+Every line is asked for once, in a shuffled order, through a `Loader`, once with each number of
+workers and each `newline`. Exits with 1 where one differs, and names it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,42 @@ NEWLINES: tuple[Any, ...] = (None, "\n", "\r", "\r\n")
 
 def python_lines(path: str, newline: Any, encoding: str, errors: str = "strict") -> list[str]:
     """Without their ends; a mark of UTF-8 at the beginning is no part of the first."""
-    with open(path, encoding="utf-8-sig" if encoding == "utf-8" else encoding, errors=errors, newline=newline or "") as file:
+    with open(
+        path,
+        encoding="utf-8-sig" if encoding == "utf-8" else encoding,
+        errors=errors,
+        newline=newline or "",
+    ) as file:
         return [line.removesuffix(newline) if newline else line.rstrip("\r\n") for line in file]
 
 
-def differences(folder: str | Path, workers: int, newline: Any, encoding: str = "utf-8", **options: Any) -> Iterator[str]:
+def differences(
+    folder: str | Path, workers: int, newline: Any, encoding: str = "utf-8", **options: Any
+) -> Iterator[str]:
     """What differs, in words; at last nothing, or that the numbers of lines differ."""
     errors = options.get("errors", "strict")
     dataset = TextDataset(
-        folder, unit="line", max_length=None, newline=newline, encoding=encoding, return_index=True, progress=False, **options
+        folder,
+        unit="line",
+        max_length=None,
+        newline=newline,
+        encoding=encoding,
+        return_index=True,
+        progress=False,
+        **options,
     )
-    files = sorted({dataset.sample_source.location(n).rpartition(", line")[0] for n in range(len(dataset))})
-    expected = {(path, number): line for path in files for number, line in enumerate(python_lines(path, newline, encoding, errors), 1)}
+    files = sorted(
+        {dataset.sample_source.location(n).rpartition(", line")[0] for n in range(len(dataset))}
+    )
+    expected = {
+        (path, number): line
+        for path in files
+        for number, line in enumerate(python_lines(path, newline, encoding, errors), 1)
+    }
     characters, seen = CharTokenizer(), set()
-    loader = create_dataloader(dataset, batch_size=64, num_workers=workers, seed=3, collate_fn="list")
+    loader = create_dataloader(
+        dataset, batch_size=64, num_workers=workers, seed=3, collate_fn="list"
+    )
     try:
         for batch in loader:
             for sample in batch:
@@ -48,7 +70,10 @@ def differences(folder: str | Path, workers: int, newline: Any, encoding: str = 
         loader.close()
         dataset.close()
     if seen != expected.keys() or len(seen) != len(dataset):
-        yield f"{len(dataset):,} lines, {len(seen):,} of them different ones, where there should be {len(expected):,}"
+        yield (
+            f"{len(dataset):,} lines, {len(seen):,} of them different ones, where there should be "
+            f"{len(expected):,}"
+        )
 
 
 def main() -> int:
@@ -62,8 +87,19 @@ def main() -> int:
         for newline in NEWLINES:
             found = list(differences(arguments.folder, workers, newline, arguments.encoding))
             print(*found[:10], sep="\n", end="\n" if found else "")
-            lines = len(TextDataset(arguments.folder, unit="line", newline=newline, encoding=arguments.encoding, progress=False))
-            print(f"{workers} workers, newline={newline!r}: {lines:,} lines, {len(found):,} differences")
+            lines = len(
+                TextDataset(
+                    arguments.folder,
+                    unit="line",
+                    newline=newline,
+                    encoding=arguments.encoding,
+                    progress=False,
+                )
+            )
+            print(
+                f"{workers} workers, newline={newline!r}: {lines:,} lines, {len(found):,} "
+                "differences"
+            )
             count += len(found)
     return 1 if count else 0
 

@@ -23,7 +23,8 @@ SLOW = pytest.mark.slow
 
 
 class RemoteDatasetContract:
-    """Compares a dataset of URLs with its twin of local files, and looks at what becomes of what goes wrong on the way.
+    """Compares a dataset of URLs with its twin of local files, and looks at what becomes of what
+    goes wrong on the way.
 
     Attributes:
         names: of the files, below a folder or a server's URL.
@@ -74,7 +75,9 @@ class RemoteDatasetContract:
 
         def make(at: str = "", query: str = "", **options: Any) -> Any:
             options = {"cache_dir": tmp_path / "cache", "retries": 3, "deadline": 20, **options}
-            made.append(self.make([f"{server.url}/{at}{name}{query}" for name in self.names], **options))
+            made.append(
+                self.make([f"{server.url}/{at}{name}{query}" for name in self.names], **options)
+            )
             return made[-1]
 
         yield make
@@ -106,31 +109,59 @@ class RemoteDatasetContract:
         found = [pickle.loads(pickle.dumps(batch)) for batch in loader]
         loader.close()
         return [
-            {name: value for name, value in batch.items() if name != "__url__"} if isinstance(batch, dict) else batch for batch in found
+            {name: value for name, value in batch.items() if name != "__url__"}
+            if isinstance(batch, dict)
+            else batch
+            for batch in found
         ]
 
     # -- one value, one order
 
-    @pytest.mark.parametrize("mode", ["lazy", pytest.param("eager", marks=SLOW), pytest.param("cached", marks=SLOW), "streaming"])
-    def test_samples_and_order_are_those_of_local_files(self, mode: str, remote: Any, local: Any, loader_of: Any) -> None:
+    @pytest.mark.parametrize(
+        "mode",
+        [
+            "lazy",
+            pytest.param("eager", marks=SLOW),
+            pytest.param("cached", marks=SLOW),
+            "streaming",
+        ],
+    )
+    def test_samples_and_order_are_those_of_local_files(
+        self, mode: str, remote: Any, local: Any, loader_of: Any
+    ) -> None:
         dataset = remote(loading_mode=mode)
         assert len(dataset) == len(local) > 3 and dataset.fingerprint == local.fingerprint
-        assert (dataset.blocks() is None) == (local.blocks() is None) and np.array_equal(dataset.blocks(), local.blocks())
+        assert (dataset.blocks() is None) == (local.blocks() is None) and np.array_equal(
+            dataset.blocks(), local.blocks()
+        )
         for shuffle in (False, "block"):
-            assert same(self.epoch(loader_of, dataset, shuffle=shuffle), self.epoch(loader_of, local, shuffle=shuffle))
+            assert same(
+                self.epoch(loader_of, dataset, shuffle=shuffle),
+                self.epoch(loader_of, local, shuffle=shuffle),
+            )
 
     def test_workers_give_the_same(self, remote: Any, local: Any, loader_of: Any) -> None:
-        assert same(self.epoch(loader_of, remote(loading_mode="streaming"), num_workers=2), self.epoch(loader_of, local))
+        assert same(
+            self.epoch(loader_of, remote(loading_mode="streaming"), num_workers=2),
+            self.epoch(loader_of, local),
+        )
 
     def test_a_copy_by_pickle_reads_on(self, remote: Any, local: Any) -> None:
         dataset = remote()
         dataset.__getitems__([0])
         with pickle.loads(pickle.dumps(dataset)) as copy:
-            assert same([*map(self._bare, copy.__getitems__([2, 1]))], [*map(self._bare, local.__getitems__([2, 1]))])
+            assert same(
+                [*map(self._bare, copy.__getitems__([2, 1]))],
+                [*map(self._bare, local.__getitems__([2, 1]))],
+            )
 
     @staticmethod
     def _bare(sample: Any) -> Any:
-        return {name: value for name, value in sample.items() if name != "__url__"} if isinstance(sample, dict) else sample
+        return (
+            {name: value for name, value in sample.items() if name != "__url__"}
+            if isinstance(sample, dict)
+            else sample
+        )
 
     # -- what is asked for
 
@@ -140,41 +171,61 @@ class RemoteDatasetContract:
             server.counts()
             remote()
             counts = server.counts()
-            assert all(name.endswith(".json") for name, _, _ in counts["ranges"])  # the metadata of a store
+            # the metadata of a store
+            assert all(name.endswith(".json") for name, _, _ in counts["ranges"])
             assert counts["requests"] <= 12 * len(self.names)
 
-    def test_an_index_beside_is_used(self, remote: Any, server: RangeServer, copied: Path, local: Any, loader_of: Any) -> None:
+    def test_an_index_beside_is_used(
+        self, remote: Any, server: RangeServer, copied: Path, local: Any, loader_of: Any
+    ) -> None:
         if self.has_index:
             for path in write_index([str(copied / name) for name in self.names]):
                 assert os.path.exists(path)
             server.counts()
             dataset = remote("copied/")
-            assert {name.rpartition(".")[2] for name, _, _ in server.counts()["ranges"]} <= {"index", "json"}
+            assert {name.rpartition(".")[2] for name, _, _ in server.counts()["ranges"]} <= {
+                "index",
+                "json",
+            }
             assert same(self.epoch(loader_of, dataset), self.epoch(loader_of, local))
 
-    def test_the_disk_cache_serves_the_next_start(self, remote: Any, server: RangeServer, local: Any, loader_of: Any) -> None:
+    def test_the_disk_cache_serves_the_next_start(
+        self, remote: Any, server: RangeServer, local: Any, loader_of: Any
+    ) -> None:
         expected = self.epoch(loader_of, local)
         for attempt in range(2):
             server.counts()
             assert same(self.epoch(loader_of, remote(disk_cache_size="50MB")), expected)
-            ranges = [name for name, _, _ in server.counts()["ranges"] if not name.endswith(".json")]
+            ranges = [
+                name for name, _, _ in server.counts()["ranges"] if not name.endswith(".json")
+            ]
             assert bool(ranges) != bool(attempt)
 
     # -- what goes wrong
 
     @pytest.mark.parametrize("mode", [pytest.param("lazy", marks=SLOW), "streaming"])
-    def test_a_third_of_all_requests_fail(self, mode: str, remote: Any, server: RangeServer, local: Any, loader_of: Any) -> None:
-        kinds = FAULTS if self.is_versioned else FAULTS[:-1]  # nobody knows how long a whole file should be
+    def test_a_third_of_all_requests_fail(
+        self, mode: str, remote: Any, server: RangeServer, local: Any, loader_of: Any
+    ) -> None:
+        # nobody knows how long a whole file should be
+        kinds = FAULTS if self.is_versioned else FAULTS[:-1]
         server.set(faults={kind: 0.33 / len(kinds) for kind in kinds})
-        assert same(self.epoch(loader_of, remote(retries=30, deadline=60, loading_mode=mode)), self.epoch(loader_of, local))
+        assert same(
+            self.epoch(loader_of, remote(retries=30, deadline=60, loading_mode=mode)),
+            self.epoch(loader_of, local),
+        )
         assert server.counts()["faults"]
 
     @pytest.mark.falls_back
     @pytest.mark.parametrize("mode", [pytest.param("lazy", marks=SLOW), "streaming"])
-    def test_a_server_that_is_gone_is_an_error(self, mode: str, remote: Any, server: RangeServer, loader_of: Any) -> None:
+    def test_a_server_that_is_gone_is_an_error(
+        self, mode: str, remote: Any, server: RangeServer, loader_of: Any
+    ) -> None:
         dataset = remote(retries=1, loading_mode=mode)
         server.set(faults={"503": 1})
-        with pytest.raises((RemoteError, SampleError), match=r"\d attempts? .* the server says 503"):
+        with pytest.raises(
+            (RemoteError, SampleError), match=r"\d attempts? .* the server says 503"
+        ):
             self.epoch(loader_of, dataset)
         if self.asks_when_opened:
             with pytest.raises(RemoteError, match="the server says 503"):
@@ -182,14 +233,18 @@ class RemoteDatasetContract:
 
     @pytest.mark.falls_back
     @pytest.mark.usefixtures("own_cache")
-    def test_what_comes_cut_short_is_an_error(self, remote: Any, server: RangeServer, loader_of: Any) -> None:
+    def test_what_comes_cut_short_is_an_error(
+        self, remote: Any, server: RangeServer, loader_of: Any
+    ) -> None:
         dataset = remote(retries=1)
         server.set(faults={"short": 1})
         with pytest.raises((RemoteError, SampleError), match=r"\d attempts?"):
             self.epoch(loader_of, dataset)
 
     @pytest.mark.falls_back
-    def test_a_file_that_is_denied_is_an_error(self, remote: Any, server: RangeServer, loader_of: Any) -> None:
+    def test_a_file_that_is_denied_is_an_error(
+        self, remote: Any, server: RangeServer, loader_of: Any
+    ) -> None:
         dataset = remote()
         server.set(faults={"403": 1})
         with pytest.raises((AccessError, SampleError), match="access is denied"):
@@ -198,7 +253,9 @@ class RemoteDatasetContract:
     @pytest.mark.parametrize("on_error", ["raise", "skip"])
     @pytest.mark.parametrize("mode", [pytest.param("lazy", marks=SLOW), "streaming"])
     @pytest.mark.falls_back
-    def test_a_file_that_is_replaced_ends_the_epoch(self, mode: str, on_error: str, remote: Any, copied: Path, loader_of: Any) -> None:
+    def test_a_file_that_is_replaced_ends_the_epoch(
+        self, mode: str, on_error: str, remote: Any, copied: Path, loader_of: Any
+    ) -> None:
         """Whatever is done with bad samples: the rest would be of another file."""
         dataset = remote("copied/", loading_mode=mode, on_error=on_error)
         for name in self._files():
@@ -213,14 +270,30 @@ class RemoteDatasetContract:
     # -- what is shown
 
     @pytest.mark.falls_back
-    def test_secrets_are_never_shown(self, remote: Any, server: RangeServer, tmp_path: Path, loader_of: Any) -> None:
-        options = {"storage_options": {"headers": {"x": SECRET}}, "retries": 0, "disk_cache_size": "10MB"}
+    def test_secrets_are_never_shown(
+        self, remote: Any, server: RangeServer, tmp_path: Path, loader_of: Any
+    ) -> None:
+        options = {
+            "storage_options": {"headers": {"x": SECRET}},
+            "retries": 0,
+            "disk_cache_size": "10MB",
+        }
         dataset = remote(query=f"?key={SECRET}", **options)
         shown = [repr(dataset), dataset.explain(), str(dataset.source_of(0)), dataset.fingerprint]
         self.epoch(loader_of, dataset)
-        again = remote(query=f"?key={SECRET}", **{**options, "cache_dir": tmp_path / "other", "disk_cache_size": None})
+        again = remote(
+            query=f"?key={SECRET}",
+            **{**options, "cache_dir": tmp_path / "other", "disk_cache_size": None},
+        )
         server.set(faults={"403": 1})
         with pytest.raises((AccessError, SampleError)) as caught:
             self.epoch(loader_of, again)
-        shown += [str(caught.value), *(path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file())]
+        shown += [
+            str(caught.value),
+            *(
+                path.read_bytes().decode("latin-1")
+                for path in tmp_path.rglob("*")
+                if path.is_file()
+            ),
+        ]
         assert [text for text in shown if SECRET in text] == []

@@ -1,4 +1,5 @@
-"""HDF5Dataset and ZarrDataset against h5py and zarr-python: all layouts, modes, ways to index, workers and start methods.
+"""HDF5Dataset and ZarrDataset against h5py and zarr-python: all layouts, modes, ways to index,
+workers and start methods.
 
 The matrices of `tests/storage` compare more layouts, below the dataset.
 """
@@ -63,14 +64,25 @@ def write(folder: Path) -> list[Case]:
     cases: list[Case] = []
     combinations = list(itertools.product(DTYPES, ROWS, (1, 4)))
     with h5py.File(folder / "a.h5", "w") as file:
-        for number, (filters, (dtype, row, height)) in enumerate(itertools.product(HDF5, combinations)):
+        for number, (filters, (dtype, row, height)) in enumerate(
+            itertools.product(HDF5, combinations)
+        ):
             if filters == "contiguous" and height > 1:
                 continue
-            chunks = None if filters == "contiguous" else (height, *(max(1, extent - 1) if height == 4 else extent for extent in row))
+            chunks = (
+                None
+                if filters == "contiguous"
+                else (height, *(max(1, extent - 1) if height == 4 else extent for extent in row))
+            )
             name = f"{filters}/{dtype}{number}"
-            file.create_dataset(name, data=values(dtype, row, number), chunks=chunks, **(HDF5[filters] or {}))
+            file.create_dataset(
+                name, data=values(dtype, row, number), chunks=chunks, **(HDF5[filters] or {})
+            )
             cases.append(("h5", name, file[name][:]))
-    roots = {version: zarr.open_group(folder / f"{version}.zarr", mode="w", zarr_format=version) for version in (2, 3)}
+    roots = {
+        version: zarr.open_group(folder / f"{version}.zarr", mode="w", zarr_format=version)
+        for version in (2, 3)
+    }
     for number, (codecs, (dtype, row, height)) in enumerate(itertools.product(ZARR, combinations)):
         if codecs == "2, lz4" and dtype == "?":
             continue
@@ -79,7 +91,9 @@ def write(folder: Path) -> list[Case]:
         data, name = values(dtype, row, number), f"a{number}"
         options |= {"shards": (2 * height, *row)} if sharded else {}
         options |= {"order": order} if version == 2 else {}
-        array = roots[version].create_array(name, shape=data.shape, dtype=data.dtype, chunks=(height, *row), **options)
+        array = roots[version].create_array(
+            name, shape=data.shape, dtype=data.dtype, chunks=(height, *row), **options
+        )
         array[...] = data
         cases.append((str(version), name, np.asarray(array[...])))
     return cases
@@ -87,7 +101,11 @@ def write(folder: Path) -> list[Case]:
 
 def open_case(folder: Path, case: Case, **options: Any) -> Any:
     kind, name, _ = case
-    return HDF5Dataset(folder / "a.h5", name, **options) if kind == "h5" else ZarrDataset(folder / f"{kind}.zarr", name, **options)
+    return (
+        HDF5Dataset(folder / "a.h5", name, **options)
+        if kind == "h5"
+        else ZarrDataset(folder / f"{kind}.zarr", name, **options)
+    )
 
 
 def same(found: Any, expected: np.ndarray[Any, Any]) -> bool:
@@ -119,7 +137,10 @@ def test_every_way_to_index(written: tuple[Path, list[Case]], mode: str, step: i
         for _ in range(2):  # the second time from memory, where the mode holds samples
             for order in ORDERS:
                 assert all(same(dataset[index], expected[index, ...]) for index in order), case[:2]
-                assert all(same(*pair) for pair in zip(dataset.__getitems__(order), expected[order], strict=True)), case[:2]
+                assert all(
+                    same(*pair)
+                    for pair in zip(dataset.__getitems__(order), expected[order], strict=True)
+                ), case[:2]
             view = dataset[2:9:3]
             assert len(view) == 3 and same(view[-1], expected[8, ...]), case[:2]
         dataset.close()
@@ -128,14 +149,18 @@ def test_every_way_to_index(written: tuple[Path, list[Case]], mode: str, step: i
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_in_two_workers(written: tuple[Path, list[Case]], mode: str, method: str, step: int) -> None:
+def test_in_two_workers(
+    written: tuple[Path, list[Case]], mode: str, method: str, step: int
+) -> None:
     """All arrays in one loader, since starting workers for each would take hours."""
     folder, cases = written
     chosen = some(cases, step)
     datasets = [open_case(folder, case, loading_mode=mode) for case in chosen]
     order = np.random.default_rng(0).permutation(len(chosen) * N).tolist()
     joined = ConcatDataset(datasets)
-    loader = DataLoader(joined, batch_size=None, sampler=order, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(
+        joined, batch_size=None, sampler=order, num_workers=2, multiprocessing_context=method
+    )
     for index, found in zip(order, loader, strict=True):
         case = chosen[index // N]
         assert same(found, case[2][index % N, ...]), (case[:2], index % N)
@@ -150,9 +175,17 @@ def test_in_a_loader(written: tuple[Path, list[Case]], mode: str, step: int) -> 
     for number, case in enumerate(some(cases, step)):
         shuffle = (False, True, "block")[number % 3]
         dataset = open_case(folder, case, loading_mode=mode, return_index=True)
-        loader = create_dataloader(dataset, batch_size=4, shuffle=shuffle, num_workers=0, seed=number)
-        found = {int(index): row for rows, indices in loader for row, index in zip(rows, indices, strict=True)}
-        assert sorted(found) == [*range(N)] and all(same(found[index], case[2][index, ...]) for index in range(N)), case[:2]
+        loader = create_dataloader(
+            dataset, batch_size=4, shuffle=shuffle, num_workers=0, seed=number
+        )
+        found = {
+            int(index): row
+            for rows, indices in loader
+            for row, index in zip(rows, indices, strict=True)
+        }
+        assert sorted(found) == [*range(N)] and all(
+            same(found[index], case[2][index, ...]) for index in range(N)
+        ), case[:2]
         loader.close()
         dataset.close()
 
@@ -162,8 +195,14 @@ def test_streaming_in_two_workers(written: tuple[Path, list[Case]], method: str)
     folder, cases = written
     for case in some(cases, 91):
         dataset = open_case(folder, case, loading_mode="streaming", return_index=True)
-        loader = create_dataloader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method)
-        found = {int(index): row for rows, indices in loader for row, index in zip(rows, indices, strict=True)}
+        loader = create_dataloader(
+            dataset, batch_size=4, num_workers=2, multiprocessing_context=method
+        )
+        found = {
+            int(index): row
+            for rows, indices in loader
+            for row, index in zip(rows, indices, strict=True)
+        }
         assert sorted(found) == [*range(N)] and all(torch.is_tensor(row) for row in found.values())
         assert all(same(found[index], case[2][index, ...]) for index in range(N)), case[:2]
         loader.close()

@@ -1,4 +1,6 @@
-"""What is kept in `cache_dir`: its parents are made, and a full disk is the disk's fault, never that of the files that are read."""
+"""What is kept in `cache_dir`: its parents are made, and a full disk is the disk's fault, never
+that of the files that are read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import HDF5Dataset, HeadraceWarning, ImageDataset, StreamingDataset, TableDataset, TextDataset
+from headrace import (
+    HDF5Dataset,
+    HeadraceWarning,
+    ImageDataset,
+    StreamingDataset,
+    TableDataset,
+    TextDataset,
+)
 from headrace.errors import AccessError
 from headrace.io.array_file import ArrayWriter
 from headrace.io.resolve import listings
@@ -38,12 +47,16 @@ def plain_copy(folder: Path, cache_dir: Path) -> Any:
 
 def records(folder: Path, cache_dir: Path) -> Any:
     (folder / "a.jsonl").write_text('{"text": "a", "label": 0}\n{"text": "bb", "label": 2}\n')
-    return TextDataset(folder / "a.jsonl", text_field="text", target_field="label", cache_dir=cache_dir).targets[1]
+    return TextDataset(
+        folder / "a.jsonl", text_field="text", target_field="label", cache_dir=cache_dir
+    ).targets[1]
 
 
 def tokens(folder: Path, cache_dir: Path) -> Any:
     (folder / "a.txt").write_text("abcd")
-    return len(TextDataset(folder / "a.txt", unit="file", max_length=2, packing=True, cache_dir=cache_dir))
+    return len(
+        TextDataset(folder / "a.txt", unit="file", max_length=2, packing=True, cache_dir=cache_dir)
+    )
 
 
 def tar(folder: Path, cache_dir: Path) -> Any:
@@ -85,15 +98,22 @@ def test_its_parents_are_made(tmp_path: Path, kind: Opened) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Opened, number: int) -> None:
+def test_a_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Opened, number: int
+) -> None:
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(ArrayWriter, "_put", full)
     if kind is plain_copy:
-        with pytest.raises(AccessError, match=rf"which can't be made \({os.strerror(number)}\): pass another cache_dir="):
+        with pytest.raises(
+            AccessError,
+            match=rf"which can't be made \({os.strerror(number)}\): pass another cache_dir=",
+        ):
             kind(tmp_path, tmp_path / "cache")
         return
-    with pytest.warns(HeadraceWarning, match=rf"^cache_dir=.* not (kept|cached) \({os.strerror(number)}\), so "):
+    with pytest.warns(
+        HeadraceWarning, match=rf"^cache_dir=.* not (kept|cached) \({os.strerror(number)}\), so "
+    ):
         assert kind(tmp_path, tmp_path / "cache") == 2
     assert not any(path.suffix in (".bin", ".part") for path in (tmp_path / "cache").iterdir())

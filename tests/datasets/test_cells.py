@@ -1,4 +1,6 @@
-"""Columns of text: what is a number, and what a name that looks like one, in all places that read them."""
+"""Columns of text: what is a number, and what a name that looks like one, in all places that
+read them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def photos(folder: Path) -> Path:
 
 def table(folder: Path, cells: Any) -> Path:
     path = folder / "labels.csv"
-    path.write_text("file,label,camera\n" + "".join(f"{name}.png,{cell},{cell}\n" for name, cell in zip("ab", cells, strict=True)))
+    path.write_text(
+        "file,label,camera\n"
+        + "".join(f"{name}.png,{cell},{cell}\n" for name, cell in zip("ab", cells, strict=True))
+    )
     return path
 
 
@@ -45,12 +50,16 @@ def records(folder: Path, cells: Any) -> Path:
 
 
 @pytest.mark.parametrize(("cells", "numbers"), CELLS)
-def test_no_two_labels_become_one(cells: list[str], numbers: list[Any] | None, tmp_path: Path) -> None:
+def test_no_two_labels_become_one(
+    cells: list[str], numbers: list[Any] | None, tmp_path: Path
+) -> None:
     images = ImageDataset(photos(tmp_path), targets=table(tmp_path, cells), target_name="label")
     texts = TextDataset(records(tmp_path, cells), target_field="label")
     for dataset in (images, texts):
         expected = [sorted(cells).index(cell) for cell in cells] if numbers is None else numbers
-        assert dataset.targets.tolist() == expected and dataset.classes == (sorted(cells) if numbers is None else [])
+        assert dataset.targets.tolist() == expected and dataset.classes == (
+            sorted(cells) if numbers is None else []
+        )
     if numbers is None:
         assert len(images.folds(2, groups="camera")) == 2  # two cameras, one a fold
 
@@ -59,12 +68,23 @@ def test_no_two_labels_become_one(cells: list[str], numbers: list[Any] | None, t
 def test_two_texts_of_one_number_are_refused(cells: tuple[str, str], tmp_path: Path) -> None:
     first, second = sorted(cells)
     labels = table(tmp_path, cells)
-    with pytest.raises(ConfigError, match=rf"'label' .*{first!r} and {second!r}, which are one number .*targets=pandas"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"'label' .*{first!r} and {second!r}, which are one number .*targets=pandas",
+    ):
         ImageDataset(photos(tmp_path), targets=labels, target_name="label")
-    with pytest.raises(ConfigError, match=rf"target_field='label': the fields {first!r} and {second!r} are one number"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"target_field='label': the fields {first!r} and {second!r} are one number",
+    ):
         TextDataset(records(tmp_path, cells), target_field="label")
 
 
 def test_numbers_between_separators_are_labels(tmp_path: Path) -> None:
-    dataset = ImageDataset(photos(tmp_path), targets=table(tmp_path, ["7", "007"]), target_name="label", label_separator=";")
+    dataset = ImageDataset(
+        photos(tmp_path),
+        targets=table(tmp_path, ["7", "007"]),
+        target_name="label",
+        label_separator=";",
+    )
     assert dataset.classes == ["007", "7"] and dataset[0][1].tolist() == [0, 1]

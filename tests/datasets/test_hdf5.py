@@ -1,4 +1,6 @@
-"""HDF5Dataset as users see it: several files, names, dtypes, and files that are not as they should be."""
+"""HDF5Dataset as users see it: several files, names, dtypes, and files that are not as they
+should be.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ PACKED = {"chunks": (8, 6, 5), "compression": "gzip"}
 
 def test_several_files_are_one_dataset(tmp_path: Path) -> None:
     for number, n in enumerate((7, 0, 12, 1)):
-        write(tmp_path / f"{number}.h5", data=(rows(n, number), {}), y=(np.arange(n) + 100 * number, {}))
+        write(
+            tmp_path / f"{number}.h5",
+            data=(rows(n, number), {}),
+            y=(np.arange(n) + 100 * number, {}),
+        )
     whole = np.concatenate([rows(n, number) for number, n in enumerate((7, 0, 12, 1))])
     for path in (str(tmp_path / "*.h5"), [tmp_path / f"{number}.h5" for number in range(4)]):
         dataset = HDF5Dataset(path, target_name="y")
@@ -64,13 +70,25 @@ def test_several_files_are_one_dataset(tmp_path: Path) -> None:
         assert dataset.source_of(8).endswith("2.h5, data, row 1")
         dataset.close()
     write(tmp_path / "4.h5", data=(rows(3).astype("f4"), {}))
-    with pytest.raises(FormatError, match=r"4\.h5 and .*0\.h5 can't be one dataset: rows of float32 \[6, 5\] here, and of uint8 \[6, 5\]"):
+    with pytest.raises(
+        FormatError,
+        match=(
+            r"4\.h5 and .*0\.h5 can't be one dataset: rows of float32 \[6, 5\] here, and of uint8 "
+            r"\[6, 5\]"
+        ),
+    ):
         HDF5Dataset(str(tmp_path / "*.h5"))
 
 
 def test_more_files_than_descriptors(tmp_path: Path) -> None:
     for number in range(90):
-        write(tmp_path / f"{number:03}.h5", data=(rows(2, number), {"chunks": (1, 6, 5), "compression": "lzf" if number % 2 else None}))
+        write(
+            tmp_path / f"{number:03}.h5",
+            data=(
+                rows(2, number),
+                {"chunks": (1, 6, 5), "compression": "lzf" if number % 2 else None},
+            ),
+        )
     dataset = HDF5Dataset(str(tmp_path / "*.h5"))
     before = len(os.listdir("/proc/self/fd"))
     assert all(np.array_equal(dataset[i], rows(2, i // 2)[i % 2]) for i in range(180))
@@ -79,12 +97,25 @@ def test_more_files_than_descriptors(tmp_path: Path) -> None:
 
 
 def test_several_names_give_dicts(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", image=(rows(), PACKED), label=(np.arange(N), {}), text=([f"no. {i}" for i in range(N)], {}))
+    path = write(
+        tmp_path / "a.h5",
+        image=(rows(), PACKED),
+        label=(np.arange(N), {}),
+        text=([f"no. {i}" for i in range(N)], {}),
+    )
     dataset = HDF5Dataset(path, ["image", "label", "text"])
     sample = dataset[3]
-    assert torch.equal(sample["image"], torch.from_numpy(rows()[3])) and sample["label"] == 3 and sample["text"] == "no. 3"
+    assert (
+        torch.equal(sample["image"], torch.from_numpy(rows()[3]))
+        and sample["label"] == 3
+        and sample["text"] == "no. 3"
+    )
     batch = next(iter(create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=1)))
-    assert batch["image"].shape == (4, 6, 5) and batch["label"].tolist() == [0, 1, 2, 3] and batch["text"][1] == "no. 1"
+    assert (
+        batch["image"].shape == (4, 6, 5)
+        and batch["label"].tolist() == [0, 1, 2, 3]
+        and batch["text"][1] == "no. 1"
+    )
     write(tmp_path / "b.h5", image=(rows(), {}), label=(np.arange(5), {}))
     with pytest.raises(FormatError, match=r"different numbers of rows: 'image' 40, 'label' 5"):
         HDF5Dataset(tmp_path / "b.h5", ["image", "label"])
@@ -101,13 +132,22 @@ def test_elements_that_are_no_plain_numbers(tmp_path: Path) -> None:
         ragged = file.create_dataset("ragged", N, h5py.vlen_dtype("f4"))
         for i in range(N):
             ragged[i] = np.arange(i)
-        file.create_dataset("enum", data=np.arange(N) % 3, dtype=h5py.enum_dtype({"a": 0, "b": 1, "c": 2}, basetype="i2"))
+        file.create_dataset(
+            "enum",
+            data=np.arange(N) % 3,
+            dtype=h5py.enum_dtype({"a": 0, "b": 1, "c": 2}, basetype="i2"),
+        )
         file["truth"] = np.arange(N) % 2 == 0
         file["many words"] = np.array([["a", "b"]] * N, dtype=object)
-        mixed = file.create_dataset("mixed", N, np.dtype([("name", h5py.string_dtype()), ("size", "i4")]))
+        mixed = file.create_dataset(
+            "mixed", N, np.dtype([("name", h5py.string_dtype()), ("size", "i4")])
+        )
         mixed[:] = [(f"n{i}", i) for i in range(N)]
     expected = {
-        "compound": {"a": torch.tensor(7, dtype=torch.int32), "inner": {"b": torch.tensor(7 / 3, dtype=torch.float64)}},
+        "compound": {
+            "a": torch.tensor(7, dtype=torch.int32),
+            "inner": {"b": torch.tensor(7 / 3, dtype=torch.float64)},
+        },
         "text": "Ωmega 7",
         "fixed": "f7",
         "ragged": torch.arange(7.0),
@@ -139,7 +179,9 @@ def test_references_are_refused(tmp_path: Path) -> None:
 def test_a_dtype_casts(tmp_path: Path, mode: str) -> None:
     path = write(tmp_path / "a.h5", data=(rows(), PACKED))
     dataset = HDF5Dataset(path, dtype="float32", loading_mode=mode, progress=False)
-    assert dataset[3].dtype == torch.float32 and torch.equal(dataset[3], torch.from_numpy(rows()[3]).float())
+    assert dataset[3].dtype == torch.float32 and torch.equal(
+        dataset[3], torch.from_numpy(rows()[3]).float()
+    )
     batch = next(iter(create_dataloader(dataset, batch_size=8, shuffle=False, num_workers=0)))
     assert batch.dtype == torch.float32 and torch.equal(batch, torch.from_numpy(rows()[:8]).float())
     dataset.close()
@@ -155,9 +197,14 @@ def test_a_dtype_casts(tmp_path: Path, mode: str) -> None:
 def test_a_block_shuffle_decodes_each_chunk_once(tmp_path: Path, workers: int, height: int) -> None:
     n = 128 * 60
     data = np.arange(n * 4, dtype=np.int32).reshape(n, 4)
-    path = write(tmp_path / "a.h5", data=(data, {"chunks": (height, 4), "compression": "gzip", "shuffle": True}))
+    path = write(
+        tmp_path / "a.h5",
+        data=(data, {"chunks": (height, 4), "compression": "gzip", "shuffle": True}),
+    )
     dataset = HDF5Dataset(path)
-    loader = create_dataloader(dataset, batch_size=64, shuffle="block", num_workers=workers, interleave=4, turns=4)
+    loader = create_dataloader(
+        dataset, batch_size=64, shuffle="block", num_workers=workers, interleave=4, turns=4
+    )
     for _ in range(2):
         before = loader.get_stats().get("chunks_decoded", 0)
         seen = torch.cat([batch[:, 0] for batch in loader])
@@ -171,13 +218,38 @@ def test_open_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     data = np.zeros((4000, 1000), np.float64)
     path = write(tmp_path / "a.h5", data=(data, {"chunks": (100, 1000), "compression": "gzip"}))
     dataset = HDF5Dataset(path, max_memory_usage="40MB")
-    with pytest.raises(BudgetError, match=r"shuffle='block': each of 1 processes has \d+ blocks open.*interleave"):
-        create_dataloader(dataset, batch_size=8, shuffle="block", num_workers=0, interleave=20, turns=2)
-    assert len(list(create_dataloader(dataset, batch_size=8, shuffle="block", num_workers=0, interleave=4, turns=2))) == 500
-    with pytest.raises(BudgetError, match=r"a chunk of HDF5Source takes 800\.0 kB when it is decoded, and the memory budget is 500\.0 kB"):
+    with pytest.raises(
+        BudgetError, match=r"shuffle='block': each of 1 processes has \d+ blocks open.*interleave"
+    ):
+        create_dataloader(
+            dataset, batch_size=8, shuffle="block", num_workers=0, interleave=20, turns=2
+        )
+    assert (
+        len(
+            list(
+                create_dataloader(
+                    dataset, batch_size=8, shuffle="block", num_workers=0, interleave=4, turns=2
+                )
+            )
+        )
+        == 500
+    )
+    with pytest.raises(
+        BudgetError,
+        match=(
+            r"a chunk of HDF5Source takes 800\.0 kB when it is decoded, and the memory budget is "
+            r"500\.0 kB"
+        ),
+    ):
         HDF5Dataset(path, max_memory_usage="500kB")
     dataset = HDF5Dataset(path, max_memory_usage="1500kB")
-    with pytest.raises(BudgetError, match=r"that take 800\.0 kB when they are decoded, in each of 2 processes, and .* a process are"):
+    with pytest.raises(
+        BudgetError,
+        match=(
+            r"that take 800\.0 kB when they are decoded, in each of 2 processes, and .* a process "
+            r"are"
+        ),
+    ):
         create_dataloader(dataset, batch_size=8, shuffle=True, num_workers=2, prefetch_factor=1)
     assert len(create_dataloader(dataset, batch_size=8, shuffle=True, num_workers=0)) == 500
 
@@ -199,10 +271,16 @@ def test_a_chunk_that_is_damaged_names_its_samples(tmp_path: Path) -> None:
     dataset = HDF5Dataset(path)
     first = found[2].chunk_offset[0]
     with pytest.raises(
-        SampleError, match=rf"sample {first} can't be read: .*a\.h5, chunk \({first // 8}, 0, 0\) of 'data': wrong checksum"
+        SampleError,
+        match=(
+            rf"sample {first} can't be read: .*a\.h5, chunk \({first // 8}, 0, 0\) of 'data': "
+            r"wrong checksum"
+        ),
     ):
         dataset[first]
-    loader = create_dataloader(HDF5Dataset(path, on_error="skip"), batch_size=16, shuffle=False, num_workers=2)
+    loader = create_dataloader(
+        HDF5Dataset(path, on_error="skip"), batch_size=16, shuffle=False, num_workers=2
+    )
     assert sum(len(batch) for batch in loader) == N - 8 and loader.get_stats()["skipped"] == 8
 
 
@@ -227,7 +305,9 @@ def test_a_file_that_is_changed_under_the_reader(tmp_path: Path) -> None:
     assert np.array_equal(dataset[3], rows()[3])
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     os.utime(path, ns=(1, 1))
-    with pytest.raises(FileChangedError, match="has been changed since it was opened: open the dataset again"):
+    with pytest.raises(
+        FileChangedError, match="has been changed since it was opened: open the dataset again"
+    ):
         dataset[30]
 
 
@@ -262,7 +342,9 @@ with h5py.File(sys.argv[1], "w", libver="latest") as file:
 
 def test_a_file_that_is_being_written(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "a.h5")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdin is not None and writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
         dataset = HDF5Dataset(tmp_path / "a.h5")
@@ -286,7 +368,9 @@ def test_missing_sources_of_virtual_datasets(tmp_path: Path) -> None:
         layout = h5py.VirtualLayout((N, 6, 5), "u1")
         layout[:] = h5py.VirtualSource(tmp_path / "source.h5", "x", (N, 6, 5))
         file.create_virtual_dataset("virtual", layout)
-        file.create_dataset("external", data=rows(), external=[(str(tmp_path / "raw.bin"), 0, h5py.h5f.UNLIMITED)])
+        file.create_dataset(
+            "external", data=rows(), external=[(str(tmp_path / "raw.bin"), 0, h5py.h5f.UNLIMITED)]
+        )
         for name, other in (("one", "two"), ("two", "one")):
             circle = h5py.VirtualLayout((N, 6, 5), "u1")
             circle[:] = h5py.VirtualSource(".", other, (N, 6, 5))
@@ -297,7 +381,10 @@ def test_missing_sources_of_virtual_datasets(tmp_path: Path) -> None:
         HDF5Dataset(tmp_path / "a.h5", "one")
     os.remove(tmp_path / "source.h5")
     os.remove(tmp_path / "raw.bin")
-    with pytest.raises(DataNotFoundError, match=r"the virtual dataset '/virtual' needs .*source\.h5' ?, which is missing"):
+    with pytest.raises(
+        DataNotFoundError,
+        match=r"the virtual dataset '/virtual' needs .*source\.h5' ?, which is missing",
+    ):
         HDF5Dataset(tmp_path / "a.h5", "virtual")
     with pytest.raises(DataNotFoundError, match=r"external file .*raw\.bin', which does not exist"):
         HDF5Dataset(tmp_path / "a.h5", "external")
@@ -325,14 +412,23 @@ for name in ("bitshuffle", "blosc2", "lzo"):
 @pytest.mark.slow
 def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
     """Ours need no plugin; for others the error says what to do."""
-    filters = {"zstd": hdf5plugin.Zstd(), "blosc": hdf5plugin.Blosc(), "lz4": hdf5plugin.LZ4(), "blosc2": hdf5plugin.Blosc2()}
+    filters = {
+        "zstd": hdf5plugin.Zstd(),
+        "blosc": hdf5plugin.Blosc(),
+        "lz4": hdf5plugin.LZ4(),
+        "blosc2": hdf5plugin.Blosc2(),
+    }
     filters["bitshuffle"] = hdf5plugin.Bitshuffle()
     data = np.arange(80).reshape(20, 4)
-    path = write(tmp_path / "a.h5", **{name: (data, {"chunks": (4, 4), **how}) for name, how in filters.items()})
+    path = write(
+        tmp_path / "a.h5",
+        **{name: (data, {"chunks": (4, 4), **how}) for name, how in filters.items()},
+    )
     table = np.zeros(1000, [("flag", "u1"), ("number", "f8")])
     table["number"] = np.arange(1000)
     with h5py.File(path, "r+") as file:
-        kind = h5py.h5t.create(h5py.h5t.COMPOUND, 9)  # a table as PyTables writes it, whose truth values are bit fields
+        # a table as PyTables writes it, whose truth values are bit fields
+        kind = h5py.h5t.create(h5py.h5t.COMPOUND, 9)
         kind.insert(b"flag", 0, h5py.h5t.STD_B8LE)
         kind.insert(b"number", 1, h5py.h5t.IEEE_F64LE)
         for name, filter_number in (("table", 32001), ("lzo", 305)):
@@ -344,10 +440,18 @@ def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
                 file["table"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, table, kind)
             else:
                 plist.set_filter(filter_number, h5py.h5z.FLAG_OPTIONAL)
-                h5py.h5d.create(file.id, b"lzo", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((1000,)), plist)
+                h5py.h5d.create(
+                    file.id, b"lzo", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((1000,)), plist
+                )
     environment = {name: value for name, value in os.environ.items() if name != "HDF5_PLUGIN_PATH"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    run = subprocess.run([sys.executable, "-c", FILTERS, path], capture_output=True, text=True, env=environment, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", FILTERS, path],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
     assert run.returncode == 0, run.stderr
     said = run.stdout.splitlines()
     assert len(said) == 3 and all(
@@ -406,7 +510,9 @@ def test_a_file_that_the_user_has_open_too(tmp_path: Path, locking: Any, direct:
 def test_a_file_that_this_process_has_open_for_writing(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(20).reshape(5, 4)
-        with pytest.raises(AccessError, match="is open for writing in this process: close it first"):
+        with pytest.raises(
+            AccessError, match="is open for writing in this process: close it first"
+        ):
             HDF5Dataset(tmp_path / "a.h5", "x")
         file["x"][0] = 7  # it is still open
     assert HDF5Dataset(tmp_path / "a.h5", "x")[0].tolist() == [7] * 4
@@ -414,7 +520,9 @@ def test_a_file_that_this_process_has_open_for_writing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunks", [None, (2, 3, 2), (2, 4, 3)])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
-def test_indices_of_a_batch_count_from_the_end_or_are_refused(tmp_path: Path, chunks: Any, mode: str) -> None:
+def test_indices_of_a_batch_count_from_the_end_or_are_refused(
+    tmp_path: Path, chunks: Any, mode: str
+) -> None:
     rows = np.arange(60).reshape(5, 4, 3)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=rows, chunks=chunks)
@@ -433,13 +541,20 @@ def test_indices_of_a_batch_count_from_the_end_or_are_refused(tmp_path: Path, ch
 
 
 def test_the_only_dataset_is_found_by_itself(tmp_path: Path) -> None:
-    write(tmp_path / "a.h5", **{"deep/er/images": (rows(), {}), "deep/labels": (np.arange(N), {}), "scale": (3.0, {})})
+    write(
+        tmp_path / "a.h5",
+        **{"deep/er/images": (rows(), {}), "deep/labels": (np.arange(N), {}), "scale": (3.0, {})},
+    )
     dataset = HDF5Dataset(tmp_path / "a.h5", target_name="/deep/labels")
     assert np.array_equal(dataset[5][0], rows()[5]) and dataset[5][1] == 5
     write(tmp_path / "b.h5", data=(rows(), {}), other=(rows(), {}))
     assert np.array_equal(HDF5Dataset([tmp_path / "b.h5", tmp_path / "b.h5"])[N + 1], rows()[1])
     with pytest.raises(
-        MissingNameError, match=r"a\.h5 has 2 datasets: name one of them as dataset_name: deep/er/images \[40, 6, 5\] uint8, "
+        MissingNameError,
+        match=(
+            r"a\.h5 has 2 datasets: name one of them as dataset_name: deep/er/images \[40, 6, 5\] "
+            r"uint8, "
+        ),
     ):
         HDF5Dataset(tmp_path / "a.h5")
     write(tmp_path / "c.h5", scale=(3.0, {}))
@@ -448,7 +563,9 @@ def test_the_only_dataset_is_found_by_itself(tmp_path: Path) -> None:
 
 
 def test_coordinates_and_references_are_no_candidates(tmp_path: Path) -> None:
-    """Of netCDF-4, MATLAB 7.3 and AnnData with a dense X, nobody has to name the array that samples are read from."""
+    """Of netCDF-4, MATLAB 7.3 and AnnData with a dense X, nobody has to name the array that
+    samples are read from.
+    """
     netcdf = write(tmp_path / "a.nc", temperature=(rows(), {}), time=(np.arange(N), {}))
     with h5py.File(netcdf, "r+") as file:
         file["time"].make_scale("time")
@@ -468,13 +585,25 @@ def test_strings_may_have_another_encoding(tmp_path: Path) -> None:
     words = ["Größe", "naïve"]
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["fixed"] = np.array([word.encode("latin-1") for word in words])
-        file.create_dataset("any", data=[word.encode("latin-1") for word in words], dtype=h5py.string_dtype("ascii"))
-        file.create_dataset("record", data=np.array([(word.encode("latin-1"), 1) for word in words], [("word", "S9"), ("n", "u1")]))
+        file.create_dataset(
+            "any", data=[word.encode("latin-1") for word in words], dtype=h5py.string_dtype("ascii")
+        )
+        file.create_dataset(
+            "record",
+            data=np.array(
+                [(word.encode("latin-1"), 1) for word in words], [("word", "S9"), ("n", "u1")]
+            ),
+        )
     for name in ("fixed", "any"):
-        assert [HDF5Dataset(tmp_path / "a.h5", name, encoding="latin-1")[i] for i in range(2)] == words
+        assert [
+            HDF5Dataset(tmp_path / "a.h5", name, encoding="latin-1")[i] for i in range(2)
+        ] == words
         dataset = HDF5Dataset(tmp_path / "a.h5", name, target_name=name, encoding=None)
         assert dataset[1] == (words[1].encode("latin-1"), words[1].encode("latin-1"))
-        with pytest.raises(SampleError, match=r"a string is not UTF-8: .* pass its encoding=, or encoding=None to get bytes"):
+        with pytest.raises(
+            SampleError,
+            match=r"a string is not UTF-8: .* pass its encoding=, or encoding=None to get bytes",
+        ):
             HDF5Dataset(tmp_path / "a.h5", name)[0]
     assert HDF5Dataset(tmp_path / "a.h5", "record", encoding="latin-1")[0]["word"] == "Größe"
     with pytest.raises(ConfigError, match="encoding='no-8' is no encoding"):
@@ -486,11 +615,19 @@ def test_long_doubles_need_a_dtype(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = long
         file["pairs"] = np.zeros(4, [("a", "f4"), ("b", [("c", np.longdouble, (2,))])])
-    with pytest.raises(FormatError, match=r"'x' holds long doubles \(float\d+\), which torch does not have: pass dtype=\"float64\""):
+    with pytest.raises(
+        FormatError,
+        match=(
+            r"'x' holds long doubles \(float\d+\), which torch does not have: pass "
+            r"dtype=\"float64\""
+        ),
+    ):
         HDF5Dataset(tmp_path / "a.h5", "x")
     with pytest.raises(FormatError, match=r"'pairs', field 'b\.c', holds long doubles"):
         HDF5Dataset(tmp_path / "a.h5", "pairs", dtype="float64")
-    loader = create_dataloader(HDF5Dataset(tmp_path / "a.h5", "x", dtype="float64"), batch_size=4, shuffle=False)
+    loader = create_dataloader(
+        HDF5Dataset(tmp_path / "a.h5", "x", dtype="float64"), batch_size=4, shuffle=False
+    )
     assert torch.equal(next(iter(loader)), torch.from_numpy(long.astype("f8")))
 
 
@@ -500,7 +637,9 @@ def test_packed_compounds_of_any_shape(tmp_path: Path) -> None:
     table["b"], table["c"], table["s"] = np.arange(3 * N).reshape(N, 3), 7, b"ab"
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["table"] = table
-        ragged = file.create_dataset("ragged", N, h5py.vlen_dtype(np.dtype([("a", "u1"), ("b", "f8")])))
+        ragged = file.create_dataset(
+            "ragged", N, h5py.vlen_dtype(np.dtype([("a", "u1"), ("b", "f8")]))
+        )
         for i in range(N):
             ragged[i] = np.array([(j, i) for j in range(i % 4)], [("a", "u1"), ("b", "f8")])
     narrow = np.zeros((N, 1), [("m", "f4", (2, 3)), ("k", "u1")])
@@ -509,8 +648,25 @@ def test_packed_compounds_of_any_shape(tmp_path: Path) -> None:
         file["narrow"] = narrow
     for mode in ("lazy", "eager", "cached"):
         sample = HDF5Dataset(tmp_path / "a.h5", "narrow", loading_mode=mode, progress=False)[7]
-        assert sample["m"].shape == (1, 2, 3) and sample["m"].flatten().tolist() == [42, 43, 44, 45, 46, 47]
+        assert sample["m"].shape == (1, 2, 3) and sample["m"].flatten().tolist() == [
+            42,
+            43,
+            44,
+            45,
+            46,
+            47,
+        ]
         sample = HDF5Dataset(tmp_path / "a.h5", "table", loading_mode=mode, progress=False)[7]
-        assert sample["b"].tolist() == [21, 22, 23] and sample["c"].shape == (3, 2) and sample["s"] == [["ab", "ab"]] * 3
+        assert (
+            sample["b"].tolist() == [21, 22, 23]
+            and sample["c"].shape == (3, 2)
+            and sample["s"] == [["ab", "ab"]] * 3
+        )
         sample = HDF5Dataset(tmp_path / "a.h5", "ragged", loading_mode=mode, progress=False)[7]
-        assert same(sample, {"a": torch.arange(3, dtype=torch.uint8), "b": torch.full((3,), 7.0, dtype=torch.float64)})
+        assert same(
+            sample,
+            {
+                "a": torch.arange(3, dtype=torch.uint8),
+                "b": torch.full((3,), 7.0, dtype=torch.float64),
+            },
+        )

@@ -1,4 +1,6 @@
-"""Samples of remote HDF5 files are those of local ones, in every mode; and what becomes of what goes wrong on the way."""
+"""Samples of remote HDF5 files are those of local ones, in every mode; and what becomes of what
+goes wrong on the way.
+"""
 
 import itertools
 import pickle
@@ -12,7 +14,13 @@ import pytest
 import torch
 
 from headrace import BaseDataset, HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceWarning, SampleError
+from headrace.errors import (
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    HeadraceWarning,
+    SampleError,
+)
 from headrace.io.cache.blocks import block_key
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -22,16 +30,35 @@ pytestmark = pytest.mark.slow
 
 N = 400
 NAMES = ["raw", "tall", "packed", "library", "texts", ["raw", "packed"]]
-QUICK = {("raw", "lazy"), ("tall", "cached"), ("packed", "streaming"), ("texts", "eager"), ("['raw', 'packed']", "streaming")}
+QUICK = {
+    ("raw", "lazy"),
+    ("tall", "cached"),
+    ("packed", "streaming"),
+    ("texts", "eager"),
+    ("['raw', 'packed']", "streaming"),
+}
 
 
 def write(path: Path, seed: int = 0) -> None:
     draws = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
         file["raw"] = draws.integers(0, 256, (N, 40), np.uint8)
-        file.create_dataset("tall", data=draws.integers(0, 256, (N, 3, 40), np.uint8), chunks=(16, 3, 40))
-        file.create_dataset("packed", data=draws.integers(0, 9, (N, 700), np.int32), chunks=(16, 700), compression="gzip", shuffle=True)
-        file.create_dataset("library", data=draws.integers(0, 9, (N, 40), np.int32), chunks=(16, 40), compression="lzf")
+        file.create_dataset(
+            "tall", data=draws.integers(0, 256, (N, 3, 40), np.uint8), chunks=(16, 3, 40)
+        )
+        file.create_dataset(
+            "packed",
+            data=draws.integers(0, 9, (N, 700), np.int32),
+            chunks=(16, 700),
+            compression="gzip",
+            shuffle=True,
+        )
+        file.create_dataset(
+            "library",
+            data=draws.integers(0, 9, (N, 40), np.int32),
+            chunks=(16, 40),
+            compression="lzf",
+        )
         file["texts"] = [f"text {number}" for number in range(N)]
         file["targets"] = np.arange(N)
 
@@ -77,17 +104,34 @@ def epoch_of(loader: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        pytest.param(name, mode, id=f"{name}-{mode}", marks=() if (str(name), mode) in QUICK else pytest.mark.slow)
+        pytest.param(
+            name,
+            mode,
+            id=f"{name}-{mode}",
+            marks=() if (str(name), mode) in QUICK else pytest.mark.slow,
+        )
         for name in NAMES
         for mode in ("lazy", "cached", "eager", "streaming")
     ],
 )
-def test_samples_are_those_of_near_files(far_of: Any, folder: Path, make_loader: Any, name: Any, mode: str) -> None:
+def test_samples_are_those_of_near_files(
+    far_of: Any, folder: Path, make_loader: Any, name: Any, mode: str
+) -> None:
     far = far_of(["a.h5", "b.h5"], name, target_name="targets", loading_mode=mode)
     near = HDF5Dataset([folder / "a.h5", folder / "b.h5"], name, target_name="targets")
-    assert len(far) == len(near) and far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks())
+    assert (
+        len(far) == len(near)
+        and far.fingerprint == near.fingerprint
+        and np.array_equal(far.blocks(), near.blocks())
+    )
     for shuffle in (True, "block"):
-        options = {"batch_size": 32, "shuffle": shuffle, "num_workers": 0, "interleave": 2, "turns": 2}
+        options = {
+            "batch_size": 32,
+            "shuffle": shuffle,
+            "num_workers": 0,
+            "interleave": 2,
+            "turns": 2,
+        }
         assert same(epoch_of(make_loader(far, **options)), epoch_of(make_loader(near, **options)))
     near.close()
 
@@ -97,12 +141,22 @@ def test_samples_are_those_of_near_files(far_of: Any, folder: Path, make_loader:
     [
         ("streaming", "fork"),
         pytest.param("lazy", "fork", marks=pytest.mark.slow),
-        *[pytest.param(mode, "spawn", marks=pytest.mark.slow) for mode in ("lazy", "cached", "streaming")],
+        *[
+            pytest.param(mode, "spawn", marks=pytest.mark.slow)
+            for mode in ("lazy", "cached", "streaming")
+        ],
     ],
 )
-@pytest.mark.parametrize("name", ["packed", "library", pytest.param("texts", marks=pytest.mark.slow)])
-def test_workers_read_the_same(far_of: Any, folder: Path, make_loader: Any, name: str, mode: str, context: str) -> None:
-    far, near = far_of("a.h5", name, target_name="targets", loading_mode=mode), HDF5Dataset(folder / "a.h5", name, target_name="targets")
+@pytest.mark.parametrize(
+    "name", ["packed", "library", pytest.param("texts", marks=pytest.mark.slow)]
+)
+def test_workers_read_the_same(
+    far_of: Any, folder: Path, make_loader: Any, name: str, mode: str, context: str
+) -> None:
+    far, near = (
+        far_of("a.h5", name, target_name="targets", loading_mode=mode),
+        HDF5Dataset(folder / "a.h5", name, target_name="targets"),
+    )
     options = {"batch_size": 32, "shuffle": "block", "interleave": 2, "turns": 2}
     found = epoch_of(make_loader(far, num_workers=2, multiprocessing_context=context, **options))
     assert same(found, epoch_of(make_loader(near, num_workers=0, **options)))
@@ -110,15 +164,38 @@ def test_workers_read_the_same(far_of: Any, folder: Path, make_loader: Any, name
 
 
 @pytest.mark.quick_every(8)
-@pytest.mark.parametrize("mode", ["streaming", *[pytest.param(mode, marks=pytest.mark.slow) for mode in ("lazy", "cached", "eager")]])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "streaming",
+        *[pytest.param(mode, marks=pytest.mark.slow) for mode in ("lazy", "cached", "eager")],
+    ],
+)
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
-def test_packed_images(far_of: Any, folder: Path, make_loader: Any, small_blocks: None, store: str, mode: str) -> None:
-    far, near = far_of(f"{store}.h5", of=ImageDataset, loading_mode=mode), ImageDataset(folder / f"{store}.h5")
-    assert far.classes == near.classes and far.fingerprint == near.fingerprint and np.array_equal(far.targets, near.targets)
+def test_packed_images(
+    far_of: Any, folder: Path, make_loader: Any, small_blocks: None, store: str, mode: str
+) -> None:
+    far, near = (
+        far_of(f"{store}.h5", of=ImageDataset, loading_mode=mode),
+        ImageDataset(folder / f"{store}.h5"),
+    )
+    assert (
+        far.classes == near.classes
+        and far.fingerprint == near.fingerprint
+        and np.array_equal(far.targets, near.targets)
+    )
     assert np.array_equal(far.blocks(), near.blocks()) and len(far.blocks()) > 3
-    assert [where.rpartition("/")[2] for where, _ in far.samples] == [where.rpartition("/")[2] for where, _ in near.samples]
+    assert [where.rpartition("/")[2] for where, _ in far.samples] == [
+        where.rpartition("/")[2] for where, _ in near.samples
+    ]
     for shuffle in (False, "block"):
-        options = {"batch_size": 5, "shuffle": shuffle, "num_workers": 0, "interleave": 2, "turns": 2}
+        options = {
+            "batch_size": 5,
+            "shuffle": shuffle,
+            "num_workers": 0,
+            "interleave": 2,
+            "turns": 2,
+        }
         assert same(epoch_of(make_loader(far, **options)), epoch_of(make_loader(near, **options)))
     near.close()
 
@@ -127,7 +204,9 @@ def test_packed_images(far_of: Any, folder: Path, make_loader: Any, small_blocks
 def test_open_dataset_finds_the_kind(far_of: Any, folder: Path) -> None:
     assert isinstance(far_of("encoded.h5", of=open_dataset), ImageDataset)
     far = far_of("a.h5", of=open_dataset, dataset_name="raw")
-    assert isinstance(far, HDF5Dataset) and torch.equal(far[7], HDF5Dataset(folder / "a.h5", "raw")[7])
+    assert isinstance(far, HDF5Dataset) and torch.equal(
+        far[7], HDF5Dataset(folder / "a.h5", "raw")[7]
+    )
 
 
 def test_several_packed_files_are_one_dataset(far_of: Any, folder: Path) -> None:
@@ -143,10 +222,15 @@ def test_several_packed_files_are_one_dataset(far_of: Any, folder: Path) -> None
 
 def test_streaming_datasets_of_shards(server: RangeServer, folder: Path, tmp_path: Path) -> None:
     reach = {"cache_dir": tmp_path, "deadline": 30}
-    for names, options in ((["b.h5", "a.h5"], {"dataset_name": "packed", "target_name": "targets"}), (["encoded.h5"], {})):
+    for names, options in (
+        (["b.h5", "a.h5"], {"dataset_name": "packed", "target_name": "targets"}),
+        (["encoded.h5"], {}),
+    ):
         with (
             StreamingDataset([f"{server.url}/{name}" for name in names], **options, **reach) as far,
-            StreamingDataset([folder / name for name in names], **options, cache_dir=tmp_path) as near,
+            StreamingDataset(
+                [folder / name for name in names], **options, cache_dir=tmp_path
+            ) as near,
         ):
             assert len(far) == len(near) and far.fingerprint == near.fingerprint
             assert same(list(itertools.islice(far, 20)), list(itertools.islice(near, 20)))
@@ -158,9 +242,18 @@ def test_folders_and_globs_of_other_file_systems(folder: Path, memory: Any, tmp_
         memory.pipe(f"/runs/x/{name}", (folder / name).read_bytes())
     memory.pipe("/runs/notes.txt", b"no HDF5")
     near = HDF5Dataset(str(folder / "[ab].h5"), "packed")
-    for url in ("memory://runs", "memory://runs/*/*.h5", "memory://runs/**/*.h5", ["memory://runs/x/a.h5", "memory://runs/x/b.h5"]):
+    for url in (
+        "memory://runs",
+        "memory://runs/*/*.h5",
+        "memory://runs/**/*.h5",
+        ["memory://runs/x/a.h5", "memory://runs/x/b.h5"],
+    ):
         with HDF5Dataset(url, "packed", cache_dir=tmp_path) as far:
-            assert len(far) == 2 * N and far.fingerprint == near.fingerprint and torch.equal(far[N + 3], near[N + 3])
+            assert (
+                len(far) == 2 * N
+                and far.fingerprint == near.fingerprint
+                and torch.equal(far[N + 3], near[N + 3])
+            )
     with HDF5Dataset((folder / "a.h5").as_uri(), "packed", cache_dir=tmp_path) as far:
         assert torch.equal(far[3], near[3])
     near_last = near[N + 3]
@@ -186,11 +279,24 @@ def test_opening_with_an_index_is_one_round_trip(server: RangeServer, far_of: An
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "rows"), [("packed", "packed"), ("tall", "tall"), ("decoded.h5", None), ("encoded.h5", None)])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("packed", "packed"), ("tall", "tall"), ("decoded.h5", None), ("encoded.h5", None)],
+)
 def test_a_streaming_epoch_asks_for_each_block_once(
-    server: RangeServer, far_of: Any, make_loader: Any, small_blocks: None, name: str, rows: str | None, workers: int
+    server: RangeServer,
+    far_of: Any,
+    make_loader: Any,
+    small_blocks: None,
+    name: str,
+    rows: str | None,
+    workers: int,
 ) -> None:
-    far = far_of("a.h5", rows, loading_mode="streaming") if rows else far_of(name, of=ImageDataset, loading_mode="streaming")
+    far = (
+        far_of("a.h5", rows, loading_mode="streaming")
+        if rows
+        else far_of(name, of=ImageDataset, loading_mode="streaming")
+    )
     loader = make_loader(far, batch_size=4, num_workers=workers, interleave=2, turns=2)
     server.counts()
     assert sum(len(batch if rows else batch[0]) for batch in loader) == len(far)
@@ -215,21 +321,29 @@ def test_a_batch_of_many_files_is_asked_for_at_once(server: RangeServer, far_of:
 
 @pytest.mark.quick_every(2)
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
-def test_wrong_bytes_are_fetched_again_and_then_an_error(server: RangeServer, far_of: Any, folder: Path, store: str) -> None:
+def test_wrong_bytes_are_fetched_again_and_then_an_error(
+    server: RangeServer, far_of: Any, folder: Path, store: str
+) -> None:
     far, near = far_of(f"{store}.h5", of=ImageDataset), ImageDataset(folder / f"{store}.h5")
     server.set(faults={"wrong": 1})
     with pytest.raises(SampleError, match=rf"{store}\.h5, data, row 3 .*: wrong checksum"):
         far[3]
     assert far.sample_reader.counts["refetched"] == 1
-    server.set(faults={"wrong": 1}, most=2)  # as often as it is read before it is fetched past everything that is kept
+    # as often as it is read before it is fetched past everything that is kept
+    server.set(faults={"wrong": 1}, most=2)
     assert same(far[3], near[3])
     assert far.sample_reader.counts["refetched"] == 2
     near.close()
 
 
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
-def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, folder: Path, tmp_path: Path, store: str) -> None:
-    far, near = far_of(f"{store}.h5", of=ImageDataset, disk_cache_size="10MB"), ImageDataset(folder / f"{store}.h5")
+def test_wrong_bytes_do_not_stay_on_the_disk(
+    server: RangeServer, far_of: Any, folder: Path, tmp_path: Path, store: str
+) -> None:
+    far, near = (
+        far_of(f"{store}.h5", of=ImageDataset, disk_cache_size="10MB"),
+        ImageDataset(folder / f"{store}.h5"),
+    )
     start = int(far.sample_source.byte_ranges(np.array([9])).start[0]) + 5
     content = (folder / f"{store}.h5").read_bytes()
     wrong = content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :]
@@ -241,7 +355,10 @@ def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, f
     cache.put(block, wrong)
     far.sample_source._opened.close()
     for count in (1, 1, 1):  # once fetched again, and no more
-        assert same([far[number] for number in range(len(near))], [near[number] for number in range(len(near))])
+        assert same(
+            [far[number] for number in range(len(near))],
+            [near[number] for number in range(len(near))],
+        )
         assert far.sample_reader.counts["refetched"] == count
     near.close()
 
@@ -249,13 +366,20 @@ def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, f
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_an_epoch_with_wrong_bytes_is_right(
-    server: RangeServer, far_of: Any, folder: Path, make_loader: Any, small_blocks: None, store: str, workers: int
+    server: RangeServer,
+    far_of: Any,
+    folder: Path,
+    make_loader: Any,
+    small_blocks: None,
+    store: str,
+    workers: int,
 ) -> None:
     far = far_of(f"{store}.h5", of=ImageDataset, loading_mode="streaming")
     options = {"batch_size": 4, "interleave": 2, "turns": 2, "shuffle": "block"}
     loader = make_loader(far, num_workers=workers, **options)
     near = make_loader(ImageDataset(folder / f"{store}.h5"), num_workers=0, **options)
-    most = 1 if workers else 4  # else one worker may fetch again while the other has not met its first
+    # else one worker may fetch again while the other has not met its first
+    most = 1 if workers else 4
     server.set(faults={"wrong": 1}, most=most)
     assert same(epoch_of(loader), epoch_of(near))
     assert server.counts()["faults"]["wrong"] == most
@@ -276,7 +400,9 @@ def test_a_dataset_that_was_closed_reads_on(server: RangeServer, far_of: Any, fo
         near.close()
 
 
-def test_a_cache_folder_that_cannot_be_written_to(server: RangeServer, far_of: Any, tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_written_to(
+    server: RangeServer, far_of: Any, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.warns(HeadraceWarning, match="is not kept .* so every start makes it anew"):
         far = far_of("a.h5", "packed", cache_dir=tmp_path / "file")
@@ -297,4 +423,9 @@ class TestContract(DatasetContract):
         self.url, self.cache = server.url + "/few.h5", tmp_path / "cache"
 
     def make(self, **options: Any) -> BaseDataset:
-        return HDF5Dataset(self.url, ["direct", "library"], target_name="labels", **{"cache_dir": self.cache, **options})
+        return HDF5Dataset(
+            self.url,
+            ["direct", "library"],
+            target_name="labels",
+            **{"cache_dir": self.cache, **options},
+        )

@@ -1,4 +1,6 @@
-"""An index beside a shard spares the first run all but a few round trips, and is refused where it does not fit."""
+"""An index beside a shard spares the first run all but a few round trips, and is refused where
+it does not fit.
+"""
 
 import io
 import json
@@ -11,7 +13,16 @@ import numpy as np
 import pytest
 import zarr
 
-from headrace import ConfigError, HDF5Dataset, StreamingDataset, TextDataset, WriteError, ZarrDataset, create_dataloader, write_index
+from headrace import (
+    ConfigError,
+    HDF5Dataset,
+    StreamingDataset,
+    TextDataset,
+    WriteError,
+    ZarrDataset,
+    create_dataloader,
+    write_index,
+)
 from headrace.errors import DataNotFoundError, HeadraceWarning
 from tests.servers.ranges import RangeServer
 from tools.write_index import main
@@ -32,9 +43,13 @@ def shards(tmp_path: Path) -> Path:
             file["data"], file["labels"] = np.arange(1200.0).reshape(40, 30), np.arange(40)
         with h5py.File(folder / f"f{shard}.h5", "w") as file:
             file["data"] = np.arange(1200.0).reshape(40, 30)
-        (folder / f"c{shard}.jsonl").write_text("".join(json.dumps({"i": i, "shard": shard}) + "\n" for i in range(40)))
+        (folder / f"c{shard}.jsonl").write_text(
+            "".join(json.dumps({"i": i, "shard": shard}) + "\n" for i in range(40))
+        )
         (folder / f"d{shard}.txt").write_text("".join(f"line {i} of {shard}\n" for i in range(40)))
-    array = zarr.create_array(store=folder / "e.zarr", shape=(64, 8), shards=(16, 8), chunks=(4, 8), dtype="f4")
+    array = zarr.create_array(
+        store=folder / "e.zarr", shape=(64, 8), shards=(16, 8), chunks=(4, 8), dtype="f4"
+    )
     array[:] = np.arange(512.0).reshape(64, 8)
     return folder
 
@@ -49,19 +64,36 @@ def test_a_folder_of_shards(shards: Path, tmp_path: Path) -> None:
     with RangeServer(shards) as server:
         for number, (pattern, options) in enumerate(
             [
-                *(("a{0..2}.tar", {}), ("b{0..2}.h5", {"dataset_name": "data"}), ("c{0..2}.jsonl", {}), ("d{0..2}.txt", {})),
+                *(
+                    ("a{0..2}.tar", {}),
+                    ("b{0..2}.h5", {"dataset_name": "data"}),
+                    ("c{0..2}.jsonl", {}),
+                    ("d{0..2}.txt", {}),
+                ),
                 ("f{0..2}.h5", {}),
             ]
         ):
-            url, near = f"{server.url}/{pattern}", StreamingDataset(str(shards / pattern), **options)
+            url, near = (
+                f"{server.url}/{pattern}",
+                StreamingDataset(str(shards / pattern), **options),
+            )
             server.counts()
             with StreamingDataset(url, cache_dir=tmp_path / f"cache-{number}", **options) as far:
-                assert server.counts()["requests"] == 3 * 2  # the version of each shard, and its index
-                loader = create_dataloader(far, batch_size=8, num_workers=0, collate_fn="list", shuffle=False)
-                expected = create_dataloader(near, batch_size=8, num_workers=0, collate_fn="list", shuffle=False)
+                # the version of each shard, and its index
+                assert server.counts()["requests"] == 3 * 2
+                loader = create_dataloader(
+                    far, batch_size=8, num_workers=0, collate_fn="list", shuffle=False
+                )
+                expected = create_dataloader(
+                    near, batch_size=8, num_workers=0, collate_fn="list", shuffle=False
+                )
                 for batch, right in zip(loader, expected, strict=True):
                     for sample, same in zip(batch, right, strict=True):
-                        assert np.array_equal(sample, same) if isinstance(same, np.ndarray) else _same(sample, same)
+                        assert (
+                            np.array_equal(sample, same)
+                            if isinstance(same, np.ndarray)
+                            else _same(sample, same)
+                        )
                 assert server.counts()["requests"] <= 3 * 5
             near.close()
 
@@ -96,7 +128,12 @@ def test_an_index_of_another_file_is_not_used(shards: Path, tmp_path: Path) -> N
         with pytest.warns(HeadraceWarning, match="the index beside it is not used"):
             tar_shards = StreamingDataset(f"{server.url}/a0.tar", cache_dir=tmp_path / "cache")
         with pytest.warns(HeadraceWarning, match="the index beside it is not used"):
-            lines = TextDataset(f"{server.url}/c0.jsonl", unit="record", cache_dir=tmp_path / "cache", text_field="i")
+            lines = TextDataset(
+                f"{server.url}/c0.jsonl",
+                unit="record",
+                cache_dir=tmp_path / "cache",
+                text_field="i",
+            )
         assert len(tar_shards) == len(lines) == 41
         tar_shards.close()
         lines.close()
@@ -105,7 +142,10 @@ def test_an_index_of_another_file_is_not_used(shards: Path, tmp_path: Path) -> N
 def test_what_has_no_index(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(b"")
     (tmp_path / "a.jpg").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"a\.txt\.gz is compressed, and is unpacked on each machine: it has no index"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a\.txt\.gz is compressed, and is unpacked on each machine: it has no index",
+    ):
         write_index(tmp_path / "a.txt.gz")
     with pytest.raises(ConfigError, match=r"a\.jpg has no index: those of \.tar"):
         write_index(tmp_path / "a.jpg")
@@ -114,13 +154,19 @@ def test_what_has_no_index(shards: Path, tmp_path: Path) -> None:
     zarr.create_array(store=tmp_path / "plain.zarr", shape=(4,), chunks=(2,), dtype="f4")
     with pytest.raises(ConfigError, match="has no array with shards"):
         write_index(tmp_path / "plain.zarr")
-    with RangeServer(shards) as server, pytest.raises(WriteError, match="write the index of a local copy, and upload it"):
+    with (
+        RangeServer(shards) as server,
+        pytest.raises(WriteError, match="write the index of a local copy, and upload it"),
+    ):
         write_index(f"{server.url}/a0.tar")
 
 
 def test_the_command(shards: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([str(shards / "a0.tar"), str(shards / "b0.h5")]) == 0
-    assert [Path(line).name for line in capsys.readouterr().out.split()] == ["a0.tar.index", "b0.h5.index"]
+    assert [Path(line).name for line in capsys.readouterr().out.split()] == [
+        "a0.tar.index",
+        "b0.h5.index",
+    ]
     assert main([str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 

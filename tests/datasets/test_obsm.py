@@ -27,7 +27,9 @@ CLASSES: dict[str, type[Any]] = {"a.h5ad": HDF5Dataset, "a.zarr": ZarrDataset}
 def write_file(path: Path, vectors: Any = VECTORS) -> Path:
     """A file of AnnData with obsm/X_pca, and obsm/kmers, which is sparse."""
     write_anndata(path, random_matrix(ROWS, 12))
-    root: Any = zarr.open_group(path, mode="r+") if path.suffix == ".zarr" else h5py.File(path, "r+")
+    root: Any = (
+        zarr.open_group(path, mode="r+") if path.suffix == ".zarr" else h5py.File(path, "r+")
+    )
     obsm = root.create_group("obsm")
     if path.suffix == ".zarr":
         obsm.create_array("X_pca", data=vectors)
@@ -47,9 +49,13 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("direct", [True, False])
 def test_categories_are_class_numbers(path: Path, direct: bool) -> None:
     with CLASSES[path.name](path, "obsm/X_pca", target_name="obs/kind", direct=direct) as dataset:
-        assert dataset.classes == list(KINDS) and [target for _, target in dataset] == [row % 3 for row in range(ROWS)]
+        assert dataset.classes == list(KINDS) and [target for _, target in dataset] == [
+            row % 3 for row in range(ROWS)
+        ]
         assert type(dataset[4][1]) is int and np.array_equal(dataset[4][0], VECTORS[4])
-        vectors, kinds = next(iter(create_dataloader(dataset, batch_size=8, shuffle=False, num_workers=0)))
+        vectors, kinds = next(
+            iter(create_dataloader(dataset, batch_size=8, shuffle=False, num_workers=0))
+        )
         assert np.array_equal(vectors, VECTORS[:8]) and same(kinds, torch.arange(8) % 3)
         train, _ = dataset.split(0.5, stratify=True)
         assert np.bincount(train.targets).tolist() == [5, 5, 5]
@@ -69,8 +75,14 @@ def test_other_columns_are_what_they_are(path: Path) -> None:
 
 def test_sparse_matrices_in_obsm(path: Path) -> None:
     with SparseDataset(path, "obsm/kmers", targets="kind") as dataset:
-        assert dataset.shape == (ROWS, 7) and dataset.classes == list(KINDS) and dataset.columns is None
-        assert np.array_equal(dataset[4][0], random_matrix(ROWS, 7, seed=5)[4]) and dataset[4][1] == 1
+        assert (
+            dataset.shape == (ROWS, 7)
+            and dataset.classes == list(KINDS)
+            and dataset.columns is None
+        )
+        assert (
+            np.array_equal(dataset[4][0], random_matrix(ROWS, 7, seed=5)[4]) and dataset[4][1] == 1
+        )
         assert dataset.label_columns["batch"][3] == "b1"
 
 
@@ -91,7 +103,9 @@ def test_categories_of_several_files_are_joined_by_name(tmp_path: Path) -> None:
     _changed(tmp_path / "b.h5ad", kinds=["NK", "monocyte", "B cell"])
     with HDF5Dataset(tmp_path, "obsm/X_pca", target_name="obs/kind") as dataset:
         assert dataset.classes == [*KINDS, "monocyte"]
-        assert [target for _, target in dataset] == [row % 3 for row in range(ROWS)] + [(1, 3, 0)[row % 3] for row in range(ROWS)]
+        assert [target for _, target in dataset] == [row % 3 for row in range(ROWS)] + [
+            (1, 3, 0)[row % 3] for row in range(ROWS)
+        ]
     with h5py.File(tmp_path / "c.h5ad", "w") as file:
         file["obsm/X_pca"], file["obs/kind"] = VECTORS, np.arange(ROWS)
     with pytest.raises(FormatError, match="'obs/kind' is not of one kind in all files"):
@@ -100,7 +114,9 @@ def test_categories_of_several_files_are_joined_by_name(tmp_path: Path) -> None:
 
 def test_rows_without_a_category(tmp_path: Path) -> None:
     path = _changed(tmp_path / "a.h5ad", codes=[-1, *[0] * (ROWS - 1)])
-    with pytest.warns(HeadraceWarning, match="1 of 30 rows have no category in 'obs/kind': their target is -1"):
+    with pytest.warns(
+        HeadraceWarning, match="1 of 30 rows have no category in 'obs/kind': their target is -1"
+    ):
         dataset = HDF5Dataset(path, "obsm/X_pca", target_name="obs/kind")
     assert dataset[0][1] == -1 and dataset[1][1] == 0
     dataset.close()
@@ -123,11 +139,16 @@ def test_missing_categories_and_values(tmp_path: Path) -> None:
             group = file.create_group(f"obs/{name}")
             group.attrs["encoding-type"] = "nullable-integer"
             group["values"], group["mask"] = np.arange(ROWS), np.arange(ROWS) == missing
-    with pytest.raises(FormatError, match="obs/kind is categorical and has no categories: the file is damaged"):
+    with pytest.raises(
+        FormatError, match="obs/kind is categorical and has no categories: the file is damaged"
+    ):
         HDF5Dataset(tmp_path / "a.h5ad", "obsm/X_pca", target_name="obs/kind")
     with HDF5Dataset(tmp_path / "a.h5ad", "obsm/X_pca", target_name="obs/whole") as dataset:
         assert dataset[7][1] == 7 and dataset.classes is None
-    with pytest.raises(FormatError, match=r"obs/holes has no value for 1 of 30 rows, such as row 3: .* choose another column"):
+    with pytest.raises(
+        FormatError,
+        match=r"obs/holes has no value for 1 of 30 rows, such as row 3: .* choose another column",
+    ):
         HDF5Dataset(tmp_path / "a.h5ad", "obsm/X_pca", target_name="obs/holes")
 
 
@@ -150,9 +171,16 @@ def test_through_a_server(tmp_path: Path) -> None:
     with RangeServer(tmp_path / "data") as server:
         for name, cls in (("a.h5ad", HDF5Dataset), ("a.zarr.zip", ZarrDataset)):
             for _ in range(2):  # what is cached of the first time does not lose the classes
-                options: dict[str, Any] = {"target_name": "obs/kind", "cache_dir": tmp_path / "cache"}
+                options: dict[str, Any] = {
+                    "target_name": "obs/kind",
+                    "cache_dir": tmp_path / "cache",
+                }
                 with cls(f"{server.url}/{name}", "obsm/X_pca", **options) as dataset:
-                    assert dataset.classes == list(KINDS) and dataset[4][1] == 1 and np.array_equal(dataset[4][0], VECTORS[4])
+                    assert (
+                        dataset.classes == list(KINDS)
+                        and dataset[4][1] == 1
+                        and np.array_equal(dataset[4][0], VECTORS[4])
+                    )
 
 
 @pytest.mark.slow

@@ -42,9 +42,17 @@ def shards(tmp_path: Path) -> Path:
 
 def test_tar_files_are_streamed(shards: Path) -> None:
     names = sorted(str(path) for path in shards.glob("*.tar"))
-    for data_path in (shards, names[0], names, f"{shards}/*", names[0].replace("000", "{000..001}")):
+    for data_path in (
+        shards,
+        names[0],
+        names,
+        f"{shards}/*",
+        names[0].replace("000", "{000..001}"),
+    ):
         with open_dataset(data_path) as dataset:
-            assert isinstance(dataset, StreamingDataset) and len(dataset) == (4 if data_path == names[0] else sum(SHARDS))
+            assert isinstance(dataset, StreamingDataset) and len(dataset) == (
+                4 if data_path == names[0] else sum(SHARDS)
+            )
     with pytest.raises(FormatError, match="unpack"):
         open_dataset(write(shards.parent / "packed", {"a.tar.gz": b"x"}))
 
@@ -52,21 +60,31 @@ def test_tar_files_are_streamed(shards: Path) -> None:
 @pytest.mark.parametrize("mode", ["lazy", "cached"])
 def test_tar_files_in_other_modes(shards: Path, mode: str) -> None:
     with MemoryEfficientDataset(shards, loading_mode=mode, progress=False) as dataset:
-        assert [sample["__key__"] for sample in dataset] == [sample["__key__"] for sample in (dataset[n] for n in range(sum(SHARDS)))]
+        assert [sample["__key__"] for sample in dataset] == [
+            sample["__key__"] for sample in (dataset[n] for n in range(sum(SHARDS)))
+        ]
 
 
 def test_hidden_files_do_not_decide(tmp_path: Path) -> None:
-    folder = write(tmp_path, {"a.txt": "text", "._a.jpg": "", ".ipynb_checkpoints/b.jpg": "", ".cache/0.tar": ""})
+    folder = write(
+        tmp_path,
+        {"a.txt": "text", "._a.jpg": "", ".ipynb_checkpoints/b.jpg": "", ".cache/0.tar": ""},
+    )
     assert type(open_dataset(folder)) is TextDataset
 
 
 @pytest.mark.parametrize("saved", ["data-00000-of-00001.arrow", "train/0000.parquet"])
 def test_tables_of_huggingface_are_no_texts(saved: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    folder = write(tmp_path / "saved", {"dataset_info.json": "{}", "state.json": "{}", "README.md": "", saved: b""})
+    folder = write(
+        tmp_path / "saved",
+        {"dataset_info.json": "{}", "state.json": "{}", "README.md": "", saved: b""},
+    )
     with pytest.raises(FormatError, match=f"{saved} is empty"):
         open_dataset(folder)
-    with pytest.raises(FormatError, match=r"saved holds tables, and else no more .*: use TableDataset"):
+    with pytest.raises(
+        FormatError, match=r"saved holds tables, and else no more .*: use TableDataset"
+    ):
         TextDataset(folder)
     write(folder, {"notes.txt": "texts come first where others than those lie there"})
     assert type(open_dataset(folder)) is TextDataset
@@ -81,18 +99,28 @@ def test_a_folder_of_another_kind(tmp_path: Path) -> None:
         ImageDataset(write(tmp_path / "texts", {"a.jsonl": json.dumps({"text": "x"})}))
 
 
-@pytest.mark.parametrize(("names", "expected"), [
-    (("train/one.txt", "train/two.txt", ".cache/a.jpg"), TextDataset), (("a/1.txt", "a/2.jpg"), ImageDataset),
-    (("0.tar", "1.tar"), StreamingDataset), (("deep/arrays.zarr/zarr.json",), ZarrDataset), (("a/1.unknown",), ImageDataset),
-])  # fmt: skip
-def test_a_remote_folder_is_opened_by_what_lies_in_it(names: tuple[str, ...], expected: type, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("train/one.txt", "train/two.txt", ".cache/a.jpg"), TextDataset),
+        (("a/1.txt", "a/2.jpg"), ImageDataset),
+        (("0.tar", "1.tar"), StreamingDataset),
+        (("deep/arrays.zarr/zarr.json",), ZarrDataset),
+        (("a/1.unknown",), ImageDataset),
+    ],
+)
+def test_a_remote_folder_is_opened_by_what_lies_in_it(
+    names: tuple[str, ...], expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = fsspec.filesystem("memory")
     server.rm("/opened", recursive=True) if server.exists("/opened") else None
     for name in names:
         server.pipe_file(f"/opened/{name}", b"text")
     opened: list[type] = []
     for cls in {ImageDataset, TextDataset, StreamingDataset, ZarrDataset}:
-        monkeypatch.setattr(cls, "__init__", lambda self, *args, **options: opened.append(type(self)))
+        monkeypatch.setattr(
+            cls, "__init__", lambda self, *args, **options: opened.append(type(self))
+        )
     open_dataset("memory://opened")
     assert opened == [expected]
 
@@ -103,7 +131,9 @@ def write_arrays(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
         if name.endswith(".zarr"):
-            zarr.open_group(folder / name, mode="w").create_array("data", data=np.arange(12).reshape(6, 2))
+            zarr.open_group(folder / name, mode="w").create_array(
+                "data", data=np.arange(12).reshape(6, 2)
+            )
         else:
             with h5py.File(folder / name, "w") as file:
                 file["data"] = np.arange(12).reshape(6, 2)
@@ -122,11 +152,21 @@ class TestHDF5BesideZarr:
         folder = write_arrays(tmp_path / "runs", "b.zarr", "a.h5", "c/d.h5")
         for path in (folder, f"{folder}/*"):
             files = "2 HDF5 files" if path == folder else "1 HDF5 file"
-            wanted = f"{path} holds {files} (a.h5) and 1 Zarr store (b.zarr), and a dataset reads one kind: pass a glob such as "
-            with pytest.raises(ConfigError, match=re.escape(f"{wanted}'{folder}/*.h5' or '{folder}/*.zarr', or use HDF5Dataset or")):
+            wanted = (
+                f"{path} holds {files} (a.h5) and 1 Zarr store (b.zarr), and a dataset reads one "
+                "kind: pass a glob such as "
+            )
+            with pytest.raises(
+                ConfigError,
+                match=re.escape(
+                    f"{wanted}'{folder}/*.h5' or '{folder}/*.zarr', or use HDF5Dataset or"
+                ),
+            ):
                 opens(path)
 
-    def test_relative_paths_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_relative_paths_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(write_arrays(tmp_path, "a.h5", "b.zarr"))
         for path, wanted in ((".", r"'\./\*\.h5'"), ("*", r"'\*\.h5'")):
             with pytest.raises(ConfigError, match=f"pass a glob such as {wanted}"):
@@ -135,9 +175,11 @@ class TestHDF5BesideZarr:
     def test_what_the_message_says_helps(self, tmp_path: Path) -> None:
         folder = write_arrays(tmp_path / "runs", "a.h5", "b.zarr")
         for opened, cls in (
-            (open_dataset(f"{folder}/*.h5"), HDF5Dataset), (open_dataset(f"{folder}/*.zarr"), ZarrDataset),
-            (HDF5Dataset(folder), HDF5Dataset), (ZarrDataset(folder), ZarrDataset),
-        ):  # fmt: skip
+            (open_dataset(f"{folder}/*.h5"), HDF5Dataset),
+            (open_dataset(f"{folder}/*.zarr"), ZarrDataset),
+            (HDF5Dataset(folder), HDF5Dataset),
+            (ZarrDataset(folder), ZarrDataset),
+        ):
             with opened:
                 assert type(opened) is cls and len(opened) == 6
 
@@ -152,5 +194,8 @@ class TestHDF5BesideZarr:
             assert type(dataset) is ZarrDataset and len(dataset) == 6
 
     def test_what_comes_before_both_is_opened(self, tmp_path: Path) -> None:
-        folder = write(write_arrays(tmp_path / "runs", "a.h5", "b.zarr"), {"notes.txt": "documented: texts come first"})
+        folder = write(
+            write_arrays(tmp_path / "runs", "a.h5", "b.zarr"),
+            {"notes.txt": "documented: texts come first"},
+        )
         assert type(open_dataset(folder)) is TextDataset

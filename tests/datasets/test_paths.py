@@ -82,12 +82,22 @@ def _of_text(sample: Any) -> int:
 
 FORMATS = {
     "images": Format(".png", _png, ImageDataset, lambda sample: int(sample[0][0, 0, 0]), PIXELS),
-    "texts": Format(".txt", _txt, TextDataset, _of_text, {"tokenizer": lambda text: list(map(ord, text))}),
-    "lines": Format(".txt", _txt, TextDataset, _of_text, {"tokenizer": lambda text: list(map(ord, text)), "unit": "line"}),
+    "texts": Format(
+        ".txt", _txt, TextDataset, _of_text, {"tokenizer": lambda text: list(map(ord, text))}
+    ),
+    "lines": Format(
+        ".txt",
+        _txt,
+        TextDataset,
+        _of_text,
+        {"tokenizer": lambda text: list(map(ord, text)), "unit": "line"},
+    ),
     "hdf5": Format(".h5", _h5, HDF5Dataset, lambda sample: int(sample[0])),
     "zarr": Format(".zarr", _zarr, ZarrDataset, lambda sample: int(sample[0])),
     "tar": Format(".tar", _tar, StreamingDataset, lambda sample: int(sample["txt"])),
-    "jsonl shards": Format(".jsonl", _jsonl, StreamingDataset, lambda sample: int(sample["number"])),
+    "jsonl shards": Format(
+        ".jsonl", _jsonl, StreamingDataset, lambda sample: int(sample["number"])
+    ),
     "txt shards": Format(".txt", _txt, StreamingDataset, int),
     "hdf5 shards": Format(".h5", _h5, StreamingDataset, lambda sample: int(sample[0])),
     "zarr shards": Format(".zarr", _zarr, StreamingDataset, lambda sample: int(sample[0])),
@@ -128,25 +138,34 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_an_expression_means_the_same_files(folders: dict[str, Path], tmp_path: Path, name: str, expression: str, where: str) -> None:
+def test_an_expression_means_the_same_files(
+    folders: dict[str, Path], tmp_path: Path, name: str, expression: str, where: str
+) -> None:
     one, (given, expected) = FORMATS[name], EXPRESSIONS[expression]
     entries = [given] if isinstance(given, str) else given
     paths = [WHERE[where](folders[name], entry.format(end=one.ending)) for entry in entries]
     path = paths[0] if isinstance(given, str) else paths
     assert set(one.numbers(one.open(path, cache_dir=tmp_path, **one.options))) == expected
     is_its_own = one.open is not StreamingDataset or name == "tar"
-    if is_its_own and (where in ("paths", "Path objects") or expression not in ("a folder", "a glob of all")):  # URLs are told by names
+    # URLs are told by names
+    if is_its_own and (
+        where in ("paths", "Path objects") or expression not in ("a folder", "a glob of all")
+    ):
         assert set(one.numbers(open_dataset(path, cache_dir=tmp_path, **one.options))) == expected
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 @pytest.mark.parametrize("name", ["tar", "jsonl shards", "hdf5"])
-def test_of_indices_too(folders: dict[str, Path], tmp_path: Path, name: str, expression: str) -> None:
+def test_of_indices_too(
+    folders: dict[str, Path], tmp_path: Path, name: str, expression: str
+) -> None:
     folder, one, (given, expected) = tmp_path / "data", FORMATS[name], EXPRESSIONS[expression]
     shutil.copytree(folders[name], folder)
     entries = [given] if isinstance(given, str) else given
-    for paths in ([str(folder / entry.format(end=one.ending)) for entry in entries],
-                  [f"{folder.as_uri()}/{entry.format(end=one.ending)}" for entry in entries]):  # fmt: skip
+    for paths in (
+        [str(folder / entry.format(end=one.ending)) for entry in entries],
+        [f"{folder.as_uri()}/{entry.format(end=one.ending)}" for entry in entries],
+    ):
         written = {Path(path.removeprefix("file://")).name for path in write_index(paths)}
         assert written == {f"part-{number:03d}{one.ending}.index" for number in expected}
 
@@ -155,7 +174,10 @@ def test_of_indices_too(folders: dict[str, Path], tmp_path: Path, name: str, exp
 def test_a_query_is_no_part_of_a_name(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
     one = FORMATS[name]
     with RangeServer(folders[name]) as server:
-        urls = [f"{server.url}/part-{number:03d}{one.ending}?signature=a/b.{number}" for number in (2, 0)]
+        urls = [
+            f"{server.url}/part-{number:03d}{one.ending}?signature=a/b.{number}"
+            for number in (2, 0)
+        ]
         options = {"cache_dir": tmp_path, **one.options}
         assert sorted(one.numbers(one.open(urls, **options))) == [0, 2]
         if one.open is not StreamingDataset or name == "tar":
@@ -174,9 +196,16 @@ def test_members_of_an_archive(folders: dict[str, Path], tmp_path: Path, name: s
     one = FORMATS[name]
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
         for number in range(3):
-            file.write(folders[name] / f"part-{number:03d}{one.ending}", f"inside/part-{number:03d}{one.ending}")
+            file.write(
+                folders[name] / f"part-{number:03d}{one.ending}",
+                f"inside/part-{number:03d}{one.ending}",
+            )
     archive = f"::{(tmp_path / 'all.zip').as_uri()}"
-    for inside, expected in (("part-001{}", [1]), ("part-*{}", [0, 1, 2]), ("part-{{000..001}}{}", [0, 1])):
+    for inside, expected in (
+        ("part-001{}", [1]),
+        ("part-*{}", [0, 1, 2]),
+        ("part-{{000..001}}{}", [0, 1]),
+    ):
         url = f"zip://inside/{inside.format(one.ending)}{archive}"
         assert sorted(one.numbers(one.open(url, cache_dir=tmp_path, **one.options))) == expected
 

@@ -28,7 +28,9 @@ LINES = [f"line {number} {'x' * 5000}" for number in range(2000)]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_photos: Path) -> Iterator[tuple[RangeServer, list[str]]]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, tiny_photos: Path
+) -> Iterator[tuple[RangeServer, list[str]]]:
     folder = tmp_path_factory.mktemp("served")
     (folder / "lines.txt").write_text("\n".join(LINES))
     names = []
@@ -52,8 +54,20 @@ def test_credentials_that_expire_in_the_middle(
 ) -> None:
     """Nothing is left out: all samples of the shard are behind what is denied."""
     server.set(bandwidth=4e6)  # else all of it has been asked for when the first batch is there
-    dataset = TextDataset(f"{server.url}/lines.txt", unit="line", loading_mode=mode, on_error=on_error, cache_dir=tmp_path)
-    loader = make_loader(dataset, batch_size=20, shuffle=False, num_workers=workers, prefetch_factor=1 if workers else None)
+    dataset = TextDataset(
+        f"{server.url}/lines.txt",
+        unit="line",
+        loading_mode=mode,
+        on_error=on_error,
+        cache_dir=tmp_path,
+    )
+    loader = make_loader(
+        dataset,
+        batch_size=20,
+        shuffle=False,
+        num_workers=workers,
+        prefetch_factor=1 if workers else None,
+    )
     for batch in (batches := iter(loader)):
         assert len(batch["input_ids"]) == 20
         server.set(faults={"403": 1})
@@ -76,7 +90,10 @@ def test_one_file_that_is_denied_is_a_bad_sample(server: RangeServer, served: An
     server.set(denied=[])
     with ImageDataset(urls, image_size=8, targets=None) as dataset:
         server.set(denied=["3.jpg"])
-        with pytest.raises(SampleError, match=r"sample 3 can't be read: .*3\.jpg: access is denied.*storage_options[^;]*$"):
+        with pytest.raises(
+            SampleError,
+            match=r"sample 3 can't be read: .*3\.jpg: access is denied.*storage_options[^;]*$",
+        ):
             dataset.__getitems__([3, 0, 2])
 
 
@@ -96,7 +113,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.parametrize("end", ["", "/"])
 def test_a_folder_of_the_web(web: str, end: str, tmp_path: Path) -> None:
     with TextDataset(f"{web}/texts{end}", labels="folders") as texts:
-        assert [(texts.text_of(number), texts.classes[texts.targets[number]]) for number in range(2)] == [
+        assert [
+            (texts.text_of(number), texts.classes[texts.targets[number]]) for number in range(2)
+        ] == [
             ('{"text": "a line"}\n', "cat"),
             ('{"text": "a line"}\n', "dog"),
         ]

@@ -38,17 +38,27 @@ class TestImages(RemoteDatasetContract):
 
 @pytest.mark.slow
 class TestMasks(RemoteDatasetContract):
-    names = (*(f"images/{number}.png" for number in range(12)), *(f"masks/{number}.png" for number in range(12)))
+    names = (
+        *(f"images/{number}.png" for number in range(12)),
+        *(f"masks/{number}.png" for number in range(12)),
+    )
     has_index = asks_when_opened = is_versioned = False
 
     def write(self, folder: Path) -> None:
         for number in range(12):
-            for part, array in zip(("images", "masks"), make_pair(number, (24, 16))[:2], strict=True):
+            for part, array in zip(
+                ("images", "masks"), make_pair(number, (24, 16))[:2], strict=True
+            ):
                 (folder / part).mkdir(exist_ok=True)
                 Image.fromarray(array).save(folder / part / f"{number}.png")
 
     def make(self, paths: list[str], **options: Any) -> ImageDataset:
-        return ImageDataset(paths[:12], targets=paths[12].replace("masks/0.png", "masks/{0..11}.png"), image_size=8, **options)
+        return ImageDataset(
+            paths[:12],
+            targets=paths[12].replace("masks/0.png", "masks/{0..11}.png"),
+            image_size=8,
+            **options,
+        )
 
 
 @pytest.mark.slow
@@ -105,8 +115,12 @@ class TestRecords(TestLines):
     names = ("a.jsonl", "b.csv")
 
     def write(self, folder: Path) -> None:
-        (folder / "a.jsonl").write_text("".join(json.dumps({"text": f"row {n}", "n": n}) + "\n" for n in range(30)))
-        (folder / "b.csv").write_text("n,text\n" + "".join(f'{n},"a ""{n}""\n{n}"\n' for n in range(15)))
+        (folder / "a.jsonl").write_text(
+            "".join(json.dumps({"text": f"row {n}", "n": n}) + "\n" for n in range(30))
+        )
+        (folder / "b.csv").write_text(
+            "n,text\n" + "".join(f'{n},"a ""{n}""\n{n}"\n' for n in range(15))
+        )
 
     def make(self, paths: list[str], **options: Any) -> TextDataset:
         return TextDataset(paths, unit="record", **{"progress": False, **options})
@@ -118,11 +132,21 @@ class TestChats(TestLines):
 
     def write(self, folder: Path) -> None:
         for name in self.names:
-            chats = ([{"role": "user", "content": "x" * n}, {"role": "assistant", "content": f"{name} {n}"}] for n in range(25))
-            (folder / name).write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+            chats = (
+                [
+                    {"role": "user", "content": "x" * n},
+                    {"role": "assistant", "content": f"{name} {n}"},
+                ]
+                for n in range(25)
+            )
+            (folder / name).write_text(
+                "".join(json.dumps({"messages": chat}) + "\n" for chat in chats)
+            )
 
     def make(self, paths: list[str], **options: Any) -> TextDataset:
-        return TextDataset(paths, unit="chat", tokenizer=ChatTokenizer(), **{"progress": False, **options})
+        return TextDataset(
+            paths, unit="chat", tokenizer=ChatTokenizer(), **{"progress": False, **options}
+        )
 
 
 @pytest.mark.slow
@@ -134,8 +158,12 @@ class TestTokens(RemoteDatasetContract):
         monkeypatch.setattr("headrace.storage.blocks.LONGEST", 300)
 
     def write(self, folder: Path) -> None:
-        (folder / "a.jsonl").write_text("".join(json.dumps({"text": "wheel " * (n % 5)}) + "\n" for n in range(60)))
-        with TextDataset(folder / "a.jsonl", unit="record", cache_dir=folder / "cache", progress=False) as dataset:
+        (folder / "a.jsonl").write_text(
+            "".join(json.dumps({"text": "wheel " * (n % 5)}) + "\n" for n in range(60))
+        )
+        with TextDataset(
+            folder / "a.jsonl", unit="record", cache_dir=folder / "cache", progress=False
+        ) as dataset:
             pack(dataset, folder / "tokens.h5", workers=1, progress=False)
 
     def make(self, paths: list[str], **options: Any) -> TextDataset:
@@ -210,7 +238,14 @@ class TestTarShards(RemoteDatasetContract):
 
     def write(self, folder: Path) -> None:
         for name in self.names:
-            make_tar(folder / name, [(f"{name[0]}{n:02d}.{kind}", b"%d" % n) for n in range(20) for kind in ("cls", "txt")])
+            make_tar(
+                folder / name,
+                [
+                    (f"{name[0]}{n:02d}.{kind}", b"%d" % n)
+                    for n in range(20)
+                    for kind in ("cls", "txt")
+                ],
+            )
 
     def make(self, paths: list[str], **options: Any) -> StreamingDataset:
         mode = options.pop("loading_mode", "streaming")

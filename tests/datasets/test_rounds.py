@@ -1,4 +1,6 @@
-"""Workers start on arrays by every start method, whatever the parent has read before, and never hang."""
+"""Workers start on arrays by every start method, whatever the parent has read before, and never
+hang.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ PROGRAM = Path(__file__).parent / "rounds.py"
 
 
 def run(*arguments: str) -> list[dict[str, Any]]:
-    done = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -19,7 +19,9 @@ from torch.utils.data import RandomSampler, WeightedRandomSampler
 from headrace import BaseDataset, ConfigError, ImageDataset, create_dataloader
 from tests.testing.test_contract import SquareDataset, Squares
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files shared by a machine need Linux")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="files shared by a machine need Linux"
+)
 RANK = """
 import json, sys
 from headrace import ImageDataset, create_dataloader
@@ -42,13 +44,29 @@ def stores(folder: Path) -> list[str]:
 class Ranks:
     """Processes of one job on one machine."""
 
-    def __init__(self, photos: Path, mode: str, folder: Path, workers: int = 0, ranks: int = 2) -> None:
+    def __init__(
+        self, photos: Path, mode: str, folder: Path, workers: int = 0, ranks: int = 2
+    ) -> None:
         self.processes = []
         for rank in range(ranks):
-            world = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
-            environment = {**os.environ, **{k: str(v) for k, v in world.items()}, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            world = {
+                "RANK": rank,
+                "WORLD_SIZE": ranks,
+                "LOCAL_RANK": rank,
+                "LOCAL_WORLD_SIZE": ranks,
+            }
+            environment = {
+                **os.environ,
+                **{k: str(v) for k, v in world.items()},
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            }
             command = [sys.executable, "-c", RANK, str(photos), mode, str(folder), str(workers)]
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+            pipes: dict[str, Any] = {
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "text": True,
+                "env": environment,
+            }
             self.processes.append(subprocess.Popen(command, **pipes))
         assert [p.stdout.readline() for p in self.processes] == ["READY\n"] * ranks
 
@@ -76,7 +94,13 @@ class Ranks:
 @linux
 @pytest.mark.parametrize(
     ("workers", "mode"),
-    [(1, "cached"), *(pytest.param(*some, marks=pytest.mark.slow) for some in ((0, "cached"), (0, "eager"), (1, "eager")))],
+    [
+        (1, "cached"),
+        *(
+            pytest.param(*some, marks=pytest.mark.slow)
+            for some in ((0, "cached"), (0, "eager"), (1, "eager"))
+        ),
+    ],
 )
 def test_ranks_share_one_copy(photos: Path, tmp_path: Path, mode: str, workers: int) -> None:
     expected = ImageDataset(photos, image_size=32)
@@ -84,17 +108,22 @@ def test_ranks_share_one_copy(photos: Path, tmp_path: Path, mode: str, workers: 
         results = ranks.results()
         assert len(stores(tmp_path)) == 1
     for rank, (sums, stats) in enumerate(results):
-        batches = create_dataloader(expected, batch_size=2, num_workers=0, shuffle=False, rank=rank, world_size=2)
+        batches = create_dataloader(
+            expected, batch_size=2, num_workers=0, shuffle=False, rank=rank, world_size=2
+        )
         assert sums == [float(images.sum()) for images, _ in batches]
         assert stats["held"] == stats["admitted"] <= 24
-    assert max(stats["held"] for _, stats in results) == 24  # by both together, as the last one sees it
+    # by both together, as the last one sees it
+    assert max(stats["held"] for _, stats in results) == 24
     assert stores(tmp_path) == []
 
 
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize("mode", ["cached", pytest.param("eager", marks=pytest.mark.slow)])
-def test_what_killed_ranks_left_the_next_run_uses_or_removes(photos: Path, tmp_path: Path, mode: str) -> None:
+def test_what_killed_ranks_left_the_next_run_uses_or_removes(
+    photos: Path, tmp_path: Path, mode: str
+) -> None:
     with Ranks(photos, mode, tmp_path) as ranks:
         for process in ranks.processes:
             process.kill()
@@ -107,11 +136,29 @@ def test_what_killed_ranks_left_the_next_run_uses_or_removes(photos: Path, tmp_p
 
 @linux
 @pytest.mark.parametrize(
-    "change", [{"image_size": 16}, {"color": "L"}, {"loading_mode": "eager"}, {"hold": "encoded"}, {"transform": np.asarray}]
+    "change",
+    [
+        {"image_size": 16},
+        {"color": "L"},
+        {"loading_mode": "eager"},
+        {"hold": "encoded"},
+        {"transform": np.asarray},
+    ],
 )
-def test_only_what_is_held_alike_is_shared(photos: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"image_size": 32, "loading_mode": "cached", "shared": "machine", "cache_dir": tmp_path, "progress": False}
-    with ImageDataset(photos, **options) as one, ImageDataset(photos, **{**options, "seed": 5, "normalize": False}) as same:
+def test_only_what_is_held_alike_is_shared(
+    photos: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {
+        "image_size": 32,
+        "loading_mode": "cached",
+        "shared": "machine",
+        "cache_dir": tmp_path,
+        "progress": False,
+    }
+    with (
+        ImageDataset(photos, **options) as one,
+        ImageDataset(photos, **{**options, "seed": 5, "normalize": False}) as same,
+    ):
         assert one.mode._store is same.mode._store  # type: ignore[attr-defined]
         with ImageDataset(photos, **{**options, **change}) as other:
             assert len(stores(tmp_path)) == 2
@@ -121,14 +168,18 @@ def test_only_what_is_held_alike_is_shared(photos: Path, tmp_path: Path, change:
 
 def test_arguments_that_make_no_sense(photos: Path, tmp_path: Path) -> None:
     for mode in ("lazy", "streaming"):
-        with pytest.raises(ConfigError, match=f"shared='machine' has no meaning for loading_mode='{mode}'"):
+        with pytest.raises(
+            ConfigError, match=f"shared='machine' has no meaning for loading_mode='{mode}'"
+        ):
             ImageDataset(photos, loading_mode=mode, shared="machine")
     with pytest.raises(ConfigError, match="shared must be one of"):
         ImageDataset(photos, shared="node")
 
 
 @linux
-def test_the_default_folder_is_the_users_cache(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_the_users_cache(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with ImageDataset(photos, image_size=8, loading_mode="cached", shared="machine"):
         assert os.listdir(tmp_path) == ["headrace"] and len(stores(tmp_path / "headrace")) == 1
@@ -140,7 +191,9 @@ class Own(BaseDataset):
         super().__init__(Squares(()), **options)
 
     def decode(self, record: bytes) -> Any:
-        return np.frombuffer(record, "<i8") * (self.factor() if callable(self.factor) else self.factor)
+        return np.frombuffer(record, "<i8") * (
+            self.factor() if callable(self.factor) else self.factor
+        )
 
 
 @linux
@@ -192,9 +245,15 @@ def test_half_of_the_samples_give_half_of_the_hits(workers: int) -> None:
 
 
 def own_memory(pid: int) -> int:
-    """PSS without mapped files: pages of libraries count for more when other processes that map them end."""
+    """PSS without mapped files: pages of libraries count for more when other processes that map
+    them end.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    return sum(
+        int(line.split()[1]) * 1024
+        for line in lines
+        if line.startswith(("Pss_Anon:", "Pss_Shmem:"))
+    )
 
 
 @pytest.mark.slow

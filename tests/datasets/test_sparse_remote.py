@@ -1,4 +1,6 @@
-"""Sparse matrices behind URLs: the contract of remote datasets, and how many requests a batch takes."""
+"""Sparse matrices behind URLs: the contract of remote datasets, and how many requests a batch
+takes.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,21 @@ class TestRawH5AD(TestH5AD):
         write_anndata(folder / "a.h5ad", DENSE)
 
     def make(self, paths: list[str], **options: Any) -> SparseDataset:
-        return SparseDataset(paths[0], "layers/counts", targets=["kind", "age"], columns=["gene 3", "gene 17"], **options)
+        return SparseDataset(
+            paths[0],
+            "layers/counts",
+            targets=["kind", "age"],
+            columns=["gene 3", "gene 17"],
+            **options,
+        )
 
 
 @pytest.mark.slow
 class TestZarrShards(TestH5AD):
     names = ("a.zarr",)
-    data = tuple(f"a.zarr/X/{name}/c/{number}" for name in ("indices", "data") for number in range(2))
+    data = tuple(
+        f"a.zarr/X/{name}/c/{number}" for name in ("indices", "data") for number in range(2)
+    )
     has_index = False  # arrays without shards, such as indptr, have none
 
     def write(self, folder: Path) -> None:
@@ -59,11 +69,16 @@ class TestZarrShards(TestH5AD):
         return SparseDataset(paths[0], targets="kind", layout="pairs", **options)
 
     @pytest.mark.parametrize("mode", ["lazy", "streaming"])
-    def test_a_third_of_all_requests_fail(self, mode: str, remote: Any, server: RangeServer, local: Any, loader_of: Any) -> None:
+    def test_a_third_of_all_requests_fail(
+        self, mode: str, remote: Any, server: RangeServer, local: Any, loader_of: Any
+    ) -> None:
         """Once it is open: nobody knows how long the many files of metadata should be."""
         dataset = remote(retries=30, deadline=60, loading_mode=mode)
         server.set(faults={kind: 0.33 / len(FAULTS) for kind in FAULTS})
-        assert same(self.epoch(loader_of, dataset), self.epoch(loader_of, local)) and server.counts()["faults"]
+        assert (
+            same(self.epoch(loader_of, dataset), self.epoch(loader_of, local))
+            and server.counts()["faults"]
+        )
 
 
 class TestRequests:
@@ -80,11 +95,17 @@ class TestRequests:
             yield server
 
     @pytest.mark.parametrize("name", ["a.h5ad", "a.zarr"])
-    def test_open_dataset_finds_remote_matrices(self, server: RangeServer, tmp_path: Path, name: str) -> None:
+    def test_open_dataset_finds_remote_matrices(
+        self, server: RangeServer, tmp_path: Path, name: str
+    ) -> None:
         with open_dataset(f"{server.url}/{name}", cache_dir=tmp_path, targets="kind") as dataset:
-            assert type(dataset) is SparseDataset and np.array_equal(torch.stack([row for row, _ in dataset[2:5]]).numpy(), DENSE[2:5])
+            assert type(dataset) is SparseDataset and np.array_equal(
+                torch.stack([row for row, _ in dataset[2:5]]).numpy(), DENSE[2:5]
+            )
 
-    def test_a_batch_of_raw_rows_is_two_requests(self, server: RangeServer, tmp_path: Path, loader_of: Any) -> None:
+    def test_a_batch_of_raw_rows_is_two_requests(
+        self, server: RangeServer, tmp_path: Path, loader_of: Any
+    ) -> None:
         """Neighbours are fetched together: of a small file all spans of an array."""
         with SparseDataset(f"{server.url}/a.h5ad", cache_dir=tmp_path) as dataset:
             server.counts()

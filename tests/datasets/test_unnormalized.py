@@ -1,6 +1,8 @@
-"""Images travel as uint8 to a device that normalises them, where that gives the host's batches; elsewhere the host does it, and says why.
+"""Images travel as uint8 to a device that normalises them, where that gives the host's batches;
+elsewhere the host does it, and says why.
 
-Without a GPU: "cpu" passes for an accelerator here. The real one is in tests/loader/device/test_cuda.py.
+Without a GPU: "cpu" passes for an accelerator here. The real one is in
+tests/loader/device/test_cuda.py.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def table(folder: Path) -> Path:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     files = sorted((folder / "masks/images").rglob("*.*"))
-    rows = {"image": [path.read_bytes() for path in files], "label": range(len(files)), "caption": [path.name for path in files]}
+    rows = {
+        "image": [path.read_bytes() for path in files],
+        "label": range(len(files)),
+        "caption": [path.name for path in files],
+    }
     parquet.write_table(pa.table(rows), folder / "photos.parquet")
     return folder / "photos.parquet"
 
@@ -80,23 +86,40 @@ def pixels_of(batch: Any) -> list[torch.dtype]:
 
 
 def check(host: Any, device: Any, epochs: int = 2) -> list[Any]:
-    """Both give the same bits, and all batches of the one were normalised on the device; returns them."""
+    """Both give the same bits, and all batches of the one were normalised on the device; returns
+    them.
+    """
     all_batches = []
     for _ in range(epochs):
         plain, batches = list(host), list(device)
-        assert same(batches, plain) and torch.uint8 not in pixels_of([batch[0] if isinstance(batch, tuple) else 0 for batch in batches])
+        assert same(batches, plain) and torch.uint8 not in pixels_of(
+            [batch[0] if isinstance(batch, tuple) else 0 for batch in batches]
+        )
         all_batches += batches
-    assert device.get_stats()["normalized_on_device"] == len(all_batches) and host.get_stats()["normalized_on_device"] == 0
-    assert "images: uint8 until cpu, and normalised there, to " in device.explain() and "images:" not in host.explain()
+    assert (
+        device.get_stats()["normalized_on_device"] == len(all_batches)
+        and host.get_stats()["normalized_on_device"] == 0
+    )
+    assert (
+        "images: uint8 until cpu, and normalised there, to " in device.explain()
+        and "images:" not in host.explain()
+    )
     return all_batches
 
 
 def of_masks(folder: Path, **options: Any) -> ImageDataset:
-    return ImageDataset(folder / "masks/images", targets=folder / "masks/masks", **{"image_size": 20, **options})
+    return ImageDataset(
+        folder / "masks/images", targets=folder / "masks/masks", **{"image_size": 20, **options}
+    )
 
 
 def of_boxes(folder: Path, **options: Any) -> ImageDataset:
-    return ImageDataset(folder / "boxes/images", targets=folder / "boxes/instances.json", masks=True, **{"image_size": 20, **options})
+    return ImageDataset(
+        folder / "boxes/images",
+        targets=folder / "boxes/instances.json",
+        masks=True,
+        **{"image_size": 20, **options},
+    )
 
 
 def of_classes(folder: Path, **options: Any) -> ImageDataset:
@@ -108,14 +131,21 @@ def of_classes(folder: Path, **options: Any) -> ImageDataset:
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("opened", [of_masks, of_boxes, of_classes])
-def test_labels_masks_and_boxes_are_untouched(folder: Path, loaders: Loaders, opened: Any, workers: int) -> None:
-    host, device = loaders(lambda: opened(folder, image_size=None, transform=CROP), num_workers=workers)
+def test_labels_masks_and_boxes_are_untouched(
+    folder: Path, loaders: Loaders, opened: Any, workers: int
+) -> None:
+    host, device = loaders(
+        lambda: opened(folder, image_size=None, transform=CROP), num_workers=workers
+    )
     batches = check(host, device)
     assert batches[0][0].shape == (5, 3, 16, 16)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
-@pytest.mark.parametrize("options", [{}, {"color": "L"}, {"transform": CROP}, {"return_index": True}, {"target_transform": str}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"color": "L"}, {"transform": CROP}, {"return_index": True}, {"target_transform": str}],
+)
 def test_modes_and_options(folder: Path, loaders: Loaders, mode: Any, options: Any) -> None:
     check(*loaders(lambda: of_masks(folder, loading_mode=mode, progress=False, **options)))
 
@@ -126,7 +156,12 @@ def test_half_precision(folder: Path, loaders: Loaders, dtype: torch.dtype, work
     of_collator = {"collate_fn": VisionCollator("cifar10", dtype=dtype), "num_workers": workers}
     for host, device in (
         loaders(lambda: of_masks(folder, dtype=dtype), num_workers=workers),
-        loaders(lambda: of_classes(folder, dtype=dtype, image_size=None), num_workers=workers, collate_fn="list", batch_size=1),
+        loaders(
+            lambda: of_classes(folder, dtype=dtype, image_size=None),
+            num_workers=workers,
+            collate_fn="list",
+            batch_size=1,
+        ),
         loaders(lambda: Pixels(as_tuple), **of_collator),
     ):
         batch = check(host, device, 1)[0]
@@ -136,7 +171,10 @@ def test_half_precision(folder: Path, loaders: Loaders, dtype: torch.dtype, work
 
 @pytest.mark.parametrize("stack", [True, False])
 def test_detection_stacked_and_in_lists(folder: Path, loaders: Loaders, stack: bool) -> None:
-    host, device = loaders(lambda: of_boxes(folder, image_size=20 if stack else None), collate_fn=DetectionCollator(stack=stack))
+    host, device = loaders(
+        lambda: of_boxes(folder, image_size=20 if stack else None),
+        collate_fn=DetectionCollator(stack=stack),
+    )
     images, objects = check(host, device, 1)[0]
     assert isinstance(images, torch.Tensor) == stack and objects[0]["masks"].dtype == torch.uint8
 
@@ -146,7 +184,14 @@ def test_lists_of_unequal_sizes(loaders: Loaders, tmp_path: Path, workers: int) 
     for number in range(7):
         pixels = np.random.default_rng(number).integers(0, 256, (5 + number, 9, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    batches = check(*loaders(lambda: ImageDataset(tmp_path, image_size=None, targets=None), collate_fn="list", num_workers=workers), 1)
+    batches = check(
+        *loaders(
+            lambda: ImageDataset(tmp_path, image_size=None, targets=None),
+            collate_fn="list",
+            num_workers=workers,
+        ),
+        1,
+    )
     assert {image.shape[1] for batch in batches for image, _ in batch} == {5, 6, 7, 8, 9, 10, 11}
 
 
@@ -159,19 +204,34 @@ def test_images_without_targets(folder: Path, loaders: Loaders, options: Any, co
 @pytest.mark.parametrize("columns", [None, "image", ["caption", "image"]])
 @pytest.mark.parametrize("options", [{}, {"target_name": "label"}, {"return_index": True}])
 def test_columns_of_tables(table: Path, loaders: Loaders, columns: Any, options: Any) -> None:
-    check(*loaders(lambda: TableDataset(table, columns, image_column="image", image_size=12, **options)), 1)
+    check(
+        *loaders(
+            lambda: TableDataset(table, columns, image_column="image", image_size=12, **options)
+        ),
+        1,
+    )
 
 
 def test_datasets_around_images(folder: Path, loaders: Loaders) -> None:
     check(*loaders(lambda: MemoryEfficientDataset(of_classes(folder), progress=False)))
-    check(*loaders(lambda: MemoryEfficientDataset(of_classes(folder).subset([4, 1, 9, 11]), progress=False)))
+    check(
+        *loaders(
+            lambda: MemoryEfficientDataset(of_classes(folder).subset([4, 1, 9, 11]), progress=False)
+        )
+    )
     check(*loaders(lambda: of_masks(folder).subset([9, 3, 3, 1, 0, 7])))
     check(*loaders(lambda: of_masks(folder, transform=torch.zeros_like).with_transform(None)))
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_every_start_method(folder: Path, loaders: Loaders, method: str) -> None:
-    check(*loaders(lambda: of_masks(folder, loading_mode="cached", progress=False), num_workers=1, multiprocessing_context=method))
+    check(
+        *loaders(
+            lambda: of_masks(folder, loading_mode="cached", progress=False),
+            num_workers=1,
+            multiprocessing_context=method,
+        )
+    )
 
 
 def test_resumption_in_an_epoch(folder: Path, loaders: Loaders) -> None:
@@ -205,10 +265,16 @@ def test_several_loaders_at_once(folder: Path, loaders: Loaders) -> None:
     assert same(batches["host"], batches["device"])
 
 
-def test_images_that_cant_be_read_are_left_out(folder: Path, loaders: Loaders, tmp_path: Path) -> None:
+def test_images_that_cant_be_read_are_left_out(
+    folder: Path, loaders: Loaders, tmp_path: Path
+) -> None:
     for number, path in enumerate(sorted((folder / "masks/images").rglob("*.*"))[:8]):
-        (tmp_path / f"{number}{path.suffix}").write_bytes(path.read_bytes()[: 40 if number == 3 else None])
-    host, device = loaders(lambda: ImageDataset(tmp_path, targets=None, image_size=9, on_error="skip"))
+        (tmp_path / f"{number}{path.suffix}").write_bytes(
+            path.read_bytes()[: 40 if number == 3 else None]
+        )
+    host, device = loaders(
+        lambda: ImageDataset(tmp_path, targets=None, image_size=9, on_error="skip")
+    )
     check(host, device, 1)
     assert host.get_stats()["skipped"] == device.get_stats()["skipped"] == 1
 
@@ -221,11 +287,19 @@ def test_memory_format(folder: Path, make_loader: Any, normalize: Any) -> None:
     dataset = of_masks(folder, normalize=normalize)
     plain = list(make_loader(dataset, batch_size=5, num_workers=0))
     for memory_format in (torch.channels_last, torch.contiguous_format):
-        loader = make_loader(dataset, batch_size=5, num_workers=0, device="cpu", memory_format=memory_format)
+        loader = make_loader(
+            dataset, batch_size=5, num_workers=0, device="cpu", memory_format=memory_format
+        )
         batches = list(loader)
-        assert same(batches, plain) and all(batch[0].is_contiguous(memory_format=memory_format) for batch in batches)
-        assert re.search(rf"^memory_format +=\s{memory_format} +given", loader.explain(), re.MULTILINE)
-        assert loader.get_stats()["normalized_on_device"] == (len(plain) if normalize is True else 0)
+        assert same(batches, plain) and all(
+            batch[0].is_contiguous(memory_format=memory_format) for batch in batches
+        )
+        assert re.search(
+            rf"^memory_format +=\s{memory_format} +given", loader.explain(), re.MULTILINE
+        )
+        assert loader.get_stats()["normalized_on_device"] == (
+            len(plain) if normalize is True else 0
+        )
 
 
 # --- VisionCollator
@@ -247,7 +321,13 @@ class Pixels(Dataset[Any]):
 
 
 def as_dict(image: Any) -> Any:
-    return {"label": 3, "image": image, "mask": image[0], "boxes": torch.ones(int(image[0, 0, 0] * 3) % 4, 4), "name": "n"}
+    return {
+        "label": 3,
+        "image": image,
+        "mask": image[0],
+        "boxes": torch.ones(int(image[0, 0, 0] * 3) % 4, 4),
+        "name": "n",
+    }
 
 
 def as_tuple(image: Any) -> Any:
@@ -264,11 +344,24 @@ def as_pair_in_dict(image: Any) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    "own", [{}, {"statistics": "cifar10"}, {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.4, 0.9)}, {"mean": 0.5, "std": 0.5}]
+    "own",
+    [
+        {},
+        {"statistics": "cifar10"},
+        {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.4, 0.9)},
+        {"mean": 0.5, "std": 0.5},
+    ],
 )
-@pytest.mark.parametrize(("around", "fields"), [(as_dict, None), (as_tuple, None), (as_pair, [0, 1]), (as_pair_in_dict, "views")])
-def test_uint8_of_any_dataset(loaders: Loaders, around: Any, fields: Any, own: Any, workers: int) -> None:
-    host, device = loaders(lambda: Pixels(around), collate_fn=VisionCollator(fields=fields, **own), num_workers=workers)
+@pytest.mark.parametrize(
+    ("around", "fields"),
+    [(as_dict, None), (as_tuple, None), (as_pair, [0, 1]), (as_pair_in_dict, "views")],
+)
+def test_uint8_of_any_dataset(
+    loaders: Loaders, around: Any, fields: Any, own: Any, workers: int
+) -> None:
+    host, device = loaders(
+        lambda: Pixels(around), collate_fn=VisionCollator(fields=fields, **own), num_workers=workers
+    )
     check(host, device)
 
 
@@ -290,7 +383,10 @@ def test_uint8_of_streams(loaders: Loaders, workers: int) -> None:
 def test_a_collator_in_two_loaders(make_loader: Any) -> None:
     """One uses it on the host, in turn with one that uses it for a device."""
     collator, dataset = VisionCollator(), Pixels(as_tuple)
-    host, device = (iter(make_loader(dataset, batch_size=4, num_workers=0, collate_fn=collator, device=d)) for d in (None, "cpu"))
+    host, device = (
+        iter(make_loader(dataset, batch_size=4, num_workers=0, collate_fn=collator, device=d))
+        for d in (None, "cpu")
+    )
     for plain, batch in zip(host, device, strict=True):
         assert same(plain, batch) and plain[0].dtype == torch.float32
 
@@ -299,13 +395,23 @@ def test_wrong_channels_are_said_where_the_batch_is_made(make_loader: Any) -> No
     collator = VisionCollator(mean=(0.5, 0.5), std=(0.1, 0.1), channels="first")
     for device in (None, "cpu"):
         with pytest.raises(Exception, match="have 3 channels, and the statistics have 2"):
-            next(iter(make_loader(Pixels(as_tuple), num_workers=0, collate_fn=collator, device=device)))
+            next(
+                iter(
+                    make_loader(Pixels(as_tuple), num_workers=0, collate_fn=collator, device=device)
+                )
+            )
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_nothing_is_normalised_twice(folder: Path, make_loader: Any, device: Any) -> None:
     with pytest.raises(CollateError, match="it may be normalised already"):
-        next(iter(make_loader(of_masks(folder), num_workers=0, device=device, collate_fn=VisionCollator())))
+        next(
+            iter(
+                make_loader(
+                    of_masks(folder), num_workers=0, device=device, collate_fn=VisionCollator()
+                )
+            )
+        )
 
 
 # --- what stays on the host, and why
@@ -341,43 +447,83 @@ def partial_collate(samples: list[Any], extra: int) -> Any:
     ("make", "options", "why"),
     [
         (lambda f: of_masks(f, normalize="host"), {}, "normalize='host'"),
-        (lambda f: of_classes(f, transform=shift, transform_input="tensor"), {}, "a transform makes them"),
-        (lambda f: of_masks(f, transforms=[*CROP, joint], transform_input="tensor", image_size=None), {}, "a transform makes them"),
+        (
+            lambda f: of_classes(f, transform=shift, transform_input="tensor"),
+            {},
+            "a transform makes them",
+        ),
+        (
+            lambda f: of_masks(
+                f, transforms=[*CROP, joint], transform_input="tensor", image_size=None
+            ),
+            {},
+            "a transform makes them",
+        ),
         (lambda f: Brighter(f / "masks/images", image_size=20), {}, "Brighter overrides to_input"),
         (lambda f: of_classes(f, on_error=stand_in), {}, "on_error gives finished samples"),
-        (of_classes, {"collate_fn": own_collate}, "the collate function (own_collate) may look at them"),
-        (of_classes, {"collate_fn": functools.partial(partial_collate, extra=1)}, "the collate function (partial) may look at them"),
+        (
+            of_classes,
+            {"collate_fn": own_collate},
+            "the collate function (own_collate) may look at them",
+        ),
+        (
+            of_classes,
+            {"collate_fn": functools.partial(partial_collate, extra=1)},
+            "the collate function (partial) may look at them",
+        ),
         (of_classes, {"collate_fn": "pad"}, "may look at them"),
         (lambda f: Subset(of_classes(f), [3, 1, 2]), {}, "a Subset holds their dataset"),
-        (lambda f: Pixels(as_tuple), {"collate_fn": VisionCollator(normalize="host")}, "normalize='host'"),
+        (
+            lambda f: Pixels(as_tuple),
+            {"collate_fn": VisionCollator(normalize="host")},
+            "normalize='host'",
+        ),
     ],
 )
-def test_the_host_way_is_said(folder: Path, loaders: Loaders, make: Any, options: Any, why: str) -> None:
+def test_the_host_way_is_said(
+    folder: Path, loaders: Loaders, make: Any, options: Any, why: str
+) -> None:
     host, device = loaders(functools.partial(make, folder), **options)
     assert same(list(device), list(host)) and device.get_stats()["normalized_on_device"] == 0
     (line,) = (line for line in device.explain().splitlines() if line.startswith("images:"))
     assert line.startswith("images: finished on the host, and copied as they are: ") and why in line
 
 
-@pytest.mark.parametrize(("make", "options"), [(lambda f: of_classes(f, normalize=False), {}), (lambda f: Pixels(as_tuple), {})])
-def test_of_uint8_that_stays_nothing_is_said(folder: Path, loaders: Loaders, make: Any, options: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(lambda f: of_classes(f, normalize=False), {}), (lambda f: Pixels(as_tuple), {})],
+)
+def test_of_uint8_that_stays_nothing_is_said(
+    folder: Path, loaders: Loaders, make: Any, options: Any
+) -> None:
     host, device = loaders(functools.partial(make, folder), **options)
     assert same(list(device), list(host)) and "images:" not in device.explain()
     assert next(iter(device))[0].dtype == torch.uint8
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta", None])
-def test_no_accelerator_no_change(folder: Path, make_loader: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_accelerator_no_change(
+    folder: Path, make_loader: Any, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     loader = make_loader(of_classes(folder), num_workers=0, device=device)
-    assert next(iter(loader))[0].dtype == torch.float32 and loader.get_stats()["normalized_on_device"] == 0
-    assert "images:" not in loader.explain() and data.is_accelerator("cuda:1") and data.is_accelerator("mps")
+    assert (
+        next(iter(loader))[0].dtype == torch.float32
+        and loader.get_stats()["normalized_on_device"] == 0
+    )
+    assert (
+        "images:" not in loader.explain()
+        and data.is_accelerator("cuda:1")
+        and data.is_accelerator("mps")
+    )
 
 
 # --- what users change between batches
 
 
-def test_a_transform_that_is_set_later_gets_normalised_images(folder: Path, loaders: Loaders) -> None:
+def test_a_transform_that_is_set_later_gets_normalised_images(
+    folder: Path, loaders: Loaders
+) -> None:
     host, device = loaders(lambda: of_classes(folder))
     plain, batches = iter(host), iter(device)
     assert same(next(batches), next(plain))
@@ -407,7 +553,11 @@ def test_a_transform_that_a_worker_sets(folder: Path, loaders: Loaders, method: 
 
 
 def test_a_closed_dataset_is_opened_again_once(folder: Path, loaders: Loaders) -> None:
-    host, device = loaders(lambda: of_classes(folder, loading_mode="cached", progress=False), shuffle=False)
+    host, device = loaders(
+        lambda: of_classes(folder, loading_mode="cached", progress=False), shuffle=False
+    )
     list(device)
     device.dataset.close()
-    assert same(list(device), list(host)) and device._images.pixels._view.mode is device.dataset.mode
+    assert (
+        same(list(device), list(host)) and device._images.pixels._view.mode is device.dataset.mode
+    )

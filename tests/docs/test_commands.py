@@ -1,4 +1,6 @@
-"""The commands of README.md, of the guides and of benchmarks/README.md have the options that the programs have."""
+"""The commands of README.md, of the guides and of benchmarks/README.md have the options that the
+programs have.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ import pytest
 from headrace.cli.main import main as headrace_main
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 COMMAND = re.compile(r"^(?:\S*python3? (benchmarks|examples)/(\w+)\.py|(headrace) )(.*)$")
 
 
@@ -25,7 +32,9 @@ class Parsed(Exception):
 
 
 def commands() -> list[tuple[str, ...]]:
-    """Page, folder, script and options of each command in a block of a page, and of each in backquotes that begins with `python`."""
+    """Page, folder, script and options of each command in a block of a page, and of each in
+    backquotes that begins with `python`.
+    """
     found: dict[tuple[str, ...], None] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -62,7 +71,10 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield run
     for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent.name in ("benchmarks", "examples"):
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent.name in (
+            "benchmarks",
+            "examples",
+        ):
             del sys.modules[name]
 
 
@@ -75,14 +87,26 @@ def test_a_command_of_a_page_has_right_options(parses: Any, command: tuple[str, 
 
 def test_commands_are_found() -> None:
     found = commands()
-    assert len(found) >= 50 and {folder for _, folder, *_ in found} == {"benchmarks", "examples", "headrace"}
+    assert len(found) >= 50 and {folder for _, folder, *_ in found} == {
+        "benchmarks",
+        "examples",
+        "headrace",
+    }
 
 
 def test_every_example_is_run() -> None:
     """By a test, or by an example that imports it."""
-    examples = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+    examples = {
+        path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")
+    }
+    tests = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "tests").rglob("*.py")
+        if path != Path(__file__)
+    )
     run = {name for name in examples if f'"{name}"' in tests or f"{name}.py" in tests}
     for _ in examples:
-        run |= {name for name in examples if any(f"from {name} import" in examples[one] for one in run)}
+        run |= {
+            name for name in examples if any(f"from {name} import" in examples[one] for one in run)
+        }
     assert run == set(examples)

@@ -1,4 +1,6 @@
-"""The figures of docs/losing.md are those of the sections of docs/benchmarks.md that it links to."""
+"""The figures of docs/losing.md are those of the sections of docs/benchmarks.md that it links
+to.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "losing.md").read_text(encoding="utf-8")
-SECTIONS = re.split(r"^##+ ", (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+SECTIONS = re.split(
+    r"^##+ ", (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+)
 ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if "](benchmarks.md#" in line and line[0] == "|"
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if "](benchmarks.md#" in line and line[0] == "|"
 ]
 
 
 def _section(anchor: str) -> str:
     """The text under a heading, up to the next one."""
-    named = {re.sub(r"[^\w\- ]", "", text.partition("\n")[0].lower()).strip().replace(" ", "-"): text for text in SECTIONS}
+    named = {
+        re.sub(r"[^\w\- ]", "", text.partition("\n")[0].lower()).strip().replace(" ", "-"): text
+        for text in SECTIONS
+    }
     return named[anchor]
 
 
@@ -26,18 +35,34 @@ def test_each_figure_stands_in_its_section(row: list[str]) -> None:
     what, ours, other, command, link = row
     text = _section(link.partition("#")[2].rstrip(")"))
     for figure in (ours, re.findall(r"[\d.,]*\d", other)[-1]):
-        assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", text), f"{what}: {figure}"
+        assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", text), (
+            f"{what}: {figure}"
+        )
     assert (ROOT / "benchmarks" / command.strip("`").split()[0]).exists()
 
 
 def test_every_script_that_is_run_is_named() -> None:
-    assert len(ROWS) >= 20 and {row[3].strip("`").split()[0] for row in ROWS} >= {"arrays.py", "stream.py", "pack.py", "order.py"}
+    assert len(ROWS) >= 20 and {row[3].strip("`").split()[0] for row in ROWS} >= {
+        "arrays.py",
+        "stream.py",
+        "pack.py",
+        "order.py",
+    }
 
 
 def test_the_figures_of_layouts_stand_in_the_benchmarks() -> None:
     """docs/hdf5.md, "How to lay out files", has some figures of the arrays."""
-    page = (ROOT / "docs" / "hdf5.md").read_text(encoding="utf-8").partition("## How to lay out files")[2].partition("\n## ")[0]
+    page = (
+        (ROOT / "docs" / "hdf5.md")
+        .read_text(encoding="utf-8")
+        .partition("## How to lay out files")[2]
+        .partition("\n## ")[0]
+    )
     rows = [line for line in page.splitlines() if re.match(r"\| (contiguous|\d+) \|", line)]
-    figures = [cell.strip() for line in rows for cell in line.strip("|").split("|")[1:] if cell.strip()]
+    figures = [
+        cell.strip() for line in rows for cell in line.strip("|").split("|")[1:] if cell.strip()
+    ]
     text = _section("hdf5-and-zarr-random-rows-of-chunked-arrays")
-    assert len(figures) >= 16 and not [figure for figure in figures if not re.search(rf"(?<![\d.,]){figure}(?![\d]|[.,]\d)", text)]
+    assert len(figures) >= 16 and not [
+        figure for figure in figures if not re.search(rf"(?<![\d.,]){figure}(?![\d]|[.,]\d)", text)
+    ]

@@ -14,8 +14,16 @@ from headrace import errors
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"^```text\n(\w+): (.*?)\n```$", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and kind.__module__ == errors.__name__}
+SHOWN = re.findall(
+    r"^```text\n(\w+): (.*?)\n```$",
+    (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"),
+    re.DOTALL | re.MULTILINE,
+)
+KINDS = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and kind.__module__ == errors.__name__
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +44,11 @@ def test_messages_that_are_provoked_are_listed(tool: Any) -> None:
         listed.setdefault(message.kind, []).append(form)
     headrace = [(kind, text) for kind, text in SHOWN if kind in KINDS]
     assert len(headrace) > 40
-    assert not [text for kind, text in headrace if not any(re.fullmatch(form, text, re.DOTALL) for form in listed[kind])]
+    assert not [
+        text
+        for kind, text in headrace
+        if not any(re.fullmatch(form, text, re.DOTALL) for form in listed[kind])
+    ]
 
 
 def test_each_kind_stands_in_the_table() -> None:
@@ -45,7 +57,9 @@ def test_each_kind_stands_in_the_table() -> None:
 
 
 def test_the_site_has_the_list_at_its_mark(tool: Any) -> None:
-    assert "hooks: [tools/list_messages.py, tools/list_words.py]" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "hooks: [tools/list_messages.py, tools/list_words.py]" in (
+        ROOT / "mkdocs.yml"
+    ).read_text(encoding="utf-8")
     built = tool.on_page_markdown(PAGE)
     assert PAGE.count(tool.MARK) == 1 and tool.MARK not in built
     assert "## Loader\n\n**BudgetError**\n\n* `a batch of … samples takes …" in built
@@ -55,10 +69,17 @@ def test_the_site_has_the_list_at_its_mark(tool: Any) -> None:
 @pytest.mark.parametrize(
     ("code", "texts"),
     [
-        ('raise ConfigError(f"{name} must be above 0, not {value!r}")', ["… must be above 0, not …"]),
-        ('raise ConfigError("no samples" + (" here" if here else " there"))', ["no samples here", "no samples there"]),
         (
-            'reason = f"of {kind} files"\n    raise FormatError(f"{path} is none {reason}: fetch it again")',
+            'raise ConfigError(f"{name} must be above 0, not {value!r}")',
+            ["… must be above 0, not …"],
+        ),
+        (
+            'raise ConfigError("no samples" + (" here" if here else " there"))',
+            ["no samples here", "no samples there"],
+        ),
+        (
+            'reason = f"of {kind} files"\n    raise FormatError(f"{path} is none {reason}: fetch '
+            'it again")',
             ["… is none of … files: fetch it again"],
         ),
         ('raise CollateError(number, f" is {kind}, ", 0, " is not")', ["… is …, … is not"]),
@@ -66,7 +87,9 @@ def test_the_site_has_the_list_at_its_mark(tool: Any) -> None:
         ("raise ConfigError(reason)", []),
     ],
 )
-def test_what_is_read_from_code(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, texts: list[str]) -> None:
+def test_what_is_read_from_code(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, texts: list[str]
+) -> None:
     monkeypatch.setattr(tool, "SOURCE", tmp_path)
     (tmp_path / "loader.py").write_text(f"def check(name, value):\n    {code}\n")
     module = tool.Module(tmp_path / "loader.py", {"ConfigError", "FormatError", "CollateError"})

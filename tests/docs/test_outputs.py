@@ -1,4 +1,6 @@
-"""The outputs that the guides show are those of the programs above them; numbers that vary from run to run are masked."""
+"""The outputs that the guides show are those of the programs above them; numbers that vary from
+run to run are masked.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,13 @@ LEFT_OUT = {
     "shuffling: E[H] = log2(L)": "a formula",
     "start:   WHERE                 WHAT": "a diagram of the parts",
 }
-"""Blocks that no program prints, by page and beginning. docs/errors.md and docs/cli.md are compared by tests of their own."""
-MACHINE = r"^num_workers|^(memory|  reserved|  it is|  the limit)|^(lazy|eager|cached|streaming) |^(parts|room|time|layout|/data/packed):"
+"""Blocks that no program prints, by page and beginning. docs/errors.md and docs/cli.md are
+compared by tests of their own.
+"""
+MACHINE = (
+    r"^num_workers|^(memory|  reserved|  it is|  the limit)|^(lazy|eager|cached|streaming) "
+    r"|^(parts|room|time|layout|/data/packed):"
+)
 """Lines whose numbers are those of the machine, of other samples or of the moment."""
 
 
@@ -42,8 +49,8 @@ def shown(page: str, beginning: str, language: str = "text") -> str:
 def pattern(block: str, varying: str) -> re.Pattern[str]:
     """What an output must have in it to be that of the block.
 
-    A line "..." stands for any lines, and "..." inside of a line for any text; numbers of lines in which `varying` is found may be
-    others, and sizes have other units.
+    A line "..." stands for any lines, and "..." inside of a line for any text; numbers of lines in
+    which `varying` is found may be others, and sizes have other units.
     """
     lines = []
     for line in block.splitlines():
@@ -58,14 +65,18 @@ def pattern(block: str, varying: str) -> re.Pattern[str]:
             elif masked and part[:1].isdigit():
                 parts.append(r"\d[\d,.]*" + (r" [kMGT]?B\b" if part.endswith("B") else ""))
             else:
-                parts.append(" +" if masked and part.isspace() and len(part) > 1 else re.escape(part))
+                parts.append(
+                    " +" if masked and part.isspace() and len(part) > 1 else re.escape(part)
+                )
         lines.append("".join(parts) + r"\n")
     return re.compile("".join(lines))
 
 
 def check(block: str, printed: str, varying: str = r"(?!)") -> None:
     """The output is that of the block; a failure shows both."""
-    assert pattern(block, varying).search(printed), f"the page shows\n{block}\nand the program prints\n{printed}"
+    assert pattern(block, varying).search(printed), (
+        f"the page shows\n{block}\nand the program prints\n{printed}"
+    )
 
 
 @pytest.fixture
@@ -77,9 +88,17 @@ def photos(tmp_path: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_masked_block_is_no_pass_for_anything() -> None:
     block = "a 1\nb   2.5 MB ... end\n...\nlast\n"
-    for printed in ("a 1\nb 1,703.1 MB of it end\nlast\n", "a 1\nb  7 MB x end\nmore\nand more\nlast\n"):
+    for printed in (
+        "a 1\nb 1,703.1 MB of it end\nlast\n",
+        "a 1\nb  7 MB x end\nmore\nand more\nlast\n",
+    ):
         check(block, printed, "^b")
-    for printed in ("a 2\nb 3 MB x end\nlast\n", "a 1\nb many MB x end\nlast\n", "a 1\nb 3 x end\nlast\n", "a 1\nb 3 MB x end\n"):
+    for printed in (
+        "a 2\nb 3 MB x end\nlast\n",
+        "a 1\nb many MB x end\nlast\n",
+        "a 1\nb 3 x end\nlast\n",
+        "a 1\nb 3 MB x end\n",
+    ):
         with pytest.raises(AssertionError, match="the page shows"):
             check(block, printed, "^b")
 
@@ -91,16 +110,24 @@ def test_every_text_block_is_compared_or_listed() -> None:
     for page in sorted((ROOT / "docs").glob("*.md")):
         if page.stem == "errors":
             continue
-        for block in re.findall(r"^```text\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        for block in re.findall(
+            r"^```text\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        ):
             listed = [name for name in LEFT_OUT if f"{page.stem}: {block}".startswith(name)]
-            compared = [name for name in re.findall(rf'shown\("{page.stem}", "([^"]+)"', source) if block.startswith(name)]
+            compared = [
+                name
+                for name in re.findall(rf'shown\("{page.stem}", "([^"]+)"', source)
+                if block.startswith(name)
+            ]
             assert len(listed) + len(compared) == 1, f"{page.name}: {block}"
             found |= set(listed)
     assert found == set(LEFT_OUT)
 
 
 @pytest.mark.slow
-def test_what_a_loader_chose(photos: Path, run: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_loader_chose(
+    photos: Path, run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     run("loader", "loader = create_dataloader(dataset, batch_size=64, seed=7)\n")
     check(shown("loader", "batch_size   "), capsys.readouterr().out, MACHINE)
 
@@ -131,8 +158,14 @@ def test_where_images_are_normalised(photos: Path, monkeypatch: pytest.MonkeyPat
     printed = ""
     with ImageDataset(photos) as dataset:
         for collate_fn in (None, mixup):
-            with create_dataloader(dataset, batch_size=4, num_workers=0, device="cpu", collate_fn=collate_fn) as made:
-                printed += "".join(f"{line}\n" for line in made.explain().splitlines() if line.startswith("images:"))
+            with create_dataloader(
+                dataset, batch_size=4, num_workers=0, device="cpu", collate_fn=collate_fn
+            ) as made:
+                printed += "".join(
+                    f"{line}\n"
+                    for line in made.explain().splitlines()
+                    if line.startswith("images:")
+                )
     check(shown("loader", "images: uint8"), printed.replace("until cpu", "until cuda"))
 
 
@@ -167,7 +200,15 @@ def test_ranks_with_another_seed() -> None:
 @pytest.mark.timeout(600)
 @NEEDS_NETWORKS
 def test_the_demonstration_of_two_nodes(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "train_multinode.py"), "--demo", "--device", "cpu", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "train_multinode.py"),
+        "--demo",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     check(shown("multinode", "life 1: two nodes"), done.stdout, "rank|step|life|node")
@@ -176,7 +217,14 @@ def test_the_demonstration_of_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_table_of_a_training(tmp_path: Path) -> None:
     """With fewer and smaller photographs than the page's."""
-    command = [sys.executable, str(ROOT / "examples" / "train_images.py"), "--all-modes", "--images", "24", *TINY]
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "train_images.py"),
+        "--all-modes",
+        "--images",
+        "24",
+        *TINY,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check(shown("start", "mode       epoch 1"), done.stdout, f"{MACHINE}|^mode")
@@ -184,7 +232,9 @@ def test_the_table_of_a_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_would_be_packed(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of fewer photographs than the page's, in smaller parts, some of which have a sample more than others."""
+    """Of fewer photographs than the page's, in smaller parts, some of which have a sample more
+    than others.
+    """
     (photos / "circle" / "circle_000.jpg").unlink()
     command, _, output = shown("packing", "$ headrace pack", "").partition("\n")
     headrace_main(command.replace("10MB", "500kB").split()[2:])

@@ -50,10 +50,26 @@ PAGES = (
     "moving",
     "multinode",
 )
-ELSEWHERE = {"architecture", "episodes", "errors", "labels", "monitoring", "profiling", "sparse", "tables", "trainers"}
+ELSEWHERE = {
+    "architecture",
+    "episodes",
+    "errors",
+    "labels",
+    "monitoring",
+    "profiling",
+    "sparse",
+    "tables",
+    "trainers",
+}
 """Pages whose code is run by a test of their room."""
-NEEDS = {"from distributed import Client": "Dask", "ray.get(": "Ray and Spark", "augment = v2.": "torchvision and a GPU"}
-"""What blocks need that don't run here, by what stands in them; tests/integration/ packs on Dask."""
+NEEDS = {
+    "from distributed import Client": "Dask",
+    "ray.get(": "Ray and Spark",
+    "augment = v2.": "torchvision and a GPU",
+}
+"""What blocks need that don't run here, by what stands in them; tests/integration/ packs on
+Dask.
+"""
 
 
 def blocks(text: str, language: str = "python") -> list[str]:
@@ -76,7 +92,10 @@ def write_shard(path: Path, samples: int) -> None:
     for number in range(samples):
         encoded = io.BytesIO()
         Image.new("RGB", (16, 12), (number, 0, 0)).save(encoded, "JPEG")
-        members += [(f"{number:06d}.jpg", encoded.getvalue()), (f"{number:06d}.cls", b"%d" % number)]
+        members += [
+            (f"{number:06d}.jpg", encoded.getvalue()),
+            (f"{number:06d}.cls", b"%d" % number),
+        ]
     make_tar(path, members)
 
 
@@ -90,9 +109,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_street_labels(make_street(folder / "street"))
     for number in range(2):
         write_shard(folder / "shards" / f"part-{number:03}.tar", 5)
-    np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(folder / "data_batch_1.bin")
-    (folder / "texts.jsonl").write_text("".join(f'{{"text": "{"a" * number}"}}\n' for number in range(1, 200)))
-    chat = [{"role": "user", "content": "What turns?"}, {"role": "assistant", "content": "The wheel."}]
+    np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(
+        folder / "data_batch_1.bin"
+    )
+    (folder / "texts.jsonl").write_text(
+        "".join(f'{{"text": "{"a" * number}"}}\n' for number in range(1, 200))
+    )
+    chat = [
+        {"role": "user", "content": "What turns?"},
+        {"role": "assistant", "content": "The wheel."},
+    ]
     (folder / "chats.jsonl").write_text(f"{json.dumps({'messages': chat})}\n" * 10)
     (folder / "books").mkdir()
     (folder / "books" / "mill.txt").write_text("the mill wheel turns\n" * 100)
@@ -101,16 +127,30 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "runs").mkdir()
     for path in (folder / "runs" / "a.h5", folder / "runs" / "b.h5", folder / "run.h5"):
         with h5py.File(path, "w") as file:
-            file.create_dataset("images", data=np.zeros((20, 8, 8, 3), np.uint8), chunks=(4, 8, 8, 3), compression="gzip")
-            file["image"], file["labels"], file["label"] = file["images"], np.arange(20), np.arange(20)
+            file.create_dataset(
+                "images",
+                data=np.zeros((20, 8, 8, 3), np.uint8),
+                chunks=(4, 8, 8, 3),
+                compression="gzip",
+            )
+            file["image"], file["labels"], file["label"] = (
+                file["images"],
+                np.arange(20),
+                np.arange(20),
+            )
             file["caption"] = [f"caption {number}" for number in range(20)]
     shutil.copy(folder / "run.h5", folder / "train.h5")
     root = zarr.open_group(folder / "volume.zarr", mode="w")
     for name, dtype in (("raw", "u2"), ("labels", "u1")):  # what was never written is 0
-        array = root.create_array(name, shape=(512, 512, 512), dtype=dtype, chunks=(32, 32, 32), shards=(64, 64, 64))
+        array = root.create_array(
+            name, shape=(512, 512, 512), dtype=dtype, chunks=(32, 32, 32), shards=(64, 64, 64)
+        )
         array[:64, :64, :64] = 1
     (folder / "saved" / "train").mkdir(parents=True)
-    pq.write_table(pa.table({"pressure": np.arange(100.0), "label": np.arange(100) % 3}), folder / "saved" / "train" / "rows.parquet")
+    pq.write_table(
+        pa.table({"pressure": np.arange(100.0), "label": np.arange(100) % 3}),
+        folder / "saved" / "train" / "rows.parquet",
+    )
     example("make_volume").make_volume(folder / "image.zarr", (32, 128, 128))
     return folder
 
@@ -128,7 +168,9 @@ def web(data: Path, tmp_path: Path) -> Iterator[str]:
     (folder / "a.jsonl").write_bytes(line)
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(line))
     with zarr.storage.ZipStore(folder / "volume.zarr.zip", mode="w") as store:
-        zarr.open_group(store, mode="w").create_array("raw", data=np.ones((64, 64, 64), "u2"), chunks=(32, 32, 32))
+        zarr.open_group(store, mode="w").create_array(
+            "raw", data=np.ones((64, 64, 64), "u2"), chunks=(32, 32, 32)
+        )
     with RangeServer(folder) as server:
         yield server.url
 
@@ -150,8 +192,12 @@ def bucket(data: Path, tmp_path: Path, memory: Any) -> str:
 
 
 @pytest.fixture
-def run(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Runs blocks of a page one after the other in a folder, and gives their names; closes what they made."""
+def run(
+    own_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Runs blocks of a page one after the other in a folder, and gives their names; closes what
+    they made.
+    """
     opened: list[Any] = []
     made: list[dict[str, Any]] = []
 
@@ -161,7 +207,11 @@ def run(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         made.append(names)
         for block in code:
             exec(compile(block, page, "exec"), names)
-            opened.extend(value for value in names.values() if hasattr(value, "close") and not isinstance(value, type | ModuleType))
+            opened.extend(
+                value
+                for value in names.values()
+                if hasattr(value, "close") and not isinstance(value, type | ModuleType)
+            )
         return names
 
     yield run_in
@@ -175,7 +225,9 @@ def run(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 def in_reach(block: str, web: str, bucket: str) -> str:
     """The block with URLs that are there."""
-    block = re.sub(r"https://(host|data\.example\.org)/", f"{web}/", block).replace("{0000..0127}", "{0000..0003}")
+    block = re.sub(r"https://(host|data\.example\.org)/", f"{web}/", block).replace(
+        "{0000..0127}", "{0000..0003}"
+    )
     return block.replace("s3://bucket/", bucket)
 
 
@@ -196,27 +248,52 @@ def training(data: Path) -> dict[str, Any]:
 def job(data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What docs/multinode.md takes to be there; one rank, which joins no group and has no GPU."""
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, *, rank, world_size, timeout: None)
-    with ImageDataset(data / "photos" / "train", image_size=16) as dataset, create_dataloader(dataset, batch_size=48, seed=7) as loader:
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, *, rank, world_size, timeout: None
+    )
+    with (
+        ImageDataset(data / "photos" / "train", image_size=16) as dataset,
+        create_dataloader(dataset, batch_size=48, seed=7) as loader,
+    ):
         next(iter(loader))
-        yield {"dataset": dataset, "global_batch": 48, "seed": 7, "saved": {"loader": loader.state_dict()}}
+        yield {
+            "dataset": dataset,
+            "global_batch": 48,
+            "seed": 7,
+            "saved": {"loader": loader.state_dict()},
+        }
 
 
 @pytest.mark.slow
 @pytest.mark.quick_every(4)
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_guide_runs(page: str, data: Path, run: Any, request: pytest.FixtureRequest) -> None:
+def test_the_code_of_a_guide_runs(
+    page: str, data: Path, run: Any, request: pytest.FixtureRequest
+) -> None:
     code = blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     code = [block for block in code if not any(words in block for words in NEEDS)]
     if any("://" in block for block in code):
-        code = [in_reach(block, request.getfixturevalue("web"), request.getfixturevalue("bucket")) for block in code]
-    given = training(data) if page == "which_mode" else {"chat_tokenizer": ChatTokenizer()} if page == "text" else {}
+        code = [
+            in_reach(block, request.getfixturevalue("web"), request.getfixturevalue("bucket"))
+            for block in code
+        ]
+    given = (
+        training(data)
+        if page == "which_mode"
+        else {"chat_tokenizer": ChatTokenizer()}
+        if page == "text"
+        else {}
+    )
     if page == "multinode":
         given = request.getfixturevalue("job")
     names = run(data, f"docs/{page}.md", code, **given)
     if page == "own_format":
         images, labels = next(iter(names["loader"]))
-        assert images.shape == (128, 3, 32, 32) and images.dtype == torch.uint8 and labels.dtype == torch.int64
+        assert (
+            images.shape == (128, 3, 32, 32)
+            and images.dtype == torch.uint8
+            and labels.dtype == torch.int64
+        )
     if page == "multinode":
         assert names["rest"] == 0 and names["loader"].state_dict()["batches"] == 1
     if page == "order":
@@ -225,7 +302,9 @@ def test_the_code_of_a_guide_runs(page: str, data: Path, run: Any, request: pyte
 
 @pytest.mark.slow
 @pytest.mark.quick_every(1)
-def test_the_program_of_the_readme_prints_what_it_says(tmp_path: Path, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_of_the_readme_prints_what_it_says(
+    tmp_path: Path, run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     example("make_photos").make_photos(tmp_path / "photos" / "train")
     (program,), (output,) = blocks(README), blocks(README, "text")
     assert len(program.splitlines()) <= 12
@@ -237,23 +316,40 @@ def test_the_program_of_the_readme_prints_what_it_says(tmp_path: Path, run: Any,
 def test_python_is_marked_as_such() -> None:
     """A block without a language is not run: it has commands."""
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        fenced = re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-        code = [block for language, block in fenced if not language and re.search(r"^(from \S+ )?import |^\w+ = ", block, re.MULTILINE)]
+        fenced = re.findall(
+            r"^```(\w*)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+        code = [
+            block
+            for language, block in fenced
+            if not language and re.search(r"^(from \S+ )?import |^\w+ = ", block, re.MULTILINE)
+        ]
         assert not code, path.name
 
 
 def test_code_of_other_libraries_is_python() -> None:
-    """docs/moving.md shows it as it is before a move; it is not run, since the libraries are not there."""
-    pages = {path.stem: blocks(path.read_text(encoding="utf-8"), "py") for path in (ROOT / "docs").glob("*.md")}
-    assert {page for page, code in pages.items() if code} == {"moving"} and len(pages["moving"]) >= 9
+    """docs/moving.md shows it as it is before a move; it is not run, since the libraries are not
+    there.
+    """
+    pages = {
+        path.stem: blocks(path.read_text(encoding="utf-8"), "py")
+        for path in (ROOT / "docs").glob("*.md")
+    }
+    assert {page for page, code in pages.items() if code} == {"moving"} and len(
+        pages["moving"]
+    ) >= 9
     for number, block in enumerate(pages["moving"]):
         compile(block, f"docs/moving.md, block {number} of other libraries", "exec")
 
 
 def test_every_page_with_code_is_run() -> None:
-    pages = {path.stem: blocks(path.read_text(encoding="utf-8")) for path in (ROOT / "docs").glob("*.md")}
+    pages = {
+        path.stem: blocks(path.read_text(encoding="utf-8")) for path in (ROOT / "docs").glob("*.md")
+    }
     assert {page for page, code in pages.items() if code} == {*PAGES, *ELSEWHERE}
-    left_out = [block for page in PAGES for block in pages[page] if any(words in block for words in NEEDS)]
+    left_out = [
+        block for page in PAGES for block in pages[page] if any(words in block for words in NEEDS)
+    ]
     assert len(left_out) == len(NEEDS)
 
 
@@ -263,7 +359,12 @@ def test_the_readme_is_short() -> None:
     lines = README.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("pip install"))
     assert start < 25 and any("<picture>" in line for line in lines[:start])
-    points = README.partition("## What it does\n")[2].partition("\n\n**Where it loses")[0].strip().splitlines()
+    points = (
+        README.partition("## What it does\n")[2]
+        .partition("\n\n**Where it loses")[0]
+        .strip()
+        .splitlines()
+    )
     assert len(points) == 8
     numbers = r"\d|once|twice|two|four|billion"
     for point in points:
@@ -273,15 +374,22 @@ def test_the_readme_is_short() -> None:
 
 def _anchors(path: Path) -> set[str]:
     """The anchors of a page's headings. GitHub and mkdocs give these headings the same anchors."""
-    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+)
 def test_links_lead_somewhere(page: str) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
         target = (ROOT / page).parent / path if path else ROOT / page
-        is_named = not anchor or target.suffix != ".md" or anchor in _anchors(target)  # "#only-dark" of a picture is no anchor
+        # "#only-dark" of a picture is no anchor
+        is_named = not anchor or target.suffix != ".md" or anchor in _anchors(target)
         assert "://" in link or (target.exists() and is_named), link

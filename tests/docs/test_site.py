@@ -1,4 +1,6 @@
-"""The site of docs/ has every page and every public name; .ci/run builds it with `mkdocs build --strict`."""
+"""The site of docs/ has every page and every public name; .ci/run builds it with `mkdocs build
+--strict`.
+"""
 
 from __future__ import annotations
 
@@ -36,24 +38,38 @@ def test_the_nav_has_every_page_once() -> None:
 
 def test_every_public_name_has_one_entry() -> None:
     pages = (path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.md")))
-    entries = Counter(name for page in pages for name in re.findall(r"^::: headrace\.(\w+)$", page, re.MULTILINE))
+    entries = Counter(
+        name for page in pages for name in re.findall(r"^::: headrace\.(\w+)$", page, re.MULTILINE)
+    )
     assert entries == Counter(headrace.__all__)
 
 
 def _options(section: str) -> list[str]:
     """The options in the table of a section of docs/configuration.md."""
-    page = (DOCS / "configuration.md").read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    page = (
+        (DOCS / "configuration.md")
+        .read_text(encoding="utf-8")
+        .split(f"\n## {section}\n")[1]
+        .split("\n## ")[0]
+    )
     rows = [line.split("|") for line in page.splitlines() if line.startswith("|")][2:]
     return [name for row in rows for name in re.findall(r"`(\w+)`", row[2])]
 
 
 def test_the_options_are_those_of_the_code() -> None:
     assert sorted(_options("Loader options")) == sorted(FIELDS)
-    assert sorted(_options("Dataset options")) == sorted(COMMON | REMOTE | {"loading_mode", "transform"})
+    assert sorted(_options("Dataset options")) == sorted(
+        COMMON | REMOTE | {"loading_mode", "transform"}
+    )
 
 
 def test_the_front_page_begins_as_the_readme_does() -> None:
-    readme, front = ((path / name).read_text(encoding="utf-8") for path, name in ((ROOT, "README.md"), (DOCS, "index.md")))
-    assert " ".join(readme.split("\n\n")[1].replace("**", "").split()) == " ".join(front.split("\n\n")[1].split())
+    readme, front = (
+        (path / name).read_text(encoding="utf-8")
+        for path, name in ((ROOT, "README.md"), (DOCS, "index.md"))
+    )
+    assert " ".join(readme.split("\n\n")[1].replace("**", "").split()) == " ".join(
+        front.split("\n\n")[1].split()
+    )
     described = {alt for text in (readme, front) for alt in re.findall(r'alt="([^"]*)"', text)}
     assert len(described) == 1

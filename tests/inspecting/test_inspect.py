@@ -96,8 +96,16 @@ PCODEC = {"codecs": [{"name": "numcodecs.pcodec", "configuration": {}}]}
 @pytest.mark.parametrize(
     ("name", "make", "said"),
     [
-        ("dates.zarr", lambda path: _zarr(path, np.arange(3).astype("M8[s]")), r"dates\.zarr holds datetime64\[s\]"),
-        ("codec.zarr", lambda path: _zarr(path, np.ones(3), **PCODEC), r"codec\.zarr needs a codec that is not installed .*pcodec"),
+        (
+            "dates.zarr",
+            lambda path: _zarr(path, np.arange(3).astype("M8[s]")),
+            r"dates\.zarr holds datetime64\[s\]",
+        ),
+        (
+            "codec.zarr",
+            lambda path: _zarr(path, np.ones(3), **PCODEC),
+            r"codec\.zarr needs a codec that is not installed .*pcodec",
+        ),
         ("cells.mat", lambda path: _matlab(path, b"cell"), "is a cell array of MATLAB"),
         ("functions.mat", lambda path: _matlab(path, b"function_handle"), "is an object of MATLAB"),
         ("references.h5", lambda path: _hdf5(path, h5py.ref_dtype), "holds references"),
@@ -106,11 +114,15 @@ PCODEC = {"codecs": [{"name": "numcodecs.pcodec", "configuration": {}}]}
         ("two_arrays", _two_arrays, "can't be one dataset"),
     ],
 )
-def test_what_does_not_open_is_not_printed(name: str, make: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+def test_what_does_not_open_is_not_printed(
+    name: str, make: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
     make(tmp_path / name)
     report = inspect(tmp_path / name)
     assert report.opens_as is None and not report.advice
-    assert any(note.startswith("it can't be opened: ") and re.search(said, note) for note in report.notes)
+    assert any(
+        note.startswith("it can't be opened: ") and re.search(said, note) for note in report.notes
+    )
     with pytest.raises(FormatError, match=said.replace("fields of ", "")):
         open_dataset(tmp_path / name)
 
@@ -138,7 +150,11 @@ def test_content_comes_before_the_name(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.jpg", "w") as file:
         file["data"] = np.zeros((4, 3))
     report = inspect(tmp_path / "a.jpg")
-    assert report.format == "HDF5" and report.samples == 4 and "its name says images" in report.notes[-1]
+    assert (
+        report.format == "HDF5"
+        and report.samples == 4
+        and "its name says images" in report.notes[-1]
+    )
     os.rename(tmp_path / "a.jpg", tmp_path / "a")
     assert inspect(tmp_path / "a").samples == 4
 
@@ -161,8 +177,13 @@ def test_what_may_not_be_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_open_for_writing_elsewhere(tmp_path: Path) -> None:
-    code = f"import h5py, sys; f = h5py.File({str(tmp_path / 'a.h5')!r}, 'w'); f['data'] = [1]; print(1, flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+    code = (
+        f"import h5py, sys; f = h5py.File({str(tmp_path / 'a.h5')!r}, 'w'); f['data'] = [1]; "
+        "print(1, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
         assert writer.stdout is not None and writer.stdout.readline()
         with pytest.raises(AccessError, match="another process has it open for writing"):
             inspect(tmp_path / "a.h5")
@@ -183,7 +204,9 @@ def test_arrays_of_two_kinds_are_noted(tmp_path: Path) -> None:
     assert not inspect(tmp_path).notes
     zarr.create_array(tmp_path / "b.zarr", data=np.zeros((6, 2)))
     report = inspect(tmp_path)
-    assert report.samples == 6 and "1 HDF5 file (a.h5) and 1 Zarr store (b.zarr)" in report.notes[-1]
+    assert (
+        report.samples == 6 and "1 HDF5 file (a.h5) and 1 Zarr store (b.zarr)" in report.notes[-1]
+    )
     with pytest.raises(ConfigError) as refused:
         open_dataset(tmp_path)
     assert str(refused.value) == report.notes[-1]

@@ -35,23 +35,42 @@ def test_folders_of_images_and_masks_are_told(tmp_path: Path) -> None:
     folder = make_masks(tmp_path, 6)
     notes = [note for note in inspect(folder).notes if "masks" in note]
     call = f"headrace.ImageDataset({str(folder / 'images')!r}, targets={str(folder / 'masks')!r})"
-    assert notes == [f"the folders images and masks hold files of the same names: masks are passed as targets, {call}"]
+    assert notes == [
+        "the folders images and masks hold files of the same names: masks are passed as targets, "
+        f"{call}"
+    ]
     (folder / "images").rename(folder / "pictures")
-    with pytest.warns(HeadraceWarning, match="the folders pictures and masks hold files of the same names, and count as two classes"):
+    with pytest.warns(
+        HeadraceWarning,
+        match=(
+            "the folders pictures and masks hold files of the same names, and count as two classes"
+        ),
+    ):
         ImageDataset(folder)
-    assert f"headrace.ImageDataset({str(folder / 'pictures')!r}, targets={str(folder / 'masks')!r})" in "".join(inspect(folder).notes)
+    assert (
+        f"headrace.ImageDataset({str(folder / 'pictures')!r}, targets={str(folder / 'masks')!r})"
+        in "".join(inspect(folder).notes)
+    )
 
 
 def test_a_file_of_annotations_is_no_text(tmp_path: Path) -> None:
     folder = make_coco(tmp_path / "street", 6)
-    assert [note for note in inspect(folder / "instances.json").notes if "annotations of COCO: pass it with its images" in note]
+    assert [
+        note
+        for note in inspect(folder / "instances.json").notes
+        if "annotations of COCO: pass it with its images" in note
+    ]
     (tmp_path / "texts.json").write_text('["images", "annotations"]')
     assert not inspect(tmp_path / "texts.json").notes
 
 
-def test_classes_are_not_taken_for_masks(photos: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_classes_are_not_taken_for_masks(
+    photos: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     make_masks(tmp_path, 6)
     (tmp_path / "images").rename(tmp_path / "cat")
     (tmp_path / "masks").rename(tmp_path / "dog")
-    assert not [note for path in (photos, tmp_path) for note in inspect(path).notes if "masks" in note]
+    assert not [
+        note for path in (photos, tmp_path) for note in inspect(path).notes if "masks" in note
+    ]
     assert ImageDataset(tmp_path).classes == ["cat", "dog"] and not recwarn

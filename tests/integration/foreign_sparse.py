@@ -2,7 +2,8 @@
 
     python tests/integration/foreign_sparse.py FOLDER
 
-FOLDER gets .h5ad files, .zarr stores and "expected.pickle": (file, group) -> dense rows, codes and categories of obs["kind"], var_names.
+FOLDER gets .h5ad files, .zarr stores and "expected.pickle": (file, group) -> dense rows, codes and
+categories of obs["kind"], var_names.
 """
 
 from __future__ import annotations
@@ -22,15 +23,26 @@ N, COLUMNS = 41, 30
 DTYPES = ("f4", "f8", "c8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
 
 
-def cells(dtype: str, seed: int = 0, columns: int = COLUMNS, index_dtype: str = "i4") -> anndata.AnnData:
+def cells(
+    dtype: str, seed: int = 0, columns: int = COLUMNS, index_dtype: str = "i4"
+) -> anndata.AnnData:
     random = np.random.default_rng(seed)
-    dense = (random.integers(1, 90, (N, columns)) * (random.random((N, columns)) < 0.2)).astype(dtype)
+    dense = (random.integers(1, 90, (N, columns)) * (random.random((N, columns)) < 0.2)).astype(
+        dtype
+    )
     matrix = scipy.sparse.csr_matrix(dense)
-    matrix.indices, matrix.indptr = matrix.indices.astype(index_dtype), matrix.indptr.astype(index_dtype)
+    matrix.indices, matrix.indptr = (
+        matrix.indices.astype(index_dtype),
+        matrix.indptr.astype(index_dtype),
+    )
     kinds = pd.Categorical(random.choice(["T", "B", "NK"], N), categories=["T", "B", "NK"])
-    obs = pd.DataFrame({"kind": kinds, "depth": random.random(N)}, index=[f"zelle-{n}-ß" for n in range(N)])
+    obs = pd.DataFrame(
+        {"kind": kinds, "depth": random.random(N)}, index=[f"zelle-{n}-ß" for n in range(N)]
+    )
     var = pd.DataFrame({"length": np.arange(columns)}, index=[f"gene {n}" for n in range(columns)])
-    return anndata.AnnData(matrix, obs, var, layers={"counts": matrix.copy()}, obsm={"pca": random.random((N, 3))})
+    return anndata.AnnData(
+        matrix, obs, var, layers={"counts": matrix.copy()}, obsm={"pca": random.random((N, 3))}
+    )
 
 
 def unsorted(whole: anndata.AnnData) -> anndata.AnnData:
@@ -38,7 +50,10 @@ def unsorted(whole: anndata.AnnData) -> anndata.AnnData:
     matrix = whole.X
     for row in range(N):
         part = slice(matrix.indptr[row], matrix.indptr[row + 1])
-        matrix.indices[part], matrix.data[part] = matrix.indices[part][::-1].copy(), matrix.data[part][::-1].copy()
+        matrix.indices[part], matrix.data[part] = (
+            matrix.indices[part][::-1].copy(),
+            matrix.data[part][::-1].copy(),
+        )
     matrix.has_sorted_indices = False
     return whole
 
@@ -49,7 +64,12 @@ def main(folder: Path) -> None:
     def note(name: str, read: anndata.AnnData) -> None:
         kinds, columns = read.obs["kind"].cat, list(read.var_names)
         for group, matrix in (("X", read.X), ("layers/counts", read.layers["counts"])):
-            expected[name, group] = np.asarray(matrix.toarray()), kinds.codes.to_numpy(), list(kinds.categories), columns
+            expected[name, group] = (
+                np.asarray(matrix.toarray()),
+                kinds.codes.to_numpy(),
+                list(kinds.categories),
+                columns,
+            )
 
     for dtype in DTYPES:
         for index_dtype in ("i4", "i8") if dtype == "f4" else ("i4",):
@@ -70,7 +90,9 @@ def main(folder: Path) -> None:
     for number, columns in enumerate((30, 20, 25)):
         part = cells("f4", number, columns)
         part.obs_names = [f"{number}-{name}" for name in part.obs_names]
-        part[:, np.random.default_rng(number).permutation(columns)].copy().write_h5ad(folder / f"part {number}.h5ad")
+        part[:, np.random.default_rng(number).permutation(columns)].copy().write_h5ad(
+            folder / f"part {number}.h5ad"
+        )
     (folder / "expected.pickle").write_bytes(pickle.dumps(expected))
 
 

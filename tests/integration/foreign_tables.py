@@ -1,9 +1,11 @@
-"""Writes HDF5 files with pandas, PyTables, xarray and netCDF4, and beside each what that library reads of it, decoded.
+"""Writes HDF5 files with pandas, PyTables, xarray and netCDF4, and beside each what that library
+reads of it, decoded.
 
     python tests/integration/foreign_tables.py KIND FOLDER
 
-KIND is pandas, xarray or pytables. Each runs in a process of its own: these libraries bring HDF5 libraries of their own. FOLDER gets files
-and "expected.pickle": a list of (file, arguments of HDF5Dataset, samples), a sample being an array, a str, or a dict of these.
+KIND is pandas, xarray or pytables. Each runs in a process of its own: these libraries bring HDF5
+libraries of their own. FOLDER gets files and "expected.pickle": a list of (file, arguments of
+HDF5Dataset, samples), a sample being an array, a str, or a dict of these.
 """
 
 from __future__ import annotations
@@ -39,10 +41,16 @@ def pandas(folder: Path) -> list[Case]:
     odd = kinds.iloc[::-1].assign(gap=np.where(np.arange(N) % 4, np.arange(N), np.nan))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, how in (("plain", {}), ("zlib", {"complevel": 5, "complib": "zlib"}), ("blosc", {"complevel": 5, "complib": "blosc"})):
+        for name, how in (
+            ("plain", {}),
+            ("zlib", {"complevel": 5, "complib": "zlib"}),
+            ("blosc", {"complevel": 5, "complib": "blosc"}),
+        ):
             frame.to_hdf(folder / f"fixed-{name}.h5", key="df", format="fixed", **how)
             odd.to_hdf(folder / f"table-{name}.h5", key="a/df", format="table", **how)
-        kinds.to_hdf(folder / "columns.h5", key="df", format="table", data_columns=["word", "count", "kind"])
+        kinds.to_hdf(
+            folder / "columns.h5", key="df", format="table", data_columns=["word", "count", "kind"]
+        )
         with pd.HDFStore(folder / "store.h5", "w") as store:
             store.append("grown", words.iloc[:20])
             store.append("grown", words.iloc[20:])
@@ -58,23 +66,40 @@ def pandas(folder: Path) -> list[Case]:
         with pd.HDFStore(path, "r") as store:
             for key in store.keys():  # noqa: SIM118
                 read = store[key]
-                read = read.to_frame("values" if read.name is None else read.name) if isinstance(read, pd.Series) else read
+                read = (
+                    read.to_frame("values" if read.name is None else read.name)
+                    if isinstance(read, pd.Series)
+                    else read
+                )
                 read.columns = [str(column) for column in read.columns]
                 for column in read:
                     if read[column].dtype.kind == "M":
                         read[column] = read[column].astype("i8")
-                cases.append((path.name, {"dataset_name": key.strip("/")}, [row_of(read, i) for i in range(len(read))]))
+                cases.append(
+                    (
+                        path.name,
+                        {"dataset_name": key.strip("/")},
+                        [row_of(read, i) for i in range(len(read))],
+                    )
+                )
     columns = pd.read_hdf(folder / "columns.h5", "df")
     rest = columns.drop(columns=["when", "kind"])
     pairs = [
-        (row_of(rest.assign(when=columns["when"].astype("i8"))[columns.columns.drop("kind")], i), columns["kind"].iloc[i]) for i in range(N)
+        (
+            row_of(rest.assign(when=columns["when"].astype("i8"))[columns.columns.drop("kind")], i),
+            columns["kind"].iloc[i],
+        )
+        for i in range(N)
     ]
     cases.append(("columns.h5", {"target_name": "kind"}, pairs))
     return cases
 
 
 def row_of(frame: Any, index: int) -> dict[str, Any]:
-    return {name: one if isinstance(one := frame[name].iloc[index], str) else np.asarray(one) for name in frame.columns}
+    return {
+        name: one if isinstance(one := frame[name].iloc[index], str) else np.asarray(one)
+        for name in frame.columns
+    }
 
 
 def xarray(folder: Path) -> list[Case]:
@@ -91,7 +116,11 @@ def xarray(folder: Path) -> list[Case]:
         file.createVariable("lon", "f4", ("lon",))[:] = np.linspace(0, 4, 5)
         ways: dict[str, dict[str, Any]] = {
             "both": {"scale_factor": 0.01, "add_offset": 273.15, "_FillValue": -9999},
-            "floats": {"scale_factor": np.float32(0.5), "add_offset": np.float32(3), "_FillValue": -9999},
+            "floats": {
+                "scale_factor": np.float32(0.5),
+                "add_offset": np.float32(3),
+                "_FillValue": -9999,
+            },
             "scale": {"scale_factor": 0.1},
             "offset": {"add_offset": np.float32(1)},
             "filled": {"_FillValue": -9999},
@@ -102,11 +131,21 @@ def xarray(folder: Path) -> list[Case]:
             for name, attributes in ways.items():
                 fill = attributes.get("_FillValue")
                 fill = None if fill is None else {"i1": -99, "u1": 255}.get(kind, fill)
-                one = file.createVariable(f"{name}_{kind}", kind, ("time", "lat", "lon"), fill_value=fill, chunksizes=(8, 6, 5), zlib=True)
+                one = file.createVariable(
+                    f"{name}_{kind}",
+                    kind,
+                    ("time", "lat", "lon"),
+                    fill_value=fill,
+                    chunksizes=(8, 6, 5),
+                    zlib=True,
+                )
                 one.set_auto_maskandscale(False)
                 for key, value in attributes.items():
                     if key != "_FillValue":
-                        one.setncattr(key, np.array(value).astype(kind)[()] if key == "missing_value" else value)
+                        one.setncattr(
+                            key,
+                            np.array(value).astype(kind)[()] if key == "missing_value" else value,
+                        )
                 values = RANDOM.integers(0, 99, (N, 6, 5)).astype(kind)
                 values[RANDOM.random(values.shape) < 0.1] = 7
                 if fill is not None:
@@ -119,12 +158,15 @@ def xarray(folder: Path) -> list[Case]:
         letters = file.createVariable("letters", "S1", ("time", "length"))
         letters[:] = netCDF4.stringtochar(np.array([f"row {i}" for i in range(N)], "S8"))
     made = library.Dataset(
-        {"t2m": (("time", "y", "x"), RANDOM.normal(280, 9, (N, 4, 3)).round(2))}, {"time": np.arange(N) * 6.0, "y": [1.0, 2, 3, 4]}
+        {"t2m": (("time", "y", "x"), RANDOM.normal(280, 9, (N, 4, 3)).round(2))},
+        {"time": np.arange(N) * 6.0, "y": [1.0, 2, 3, 4]},
     )
     made["t2m"][3, 1] = np.nan
     made.to_netcdf(
         folder / "b.nc",
-        encoding={"t2m": {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}},
+        encoding={
+            "t2m": {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
+        },
         engine="netcdf4",
     )
     cases: list[Case] = []
@@ -133,12 +175,24 @@ def xarray(folder: Path) -> list[Case]:
             for key, variable in data.variables.items():
                 values = variable.values
                 if values.dtype.kind in "SU":
-                    cases.append((name, {"dataset_name": key, "decode_cf": True}, [one.decode() for one in values.tolist()]))
+                    cases.append(
+                        (
+                            name,
+                            {"dataset_name": key, "decode_cf": True},
+                            [one.decode() for one in values.tolist()],
+                        )
+                    )
                     continue
                 cases.append((name, {"dataset_name": key, "decode_cf": True}, list(values)))
                 for number, axis in enumerate(variable.dims):
                     if variable.ndim > 1 and (key in ("t2m", "unsigned") or key.startswith("both")):
-                        cases.append((name, {"dataset_name": key, "decode_cf": True, "axis": axis}, list(np.moveaxis(values, number, 0))))
+                        cases.append(
+                            (
+                                name,
+                                {"dataset_name": key, "decode_cf": True, "axis": axis},
+                                list(np.moveaxis(values, number, 0)),
+                            )
+                        )
     return cases
 
 
@@ -152,23 +206,51 @@ def pytables(folder: Path) -> list[Case]:
 
     cases: list[Case] = []
     with tables.open_file(folder / "a.h5", "w") as file:
-        sideways = file.create_earray("/", "sideways", tables.UInt16Atom(), (7, 0), filters=tables.Filters(1), chunkshape=(5, 3))
+        sideways = file.create_earray(
+            "/",
+            "sideways",
+            tables.UInt16Atom(),
+            (7, 0),
+            filters=tables.Filters(1),
+            chunkshape=(5, 3),
+        )
         sideways.append(RANDOM.integers(0, 99, (7, N)).astype("u2"))
         cube = file.create_carray(
-            "/", "cube", obj=RANDOM.normal(size=(5, N, 6)), filters=tables.Filters(5, "blosc:lz4"), chunkshape=(5, 8, 6)
+            "/",
+            "cube",
+            obj=RANDOM.normal(size=(5, N, 6)),
+            filters=tables.Filters(5, "blosc:lz4"),
+            chunkshape=(5, 8, 6),
         )
         plain = file.create_array("/", "plain", RANDOM.normal(size=(4, 3, N)))
-        table = file.create_table("/deep", "table", Row, createparents=True, filters=tables.Filters(5, "zlib"), chunkshape=8)
+        table = file.create_table(
+            "/deep",
+            "table",
+            Row,
+            createparents=True,
+            filters=tables.Filters(5, "zlib"),
+            chunkshape=8,
+        )
         for i in range(N):
             row = table.row
             row["name"], row["number"], row["count"] = f"name {i}", RANDOM.normal(size=(2, 3)), i
             row.append()
         table.flush()
         for node, axis in ((sideways, 1), (cube, 1), (plain, -1), (plain, 1)):
-            cases.append(("a.h5", {"dataset_name": node._v_pathname[1:], "axis": axis}, list(np.moveaxis(node.read(), axis, 0))))
+            cases.append(
+                (
+                    "a.h5",
+                    {"dataset_name": node._v_pathname[1:], "axis": axis},
+                    list(np.moveaxis(node.read(), axis, 0)),
+                )
+            )
         rows = table.read()
         samples = [
-            {name: one.decode() if isinstance(one := row[name], bytes) else np.asarray(one) for name in rows.dtype.names} for row in rows
+            {
+                name: one.decode() if isinstance(one := row[name], bytes) else np.asarray(one)
+                for name in rows.dtype.names
+            }
+            for row in rows
         ]
         cases.append(("a.h5", {"dataset_name": "deep/table"}, samples))
     return cases

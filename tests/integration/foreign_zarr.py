@@ -1,8 +1,10 @@
-"""Zarr stores that other libraries write, and what these read of them: tensorstore, anndata, and zarr-python with numcodecs.
+"""Zarr stores that other libraries write, and what these read of them: tensorstore, anndata, and
+zarr-python with numcodecs.
 
     python tests/integration/foreign_zarr.py FOLDER
 
-makes the stores; `test_foreign_zarr.py` compares what headrace reads of them. It needs the extra `integration`.
+makes the stores; `test_foreign_zarr.py` compares what headrace reads of them. It needs the extra
+`integration`.
 """
 
 from __future__ import annotations
@@ -42,50 +44,131 @@ def data(dtype: str, shape: tuple[int, ...] = ROWS) -> Any:
         return random.integers(0, 2, shape).astype(bool)
     if kind.kind in "fc":
         return (random.standard_normal(shape) * 100).astype(kind)
-    return random.integers(0, 256, int(np.prod(shape)) * kind.itemsize, dtype=np.uint8).view(kind).reshape(shape)
+    return (
+        random.integers(0, 256, int(np.prod(shape)) * kind.itemsize, dtype=np.uint8)
+        .view(kind)
+        .reshape(shape)
+    )
 
 
 # -- tensorstore
 
 BLOSC: dict[str, Any] = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}
-SHARD_INDEX: list[Any] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+SHARD_INDEX: list[Any] = [
+    {"name": "bytes", "configuration": {"endian": "little"}},
+    {"name": "crc32c"},
+]
 
 
 def _little(dtype: str) -> dict[str, Any]:
-    return {"name": "bytes"} if np.dtype(dtype).itemsize == 1 else {"name": "bytes", "configuration": {"endian": "little"}}
+    return (
+        {"name": "bytes"}
+        if np.dtype(dtype).itemsize == 1
+        else {"name": "bytes", "configuration": {"endian": "little"}}
+    )
 
 
 def _tensorstore_2() -> Iterator[tuple[str, dict[str, Any]]]:
-    compressors: list[Any] = [None, BLOSC, {**BLOSC, "cname": "zstd", "shuffle": 2}, {"id": "zlib", "level": 4}, {"id": "zstd", "level": 3}]
+    compressors: list[Any] = [
+        None,
+        BLOSC,
+        {**BLOSC, "cname": "zstd", "shuffle": 2},
+        {"id": "zlib", "level": 4},
+        {"id": "zstd", "level": 3},
+    ]
     compressors.append({"id": "bz2", "level": 2})
     for number, (compressor, order) in enumerate(itertools.product(compressors, "CF")):
-        dtype = ["|u1", "<i4", ">i2", "<f8", "<c8", "|b1", "<f2", ">f4", "<u8", "<i8", ">c16", "<f4"][number]
-        fill: Any = [None, 3, None, "NaN", None, True, None, "-Infinity", 2**63, None, None, 1.5][number]
-        yield f"{number}", {
-            "shape": list(ROWS), "chunks": CHUNKS, "dtype": dtype, "compressor": compressor, "order": order, "fill_value": fill,
-            "dimension_separator": "./"[number % 2],
-        }  # fmt: skip
+        dtype = [
+            "|u1",
+            "<i4",
+            ">i2",
+            "<f8",
+            "<c8",
+            "|b1",
+            "<f2",
+            ">f4",
+            "<u8",
+            "<i8",
+            ">c16",
+            "<f4",
+        ][number]
+        fill: Any = [None, 3, None, "NaN", None, True, None, "-Infinity", 2**63, None, None, 1.5][
+            number
+        ]
+        yield (
+            f"{number}",
+            {
+                "shape": list(ROWS),
+                "chunks": CHUNKS,
+                "dtype": dtype,
+                "compressor": compressor,
+                "order": order,
+                "fill_value": fill,
+                "dimension_separator": "./"[number % 2],
+            },
+        )
 
 
 def _tensorstore_3() -> Iterator[tuple[str, dict[str, Any]]]:
     gzip, zstd = ({"name": name, "configuration": {"level": 3}} for name in ("gzip", "zstd"))
-    blosc = {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "typesize": 4, "blocksize": 0}}
+    blosc = {
+        "name": "blosc",
+        "configuration": {
+            "cname": "lz4",
+            "clevel": 5,
+            "shuffle": "bitshuffle",
+            "typesize": 4,
+            "blocksize": 0,
+        },
+    }
     big = {"name": "bytes", "configuration": {"endian": "big"}}
     turned = {"name": "transpose", "configuration": {"order": [2, 1, 0]}}
     oddly = {"name": "transpose", "configuration": {"order": [1, 0, 2]}}
     ways: list[tuple[str, list[Any]]] = [
-        ("float32", [_little("f4")]), ("int16", [big, gzip]), ("uint8", [_little("u1"), zstd]), ("int32", [_little("i4"), blosc]),
-        ("float64", [turned, _little("f8"), zstd, {"name": "crc32c"}]), ("complex64", [oddly, _little("c8"), gzip]),
-        ("bool", [_little("?"), {"name": "crc32c"}]), ("uint64", [_little("u8"), blosc]),
-    ]  # fmt: skip
+        ("float32", [_little("f4")]),
+        ("int16", [big, gzip]),
+        ("uint8", [_little("u1"), zstd]),
+        ("int32", [_little("i4"), blosc]),
+        ("float64", [turned, _little("f8"), zstd, {"name": "crc32c"}]),
+        ("complex64", [oddly, _little("c8"), gzip]),
+        ("bool", [_little("?"), {"name": "crc32c"}]),
+        ("uint64", [_little("u8"), blosc]),
+    ]
     fills: list[Any] = ["NaN", -5, 7, 0, "Infinity", [1.5, "NaN"], True, 2**64 - 1]
     for number, ((dtype, codecs), fill) in enumerate(zip(ways, fills, strict=True)):
-        keys = {"name": "v2" if number % 2 else "default", "configuration": {"separator": "./"[number % 2]}}
-        said = {"shape": list(ROWS), "data_type": dtype, "fill_value": fill, "chunk_key_encoding": keys}
-        yield f"{number}", {**said, "codecs": codecs, "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": CHUNKS}}}
-        shards = {"chunk_shape": [2, 3, 3], "codecs": codecs, "index_codecs": SHARD_INDEX, "index_location": ("start", "end")[number % 2]}
+        keys = {
+            "name": "v2" if number % 2 else "default",
+            "configuration": {"separator": "./"[number % 2]},
+        }
+        said = {
+            "shape": list(ROWS),
+            "data_type": dtype,
+            "fill_value": fill,
+            "chunk_key_encoding": keys,
+        }
+        yield (
+            f"{number}",
+            {
+                **said,
+                "codecs": codecs,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": CHUNKS}},
+            },
+        )
+        shards = {
+            "chunk_shape": [2, 3, 3],
+            "codecs": codecs,
+            "index_codecs": SHARD_INDEX,
+            "index_location": ("start", "end")[number % 2],
+        }
         grid = {"name": "regular", "configuration": {"chunk_shape": [6, 6, 3]}}
-        yield f"{number} in shards", {**said, "codecs": [{"name": "sharding_indexed", "configuration": shards}], "chunk_grid": grid}
+        yield (
+            f"{number} in shards",
+            {
+                **said,
+                "codecs": [{"name": "sharding_indexed", "configuration": shards}],
+                "chunk_grid": grid,
+            },
+        )
 
 
 def write_tensorstore(folder: Path) -> list[Case]:
@@ -96,12 +179,20 @@ def write_tensorstore(folder: Path) -> list[Case]:
     for driver, stores in (("zarr", _tensorstore_2()), ("zarr3", _tensorstore_3())):
         for name, metadata in stores:
             path = folder / f"tensorstore {driver} {name}.zarr"
-            spec = {"driver": driver, "kvstore": {"driver": "file", "path": f"{path}/"}, "metadata": metadata}
+            spec = {
+                "driver": driver,
+                "kvstore": {"driver": "file", "path": f"{path}/"},
+                "metadata": metadata,
+            }
             store = tensorstore.open(spec, create=True).result()
             values = data(store.dtype.numpy_dtype.str)
             store[:7].write(values[:7]).result()
-            codecs = [one["name"] for one in metadata.get("codecs", [])] + [str(metadata.get("codecs"))]
-            is_library = (metadata.get("compressor") or {}).get("id") == "bz2" or "[1, 0, 2]" in codecs[-1]
+            codecs = [one["name"] for one in metadata.get("codecs", [])] + [
+                str(metadata.get("codecs"))
+            ]
+            is_library = (metadata.get("compressor") or {}).get(
+                "id"
+            ) == "bz2" or "[1, 0, 2]" in codecs[-1]
             cases.append(Case(path, "", store.read().result(), not is_library))
     return cases
 
@@ -117,10 +208,20 @@ def write_anndata(folder: Path) -> list[Case]:
 
     random, cases = np.random.default_rng(3), []
     for version in (2, 3):
-        cells = pandas.DataFrame({"kind": pandas.Categorical(random.choice(["T", "B", "NK"], 23)), "depth": random.random(23)})
+        cells = pandas.DataFrame(
+            {
+                "kind": pandas.Categorical(random.choice(["T", "B", "NK"], 23)),
+                "depth": random.random(23),
+            }
+        )
         cells.index = [f"zelle-{number}-ß" for number in range(23)]
         counts = scipy.sparse.random(23, 9, 0.3, format="csr", dtype=np.float32, random_state=1)
-        whole = anndata.AnnData(counts.toarray(), cells, layers={"counts": counts}, obsm={"pca": random.standard_normal((23, 4))})
+        whole = anndata.AnnData(
+            counts.toarray(),
+            cells,
+            layers={"counts": counts},
+            obsm={"pca": random.standard_normal((23, 4))},
+        )
         path = folder / f"anndata {version}.zarr"
         with anndata.settings.override(zarr_write_format=version):
             whole.write_zarr(path)
@@ -145,23 +246,55 @@ def write_anndata(folder: Path) -> list[Case]:
 def write_numcodecs(folder: Path) -> list[Case]:
     """Version 2 with compressors, filters, orders, fill values and separators of all kinds."""
     filters: list[tuple[str, list[Any]]] = [
-        ("<i4", [numcodecs.Delta("<i4")]), ("<f8", [numcodecs.FixedScaleOffset(0, 10, "<f8", "<i4")]), ("|b1", [numcodecs.PackBits()]),
-        ("<f4", [numcodecs.Quantize(3, "<f4")]), ("<i8", [numcodecs.AsType("<i4", "<i8")]), ("<u2", [numcodecs.Shuffle(2)]), ("<f4", []),
-    ]  # fmt: skip
-    compressors: list[Any] = [None, numcodecs.LZ4(), numcodecs.BZ2(), numcodecs.LZMA(), numcodecs.Zlib(1), numcodecs.GZip(3)]
-    compressors += [numcodecs.Zstd(5, checksum=True), numcodecs.Blosc("blosclz", 5, numcodecs.Blosc.BITSHUFFLE)]
-    compressors += [numcodecs.Blosc("zlib", 3, numcodecs.Blosc.SHUFFLE, 64), numcodecs.Blosc("lz4hc", 9, numcodecs.Blosc.NOSHUFFLE)]
+        ("<i4", [numcodecs.Delta("<i4")]),
+        ("<f8", [numcodecs.FixedScaleOffset(0, 10, "<f8", "<i4")]),
+        ("|b1", [numcodecs.PackBits()]),
+        ("<f4", [numcodecs.Quantize(3, "<f4")]),
+        ("<i8", [numcodecs.AsType("<i4", "<i8")]),
+        ("<u2", [numcodecs.Shuffle(2)]),
+        ("<f4", []),
+    ]
+    compressors: list[Any] = [
+        None,
+        numcodecs.LZ4(),
+        numcodecs.BZ2(),
+        numcodecs.LZMA(),
+        numcodecs.Zlib(1),
+        numcodecs.GZip(3),
+    ]
+    compressors += [
+        numcodecs.Zstd(5, checksum=True),
+        numcodecs.Blosc("blosclz", 5, numcodecs.Blosc.BITSHUFFLE),
+    ]
+    compressors += [
+        numcodecs.Blosc("zlib", 3, numcodecs.Blosc.SHUFFLE, 64),
+        numcodecs.Blosc("lz4hc", 9, numcodecs.Blosc.NOSHUFFLE),
+    ]
     known = (numcodecs.Zlib, numcodecs.GZip, numcodecs.Zstd, numcodecs.Blosc, type(None))
     cases = []
     for number, ((dtype, some), compressor) in enumerate(itertools.product(filters, compressors)):
-        path, order, separator = folder / f"numcodecs {number}.zarr", "CF"[number % 2], "./"[number // 2 % 2]
+        path, order, separator = (
+            folder / f"numcodecs {number}.zarr",
+            "CF"[number % 2],
+            "./"[number // 2 % 2],
+        )
         array = zarr.create_array(
-            path, shape=ROWS, chunks=(4, 4, 3), dtype=np.dtype(dtype), zarr_format=2, filters=some or None, compressors=compressor,
-            order=order, fill_value=[None, 0, 1][number % 3], chunk_key_encoding={"name": "v2", "separator": separator},
-        )  # fmt: skip
+            path,
+            shape=ROWS,
+            chunks=(4, 4, 3),
+            dtype=np.dtype(dtype),
+            zarr_format=2,
+            filters=some or None,
+            compressors=compressor,
+            order=order,
+            fill_value=[None, 0, 1][number % 3],
+            chunk_key_encoding={"name": "v2", "separator": separator},
+        )
         values = data(dtype) if dtype != "<i8" else data("<i4").astype("<i8")
         array[:7] = np.clip(values[:7], -1e6, 1e6) if dtype == "<f8" else values[:7]
-        is_known = isinstance(compressor, known) and all(isinstance(one, numcodecs.Shuffle) for one in some)
+        is_known = isinstance(compressor, known) and all(
+            isinstance(one, numcodecs.Shuffle) for one in some
+        )
         cases.append(Case(path, "", array[...], is_known))
     return cases
 

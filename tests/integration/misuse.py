@@ -1,6 +1,7 @@
 """Hands loaders to Accelerate, HuggingFace's Trainer and Lightning the wrong way.
 
-Run under torchrun with names of cases. Each rank writes what it got, warnings and errors included, to ``$BOOK/<case>-rank<r>.json``.
+Run under torchrun with names of cases. Each rank writes what it got, warnings and errors included,
+to ``$BOOK/<case>-rank<r>.json``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def prepared() -> Any:
     """The loader is prepared: it stays as it is."""
     accelerator = _accelerator()
     loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=1)
-    same = accelerator.prepare(loader) is loader and accelerator.prepare(loader) is loader  # twice, and what it marks does no harm
+    # twice, and what it marks does no harm
+    same = accelerator.prepare(loader) is loader and accelerator.prepare(loader) is loader
     batches = drawn(loader)
     loader.close()
     return {"same": same, "batches": batches}
@@ -47,7 +49,13 @@ def prepared_for_one() -> Any:
     """A loader that was made for one process is shared out by Accelerate, once."""
     accelerator = _accelerator()
     return {
-        "batches": drawn(accelerator.prepare(create_dataloader(make_dataset("train"), batch_size=4, num_workers=0, rank=0, world_size=1)))
+        "batches": drawn(
+            accelerator.prepare(
+                create_dataloader(
+                    make_dataset("train"), batch_size=4, num_workers=0, rank=0, world_size=1
+                )
+            )
+        )
     }
 
 
@@ -55,16 +63,32 @@ def prepared_random_sampler() -> Any:
     """So is one whose order is the user's."""
     accelerator = _accelerator()
     dataset = make_dataset("train")
-    return {"batches": drawn(accelerator.prepare(create_dataloader(dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset))))}
+    return {
+        "batches": drawn(
+            accelerator.prepare(
+                create_dataloader(
+                    dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset)
+                )
+            )
+        )
+    }
 
 
 def _unmarked(dispatch: bool | None = None) -> Any:
-    """Accelerate's own function, as a version of it would call it that doesn't look whether a loader is prepared."""
+    """Accelerate's own function, as a version of it would call it that doesn't look whether a
+    loader is prepared.
+    """
     from accelerate.data_loader import prepare_data_loader
 
     accelerator = _accelerator()
     loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=0)
-    return {"batches": drawn(prepare_data_loader(loader, accelerator.device, put_on_device=True, dispatch_batches=dispatch))}
+    return {
+        "batches": drawn(
+            prepare_data_loader(
+                loader, accelerator.device, put_on_device=True, dispatch_batches=dispatch
+            )
+        )
+    }
 
 
 def sharded_again() -> Any:
@@ -81,7 +105,11 @@ def sampler_sharded_again() -> Any:
     """An OrderSampler in a plain DataLoader that is prepared."""
     accelerator = _accelerator()
     dataset = make_dataset("train")
-    return {"batches": drawn(accelerator.prepare(DataLoader(dataset, 4, sampler=OrderSampler(dataset, batch_size=4))))}
+    return {
+        "batches": drawn(
+            accelerator.prepare(DataLoader(dataset, 4, sampler=OrderSampler(dataset, batch_size=4)))
+        )
+    }
 
 
 def batches_sharded_again() -> Any:
@@ -98,7 +126,13 @@ def skipped() -> Any:
     from accelerate import skip_first_batches
 
     _accelerator()
-    return {"batches": drawn(skip_first_batches(create_dataloader(make_dataset("train"), batch_size=4, num_workers=0), 2))}
+    return {
+        "batches": drawn(
+            skip_first_batches(
+                create_dataloader(make_dataset("train"), batch_size=4, num_workers=0), 2
+            )
+        )
+    }
 
 
 # -- others
@@ -106,7 +140,10 @@ def skipped() -> Any:
 
 def made_too_early() -> Any:
     """A loader that was made before the process group, without a launcher's word."""
-    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    hidden = {
+        name: os.environ.pop(name)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    }
     loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=0)
     os.environ.update(hidden)
     dist.init_process_group("gloo")
@@ -132,14 +169,26 @@ def _lightning(**options: Any) -> Any:
         def configure_optimizers(self) -> None:
             return None
 
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return Module(), lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", **quiet, **options)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return Module(), lightning.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", **quiet, **options
+    )
 
 
 def predicted() -> Any:
     """Lightning makes another loader for a prediction, of the arguments of this one."""
     module, trainer = _lightning()
-    trainer.predict(module, create_dataloader(make_dataset("val"), batch_size=4, num_workers=0, shuffle=False, pad=False))
+    trainer.predict(
+        module,
+        create_dataloader(
+            make_dataset("val"), batch_size=4, num_workers=0, shuffle=False, pad=False
+        ),
+    )
     return {"batches": module.seen}
 
 
@@ -161,7 +210,10 @@ def own_sampler() -> Any:
     """Lightning replaces the user's sampler by one that shares out."""
     module, trainer = _lightning(max_epochs=1)
     dataset = make_dataset("train")
-    trainer.fit(module, create_dataloader(dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset)))
+    trainer.fit(
+        module,
+        create_dataloader(dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset)),
+    )
     return {"batches": module.seen}
 
 
@@ -174,7 +226,9 @@ def main(case: str) -> None:
         except HeadraceError as error:
             found = {"error": f"{type(error).__name__}: {error}"}
     found["warnings"] = [str(w.message) for w in caught if w.category.__name__ == "HeadraceWarning"]
-    (Path(os.environ["BOOK"]) / f"{case}-rank{os.environ['RANK']}.json").write_text(json.dumps(found))
+    (Path(os.environ["BOOK"]) / f"{case}-rank{os.environ['RANK']}.json").write_text(
+        json.dumps(found)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What the recipes of docs/trainers.md are run with: data, a model, and a book of what the model has seen.
+"""What the recipes of docs/trainers.md are run with: data, a model, and a book of what the model
+has seen.
 
-Each training process appends a line of JSON for each batch to ``$BOOK/rank<r>.jsonl``. With ``$STOP_AT`` it fails as that training step
-begins, counted over the life of the process, as a machine does that is lost.
+Each training process appends a line of JSON for each batch to ``$BOOK/rank<r>.jsonl``. With
+``$STOP_AT`` it fails as that training step begins, counted over the life of the process, as a
+machine does that is lost.
 """
 
 from __future__ import annotations
@@ -29,14 +31,20 @@ class Numbers(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, name: str) -> None:
         self._n, self._noise = SIZES[name], 0.1 if name == "train" else 0.0
-        self._inputs = torch.randn(self._n, _FEATURES, generator=torch.Generator().manual_seed(len(name)))
+        self._inputs = torch.randn(
+            self._n, _FEATURES, generator=torch.Generator().manual_seed(len(name))
+        )
 
     def __len__(self) -> int:
         return self._n
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         inputs = self._inputs[index]
-        return {"index": torch.tensor(index), "inputs": inputs + self._noise * torch.rand(_FEATURES), "labels": inputs.sum()}
+        return {
+            "index": torch.tensor(index),
+            "inputs": inputs + self._noise * torch.rand(_FEATURES),
+            "labels": inputs.sum(),
+        }
 
 
 class Net(torch.nn.Module):
@@ -46,11 +54,15 @@ class Net(torch.nn.Module):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            self._layers = torch.nn.Sequential(torch.nn.Linear(_FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+            self._layers = torch.nn.Sequential(
+                torch.nn.Linear(_FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+            )
         self._steps = 0
         atexit.register(lambda: _write({"end": self._digest()}))
 
-    def forward(self, index: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self, index: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         """Gives the loss and the outputs."""
         if self.training and str(self._steps) == os.environ.get("STOP_AT"):
             raise Interrupted(f"before step {self._steps}")

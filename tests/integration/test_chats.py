@@ -1,4 +1,6 @@
-"""Chats by real tokenizers of transformers, built in memory: labels equal to its own masks, and to those that TRL expects."""
+"""Chats by real tokenizers of transformers, built in memory: labels equal to its own masks, and
+to those that TRL expects.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,17 @@ from tests.datasets.text.chat_tokenizer import CHATML, MARKED
 
 pytestmark = pytest.mark.integration
 
-CONTENTS = ("hello there", "\n\nhow are you", "fine 😀, ", " and  you?\n", "naïve — ok", "<b>x</b>\tend ")
+CONTENTS = (
+    "hello there",
+    "\n\nhow are you",
+    "fine 😀, ",
+    " and  you?\n",
+    "naïve — ok",
+    "<b>x</b>\tend ",
+)
 LLAMA2 = (
-    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content.strip() + ' [/INST]' }}"
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content.strip() "
+    "+ ' [/INST]' }}"
     "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 TOOLS = """{%- if tools %}
@@ -34,17 +44,30 @@ TOOLS = """{%- if tools %}
 @pytest.fixture(scope="module", params=[False, True], ids=["offsets", "trimmed offsets"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A byte-level BPE as GPT-2's, Llama 3's and Qwen's are."""
-    os.environ["HF_HUB_OFFLINE"], os.environ["HF_HOME"] = "1", str(tmp_path_factory.mktemp("huggingface"))
+    os.environ["HF_HUB_OFFLINE"], os.environ["HF_HOME"] = (
+        "1",
+        str(tmp_path_factory.mktemp("huggingface")),
+    )
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=request.param)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, trim_offsets=request.param
+    )
     made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<pad>", "<s>"])
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<pad>", "<s>"],
+    )
     made.train_from_iterator([*CONTENTS, "user assistant system", "\n\n\n"] * 20, trainer)
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"]
+        tokenizer_object=made,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
     )
 
 
@@ -52,7 +75,9 @@ def chats() -> list[list[dict[str, str]]]:
     """Of one to three turns, with and without a system's."""
     made = []
     for number in range(12):
-        turns: list[dict[str, str]] = [{"role": "system", "content": CONTENTS[number % 6]}] if number % 2 else []
+        turns: list[dict[str, str]] = (
+            [{"role": "system", "content": CONTENTS[number % 6]}] if number % 2 else []
+        )
         for turn in range(number % 3 + 1):
             turns.append({"role": "user", "content": CONTENTS[(number + turn) % 6]})
             turns.append({"role": "assistant", "content": CONTENTS[(number + 3 * turn + 1) % 6]})
@@ -67,7 +92,9 @@ def write(folder: Path, records: list[Any]) -> Path:
 
 def own_mask(tokenizer: Any, chat: Any) -> tuple[list[int], list[int]]:
     """Ids, and the mask that transformers itself makes of a template with tags."""
-    made = tokenizer.apply_chat_template(chat, chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True)
+    made = tokenizer.apply_chat_template(
+        chat, chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True
+    )
     return made["input_ids"], made["assistant_masks"]
 
 
@@ -78,9 +105,16 @@ def test_labels_are_those_of_its_own_mask(template: str, tokenizer: Any, tmp_pat
     for chat, sample in zip(chats(), dataset, strict=True):
         ids, mask = own_mask(tokenizer, chat)
         assert sample["input_ids"].tolist() == ids
-        assert sample["labels"].tolist() == [number if is_its else -100 for number, is_its in zip(ids, mask, strict=True)]
-        learned = tokenizer.decode(sample["labels"][sample["labels"] != -100]).replace("\n", "")  # a token may begin before the turn
-        assert learned == "".join(turn["content"].replace("\n", "") + "<|im_end|>" for turn in chat if turn["role"] == "assistant")
+        assert sample["labels"].tolist() == [
+            number if is_its else -100 for number, is_its in zip(ids, mask, strict=True)
+        ]
+        # a token may begin before the turn
+        learned = tokenizer.decode(sample["labels"][sample["labels"] != -100]).replace("\n", "")
+        assert learned == "".join(
+            turn["content"].replace("\n", "") + "<|im_end|>"
+            for turn in chat
+            if turn["role"] == "assistant"
+        )
 
 
 def test_a_turn_of_a_template_without_a_prompt(tokenizer: Any, tmp_path: Path) -> None:
@@ -97,20 +131,37 @@ def test_tools_as_trl_has_them(tokenizer: Any, tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "saw", "arguments": {"length": 3}}}
     tools = [{"type": "function", "function": {"name": "saw", "description": "", "parameters": {}}}]
     chat = [
-        {"role": "user", "content": "saw it"}, {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "done"}, {"role": "assistant", "content": "It is sawn."},
-    ]  # fmt: skip
-    dataset = TextDataset(write(tmp_path, [{"messages": chat, "tools": tools}]), tokenizer=tokenizer, chat_template=TOOLS)
+        {"role": "user", "content": "saw it"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "done"},
+        {"role": "assistant", "content": "It is sawn."},
+    ]
+    dataset = TextDataset(
+        write(tmp_path, [{"messages": chat, "tools": tools}]),
+        tokenizer=tokenizer,
+        chat_template=TOOLS,
+    )
     learned = tokenizer.decode(dataset[0]["labels"][dataset[0]["labels"] != -100])
-    assert learned.startswith("<call>{") and learned.endswith("}<|im_end|>It is sawn.<|im_end|>") and learned.count("<|im_end|>") == 2
+    assert (
+        learned.startswith("<call>{")
+        and learned.endswith("}<|im_end|>It is sawn.<|im_end|>")
+        and learned.count("<|im_end|>") == 2
+    )
     assert '"name": "saw", "description"' in dataset.text_of(0)
 
 
 def test_thoughts_of_the_last_turn_alone_are_an_error(tokenizer: Any, tmp_path: Path) -> None:
     """As of Qwen 3 and DeepSeek's: transformers renders turns that the model never wrote so."""
-    thoughtful = CHATML.replace("message['content']", "message['content'].split('</think>')[0 if loop.last else -1]")
-    chat = [{"role": role, "content": f"</think>{role}"} for role in ("user", "assistant", "user", "assistant")]
-    dataset = TextDataset(write(tmp_path, [{"messages": chat}]), tokenizer=tokenizer, chat_template=thoughtful)
+    thoughtful = CHATML.replace(
+        "message['content']", "message['content'].split('</think>')[0 if loop.last else -1]"
+    )
+    chat = [
+        {"role": role, "content": f"</think>{role}"}
+        for role in ("user", "assistant", "user", "assistant")
+    ]
+    dataset = TextDataset(
+        write(tmp_path, [{"messages": chat}]), tokenizer=tokenizer, chat_template=thoughtful
+    )
     with pytest.raises(SampleError, match=r"by itself and as .* in the whole chat.*generation"):
         dataset[0]
 
@@ -119,7 +170,10 @@ def test_several_named_templates(tokenizer: Any, tmp_path: Path) -> None:
     path = write(tmp_path, [{"messages": chats()[2]}])
     tokenizer.chat_template = {"default": CHATML, "marked": MARKED}
     try:
-        assert same(TextDataset(path, tokenizer=tokenizer)[0], TextDataset(path, tokenizer=tokenizer, chat_template="marked")[0])
+        assert same(
+            TextDataset(path, tokenizer=tokenizer)[0],
+            TextDataset(path, tokenizer=tokenizer, chat_template="marked")[0],
+        )
         tokenizer.chat_template = {"marked": MARKED}
         with pytest.raises(ValueError, match="no default"):
             TextDataset(path, tokenizer=tokenizer, unit="chat")
@@ -129,16 +183,27 @@ def test_several_named_templates(tokenizer: Any, tmp_path: Path) -> None:
 
 def test_workers_blocks_and_packs(tokenizer: Any, tmp_path: Path) -> None:
     path = write(tmp_path, [{"messages": chat} for chat in chats()])
-    options: Any = {"tokenizer": tokenizer, "chat_template": CHATML, "cache_dir": tmp_path / "cache"}
+    options: Any = {
+        "tokenizer": tokenizer,
+        "chat_template": CHATML,
+        "cache_dir": tmp_path / "cache",
+    }
     dataset = TextDataset(path, **options)
     for start in ("fork", "spawn"):
-        loader = create_dataloader(dataset, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context=start)
+        loader = create_dataloader(
+            dataset, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context=start
+        )
         batches = list(loader)
-        assert torch.equal(batches[1]["labels"][0][batches[1]["attention_mask"][0] == 1], dataset[4]["labels"])
+        assert torch.equal(
+            batches[1]["labels"][0][batches[1]["attention_mask"][0] == 1], dataset[4]["labels"]
+        )
         loader.close()
         del batches
     pack(dataset, tmp_path / "chats.h5", workers=1, progress=False)
-    packed, blocks = TextDataset(tmp_path / "chats.h5"), TextDataset(path, packing=True, max_length=64, **options)
+    packed, blocks = (
+        TextDataset(tmp_path / "chats.h5"),
+        TextDataset(path, packing=True, max_length=64, **options),
+    )
     assert all(same(packed[number], dataset[number]) for number in range(12))
     again = TextDataset(tmp_path / "chats.h5", packing=True, max_length=64)
     assert again.fingerprint == blocks.fingerprint and same(again[1], blocks[1])

@@ -23,7 +23,15 @@ SHARD = "8kB"
 
 def run(photos: Path, dst: str, marker: Path, **options: Any) -> None:
     pytest.importorskip("distributed", reason="pip install -c constraints.txt -e '.[integration]'")
-    command = [sys.executable, Path(__file__).parent / "dask_pack.py", photos, dst, SHARD, json.dumps(options), marker]
+    command = [
+        sys.executable,
+        Path(__file__).parent / "dask_pack.py",
+        photos,
+        dst,
+        SHARD,
+        json.dumps(options),
+        marker,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=marker.parent)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -31,7 +39,10 @@ def run(photos: Path, dst: str, marker: Path, **options: Any) -> None:
 def test_to_a_folder(photos: Path, tmp_path: Path) -> None:
     run(photos, str(tmp_path / "out"), tmp_path / "killed")
     expected = contents(Path(pack(photos, tmp_path / "expected", shard_size=SHARD)))
-    assert contents(tmp_path / "out") == contents(tmp_path / "out-2") == expected and len(expected) > 10
+    assert (
+        contents(tmp_path / "out") == contents(tmp_path / "out-2") == expected
+        and len(expected) > 10
+    )
 
 
 def test_to_a_store(photos: Path, tmp_path: Path) -> None:
@@ -41,5 +52,9 @@ def test_to_a_store(photos: Path, tmp_path: Path) -> None:
         client.create_bucket(Bucket="bucket")
         run(photos, "s3://bucket/out", tmp_path / "killed", **server.options)
         names = [item["Key"] for item in client.list_objects_v2(Bucket="bucket")["Contents"]]
-        stored = {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
-    assert {name.rpartition("/")[2]: hashlib.sha256(data).hexdigest() for name, data in stored.items()} == expected
+        stored = {
+            name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names
+        }
+    assert {
+        name.rpartition("/")[2]: hashlib.sha256(data).hexdigest() for name, data in stored.items()
+    } == expected

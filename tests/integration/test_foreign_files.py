@@ -26,8 +26,12 @@ DATASETS = {"netcdf4": 19, "pytables": 29, "anndata": 27, "matlab": 6}
 @pytest.mark.parametrize("kind", PACKAGES)
 def test_files_of_other_libraries(tmp_path: Path, kind: str) -> None:
     if importlib.util.find_spec(PACKAGES[kind]) is None:
-        pytest.skip(f"{PACKAGES[kind]} is not installed: pip install -c constraints.txt -e '.[integration]'")
-    run = subprocess.run([sys.executable, SCRIPT, kind, tmp_path], capture_output=True, text=True, timeout=200)
+        pytest.skip(
+            f"{PACKAGES[kind]} is not installed: pip install -c constraints.txt -e '.[integration]'"
+        )
+    run = subprocess.run(
+        [sys.executable, SCRIPT, kind, tmp_path], capture_output=True, text=True, timeout=200
+    )
     assert run.returncode == 0, run.stderr
     expected = pickle.loads((tmp_path / "expected.pickle").read_bytes())
     assert len(expected) >= DATASETS[kind]
@@ -41,7 +45,10 @@ def test_files_of_other_libraries(tmp_path: Path, kind: str) -> None:
             dataset = HDF5Dataset(tmp_path / file, name, direct=direct)
             for batch in create_dataloader(list(range(len(dataset))), batch_size=7, seed=1):
                 found = dataset.__getitems__(batch.tolist())
-                if not all(same(sample, rows[index]) for index, sample in zip(batch.tolist(), found, strict=True)):
+                if not all(
+                    same(sample, rows[index])
+                    for index, sample in zip(batch.tolist(), found, strict=True)
+                ):
                     wrong.append((file, name, direct, dataset.explain()))
                     break
             assert len(dataset) == len(rows)

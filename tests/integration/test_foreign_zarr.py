@@ -1,4 +1,6 @@
-"""Zarr stores that tensorstore, anndata and numcodecs wrote: all values are those that these libraries read."""
+"""Zarr stores that tensorstore, anndata and numcodecs wrote: all values are those that these
+libraries read.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +39,41 @@ def check(case: foreign_zarr.Case) -> None:
         assert len(dataset) == len(case.values)
         if direct and case.is_direct is not None:
             assert dataset.sample_source.is_direct == case.is_direct, dataset.explain()
-        assert all(same(found, expected) for found, expected in zip(dataset, case.values, strict=True)), f"{case.path} {case.name}"
-        batches = create_dataloader(dataset, batch_size=4, num_workers=0, shuffle=False, pin_memory=False)
-        assert all(same(row, one) for row, one in zip((row for batch in batches for row in batch), case.values, strict=True))
+        assert all(
+            same(found, expected) for found, expected in zip(dataset, case.values, strict=True)
+        ), f"{case.path} {case.name}"
+        batches = create_dataloader(
+            dataset, batch_size=4, num_workers=0, shuffle=False, pin_memory=False
+        )
+        assert all(
+            same(row, one)
+            for row, one in zip(
+                (row for batch in batches for row in batch), case.values, strict=True
+            )
+        )
         dataset.close()
 
 
 @pytest.mark.parametrize("compression", ["encoded", None, "zstd", "lz4", "gzip"])
 def test_tensorstore_reads_a_pack(compression: str | None, tmp_path: Path) -> None:
     tensorstore: Any = pytest.importorskip("tensorstore")
-    how: dict[str, Any] = {} if compression == "encoded" else {"store": "decoded", "compression": compression}
+    how: dict[str, Any] = (
+        {} if compression == "encoded" else {"store": "decoded", "compression": compression}
+    )
     with ImageDataset(make_photos(tmp_path / "photos"), image_size=(20, 30)) as photos:
         out = pack(photos, tmp_path / "out", format="zarr", shard_size=16_000, **how)
 
         def array(name: str) -> Any:
-            return tensorstore.open({"driver": "zarr3", "kvstore": f"file://{out}/data.zarr/{name}/"}, read=True).result()
+            return tensorstore.open(
+                {"driver": "zarr3", "kvstore": f"file://{out}/data.zarr/{name}/"}, read=True
+            ).result()
 
         assert np.array_equal(array("targets").read().result(), photos.targets)
-        starts, stops, data = (array(name) for name in ("starts", "stops", "data")) if not how else (None, None, array("data"))
+        starts, stops, data = (
+            (array(name) for name in ("starts", "stops", "data"))
+            if not how
+            else (None, None, array("data"))
+        )
         for index, (path, _) in enumerate(photos.samples):
             if starts is None:
                 assert np.array_equal(data[index].read().result(), photos.pixels_of(index))
@@ -67,7 +86,9 @@ def test_tensorstore_reads_a_pack(compression: str | None, tmp_path: Path) -> No
 @pytest.mark.parametrize("library", WRITERS)
 def test_values_are_those_that_the_library_reads(library: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: pip install -c constraints.txt -e '.[integration]'")
+        pytest.skip(
+            f"{library} is not installed: pip install -c constraints.txt -e '.[integration]'"
+        )
     cases = WRITERS[library](tmp_path)
     assert len(cases) >= 16
     for case in cases:

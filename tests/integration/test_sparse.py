@@ -22,11 +22,15 @@ SCRIPT = Path(__file__).parent / "foreign_sparse.py"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Folder, and by file and group what anndata reads: dense rows, kinds and their classes, names of columns."""
+    """Folder, and by file and group what anndata reads: dense rows, kinds and their classes,
+    names of columns.
+    """
     if importlib.util.find_spec("anndata") is None:
         pytest.skip("anndata is not installed: pip install -c constraints.txt -e '.[integration]'")
     folder = tmp_path_factory.mktemp("anndata")
-    run = subprocess.run([sys.executable, SCRIPT, folder], capture_output=True, text=True, timeout=250)
+    run = subprocess.run(
+        [sys.executable, SCRIPT, folder], capture_output=True, text=True, timeout=250
+    )
     assert run.returncode == 0, run.stderr
     return folder, pickle.loads((folder / "expected.pickle").read_bytes())
 
@@ -57,10 +61,19 @@ def test_files_that_anndata_wrote(written: Any, direct: bool) -> None:
             assert dataset.classes == classes and dataset.columns == columns, where
             order = random.permutation(len(dense))
             rows, found = rows_of(dataset, order)
-            assert rows.dtype == dense.dtype and np.array_equal(rows, dense[order]) and found == kinds[order].tolist(), where
+            assert (
+                rows.dtype == dense.dtype
+                and np.array_equal(rows, dense[order])
+                and found == kinds[order].tolist()
+            ), where
             for layout in ("dense", "csr"):
                 whole = SparseDataset(folder / name, group, layout=layout, direct=direct)  # type: ignore[arg-type]
-                batches = [as_dense(batch) for batch in create_dataloader(whole, batch_size=7, shuffle=False, num_workers=0)]
+                batches = [
+                    as_dense(batch)
+                    for batch in create_dataloader(
+                        whole, batch_size=7, shuffle=False, num_workers=0
+                    )
+                ]
                 assert np.array_equal(np.concatenate(batches), dense), where
                 whole.close()
         if group == "X":
@@ -76,8 +89,13 @@ def test_dense_arrays_of_anndata_with_targets_of_obs(written: Any) -> None:
         read = anndata.read_zarr(path) if path.suffix == ".zarr" else anndata.read_h5ad(path)
         _, kinds, classes, _ = expected[name, "X"]
         cls: Any = ZarrDataset if path.suffix == ".zarr" else HDF5Dataset
-        with cls(path, "obsm/pca", target_name="obs/kind") as dataset, cls(path, "obsm/pca", target_name="obs/depth") as depths:
-            assert dataset.classes == classes and [target for _, target in dataset] == kinds.tolist(), name
+        with (
+            cls(path, "obsm/pca", target_name="obs/kind") as dataset,
+            cls(path, "obsm/pca", target_name="obs/depth") as depths,
+        ):
+            assert (
+                dataset.classes == classes and [target for _, target in dataset] == kinds.tolist()
+            ), name
             assert np.array_equal(torch.stack([row for row, _ in dataset]), read.obsm["pca"]), name
             assert [target for _, target in depths] == read.obs["depth"].tolist(), name
 
@@ -92,5 +110,7 @@ def test_files_are_joined_as_anndata_does(written: Any, join: Any) -> None:
     expected = anndata.concat([anndata.read_h5ad(path) for path in paths], join=join)
     with SparseDataset(paths, join=join) as dataset:
         assert dataset.columns is not None and sorted(dataset.columns) == sorted(expected.var_names)
-        found = pd.DataFrame(torch.stack([*dataset]).numpy(), columns=dataset.columns)[list(expected.var_names)]
+        found = pd.DataFrame(torch.stack([*dataset]).numpy(), columns=dataset.columns)[
+            list(expected.var_names)
+        ]
     assert np.array_equal(found.to_numpy(), expected.X.toarray())

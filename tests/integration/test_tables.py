@@ -1,4 +1,6 @@
-"""Tables that other libraries wrote: HuggingFace's datasets, pandas and pyarrow, read equal to what these read."""
+"""Tables that other libraries wrote: HuggingFace's datasets, pandas and pyarrow, read equal to
+what these read.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ N = 2500  # more than a record batch of datasets has
 
 @pytest.fixture(scope="module")
 def hf(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    os.environ["HF_HUB_OFFLINE"], os.environ["HF_HOME"] = "1", str(tmp_path_factory.mktemp("huggingface"))
+    os.environ["HF_HUB_OFFLINE"], os.environ["HF_HOME"] = (
+        "1",
+        str(tmp_path_factory.mktemp("huggingface")),
+    )
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     return datasets
@@ -31,74 +36,116 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def some_rows(hf: Any) -> Any:
     """A data set with features of many kinds."""
-    features = hf.Features({
-        "id": hf.Value("int32"), "score": hf.Value("float64"), "text": hf.Value("string"), "flag": hf.Value("bool"),
-        "label": hf.ClassLabel(names=["cat", "dog", "bird"]), "vector": hf.List(hf.Value("float32"), length=4),
-        "tokens": hf.List(hf.Value("int64")), "grid": hf.Array2D((2, 3), "float32"), "words": hf.List(hf.Value("string")),
-    })  # fmt: skip
+    features = hf.Features(
+        {
+            "id": hf.Value("int32"),
+            "score": hf.Value("float64"),
+            "text": hf.Value("string"),
+            "flag": hf.Value("bool"),
+            "label": hf.ClassLabel(names=["cat", "dog", "bird"]),
+            "vector": hf.List(hf.Value("float32"), length=4),
+            "tokens": hf.List(hf.Value("int64")),
+            "grid": hf.Array2D((2, 3), "float32"),
+            "words": hf.List(hf.Value("string")),
+        }
+    )
     rows = {
-        "id": list(range(N)), "score": [row / 7 for row in range(N)], "text": [f"row {row}" for row in range(N)],
-        "flag": [row % 2 == 0 for row in range(N)], "label": [row % 3 for row in range(N)],
-        "vector": [[row, 1.0, 2.0, 3.0] for row in range(N)], "tokens": [list(range(row % 5)) for row in range(N)],
-        "grid": [[[row, 1, 2], [3, 4, 5]] for row in range(N)], "words": [["a", str(row)] for row in range(N)],
-    }  # fmt: skip
+        "id": list(range(N)),
+        "score": [row / 7 for row in range(N)],
+        "text": [f"row {row}" for row in range(N)],
+        "flag": [row % 2 == 0 for row in range(N)],
+        "label": [row % 3 for row in range(N)],
+        "vector": [[row, 1.0, 2.0, 3.0] for row in range(N)],
+        "tokens": [list(range(row % 5)) for row in range(N)],
+        "grid": [[[row, 1, 2], [3, 4, 5]] for row in range(N)],
+        "words": [["a", str(row)] for row in range(N)],
+    }
     return hf.Dataset.from_dict(rows, features=features)
 
 
 def test_a_saved_data_set_opens_in_place(hf: Any, tmp_path: Path) -> None:
     dataset = some_rows(hf)
     dataset.save_to_disk(str(tmp_path / "saved"), num_shards=3)
-    hf.load_from_disk(str(tmp_path / "saved")).map(lambda row: {"id": row["id"] + 1})  # caches beside it
+    # caches beside it
+    hf.load_from_disk(str(tmp_path / "saved")).map(lambda row: {"id": row["id"] + 1})
     theirs = dataset.with_format("torch")
     with open_dataset(tmp_path / "saved") as ours:
         assert type(ours) is TableDataset and len(ours) == N
         for row in (0, 999, 1000, 2499):
             mine, other = ours[row], theirs[row]
             for name in ("id", "score", "flag", "label", "vector", "tokens", "grid"):
-                assert torch.equal(mine[name].float(), other[name].float()), name  # theirs is float32
+                # theirs is float32
+                assert torch.equal(mine[name].float(), other[name].float()), name
             assert float(mine["score"]) == row / 7
             assert mine["text"] == other["text"] and mine["words"] == list(other["words"])
             assert mine["grid"].shape == (2, 3) and mine["id"].dtype == torch.int32
     with TableDataset(tmp_path / "saved", ["vector"], target_name="label") as ours:
         assert ours.classes == ["cat", "dog", "bird"] and "mapped" in ours.explain()
         loader = create_dataloader(ours, batch_size=64, num_workers=2, shuffle=True, seed=1)
-        assert sorted(float(x) for batch, _ in loader for x in batch["vector"][:, 0]) == [float(row) for row in range(N)]
+        assert sorted(float(x) for batch, _ in loader for x in batch["vector"][:, 0]) == [
+            float(row) for row in range(N)
+        ]
         loader.close()
 
 
 def test_splits_and_images(hf: Any, tmp_path: Path) -> None:
     images = [Image.fromarray(np.full((6, 8, 3), row, np.uint8)) for row in range(12)]
     features = hf.Features({"image": hf.Image(), "label": hf.ClassLabel(names=["a", "b"])})
-    dataset = hf.Dataset.from_dict({"image": images, "label": [row % 2 for row in range(12)]}, features=features)
+    dataset = hf.Dataset.from_dict(
+        {"image": images, "label": [row % 2 for row in range(12)]}, features=features
+    )
     hf.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(str(tmp_path / "saved"))
     dataset.to_parquet(str(tmp_path / "a.parquet"))
     for path in (tmp_path / "saved" / "train", tmp_path / "a.parquet"):
-        with TableDataset(path, image_column="image", target_name="label", image_size=None, normalize=False) as ours:
+        with TableDataset(
+            path, image_column="image", target_name="label", image_size=None, normalize=False
+        ) as ours:
             image, target = ours[7]
-            assert (image == 7).all() and image.shape == (3, 6, 8) and target == 1 and ours.classes == ["a", "b"]
+            assert (
+                (image == 7).all()
+                and image.shape == (3, 6, 8)
+                and target == 1
+                and ours.classes == ["a", "b"]
+            )
         report = inspect(path)
-        assert report.opens_as is not None and report.opens_as.endswith("image_column='image', target_name='label')")
+        assert report.opens_as is not None and report.opens_as.endswith(
+            "image_column='image', target_name='label')"
+        )
 
 
 def test_parquet_of_pandas(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
-    frame = pd.DataFrame({"n": np.arange(N, dtype=np.uint16), "x": np.linspace(0, 1, N, dtype=np.float32)})
-    frame["s"], frame["c"] = [f"é{row}" for row in range(N)], pd.Categorical(["ab"[row % 2] for row in range(N)])
+    frame = pd.DataFrame(
+        {"n": np.arange(N, dtype=np.uint16), "x": np.linspace(0, 1, N, dtype=np.float32)}
+    )
+    frame["s"], frame["c"] = (
+        [f"é{row}" for row in range(N)],
+        pd.Categorical(["ab"[row % 2] for row in range(N)]),
+    )
     frame["maybe"] = pd.array([row if row % 9 else None for row in range(N)], "Int64")
     for compression in ("snappy", "zstd", "gzip", "brotli", "lz4", None):
-        frame.to_parquet(tmp_path / "a.parquet", compression=compression, row_group_size=300, index=False)
+        frame.to_parquet(
+            tmp_path / "a.parquet", compression=compression, row_group_size=300, index=False
+        )
         with TableDataset(tmp_path / "a.parquet", ["n", "x", "s", "c"], target_name="n") as ours:
             for row in (0, 299, 300, N - 1):
                 sample, target = ours[row]
                 assert sample["n"].dtype == torch.uint16 and int(sample["n"]) == row == target
-                assert float(sample["x"]) == float(frame["x"][row]) and sample["s"] == f"é{row}" and sample["c"] == "ab"[row % 2]
+                assert (
+                    float(sample["x"]) == float(frame["x"][row])
+                    and sample["s"] == f"é{row}"
+                    and sample["c"] == "ab"[row % 2]
+                )
     frame.to_feather(tmp_path / "a.feather")
     with TableDataset(tmp_path / "a.feather", ["x", "c"]) as ours:
         assert float(ours[N - 1]["x"]) == 1.0 and ours[3]["c"] == "b"
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.4", "2.6"])
-@pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"write_page_checksum": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"write_page_checksum": True}],
+)
 def test_parquet_of_pyarrow(version: str, options: dict[str, Any], tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     random = np.random.default_rng(3)
@@ -113,9 +160,17 @@ def test_parquet_of_pyarrow(version: str, options: dict[str, Any], tmp_path: Pat
         for row in (0, 699, 700, 1234, N - 1):
             sample = ours[row]
             for name in kinds:
-                assert same(sample[name], torch.from_numpy(np.asarray(read[name][row].as_py(), read[name].type.to_pandas_dtype()))), name
+                assert same(
+                    sample[name],
+                    torch.from_numpy(
+                        np.asarray(read[name][row].as_py(), read[name].type.to_pandas_dtype())
+                    ),
+                ), name
             assert sample["text"] == read["text"][row].as_py()
-            assert sample["deep"]["a"].tolist() == read["deep"][row].as_py()["a"] and int(sample["deep"]["b"]["c"]) == row
+            assert (
+                sample["deep"]["a"].tolist() == read["deep"][row].as_py()["a"]
+                and int(sample["deep"]["b"]["c"]) == row
+            )
 
 
 def test_images_that_pyarrow_wrote_as_bytes(tmp_path: Path) -> None:
@@ -129,5 +184,7 @@ def test_images_that_pyarrow_wrote_as_bytes(tmp_path: Path) -> None:
         if kind == pa.binary_view():
             continue  # Parquet has none
         pq.write_table(pa.table({"image": pa.array(images, kind)}), tmp_path / "a.parquet")
-        with TableDataset(tmp_path / "a.parquet", image_column="image", image_size=None, normalize=False) as ours:
+        with TableDataset(
+            tmp_path / "a.parquet", image_column="image", image_size=None, normalize=False
+        ) as ours:
             assert all((ours[row][0] == 40 * row).all() for row in range(5))

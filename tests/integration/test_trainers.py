@@ -1,7 +1,9 @@
-"""Trainers train on our loaders as a plain loop does, in two processes, and go on in the middle of an epoch.
+"""Trainers train on our loaders as a plain loop does, in two processes, and go on in the middle of
+an epoch.
 
-The programs are the recipes of docs/trainers.md, as they stand there, started by torchrun. `my_project.py` writes down which samples each
-rank has trained on, and the weights before each step.
+The programs are the recipes of docs/trainers.md, as they stand there, started by torchrun.
+`my_project.py` writes down which samples each rank has trained on, and the weights before each
+step.
 """
 
 from __future__ import annotations
@@ -29,19 +31,36 @@ RANKS = (0, 1)
 TRAIN, VAL, BATCH, SEED, EPOCHS = 37, 13, 4, 7, 3  # as my_project.py and the recipes have them
 VAL_BATCHES = 2  # of each rank
 SAVED, LOST = 7, 9  # step of the checkpoint, and the one before which the first life ends
-PACKAGES = {"ddp": "torch", "lightning": "lightning", "accelerate": "accelerate", "huggingface": "transformers"}
+PACKAGES = {
+    "ddp": "torch",
+    "lightning": "lightning",
+    "accelerate": "accelerate",
+    "huggingface": "transformers",
+}
 
 
 def needs(package: str) -> None:
-    """Skips a test whose package is not there; importing it here would take longer than the test."""
+    """Skips a test whose package is not there; importing it here would take longer than the
+    test.
+    """
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: pip install -c constraints.txt -e '.[integration]'")
+        pytest.skip(
+            f"{package} is not installed: pip install -c constraints.txt -e '.[integration]'"
+        )
 
 
-def torchrun(program: Path, *arguments: str, book: Path, stop_at: int | None = None) -> tuple[int, str]:
-    """Runs a program in two processes, in the folder that it lies in or that `book` lies in; its status, and what it said."""
+def torchrun(
+    program: Path, *arguments: str, book: Path, stop_at: int | None = None
+) -> tuple[int, str]:
+    """Runs a program in two processes, in the folder that it lies in or that `book` lies in; its
+    status, and what it said.
+    """
     book.mkdir(parents=True)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TORCHELASTIC"))}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST", "TORCHELASTIC"))
+    }
     environ |= {
         "BOOK": str(book),
         "STOP_AT": "" if stop_at is None else str(stop_at),
@@ -50,9 +69,24 @@ def torchrun(program: Path, *arguments: str, book: Path, stop_at: int | None = N
         "TMPDIR": str(book),
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(program),
+        *arguments,
+    ]
     process = subprocess.Popen(
-        command, cwd=book.parent, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=book.parent,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         said, _ = process.communicate(timeout=120)
@@ -78,13 +112,21 @@ def recipe(name: str, folder: Path) -> Path:
 
 def lines(book: Path, rank: int, kind: str) -> list[dict[str, Any]]:
     """What a rank has written down of a kind: "train", "val" or "end"."""
-    return [line for line in map(json.loads, (book / f"rank{rank}.jsonl").read_text().splitlines()) if kind in line]
+    return [
+        line
+        for line in map(json.loads, (book / f"rank{rank}.jsonl").read_text().splitlines())
+        if kind in line
+    ]
 
 
 def expected(rank: int) -> list[list[int]]:
     """The batches of all epochs that headrace's order has for a rank."""
     order = EpochOrder(TRAIN, seed=SEED, global_batch=BATCH * len(RANKS))
-    return [b.tolist() for epoch in range(EPOCHS) for b in RankBatches(order.with_epoch(epoch), rank, len(RANKS), BATCH)]
+    return [
+        b.tolist()
+        for epoch in range(EPOCHS)
+        for b in RankBatches(order.with_epoch(epoch), rank, len(RANKS), BATCH)
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +143,9 @@ def test_the_plain_loop_loses_and_doubles_nothing(plain: Path) -> None:
     assert drawn == [expected(rank) for rank in RANKS]
     steps = len(drawn[0]) // EPOCHS
     for epoch in range(EPOCHS):
-        batches = [batch for rank in RANKS for batch in drawn[rank][epoch * steps : (epoch + 1) * steps]]
+        batches = [
+            batch for rank in RANKS for batch in drawn[rank][epoch * steps : (epoch + 1) * steps]
+        ]
         counts = [sum(batch.count(index) for batch in batches) for index in range(TRAIN)]
         assert sorted(counts) == [1] * (TRAIN - 1) + [2]  # 37 samples, 2 ranks: one comes twice
     weights = [[line["weights"] for line in lines(plain, rank, "train")] for rank in RANKS]
@@ -124,9 +168,17 @@ def test_trainer_resumes_within_an_epoch(name: str, plain: Path, tmp_path: Path)
         assert before == lines(plain, rank, "train")[:LOST]
         assert after == lines(plain, rank, "train")[SAVED:]
         assert lines(second, rank, "end")[-1] == lines(plain, rank, "end")[-1]
-    validated = [index for rank in RANKS for line in lines(second, rank, "val")[-VAL_BATCHES:] for index in line["val"]]
-    if name == "huggingface":  # shares validation out by itself, and hides from the metrics what comes twice
-        assert set(validated) == set(range(VAL)) and re.search(rf"'eval_samples': '?{VAL}\b", said), said
+    validated = [
+        index
+        for rank in RANKS
+        for line in lines(second, rank, "val")[-VAL_BATCHES:]
+        for index in line["val"]
+    ]
+    # shares validation out by itself, and hides from the metrics what comes twice
+    if name == "huggingface":
+        assert set(validated) == set(range(VAL)) and re.search(
+            rf"'eval_samples': '?{VAL}\b", said
+        ), said
     else:
         assert sorted(validated) == list(range(VAL))
 
@@ -135,7 +187,10 @@ def outcomes(cases: list[str], folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What each rank got in each case of misuse.py, as far as it came to write it down."""
     book = folder / "book"
     _, said = torchrun(HERE / "misuse.py", *cases, book=book)
-    found = {case: [json.loads(path.read_text()) for path in sorted(book.glob(f"{case}-rank*.json"))] for case in cases}
+    found = {
+        case: [json.loads(path.read_text()) for path in sorted(book.glob(f"{case}-rank*.json"))]
+        for case in cases
+    }
     assert all(found.values()), said
     return found
 
@@ -150,28 +205,58 @@ def test_accelerate_takes_a_loader_as_it_is_or_is_told(tmp_path: Path) -> None:
     needs("accelerate")
     refused = ["sharded_again", "sampler_sharded_again", "batches_sharded_again", "skipped"]
     # where the first process alone reads, the others fail with it: last
-    found = outcomes(["prepared", "prepared_for_one", "prepared_random_sampler", *refused, "dispatched"], tmp_path)
-    assert all(rank["same"] and "leaves a headrace loader as it is" in rank["warnings"][0] for rank in found["prepared"])
+    found = outcomes(
+        ["prepared", "prepared_for_one", "prepared_random_sampler", *refused, "dispatched"],
+        tmp_path,
+    )
+    assert all(
+        rank["same"] and "leaves a headrace loader as it is" in rank["warnings"][0]
+        for rank in found["prepared"]
+    )
     assert [rank["batches"] for rank in found["prepared"]] == [
-        [batch.tolist() for batch in RankBatches(EpochOrder(TRAIN, seed=42, global_batch=8), rank, 2, BATCH)] for rank in RANKS
+        [
+            batch.tolist()
+            for batch in RankBatches(EpochOrder(TRAIN, seed=42, global_batch=8), rank, 2, BATCH)
+        ]
+        for rank in RANKS
     ]
-    for case, said in (("prepared_for_one", "another DataLoader was made"), ("prepared_random_sampler", "Accelerate shards this loader")):
+    for case, said in (
+        ("prepared_for_one", "another DataLoader was made"),
+        ("prepared_random_sampler", "Accelerate shards this loader"),
+    ):
         # Accelerate fills the last batches of all ranks: 5 batches of 4, twice
-        assert once(found[case], TRAIN, 40 - TRAIN) and all(said in " ".join(rank["warnings"]) for rank in found[case])
+        assert once(found[case], TRAIN, 40 - TRAIN) and all(
+            said in " ".join(rank["warnings"]) for rank in found[case]
+        )
     for case in [*refused[:3], "dispatched"]:
-        assert all("ConfigError: samples would be lost" in rank["error"] and "prepare model and" in rank["error"] for rank in found[case])
-    assert all("resume with loader.load_state_dict(state) instead" in rank["error"] for rank in found["skipped"])
+        assert all(
+            "ConfigError: samples would be lost" in rank["error"]
+            and "prepare model and" in rank["error"]
+            for rank in found[case]
+        )
+    assert all(
+        "resume with loader.load_state_dict(state) instead" in rank["error"]
+        for rank in found["skipped"]
+    )
     assert [len(found[case]) for case in refused] == [2] * 4
 
 
 def test_lightning_makes_loaders_anew_without_losing_samples(tmp_path: Path) -> None:
     needs("lightning")
-    found = outcomes(["made_too_early", "passed_loaders", "predicted", "overfitted", "own_sampler"], tmp_path)
+    found = outcomes(
+        ["made_too_early", "passed_loaders", "predicted", "overfitted", "own_sampler"], tmp_path
+    )
     for number, rank in enumerate(found["made_too_early"]):
-        assert "made as rank 0 of 1" in rank["error"] and f"says rank {number} of 2" in rank["error"]
+        assert (
+            "made as rank 0 of 1" in rank["error"] and f"says rank {number} of 2" in rank["error"]
+        )
     assert once([{"batches": rank["batches"][:5]} for rank in found["passed_loaders"]], TRAIN, 1)
     assert once([{"batches": rank["batches"][5:]} for rank in found["passed_loaders"]], TRAIN, 1)
     assert once(found["predicted"], VAL, 0)
     assert once(found["own_sampler"], TRAIN, 1)
-    assert once([{"batches": rank["batches"][:2]} for rank in found["overfitted"]], 16, 0)  # the first two batches, and again
-    assert all(rank["batches"][:2] == rank["batches"][2:] and not rank["warnings"] for rank in found["overfitted"])
+    # the first two batches, and again
+    assert once([{"batches": rank["batches"][:2]} for rank in found["overfitted"]], 16, 0)
+    assert all(
+        rank["batches"][:2] == rank["batches"][2:] and not rank["warnings"]
+        for rank in found["overfitted"]
+    )

@@ -1,4 +1,6 @@
-"""Array files come back as they were written; what is damaged, another's or half-written is not believed."""
+"""Array files come back as they were written; what is damaged, another's or half-written is not
+believed.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ def in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def equal(arrays: FileArrays, long: Any = LONG, short: Any = SHORT) -> bool:
     found = [arrays.long, *arrays.short]
-    return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(found, [np.asarray(long), *short], strict=True))
+    return all(
+        a.dtype == b.dtype and np.array_equal(a, b)
+        for a, b in zip(found, [np.asarray(long), *short], strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2", "<i4", "<i8"])
@@ -60,7 +65,9 @@ def test_arrays_of_any_size_and_dtype(dtype: str, count: int, tmp_path: Path) ->
     long = np.arange(count).astype(dtype)
     arrays = written(tmp_path / "new", long).open()
     assert equal(arrays, long)
-    assert all(array.flags.aligned and not array.flags.writeable for array in [arrays.long, *arrays.short])
+    assert all(
+        array.flags.aligned and not array.flags.writeable for array in [arrays.long, *arrays.short]
+    )
 
 
 def test_without_short_ones(tmp_path: Path) -> None:
@@ -89,13 +96,16 @@ class TestNotTrusted:
         whole = Path(file.path).read_bytes()
         end = whole.index(b"\n") + 1
         bits = [(place, bit) for place in range(end) for bit in range(8)]
-        bits += [(place, place % 8) for place in random.Random(1).sample(range(HEAD, len(whole)), 60)]
+        bits += [
+            (place, place % 8) for place in random.Random(1).sample(range(HEAD, len(whole)), 60)
+        ]
         for place, bit in bits:
             damaged = bytearray(whole)
             damaged[place] ^= 1 << bit
             Path(file.path).write_bytes(damaged)
             try:
-                assert equal(file.open()), place  # a damage that means the same, such as other white space
+                # a damage that means the same, such as other white space
+                assert equal(file.open()), place
             except UntrustedError:
                 continue
             assert place < end
@@ -113,7 +123,16 @@ class TestNotTrusted:
             file.open()
 
     @pytest.mark.parametrize(
-        "head", [b"", b"[]", b"{}", b"null", b"[" * 4000, b"\xff", json.dumps({"format": 1, "about": 2, "checksum": []}).encode()]
+        "head",
+        [
+            b"",
+            b"[]",
+            b"{}",
+            b"null",
+            b"[" * 4000,
+            b"\xff",
+            json.dumps({"format": 1, "about": 2, "checksum": []}).encode(),
+        ],
     )
     def test_another_head(self, file: ArrayFile, head: bytes) -> None:
         whole = Path(file.path).read_bytes()
@@ -208,7 +227,9 @@ class TestWriters:
             raise KeyError
         assert not os.listdir(tmp_path)
 
-    def test_what_is_written_is_on_its_way_to_the_disk_early(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_written_is_on_its_way_to_the_disk_early(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         sent = []
         monkeypatch.setattr(array_file, "_EARLY", 2000)
         monkeypatch.setattr(array_file, "_to_disk", lambda fd: sent.append(os.fstat(fd).st_size))
@@ -216,7 +237,9 @@ class TestWriters:
         assert equal(written(tmp_path, long, pieces=40).open(), long)
         assert sent and sent == sorted(sent) and sent[0] >= HEAD + 2000
 
-    def test_a_disk_that_fails_meanwhile_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_disk_that_fails_meanwhile_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The system tells it once: the last fsync may say that all is well."""
 
         def fails(_: int) -> None:
@@ -248,7 +271,10 @@ class TestWriters:
         child = multiprocessing.get_context("fork").Process(target=_begin, args=(tmp_path,))
         child.start()
         deadline = time.monotonic() + 30
-        while not any(item.stat().st_size > HEAD for item in tmp_path.iterdir()) and time.monotonic() < deadline:
+        while (
+            not any(item.stat().st_size > HEAD for item in tmp_path.iterdir())
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""Local and remote files give the same bytes by one protocol: at once, prefetched, from the disk cache, in a child."""
+"""Local and remote files give the same bytes by one protocol: at once, prefetched, from the disk
+cache, in a child.
+"""
 
 import multiprocessing
 import os
@@ -11,7 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError
+from headrace.errors import (
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    HeadraceWarning,
+    RemoteError,
+)
 from headrace.io import index as index_module
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_bytes, index_of
@@ -32,7 +40,11 @@ def files_of(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
     made: list[RemoteFiles] = []
 
     def make(**options: Any) -> RemoteFiles:
-        made.append(RemoteFiles(server.url + "/a.bin", RemoteOptions(**{"cache_dir": tmp_path / "cache", **options})))
+        made.append(
+            RemoteFiles(
+                server.url + "/a.bin", RemoteOptions(**{"cache_dir": tmp_path / "cache", **options})
+            )
+        )
         return made[-1]
 
     yield make
@@ -43,7 +55,10 @@ def files_of(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
 def some(server: RangeServer, seed: int = 0, count: int = 30) -> list[tuple[str, int, int]]:
     draws = random.Random(seed)
     starts = [draws.randrange(SIZE - 3000) for _ in range(count)]
-    return [(f"{server.url}/{draws.choice(list(CONTENT))}", start, start + draws.choice([0, 1, 2999])) for start in starts]
+    return [
+        (f"{server.url}/{draws.choice(list(CONTENT))}", start, start + draws.choice([0, 1, 2999]))
+        for start in starts
+    ]
 
 
 def right(span: tuple[str, int, int]) -> bytes:
@@ -59,12 +74,16 @@ def read(files: Files, spans: Sequence[tuple[str, int, int] | None]) -> list[byt
 
 
 @pytest.mark.parametrize("disk", [None, "10MB"])
-def test_prefetched_bytes_are_those_of_the_file(server: RangeServer, files_of: Any, disk: str | None) -> None:
+def test_prefetched_bytes_are_those_of_the_file(
+    server: RangeServer, files_of: Any, disk: str | None
+) -> None:
     files, spans = files_of(disk_cache_size=disk), some(server)
     files.hold_prefetched(SIZE)
     files.prefetch([ranges(spans[:10]), ranges(spans[10:20])])
     for number in range(0, 30, 3):
-        assert read(files, spans[number : number + 3]) == [right(span) for span in spans[number : number + 3]]
+        assert read(files, spans[number : number + 3]) == [
+            right(span) for span in spans[number : number + 3]
+        ]
     assert files.bytes_prefetched == 0
 
 
@@ -77,21 +96,32 @@ def test_prefetched_ranges_are_fetched_once(server: RangeServer, files_of: Any) 
     files.prefetch([ranges([(url, 0, 50_000)])])
     assert files.bytes_prefetched == 100_000
     for start in range(0, 50_000, 10_000):
-        assert read(files, [(url, start, start + 10_000)]) == [CONTENT["a.bin"][start : start + 10_000]]
+        assert read(files, [(url, start, start + 10_000)]) == [
+            CONTENT["a.bin"][start : start + 10_000]
+        ]
     assert read(files, [(url, 300_000, 350_000)]) == [CONTENT["a.bin"][300_000:350_000]]
-    assert sorted(map(tuple, server.counts()["ranges"])) == [("a.bin", 0, 50_000), ("a.bin", 300_000, 350_000)]
-    assert files._prefetcher._extents == {} and files._prefetcher._starts == {}  # read once, forgotten
+    assert sorted(map(tuple, server.counts()["ranges"])) == [
+        ("a.bin", 0, 50_000),
+        ("a.bin", 300_000, 350_000),
+    ]
+    # read once, forgotten
+    assert files._prefetcher._extents == {} and files._prefetcher._starts == {}
 
 
 def test_partly_read_pieces_are_bounded(server: RangeServer, files_of: Any) -> None:
     files, url = files_of(), server.url + "/b.bin"
     files.hold_prefetched(50_000)
-    files.prefetch([ranges([(url, start, start + 20_000)]) for start in range(0, 200_000, 100_000 // 2)])
+    files.prefetch(
+        [ranges([(url, start, start + 20_000)]) for start in range(0, 200_000, 100_000 // 2)]
+    )
     for start in range(0, 200_000, 50_000):
         read(files, [(url, start, start + 10)])
         assert files._prefetcher._touched <= 50_000
     files.drop_prefetched()
-    assert files._prefetcher._extents == {} and files._prefetcher._touched == files.bytes_prefetched == 0
+    assert (
+        files._prefetcher._extents == {}
+        and files._prefetcher._touched == files.bytes_prefetched == 0
+    )
 
 
 def test_urgent_pieces_go_first(server: RangeServer, files_of: Any) -> None:
@@ -101,7 +131,9 @@ def test_urgent_pieces_go_first(server: RangeServer, files_of: Any) -> None:
     server.set(latency=0.05)
     server.counts()
     files.prefetch([ranges([(url, 0, 10)])], urgent=True)
-    files.prefetch([ranges([(url, start, start + 10)]) for start in range(100_000, 600_000, 100_000)])
+    files.prefetch(
+        [ranges([(url, start, start + 10)]) for start in range(100_000, 600_000, 100_000)]
+    )
     files.prefetch([ranges([(url, 900_000, 900_010)])], urgent=True)
     for start in [0, 900_000, *range(100_000, 600_000, 100_000)]:
         assert read(files, [(url, start, start + 10)]) == [CONTENT["a.bin"][start : start + 10]]
@@ -124,7 +156,9 @@ def test_an_error_of_prefetching_is_raised_by_one_read(server: RangeServer, file
 
 
 @pytest.fixture(params=["local", "remote"])
-def place(request: pytest.FixtureRequest, server: RangeServer, files_of: Any, folder: Path) -> Iterator[tuple[Files, str]]:
+def place(
+    request: pytest.FixtureRequest, server: RangeServer, files_of: Any, folder: Path
+) -> Iterator[tuple[Files, str]]:
     """Files, and what stands before their names."""
     if request.param == "remote":
         yield files_of(), f"{server.url}/"
@@ -137,11 +171,30 @@ def place(request: pytest.FixtureRequest, server: RangeServer, files_of: Any, fo
 def test_ranges_of_all_kinds(place: tuple[Files, str]) -> None:
     files, before = place
     a, b = before + "a.bin", before + "b.bin"
-    spans = [(a, 10, 40), None, (b, 5, 35), (a, 40, 70), (a, 500_000, 500_000), (a, 30, 60), (b, 0, WHOLE), (before + "none", 0, WHOLE)]
+    spans = [
+        (a, 10, 40),
+        None,
+        (b, 5, 35),
+        (a, 40, 70),
+        (a, 500_000, 500_000),
+        (a, 30, 60),
+        (b, 0, WHOLE),
+        (before + "none", 0, WHOLE),
+    ]
     found = read(files, spans)
     content_a, content_b = CONTENT["a.bin"], CONTENT["b.bin"]
-    assert found == [content_a[10:40], None, content_b[5:35], content_a[40:70], b"", content_a[30:60], content_b, None]
-    wanted = [(a, 10, 40), (b, 5, 35), (a, 40, 80), (a, 10, 40), (b, 90, 90), (a, 20, 50)]  # in rows, twice, empty, overlapping
+    assert found == [
+        content_a[10:40],
+        None,
+        content_b[5:35],
+        content_a[40:70],
+        b"",
+        content_a[30:60],
+        content_b,
+        None,
+    ]
+    # in rows, twice, empty, overlapping
+    wanted = [(a, 10, 40), (b, 5, 35), (a, 40, 80), (a, 10, 40), (b, 90, 90), (a, 20, 50)]
     buffers = [memoryview(bytearray(stop - start)) for _, start, stop in wanted]
     files.read_into(ranges(wanted), buffers)
     assert [bytes(buffer) for buffer in buffers] == [right(one) for one in wanted]
@@ -158,7 +211,9 @@ def test_more_buffers_than_one_call_takes(place: tuple[Files, str]) -> None:
 
 def test_beyond_the_end(place: tuple[Files, str]) -> None:
     files, before = place
-    with pytest.raises(FormatError, match=r"a.bin ends before byte 1,000,001: the file is cut short"):
+    with pytest.raises(
+        FormatError, match=r"a.bin ends before byte 1,000,001: the file is cut short"
+    ):
         files.read(ranges([(before + "a.bin", 0, SIZE + 1)]))
 
 
@@ -172,7 +227,10 @@ def test_a_file_that_changes_is_an_error(place: tuple[Files, str], folder: Path)
         path.write_bytes(b"another version")
         os.utime(path, (1, 1))
         for span in ((name, 0, 5), (name, 6, 13)):
-            with pytest.raises(FileChangedError, match=r"changes.bin.* has been (changed|replaced) since it was opened"):
+            with pytest.raises(
+                FileChangedError,
+                match=r"changes.bin.* has been (changed|replaced) since it was opened",
+            ):
                 files.read(ranges([span]))
         with pytest.raises(FileChangedError):
             files.read_into(ranges([(name, 0, 5)]), [memoryview(bytearray(5))])
@@ -206,14 +264,23 @@ def test_damage_on_the_way_is_fetched_again(server: RangeServer, files_of: Any) 
 
 
 @pytest.mark.parametrize(("size", "whole"), [("10MB", True), ("1.5MB", False)])
-def test_small_ranges_of_more_than_has_room_are_fetched_alone(server: RangeServer, files_of: Any, size: str, whole: bool) -> None:
+def test_small_ranges_of_more_than_has_room_are_fetched_alone(
+    server: RangeServer, files_of: Any, size: str, whole: bool
+) -> None:
     files, a, b = files_of(disk_cache_size=size), server.url + "/a.bin", server.url + "/b.bin"
     files.learn([a, b])
     server.counts()
     for _ in range(2):
-        assert read(files, [(a, 5, 900), (b, 0, 800_000)]) == [CONTENT["a.bin"][5:900], CONTENT["b.bin"][:800_000]]
+        assert read(files, [(a, 5, 900), (b, 0, 800_000)]) == [
+            CONTENT["a.bin"][5:900],
+            CONTENT["b.bin"][:800_000],
+        ]
     asked = sorted(map(tuple, server.counts()["ranges"]))
-    assert asked == ([("a.bin", 0, SIZE), ("b.bin", 0, SIZE)] if whole else [("a.bin", 5, 900), ("a.bin", 5, 900), ("b.bin", 0, SIZE)])
+    assert asked == (
+        [("a.bin", 0, SIZE), ("b.bin", 0, SIZE)]
+        if whole
+        else [("a.bin", 5, 900), ("a.bin", 5, 900), ("b.bin", 0, SIZE)]
+    )
 
 
 def _in_child(files: RemoteFiles, span: tuple[str, int, int], pipe: Any) -> None:
@@ -286,7 +353,10 @@ def test_an_index_beside_the_file(server: RangeServer, files_of: Any, folder: Pa
         files.learn([url, server.url + "/b.bin"], beside=lambda _: True)
         server.counts()
         found = index_of(files, url, KIND._replace(make=refuse))
-        assert all(np.array_equal(a, b) for a, b in zip(found, arrays, strict=True)) and server.counts()["requests"] == 0
+        assert (
+            all(np.array_equal(a, b) for a, b in zip(found, arrays, strict=True))
+            and server.counts()["requests"] == 0
+        )
         for content, why in (
             (index_bytes(arrays, KIND, SIZE + 1), "of another version, or"),
             (b"nonsense", "of another version"),
@@ -294,7 +364,9 @@ def test_an_index_beside_the_file(server: RangeServer, files_of: Any, folder: Pa
             beside.write_bytes(content)
             files = files_of()
             files.learn([url], beside=lambda _: True)
-            with pytest.warns(HeadraceWarning, match=rf"a.bin: the index beside it is not used: it is {why}"):
+            with pytest.warns(
+                HeadraceWarning, match=rf"a.bin: the index beside it is not used: it is {why}"
+            ):
                 assert len(index_of(files, url, KIND)) == 2
             for kept in Path(files.options.cache_dir).glob("headrace-test*"):
                 kept.unlink()
@@ -302,7 +374,9 @@ def test_an_index_beside_the_file(server: RangeServer, files_of: Any, folder: Pa
         beside.unlink()
 
 
-def test_where_no_index_can_be_kept(server: RangeServer, files_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_index_can_be_kept(
+    server: RangeServer, files_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     files = files_of(cache_dir=tmp_path / "file" / "below")
     monkeypatch.setattr(index_module, "_HINT_S", -1.0)
@@ -328,7 +402,9 @@ def test_the_name_of_an_index(url: str, index: str) -> None:
 # -- whole files
 
 
-def test_whole_file_is_read_in_the_version_asked_for(server: RangeServer, files_of: Any, folder: Path) -> None:
+def test_whole_file_is_read_in_the_version_asked_for(
+    server: RangeServer, files_of: Any, folder: Path
+) -> None:
     files, url = files_of(), server.url + "/c.bin"
     wholes = ByteRanges.of_wholes([url], [0, 0])
     (folder / "c.bin").write_bytes(b"old")
@@ -350,18 +426,27 @@ def _read_in_child(files: RemoteFiles, wholes: ByteRanges, pipe: Any) -> None:
     files.close()
 
 
-def test_versions_of_numbered_files_are_asked_for_once(server: RangeServer, files_of: Any, folder: Path) -> None:
+def test_versions_of_numbered_files_are_asked_for_once(
+    server: RangeServer, files_of: Any, folder: Path
+) -> None:
     files, paths = files_of(disk_cache_size="10MB"), [f"{server.url}/{name}" for name in CONTENT]
     files.share_versions(paths)
-    wholes, expected = ByteRanges.of_wholes(paths, [1, 0, 1]), [CONTENT[name] for name in ("b.bin", "a.bin", "b.bin")]
+    wholes, expected = (
+        ByteRanges.of_wholes(paths, [1, 0, 1]),
+        [CONTENT[name] for name in ("b.bin", "a.bin", "b.bin")],
+    )
     ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_read_in_child, args=(files, wholes, theirs))
+    child = multiprocessing.get_context("fork").Process(
+        target=_read_in_child, args=(files, wholes, theirs)
+    )
     child.start()  # before anything is known
-    assert files.read_each(wholes) == expected and files.take_counts()["requests"] == 4  # a version and the content of each
+    # a version and the content of each
+    assert files.read_each(wholes) == expected and files.take_counts()["requests"] == 4
     ours.send("read")
     assert ours.poll(60) and ours.recv() == (expected, 0)
     child.join(30)
     child.close()
     assert files.read_each(wholes) == expected and files.take_counts()["requests"] == 0
-    assert files.read_each(ByteRanges.of_wholes(list(paths), [0])) == expected[1:2]  # not numbered: its version may be another one now
+    # not numbered: its version may be another one now
+    assert files.read_each(ByteRanges.of_wholes(list(paths), [0])) == expected[1:2]
     assert files.take_counts()["requests"] == 1

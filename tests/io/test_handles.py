@@ -119,7 +119,9 @@ class TestOneProcess:
 
 
 class TestProcesses:
-    @pytest.mark.parametrize("copied", [lambda h: pickle.loads(pickle.dumps(h)), copy.copy, copy.deepcopy])
+    @pytest.mark.parametrize(
+        "copied", [lambda h: pickle.loads(pickle.dumps(h)), copy.copy, copy.deepcopy]
+    )
     def test_a_copy_opens_for_itself(self, copied: Any) -> None:
         handle = WorkerHandle(Connection, Connection.close)
         first = handle.get()

@@ -23,7 +23,9 @@ def begun(futures: list[Future[int]], count: int = 10) -> Iterator[tuple[str, Fu
 def test_order_and_how_many_begin(most: int) -> None:
     futures: list[Future[int]] = []
     for number, (key, result) in enumerate(in_order(begun(futures), most)):
-        assert (key, result) == (f"task {number}", number) and len(futures) == min(10, number + most)
+        assert (key, result) == (f"task {number}", number) and len(futures) == min(
+            10, number + most
+        )
 
 
 def test_an_error_comes_in_its_place_and_cancels_the_rest() -> None:
@@ -42,4 +44,6 @@ def test_closing_cancels_what_is_left() -> None:
     futures[0].set_result(0)
     with contextlib.closing(in_order(enumerate(futures), 3)) as results:
         next(results)
-    assert [future.cancelled() for future in futures] == [False, True, True, False], "the last one has not begun"
+    assert [future.cancelled() for future in futures] == [False, True, True, False], (
+        "the last one has not begun"
+    )

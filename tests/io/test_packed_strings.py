@@ -59,13 +59,19 @@ class TestPackedNames:
     def test_chunks_are_all_of_it(self, n: int) -> None:
         packed = PackedNames(str(i).encode() for i in range(n))
         chunks = list(packed.chunks())
-        assert [name for chunk in chunks for name in chunk] == [str(i).encode() for i in range(n)] == list(packed)
+        assert (
+            [name for chunk in chunks for name in chunk]
+            == [str(i).encode() for i in range(n)]
+            == list(packed)
+        )
         assert all(chunks)
 
     @given(st.data(), listed_names.filter(bool))
     def test_takes_names_in_any_order(self, data: st.DataObject, listed: list[bytes]) -> None:
         order = data.draw(st.lists(st.integers(0, len(listed) - 1)))
-        assert list(PackedNames(listed).take(np.array(order, np.int64))) == [listed[i] for i in order]
+        assert list(PackedNames(listed).take(np.array(order, np.int64))) == [
+            listed[i] for i in order
+        ]
 
     @given(listed_names)
     def test_a_pickle_holds_the_names(self, listed: list[bytes]) -> None:
@@ -88,7 +94,11 @@ class TestBuilder:
 
 
 # Bytes on both sides of "/", and what stands for it.
-odd_names = st.lists(st.lists(st.text("ab\x01 -./é", min_size=1, max_size=3).map(str.encode), min_size=1, max_size=3).map(b"/".join))
+odd_names = st.lists(
+    st.lists(
+        st.text("ab\x01 -./é", min_size=1, max_size=3).map(str.encode), min_size=1, max_size=3
+    ).map(b"/".join)
+)
 
 
 class TestOrder:
@@ -115,11 +125,22 @@ class TestOrder:
 
 
 def tell(names: PackedNames, pipe: Connection) -> None:
-    pipe.send((len(names), names[0], names[-1], [a.flags.writeable for a in names.arrays], names._bytes._memory is not None))
+    pipe.send(
+        (
+            len(names),
+            names[0],
+            names[-1],
+            [a.flags.writeable for a in names.arrays],
+            names._bytes._memory is not None,
+        )
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "n"), [("fork", 200_000), ("spawn", 200_000), ("forkserver", 200_000), ("forkserver", 3)])
+@pytest.mark.parametrize(
+    ("method", "n"),
+    [("fork", 200_000), ("spawn", 200_000), ("forkserver", 200_000), ("forkserver", 3)],
+)
 def test_workers_map_what_is_large(method: str, n: int) -> None:
     context = multiprocessing.get_context(method)
     names = PackedNames(b"folder/%08d.jpg" % i for i in range(n))
@@ -129,11 +150,29 @@ def test_workers_map_what_is_large(method: str, n: int) -> None:
         worker.start()
         said = ours.recv()
         worker.join()
-    assert said == (n, b"folder/00000000.jpg", b"folder/%08d.jpg" % (n - 1), [False, False], method != "fork" and n > 3)
+    assert said == (
+        n,
+        b"folder/00000000.jpg",
+        b"folder/%08d.jpg" % (n - 1),
+        [False, False],
+        method != "fork" and n > 3,
+    )
     assert names[n - 1] == said[2]
 
 
 def test_names_that_end_in_some_letters() -> None:
-    names = [b"a.csv", b"B.CSV", b"csv", b".csv", b"", b"a.csv.gz", b"x/a.cSv", "é.csv".encode(), b"a_csv"]
-    assert PackedNames(names).end_in(b".csv").tolist() == [name.lower().endswith(b".csv") for name in names]
+    names = [
+        b"a.csv",
+        b"B.CSV",
+        b"csv",
+        b".csv",
+        b"",
+        b"a.csv.gz",
+        b"x/a.cSv",
+        "é.csv".encode(),
+        b"a_csv",
+    ]
+    assert PackedNames(names).end_in(b".csv").tolist() == [
+        name.lower().endswith(b".csv") for name in names
+    ]
     assert PackedNames().end_in(b".csv").tolist() == []

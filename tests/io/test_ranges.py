@@ -9,19 +9,36 @@ from hypothesis import strategies as st
 
 from headrace.io.ranges import BETWEEN, GAP, WHOLE, ByteRanges, coalesce, with_between
 
-SPANS = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("abc"), st.integers(0, 500), st.integers(-1, 120))), max_size=14)
+SPANS = st.lists(
+    st.one_of(
+        st.none(), st.tuples(st.sampled_from("abc"), st.integers(0, 500), st.integers(-1, 120))
+    ),
+    max_size=14,
+)
 
 
 def spans_of(drawn: list[tuple[str, int, int] | None]) -> list[tuple[str, int, int] | None]:
     """None: never written; a size of -1: a whole file."""
-    return [None if one is None else (one[0], 0, WHOLE) if one[2] < 0 else (one[0], one[1], one[1] + one[2]) for one in drawn]
+    return [
+        None
+        if one is None
+        else (one[0], 0, WHOLE)
+        if one[2] < 0
+        else (one[0], one[1], one[1] + one[2])
+        for one in drawn
+    ]
 
 
-def plainly(spans: list[tuple[str, int, int] | None], gap: int, most: int | None) -> list[tuple[str, int, int]]:
+def plainly(
+    spans: list[tuple[str, int, int] | None], gap: int, most: int | None
+) -> list[tuple[str, int, int]]:
     """The requests, one range at a time."""
     found: list[tuple[str, int, int]] = []
     names = list(dict.fromkeys(one[0] for one in spans if one is not None))
-    for path, start, stop in sorted((one for one in spans if one and one[2] > one[1]), key=lambda one: (names.index(one[0]), one[1])):
+    for path, start, stop in sorted(
+        (one for one in spans if one and one[2] > one[1]),
+        key=lambda one: (names.index(one[0]), one[1]),
+    ):
         if found and found[-1][0] == path:
             _, first, end = found[-1]
             is_long = most is not None and max(stop, end) - first > most
@@ -33,13 +50,17 @@ def plainly(spans: list[tuple[str, int, int] | None], gap: int, most: int | None
 
 
 @given(SPANS, st.integers(0, 40), st.one_of(st.none(), st.integers(1, 300)))
-def test_coalesced_requests(drawn: list[tuple[str, int, int] | None], gap: int, most: int | None) -> None:
+def test_coalesced_requests(
+    drawn: list[tuple[str, int, int] | None], gap: int, most: int | None
+) -> None:
     spans = spans_of(drawn)
     ranges = ByteRanges.of(spans)
     requests = coalesce(ranges, gap, most)
     assert list(requests.ranges.each()) == plainly(spans, gap, most)
     served = requests.order.tolist()
-    assert sorted(served) == [number for number, one in enumerate(spans) if one is not None and one[2] > one[1]]
+    assert sorted(served) == [
+        number for number, one in enumerate(spans) if one is not None and one[2] > one[1]
+    ]
     for request, (path, start, stop) in enumerate(requests.ranges.each()):
         for number in served[requests.edges[request] : requests.edges[request + 1]]:
             one = spans[number]
@@ -66,16 +87,30 @@ def test_joined(drawn: list[list[tuple[str, int, int] | None]]) -> None:
     assert len(set(joined.paths)) == len(joined.paths)
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.booleans()), max_size=40), st.integers(1, 8))
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.booleans()), max_size=40),
+    st.integers(1, 8),
+)
 def test_what_lies_between_wanted_ranges(drawn: list[tuple[str, int, bool]], most: int) -> None:
     ranges = ByteRanges.of([(path, place * GAP, (place + 1) * GAP) for path, place, _ in drawn])
     wanted = {(path, place) for path, place, is_wanted in drawn if is_wanted}
-    chosen = with_between(ranges, np.array([is_wanted for *_, is_wanted in drawn], bool), most).tolist()
-    pairs = [(a, b, b[1] - a[1] - 1 if a[0] == b[0] else math.inf) for a, b in itertools.pairwise(sorted(wanted))]
+    chosen = with_between(
+        ranges, np.array([is_wanted for *_, is_wanted in drawn], bool), most
+    ).tolist()
+    pairs = [
+        (a, b, b[1] - a[1] - 1 if a[0] == b[0] else math.inf)
+        for a, b in itertools.pairwise(sorted(wanted))
+    ]
     saved = len(wanted) - most
-    longest = min(8, max(1, sorted(gap for *_, gap in pairs)[saved - 1] if saved > 0 and pairs else 1))
-    between = {(a[0], place) for a, b, gap in pairs if gap <= longest for place in range(a[1], b[1])}
-    assert BETWEEN == 8 * GAP and chosen == [(path, place) in wanted | between for path, place, _ in drawn]
+    longest = min(
+        8, max(1, sorted(gap for *_, gap in pairs)[saved - 1] if saved > 0 and pairs else 1)
+    )
+    between = {
+        (a[0], place) for a, b, gap in pairs if gap <= longest for place in range(a[1], b[1])
+    }
+    assert BETWEEN == 8 * GAP and chosen == [
+        (path, place) in wanted | between for path, place, _ in drawn
+    ]
 
 
 def test_what_lies_between_saves_requests() -> None:

@@ -1,13 +1,17 @@
-"""Kills, interrupts and stops jobs and their workers at random moments. None may hang, and nothing may be left.
+"""Kills, interrupts and stops jobs and their workers at random moments. None may hang, and nothing
+may be left.
 
-    PYTHONPATH=src python tests/loader/kill_rounds.py --rounds 300 [--load 4] [--seed N] [--round N] [--json]
+    PYTHONPATH=src python tests/loader/kill_rounds.py --rounds 300 [--load 4] [--seed N] [--round N]
+    [--json]
 
-A round is a job of its own, which goes through epochs for ever, in a mode, with a number of workers, a start method and a kind of data
-that follow from (seed, number). At some moment, be it while it starts, a worker gets SIGKILL, or is stopped for five seconds; or the job
-itself gets SIGKILL, SIGTERM or SIGINT. Within ten seconds it has ended, said an error, or goes on; each worker is gone as soon as its
-job; and neither the system's shared memory nor the folder of temporary files holds anything of it. ``--load`` starts processes that
-compute all the time. A job that something happens to while it starts is a program of its own; the others are forked from this process,
-which has imported torch already.
+A round is a job of its own, which goes through epochs for ever, in a mode, with a number of
+workers, a start method and a kind of data that follow from (seed, number). At some moment, be it
+while it starts, a worker gets SIGKILL, or is stopped for five seconds; or the job itself gets
+SIGKILL, SIGTERM or SIGINT. Within ten seconds it has ended, said an error, or goes on; each worker
+is gone as soon as its job; and neither the system's shared memory nor the folder of temporary files
+holds anything of it. ``--load`` starts processes that compute all the time. A job that something
+happens to while it starts is a program of its own; the others are forked from this process, which
+has imported torch already.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ HOW = ("own", "photos", "rows", "wrapped", "foreign", "stream")
 SHM = Path("/dev/shm")
 
 
-# --- the job ----------------------------------------------------------------------------------------------------------
+# --- the job --------------------------------------------------------------------------------------
 
 
 def job(text: str) -> None:
@@ -97,9 +101,15 @@ class Watched:
             self.child = multiprocessing.get_context("fork").Process(target=_forked, args=arguments)
             self.child.start()
         else:
-            environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            environment = {
+                **os.environ,
+                "TMPDIR": str(folder),
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            }
             command = [sys.executable, __file__, "--job", text]
-            self.program = subprocess.Popen(command, stdout=write, stderr=self.errors, env=environment, cwd=folder.parent)
+            self.program = subprocess.Popen(
+                command, stdout=write, stderr=self.errors, env=environment, cwd=folder.parent
+            )
         os.close(write)
         self.pid = self.child.pid if is_forked else self.program.pid
         self.output = os.fdopen(read)
@@ -169,7 +179,7 @@ class Watched:
         return self.errors.read()[-3000:]
 
 
-# --- a round ----------------------------------------------------------------------------------------------------------
+# --- a round --------------------------------------------------------------------------------------
 
 
 class Wrong(Exception):
@@ -193,13 +203,24 @@ class Round:
         self.event, self.mode, how = rng.choice(EVENTS), rng.choice(data.MODES), rng.choice(HOW)
         self.start = rng.choices(("fork", "forkserver", "spawn", None), (12, 2, 1, 6))[0]
         workers = rng.choice((1, 2, 3)) if "worker" in self.event else rng.choice((0, 1, 2, 3))
-        self.spec = dataclasses.replace(data.draw_spec(rng, str(folder), how, "image"), is_slow=rng.random() < 0.5)
-        self.options: dict[str, Any] = {"batch_size": rng.choice((1, 4, 9)), "num_workers": workers, "seed": 1}
+        self.spec = dataclasses.replace(
+            data.draw_spec(rng, str(folder), how, "image"), is_slow=rng.random() < 0.5
+        )
+        self.options: dict[str, Any] = {
+            "batch_size": rng.choice((1, 4, 9)),
+            "num_workers": workers,
+            "seed": 1,
+        }
         if workers:
-            lasting = rng.random() < 0.5 or self.start in ("spawn", "forkserver")  # others may take longer to start than the limit
-            self.options |= {"persistent_workers": lasting, "prefetch_factor": rng.choice((1, 2, 4))}
+            # others may take longer to start than the limit
+            lasting = rng.random() < 0.5 or self.start in ("spawn", "forkserver")
+            self.options |= {
+                "persistent_workers": lasting,
+                "prefetch_factor": rng.choice((1, 2, 4)),
+            }
             self.options["multiprocessing_context"] = self.start
-        self._limit = LIMIT if self.start in ("fork", None) else START  # new workers that are not forked begin with their imports
+        # new workers that are not forked begin with their imports
+        self._limit = LIMIT if self.start in ("fork", None) else START
         self.is_early = "worker" not in self.event and rng.random() < 0.3
         self.delay = rng.random() * (6 if self.is_early else 2)
         self._temporary = folder / "tmp"
@@ -208,11 +229,16 @@ class Round:
 
     def __str__(self) -> str:
         when = f"{self.delay:.2f} s after {'its start' if self.is_early else 'its first batch'}"
-        return f"{self.event} {when}; {self.spec.how} of {self.spec.n}, mode {self.mode}, {self.options}"
+        return (
+            f"{self.event} {when}; {self.spec.how} of {self.spec.n}, mode {self.mode}, "
+            f"{self.options}"
+        )
 
     def play(self) -> str:
         """Raises `Wrong`; else the outcome."""
-        text = json.dumps({"spec": dataclasses.asdict(self.spec), "mode": self.mode, "options": self.options})
+        text = json.dumps(
+            {"spec": dataclasses.asdict(self.spec), "mode": self.mode, "options": self.options}
+        )
         watched = Watched(text, self._temporary, not self.is_early)
         try:
             if not self.is_early and not until(lambda: watched.batches or watched.has_ended, START):
@@ -249,12 +275,20 @@ class Round:
         except ProcessLookupError:
             return "the worker was gone already"
         before = watched.batches
-        goes_on = until(lambda: watched.has_ended or watched.said or watched.batches > before + 3 * 4 * 4, self._limit)
+        goes_on = until(
+            lambda: watched.has_ended or watched.said or watched.batches > before + 3 * 4 * 4,
+            self._limit,
+        )
         watched.look()
         if not goes_on and watched.batches == before:
-            raise Wrong(f"{self._limit:g} s after {self.event} (pid {victim}) there was neither a batch nor an error nor the end")
+            raise Wrong(
+                f"{self._limit:g} s after {self.event} (pid {victim}) there was neither a batch "
+                "nor an error nor the end"
+            )
         if self.event == "stop a worker" and (watched.said or watched.has_ended):
-            raise Wrong(f"a worker that was stopped for {STOPPED:g} s ended its job: {watched.said}")
+            raise Wrong(
+                f"a worker that was stopped for {STOPPED:g} s ended its job: {watched.said}"
+            )
         if watched.has_ended:
             watched.hear_out()
         outcome = "an error" if watched.said or watched.has_ended else "goes on"
@@ -266,8 +300,13 @@ class Round:
         os.kill(watched.pid, getattr(signal, self.event))
         if until(lambda: watched.look() or watched.has_ended, LIMIT):
             return "early" if self.is_early else "ended"
-        words = watched.last_words()  # Python drops a KeyboardInterrupt that comes in a destructor; in ours it must not
-        if self.event != "SIGINT" or "Exception ignored in" not in words or "/src/headrace/" in words:
+        # Python drops a KeyboardInterrupt that comes in a destructor; in ours it must not
+        words = watched.last_words()
+        if (
+            self.event != "SIGINT"
+            or "Exception ignored in" not in words
+            or "/src/headrace/" in words
+        ):
             raise Wrong(f"{LIMIT:g} s after {self.event} the job is still there")
         os.kill(watched.pid, signal.SIGINT)
         if not until(lambda: watched.look() or watched.has_ended, LIMIT):
@@ -276,15 +315,29 @@ class Round:
 
     def _gone(self, watched: Watched) -> None:
         """Raises what is left."""
-        if not until(lambda: not watched.alive(), self._limit):  # a worker that still imports what it needs ends when it has
-            raise Wrong(f"{self._limit:g} s after the job's end its processes are still there: {watched.alive()}")
+        # a worker that still imports what it needs ends when it has
+        if not until(lambda: not watched.alive(), self._limit):
+            raise Wrong(
+                f"{self._limit:g} s after the job's end its processes are still there: "
+                f"{watched.alive()}"
+            )
 
-        prefixes = tuple(f"sem.headrace-{pid}-" for pid in (os.getpid(), watched.pid))  # see conftest.py
+        # see conftest.py
+        prefixes = tuple(f"sem.headrace-{pid}-" for pid in (os.getpid(), watched.pid))
 
         def left() -> list[Path]:
-            new = {name for name in os.listdir(SHM) if name not in self._shm} if SHM.is_dir() else set()
-            ours = {name for name in new if name.startswith(prefixes)}  # of whose processes none is left
-            others = [name for name in new - ours if not name.startswith("sem.") and not mapped_elsewhere(SHM / name)]
+            new = (
+                {name for name in os.listdir(SHM) if name not in self._shm}
+                if SHM.is_dir()
+                else set()
+            )
+            # of whose processes none is left
+            ours = {name for name in new if name.startswith(prefixes)}
+            others = [
+                name
+                for name in new - ours
+                if not name.startswith("sem.") and not mapped_elsewhere(SHM / name)
+            ]
             return [*(SHM / name for name in (*ours, *others)), *self._temporary.rglob("*")]
 
         if not until(lambda: not left(), LIMIT):
@@ -294,15 +347,20 @@ class Round:
         lines = []
         for process in watched.alive():
             with contextlib.suppress(psutil.Error):  # it ends while it is looked at
-                lines.append(f"  {process.pid} {process.ppid()} {process.status()} {process.cmdline()[-1][:60]!r}")
+                lines.append(
+                    f"  {process.pid} {process.ppid()} {process.status()} "
+                    f"{process.cmdline()[-1][:60]!r}"
+                )
         for pid in [watched.pid, *(process.pid for process in watched.alive())]:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 command = ["py-spy", "dump", "--pid", str(pid)]
-                lines.append(subprocess.run(command, capture_output=True, text=True, timeout=20).stdout)
+                lines.append(
+                    subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+                )
         return "\n".join([*lines, watched.last_words()])
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------------------
 
 
 def main() -> int:
@@ -318,8 +376,12 @@ def main() -> int:
     if args.job:
         job(args.job)
         return 0
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs, and theirs, ignore it
-    load = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(10_000))"]) for _ in range(args.load)]
+    # a shell has its background jobs, and theirs, ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    load = [
+        subprocess.Popen([sys.executable, "-c", "while True: sum(range(10_000))"])
+        for _ in range(args.load)
+    ]
     outcomes, failures = Counter[str](), []
     name = tempfile.mkdtemp(prefix="kills-")  # its end is nothing that a forked job inherits
     try:
@@ -342,7 +404,12 @@ def main() -> int:
         for process in load:
             process.kill()
             process.wait()
-    said = {"rounds": sum(outcomes.values()) + len(failures), "seed": args.seed, "failed": failures, **dict(sorted(outcomes.items()))}
+    said = {
+        "rounds": sum(outcomes.values()) + len(failures),
+        "seed": args.seed,
+        "failed": failures,
+        **dict(sorted(outcomes.items())),
+    }
     print(json.dumps(said), flush=True)
     return bool(failures)
 

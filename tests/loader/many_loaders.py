@@ -1,11 +1,14 @@
-"""Makes loaders one after the other, beside threads that take every lock they can find. None may hang.
+"""Makes loaders one after the other, beside threads that take every lock they can find. None may
+hang.
 
-    PYTHONPATH=src python tests/loader/many_loaders.py --loaders 2000 [--start fork|forkserver|auto] [--ranks 3] [--limit 60] [--json]
+    PYTHONPATH=src python tests/loader/many_loaders.py --loaders 2000 [--start fork|forkserver|auto]
+    [--ranks 3] [--limit 60] [--json]
 
-The threads draw random numbers of torch and NumPy, log, allocate, compress, resolve names, write to streams, move progress bars and,
-where pyarrow is installed, read tables; with several ranks gloo reduces tensors all the time. Each loader goes through one epoch, and
-all its batches are compared with those that must come. A rank that waits for longer than ``--limit`` seconds is a hang: the native
-stacks of its workers are printed, if gdb is installed, and the exit status is 1.
+The threads draw random numbers of torch and NumPy, log, allocate, compress, resolve names, write to
+streams, move progress bars and, where pyarrow is installed, read tables; with several ranks gloo
+reduces tensors all the time. Each loader goes through one epoch, and all its batches are compared
+with those that must come. A rank that waits for longer than ``--limit`` seconds is a hang: the
+native stacks of its workers are printed, if gdb is installed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class Squares(Dataset[torch.Tensor]):
         return torch.tensor(index**2)
 
 
-# --- threads ----------------------------------------------------------------------------------------------------------
+# --- threads --------------------------------------------------------------------------------------
 
 
 def _arrow() -> Callable[[], object] | None:
@@ -66,7 +69,8 @@ def busy_threads() -> list[threading.Thread]:
     logger.addHandler(logging.StreamHandler(io.StringIO()))
     stream, generator = io.BufferedWriter(io.FileIO(os.devnull, "w")), np.random.default_rng()
     deeds: list[Callable[[], object] | None] = [
-        lambda: torch.rand(20_000),  # holds the mutex of torch's default generator, which a new worker seeds
+        # holds the mutex of torch's default generator, which a new worker seeds
+        lambda: torch.rand(20_000),
         lambda: torch.mm(torch.ones(64, 64), torch.ones(64, 64)),
         lambda: np.random.rand(20_000) + generator.random(20_000),
         lambda: logger.warning("busy"),
@@ -83,14 +87,20 @@ def busy_threads() -> list[threading.Thread]:
             deed()
             time.sleep(0.002)
 
-    threads = [threading.Thread(target=forever, args=(deed,), name="busy", daemon=True) for deed in deeds if deed is not None]
+    threads = [
+        threading.Thread(target=forever, args=(deed,), name="busy", daemon=True)
+        for deed in deeds
+        if deed is not None
+    ]
     for thread in threads:
         thread.start()
     return threads
 
 
 def reduce_forever(seconds: float = 0.001) -> None:
-    """Has gloo reduce tensors, in a thread, as long as the other ranks do; not waited for at the end."""
+    """Has gloo reduce tensors, in a thread, as long as the other ranks do; not waited for at the
+    end.
+    """
     group = torch.distributed.new_group()
 
     def run() -> None:
@@ -101,7 +111,7 @@ def reduce_forever(seconds: float = 0.001) -> None:
     threading.Thread(target=run, name="busy", daemon=True).start()
 
 
-# --- hangs ------------------------------------------------------------------------------------------------------------
+# --- hangs ----------------------------------------------------------------------------------------
 
 
 class Guard:
@@ -122,42 +132,64 @@ class Guard:
         print(f"hangs for {self._limit:g} s, pid {os.getpid()}", file=sys.stderr)
         faulthandler.dump_traceback(all_threads=True)
         for child in psutil.Process().children():
-            print(f"child {child.pid}, {child.status()}, {child.num_threads()} threads, {child.cpu_times()}", file=sys.stderr)
+            print(
+                f"child {child.pid}, {child.status()}, {child.num_threads()} threads, "
+                f"{child.cpu_times()}",
+                file=sys.stderr,
+            )
             command = ["gdb", "-p", str(child.pid), "-batch", "-ex", "thread apply all bt 30"]
             try:
-                print(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout, file=sys.stderr)
+                print(
+                    subprocess.run(command, capture_output=True, text=True, timeout=60).stdout,
+                    file=sys.stderr,
+                )
             except (OSError, subprocess.TimeoutExpired) as error:
                 print(f"no native stack: {error}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)
 
 
-# --- ranks ------------------------------------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------
 
 
 def run(rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
     """One rank: its loaders, one after the other."""
     if ranks > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks)
+        )
         torch.distributed.init_process_group("gloo")
         reduce_forever()
     busy_threads()
     guard, counts, rng = Guard(args.limit), Counter[str](), random.Random(args.seed)
     for number in range(args.loaders):
         guard.pat()
-        options: dict[str, Any] = {"num_workers": rng.choice((1, 2)), "persistent_workers": rng.random() < 0.3}
+        options: dict[str, Any] = {
+            "num_workers": rng.choice((1, 2)),
+            "persistent_workers": rng.random() < 0.3,
+        }
         if args.start != "auto":
             options["multiprocessing_context"] = args.start
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            loader = create_dataloader(Squares(), batch_size=1, shuffle=False, seed=number, rank=rank, world_size=ranks, **options)
+            loader = create_dataloader(
+                Squares(),
+                batch_size=1,
+                shuffle=False,
+                seed=number,
+                rank=rank,
+                world_size=ranks,
+                **options,
+            )
             for _ in range(rng.choice((1, 1, 2))):
                 batches = [int(batch) for batch in loader]
                 expected = [index**2 for index in range(8)][rank::ranks]
                 assert batches[: len(expected)] == expected, batches
                 counts["epochs"] += 1
             loader.close()
-        counts["started again"] += sum("started again" in str(warning.message) for warning in caught)
+        counts["started again"] += sum(
+            "started again" in str(warning.message) for warning in caught
+        )
         counts["loaders"] += 1
         del loader
     guard.pat()
@@ -172,14 +204,19 @@ def main() -> int:
     parser.add_argument("--loaders", type=int, default=2000)
     parser.add_argument("--start", choices=("fork", "forkserver", "auto"), default="auto")
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 3))
-    parser.add_argument("--limit", type=float, default=60, help="seconds of one loader that are a hang")
+    parser.add_argument(
+        "--limit", type=float, default=60, help="seconds of one loader that are a hang"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=run, args=(rank, args.ranks, port, args)) for rank in range(args.ranks)]
+    ranks = [
+        context.Process(target=run, args=(rank, args.ranks, port, args))
+        for rank in range(args.ranks)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:

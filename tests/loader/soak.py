@@ -1,11 +1,14 @@
-"""Runs a loader for as long as one likes, whatever is done to it, and checks that it stays right and small.
+"""Runs a loader for as long as one likes, whatever is done to it, and checks that it stays right
+and small.
 
-    PYTHONPATH=src python tests/loader/soak.py --minutes 30 [--seed N] [--workers 2] [--round N] [--json]
+    PYTHONPATH=src python tests/loader/soak.py --minutes 30 [--seed N] [--workers 2] [--round N]
+    [--json]
 
-Round after round it makes a dataset and a loader, goes through some epochs, and does to each what users, errors and the kernel do:
-it is left early, iterated twice at once, broken by errors and SIGKILL, resumed elsewhere; batches are kept, and written into. Each
-batch is compared with what an `Oracle` makes of its indices (soak_data.py). Now and then everything is dropped, and what is left is
-counted. A round follows from (seed, number): ``--round N`` plays that one again and again.
+Round after round it makes a dataset and a loader, goes through some epochs, and does to each what
+users, errors and the kernel do: it is left early, iterated twice at once, broken by errors and
+SIGKILL, resumed elsewhere; batches are kept, and written into. Each batch is compared with what an
+`Oracle` makes of its indices (soak_data.py). Now and then everything is dropped, and what is left
+is counted. A round follows from (seed, number): ``--round N`` plays that one again and again.
 
 It ends with a summary; the exit status is 1 if anything was wrong. A hang of a minute is wrong too.
 """
@@ -53,17 +56,29 @@ AT_LEAST = 6  # however short the run is
 OURS = ("headrace.", "tests.loader.soak_data")  # modules whose objects are counted
 MAPS = 24  # mappings that may come and go: arenas of malloc, stacks of threads
 GROWTH = 24 << 20  # bytes; see `Growth.said`
-TOUR = [  # the first rounds, so that the shortest run does everything once: event, dataset, form, start method, workers
-    ("whole", "photos", "image", "fork", 2), ("early", "own", "dict", "fork", 0), ("twins", "foreign", "nested", "fork", 2),
-    ("raising", "own", "nested", "fork", 2), ("killed", "own", "ragged", "fork", 2), ("exiting", "joined", "words", "fork", 2),
-    ("resumed", "photos", "image", "fork", 0), ("resumed", "stream", "image", "fork", 2), ("closed", "rows", "image", "fork", 2),
-    ("hoarded", "tensors", "image", "fork", 2), ("raising", "subset", "dict", "fork", 0), ("whole", "wrapped", "dict", "forkserver", 2),
-    ("killed", "own", "image", "forkserver", 2), ("early", "pages", "dict", "fork", 2), ("twins", "own", "view", "fork", 1),
+# the first rounds, so that the shortest run does everything once: event, dataset, form, start
+# method, workers
+TOUR = [
+    ("whole", "photos", "image", "fork", 2),
+    ("early", "own", "dict", "fork", 0),
+    ("twins", "foreign", "nested", "fork", 2),
+    ("raising", "own", "nested", "fork", 2),
+    ("killed", "own", "ragged", "fork", 2),
+    ("exiting", "joined", "words", "fork", 2),
+    ("resumed", "photos", "image", "fork", 0),
+    ("resumed", "stream", "image", "fork", 2),
+    ("closed", "rows", "image", "fork", 2),
+    ("hoarded", "tensors", "image", "fork", 2),
+    ("raising", "subset", "dict", "fork", 0),
+    ("whole", "wrapped", "dict", "forkserver", 2),
+    ("killed", "own", "image", "forkserver", 2),
+    ("early", "pages", "dict", "fork", 2),
+    ("twins", "own", "view", "fork", 1),
     ("resumed", "own", "draws", "spawn", 1),
-]  # fmt: skip
+]
 
 
-# --- a round ----------------------------------------------------------------------------------------------------------
+# --- a round --------------------------------------------------------------------------------------
 
 
 class Round:
@@ -72,7 +87,9 @@ class Round:
     def __init__(self, soak: Soak, number: int) -> None:
         self.soak, self.rng, self.number = soak, random.Random(f"{soak.seed}:{number}"), number
         self.is_tour = number < len(TOUR)
-        event, how, form, start, workers = TOUR[number] if self.is_tour else (None, None, None, None, None)
+        event, how, form, start, workers = (
+            TOUR[number] if self.is_tour else (None, None, None, None, None)
+        )
         self.event = event or ""
         self.start = start or self.rng.choices(("fork", "forkserver", "spawn"), (96, 3, 1))[0]
         self.spec = data.draw_spec(self.rng, soak.folder, how, form)
@@ -80,14 +97,21 @@ class Round:
         self.oracle = data.Oracle(self.spec)
         if workers is None:
             workers = self.rng.choices((soak.workers, 1, 0), (70, 15, 15))[0]
-        self.options = data.draw_options(self.rng, self.spec, min(workers, soak.workers), self.start)
+        self.options = data.draw_options(
+            self.rng, self.spec, min(workers, soak.workers), self.start
+        )
         self.has_trap = self.spec.how in ("own", "foreign", "subset", "joined", "pages")
         self.error: type[Exception] = Planned
         self.epoch = 0
 
     def __str__(self) -> str:
-        said = ", ".join(f"{name}={value}" for name, value in self.options.items() if value is not None)
-        return f"{self.event}: {self.spec.how} of {self.spec.n} {self.spec.form} {self.spec.size}, mode {self.mode}, {said}"
+        said = ", ".join(
+            f"{name}={value}" for name, value in self.options.items() if value is not None
+        )
+        return (
+            f"{self.event}: {self.spec.how} of {self.spec.n} {self.spec.form} {self.spec.size}, "
+            f"mode {self.mode}, {said}"
+        )
 
     def play(self) -> None:
         """Some epochs with an event each."""
@@ -108,7 +132,8 @@ class Round:
 
     def _fitting(self) -> list[str]:
         events = ["whole", "early", "early", "twins", "resumed", "closed", "hoarded"]
-        if self.options["num_workers"] and self.rng.random() < 0.3:  # each death takes the 5 seconds after which torch looks
+        # each death takes the 5 seconds after which torch looks
+        if self.options["num_workers"] and self.rng.random() < 0.3:
             events += ["killed", "killed", "exiting"] if self.has_trap else ["killed"]
         return events + ["raising", "raising"] * self.has_trap
 
@@ -140,7 +165,10 @@ class Round:
         state: dict[str, Any] = self.loader.state_dict()
         if (state["epoch"], state["batches"]) != (walk.epoch, walk.at):
             said = f"epoch {state['epoch']} and {state['batches']} batches"
-            raise Wrong(f"{when} the state says {said}, and what came are epoch {walk.epoch} and {walk.at} batches")
+            raise Wrong(
+                f"{when} the state says {said}, and what came are epoch {walk.epoch} and "
+                f"{walk.at} batches"
+            )
         return state
 
     # -- events
@@ -193,8 +221,14 @@ class Round:
         self.spec.trap.clear()
 
     def _draw_place(self) -> str:
-        """Where a sample fails; what is held, or was read ahead by an iterator before, is not read again."""
-        return "read" if self.spec.how == "own" and self.mode == "lazy" and self.rng.random() < 0.5 else "finish"
+        """Where a sample fails; what is held, or was read ahead by an iterator before, is not
+        read again.
+        """
+        return (
+            "read"
+            if self.spec.how == "own" and self.mode == "lazy" and self.rng.random() < 0.5
+            else "finish"
+        )
 
     def resumed(self) -> None:
         """The rest of an epoch out of another loader, over another dataset with the same data."""
@@ -202,10 +236,13 @@ class Round:
         walk.some(most=len(walk.batches) - is_stream)
         state = self._checked_state(walk, "in the middle of an epoch")
         state = self.rng.choice((json.loads(json.dumps(state)), pickle.loads(pickle.dumps(state))))
-        epoch, start = walk.epoch, walk.at  # after the last batch too: that the epoch is at its end, nobody has been told
+        # after the last batch too: that the epoch is at its end, nobody has been told
+        epoch, start = walk.epoch, walk.at
         if self.rng.random() < 0.5:
             del walk
-        workers = self.options["num_workers"] if is_stream else self.rng.choice((0, 1, self.soak.workers))
+        workers = (
+            self.options["num_workers"] if is_stream else self.rng.choice((0, 1, self.soak.workers))
+        )
         options = {**self.options, **data.draw_workers(self.rng, workers, self.start)}
         dataset = data.open_data(self.spec, self.rng.choice(data.MODES))
         loader = create_dataloader(dataset, **options)
@@ -235,9 +272,11 @@ class Round:
         self.spec.trap.clear()
 
     def _die(self, kind: str, index: int | None = None, delay: float = 0.0) -> None:
-        """An epoch that ends with an error, unless it is through before the death; with all that came before it right.
+        """An epoch that ends with an error, unless it is through before the death; with all that
+        came before it right.
 
-        torch's handler of SIGCHLD may raise anywhere in the main thread, so all that is done until the dead are buried stands here.
+        torch's handler of SIGCHLD may raise anywhere in the main thread, so all that is done until
+        the dead are buried stands here.
         """
         walk: Walk | None = None
         victims: list[Any] = []
@@ -249,9 +288,16 @@ class Round:
             walk.rest()
             self._bury(victims)
         except (WorkerError, RuntimeError) as error:
-            if "worker" not in str(error) or (type(error) is WorkerError and f"died in epoch {self.epoch - 1}" not in str(error)):
+            if "worker" not in str(error) or (
+                type(error) is WorkerError and f"died in epoch {self.epoch - 1}" not in str(error)
+            ):
                 raise
-            death = type(error).__name__, any(frame.name == "__next__" for frame in traceback.extract_tb(error.__traceback__))
+            death = (
+                type(error).__name__,
+                any(
+                    frame.name == "__next__" for frame in traceback.extract_tb(error.__traceback__)
+                ),
+            )
         with contextlib.suppress(RuntimeError):
             self._bury(victims)
         self.soak.counts[kind] += max(0, len(victims) - 1) if index is None else death is not None
@@ -262,12 +308,15 @@ class Round:
     def _kill(self, walk: Walk, delay: float) -> list[Any]:
         if self.rng.random() < 0.7:
             walk.some()
-        time.sleep(self.rng.choice((0.0, 0.03)))  # some die while they wait for somebody to take their batches
+        # some die while they wait for somebody to take their batches
+        time.sleep(self.rng.choice((0.0, 0.03)))
         workers = sorted(multiprocessing.active_children(), key=lambda worker: worker.pid or 0)
         victims = self.rng.sample(workers, self.rng.randint(1, len(workers))) if workers else []
         timer = threading.Timer(delay, lambda: [victim.kill() for victim in victims])
         timer.start()
-        if self.rng.random() < 0.3:  # they are reaped before anybody waits for their batches, as when another loader starts workers
+        # they are reaped before anybody waits for their batches, as when another loader starts
+        # workers
+        if self.rng.random() < 0.3:
             self._bury([timer, *victims])
         return [timer, *victims]
 
@@ -280,22 +329,29 @@ class Round:
         """Was it said, in time, and does the state hold what was received?"""
         beats, where = self.soak.beats - walk.asked, f"epoch {walk.epoch}, batch {walk.at}"
         if death is None:
-            if index is not None and any(index in map(self.spec.inner, batch) for batch in walk.batches):
-                raise Wrong(f"epoch {walk.epoch}: a worker died at sample {index}, and nobody said so")
+            if index is not None and any(
+                index in map(self.spec.inner, batch) for batch in walk.batches
+            ):
+                raise Wrong(
+                    f"epoch {walk.epoch}: a worker died at sample {index}, and nobody said so"
+                )
             return
         name, is_inside_next = death
         self.soak.counts[f"deaths as {name}"] += 1
         if beats > DEATH:
             raise Wrong(f"{where}: {beats * BEAT:.0f} s until the {name} of a death")
-        if is_inside_next:  # elsewhere the user's own line was broken off, and who can say whether it had the batch?
+        # elsewhere the user's own line was broken off, and who can say whether it had the batch?
+        if is_inside_next:
             self._checked_state(walk, f"after the {name} of a death")
 
 
-# --- what is left -----------------------------------------------------------------------------------------------------
+# --- what is left ---------------------------------------------------------------------------------
 
 
 class Figures(NamedTuple):
-    """What this process and its children take when every loader is closed and every batch dropped."""
+    """What this process and its children take when every loader is closed and every batch
+    dropped.
+    """
 
     memory: int  # anonymous and shared memory: PSS without files
     pss: int
@@ -318,21 +374,39 @@ class Growth:
     def look(self) -> None:
         """Notes the figures, as soon as all that is on its way out is gone."""
         before, deadline = None, time.monotonic() + 10
-        while before != (before := self._counts()) or (multiprocessing.active_children() and time.monotonic() < deadline):
+        while before != (before := self._counts()) or (
+            multiprocessing.active_children() and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
             gc.collect()
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
         pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
-        shm = [name for name in self._names() - self._shm if not mapped_elsewhere(Path("/dev/shm") / name)]
+        shm = [
+            name
+            for name in self._names() - self._shm
+            if not mapped_elsewhere(Path("/dev/shm") / name)
+        ]
         maps = len(Path("/proc/self/maps").read_bytes().splitlines())
-        objects = sum(str(type(o).__module__).startswith(OURS) and not isinstance(o, type) for o in gc.get_objects())
-        self.looks.append(Figures(sum(map(_memory_of, pids)), sum(map(pss_of, pids)), *before, len(shm), maps, objects))
+        objects = sum(
+            str(type(o).__module__).startswith(OURS) and not isinstance(o, type)
+            for o in gc.get_objects()
+        )
+        self.looks.append(
+            Figures(
+                sum(map(_memory_of, pids)), sum(map(pss_of, pids)), *before, len(shm), maps, objects
+            )
+        )
 
     @staticmethod
     def _counts() -> tuple[int, int, int, int]:
         children = psutil.Process().children(recursive=True)
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task")), len(children)
+        return (
+            len(os.listdir("/proc/self/fd")),
+            threading.active_count(),
+            len(os.listdir("/proc/self/task")),
+            len(children),
+        )
 
     @staticmethod
     def _names() -> set[str]:
@@ -341,33 +415,42 @@ class Growth:
     def said(self) -> list[str]:
         """What has grown between the first third of the looks and the last.
 
-        Of things that can be counted even one is too many: it is a leak if every late look has more than each early one. (Only now and
-        then more: something was on its way out.) Memory never comes back to the byte, since malloc keeps what is fragmented, and
-        more so after the largest round so far: in runs of two minutes the first and the last look were up to 18 MB apart, mostly 2
-        to 8, in steps and not in a slope. So medians count, after malloc has given back what it can, and the limit does not grow
-        with the time: in half an hour a leak of some 300 bytes a batch passes it. Files are left out of PSS, for pages of torch's
-        libraries are shared out among all processes of the machine that happen to run: the whole of it moves by 80 MB.
+        Of things that can be counted even one is too many: it is a leak if every late look has more
+        than each early one. (Only now and then more: something was on its way out.) Memory never
+        comes back to the byte, since malloc keeps what is fragmented, and more so after the largest
+        round so far: in runs of two minutes the first and the last look were up to 18 MB apart,
+        mostly 2 to 8, in steps and not in a slope. So medians count, after malloc has given back
+        what it can, and the limit does not grow with the time: in half an hour a leak of some 300
+        bytes a batch passes it. Files are left out of PSS, for pages of torch's libraries are
+        shared out among all processes of the machine that happen to run: the whole of it moves by
+        80 MB.
         """
         third = max(1, len(self.looks) // 3)
         early, late, found = self.looks[:third], self.looks[-third:], []
         for name in ("fds", "threads", "tasks", "children", "shm", "objects"):
             if min(getattr(f, name) for f in late) > (most := max(getattr(f, name) for f in early)):
-                found.append(f"{name}: at most {most} in early looks, {getattr(late[-1], name)} in the last")
+                found.append(
+                    f"{name}: at most {most} in early looks, {getattr(late[-1], name)} in the last"
+                )
         for name, limit in (("maps", MAPS), ("memory", GROWTH)):
             first, last = (median(getattr(f, name) for f in looks) for looks in (early, late))
             if last - first > limit:
-                found.append(f"{name}: {first:,.0f} in early looks, {last:,.0f} in late ones (medians)")
+                found.append(
+                    f"{name}: {first:,.0f} in early looks, {last:,.0f} in late ones (medians)"
+                )
         return found
 
 
 def _memory_of(pid: int) -> int:
     with contextlib.suppress(OSError):
-        lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+        lines = [
+            line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        ]
         return sum(int(line[1]) << 10 for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:"))
     return 0
 
 
-# --- the whole --------------------------------------------------------------------------------------------------------
+# --- the whole ------------------------------------------------------------------------------------
 
 
 class Kept(NamedTuple):
@@ -383,8 +466,16 @@ class Kept(NamedTuple):
 class Soak:
     """Plays rounds until the time is over or something is wrong."""
 
-    def __init__(self, seconds: float, seed: int, workers: int, only: int | None, as_json: bool, folder: str) -> None:
-        self.seconds, self.seed, self.workers, self.only, self.folder = seconds, seed, workers, only, folder
+    def __init__(
+        self, seconds: float, seed: int, workers: int, only: int | None, as_json: bool, folder: str
+    ) -> None:
+        self.seconds, self.seed, self.workers, self.only, self.folder = (
+            seconds,
+            seed,
+            workers,
+            only,
+            folder,
+        )
         self.as_json = as_json
         self.counts: Counter[str] = Counter()
         self.kept: list[Kept] = []
@@ -401,7 +492,8 @@ class Soak:
         threading.Thread(target=self._guard, daemon=True).start()
         try:
             while not self._is_over:
-                faulthandler.dump_traceback_later(10 * HANG * BEAT, exit=True)  # where not even `_guard` gets its turn
+                # where not even `_guard` gets its turn
+                faulthandler.dump_traceback_later(10 * HANG * BEAT, exit=True)
                 self.number = self.played if self.only is None else self.only
                 self.round = Round(self, self.number)
                 self.round.play()
@@ -445,7 +537,9 @@ class Soak:
                     array[...] = rng.randrange(100)
         if self.is_hoarding or draw < 0.05 or draw > 0.9:
             part = self._part(batch, rng)
-            self.kept.append(Kept(part, checksum(part), self.number, where, self.played + rng.randint(1, 6)))
+            self.kept.append(
+                Kept(part, checksum(part), self.number, where, self.played + rng.randint(1, 6))
+            )
             self.counts["batches kept"] += 1
 
     def _part(self, batch: Any, rng: random.Random) -> Any:
@@ -454,7 +548,11 @@ class Soak:
         array = rng.choice(arrays) if arrays and rng.random() < 0.6 else None
         if array is None or rng.random() < 0.3:
             return batch if array is None else array
-        if isinstance(array, torch.Tensor) and array.dtype is not torch.bfloat16 and rng.random() < 0.5:
+        if (
+            isinstance(array, torch.Tensor)
+            and array.dtype is not torch.bfloat16
+            and rng.random() < 0.5
+        ):
             array = array.numpy()
         return array[len(array) // 2 :: 2]
 
@@ -473,9 +571,11 @@ class Soak:
         return self.beats
 
     def _guard(self) -> None:
-        """Ends the process if one operation takes a minute, with the stacks of all that can say theirs.
+        """Ends the process if one operation takes a minute, with the stacks of all that can say
+        theirs.
 
-        Time is counted in beats of this thread: where the whole machine stands still for a while, so do they.
+        Time is counted in beats of this thread: where the whole machine stands still for a while,
+        so do they.
         """
         while self.beats - self._doing[1] < HANG:
             time.sleep(BEAT)
@@ -501,8 +601,16 @@ def summary(soak: Soak) -> dict[str, Any]:
         **dict(sorted(soak.counts.items())),
         "looks": len(looks),
         "memory, MB": [look.memory >> 20 for look in looks],
-        "growth": {name: [getattr(looks[0], name), getattr(looks[-1], name)] for name in Figures._fields} if looks else {},
-        **({"failure": soak.failure, "round": soak.number, "playing": str(soak.round)} if soak.failure else {}),
+        "growth": {
+            name: [getattr(looks[0], name), getattr(looks[-1], name)] for name in Figures._fields
+        }
+        if looks
+        else {},
+        **(
+            {"failure": soak.failure, "round": soak.number, "playing": str(soak.round)}
+            if soak.failure
+            else {}
+        ),
     }
 
 
@@ -512,11 +620,24 @@ def report(soak: Soak) -> str:
     if soak.failure:
         print(f"soak: seed {soak.seed}, round {soak.number}: {soak.failure}", file=sys.stderr)
         how = f"--minutes {soak.seconds / 60:g}" if soak.is_growth else f"--round {soak.number}"
-        print(f"  {soak.round}\n  again: python tests/loader/soak.py --seed {soak.seed} --workers {soak.workers} {how}", file=sys.stderr)
+        print(
+            f"  {soak.round}\n  again: python tests/loader/soak.py --seed {soak.seed} --workers "
+            f"{soak.workers} {how}",
+            file=sys.stderr,
+        )
     if soak.as_json:
         return json.dumps(said)
-    rows = {**said, **{f"growth: {name}": f"{first:,} -> {last:,}" for name, (first, last) in said.pop("growth").items()}}
-    return "\n".join(f"{name:<28} {value:,}" if isinstance(value, int) else f"{name:<28} {value}" for name, value in rows.items())
+    rows = {
+        **said,
+        **{
+            f"growth: {name}": f"{first:,} -> {last:,}"
+            for name, (first, last) in said.pop("growth").items()
+        },
+    }
+    return "\n".join(
+        f"{name:<28} {value:,}" if isinstance(value, int) else f"{name:<28} {value}"
+        for name, value in rows.items()
+    )
 
 
 def main() -> int:
@@ -525,7 +646,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--workers", type=int, default=2, choices=range(1, 9))
-    parser.add_argument("--round", type=int, default=None, help="play this round alone, again and again")
+    parser.add_argument(
+        "--round", type=int, default=None, help="play this round alone, again and again"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     faulthandler.register(signal.SIGUSR1)

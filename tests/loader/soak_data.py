@@ -1,7 +1,8 @@
 """What the soak loads, and what must come out.
 
-What a sample holds follows from its index alone, so that the parent can make each batch again by itself: `Dataset`s make it in the
-workers, an `Oracle` in the parent. A `Trap` makes the workers fail at samples of the soak's choice.
+What a sample holds follows from its index alone, so that the parent can make each batch again by
+itself: `Dataset`s make it in the workers, an `Oracle` in the parent. A `Trap` makes the workers
+fail at samples of the soak's choice.
 """
 
 from __future__ import annotations
@@ -22,23 +23,40 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
 
-from headrace import BaseDataset, HDF5Dataset, ImageDataset, MemoryEfficientDataset, SampleError, Source
+from headrace import (
+    BaseDataset,
+    HDF5Dataset,
+    ImageDataset,
+    MemoryEfficientDataset,
+    SampleError,
+    Source,
+)
 from headrace.collate import stack_collate
 from headrace.order import EpochOrder, RankBatches
 from headrace.testing.contract import RandomProbe
 from tests.data.make import make_photos
 
 MODES = ("lazy", "eager", "cached", "streaming")
-OWN, FOREIGN = ("own", "photos", "rows", "wrapped"), ("foreign", "subset", "joined", "tensors", "pages", "stream")
+OWN, FOREIGN = (
+    ("own", "photos", "rows", "wrapped"),
+    ("foreign", "subset", "joined", "tensors", "pages", "stream"),
+)
 FORMS = ("image", "dict", "nested", "words")
 RANDOM = ("ragged", "draws")  # what a transform draws decides what they look like
 CLASSES = 7
 _ROWS = 60
 _BASE = 1 << 21
 
-# --- what a sample holds ----------------------------------------------------------------------------------------------
+# --- what a sample holds --------------------------------------------------------------------------
 
 _noise = np.frombuffer(np.random.default_rng(0).bytes(2 * _BASE), np.uint8)
 
@@ -87,7 +105,9 @@ class Spec:
         return Trap(os.path.join(self.folder, "trap.json"))
 
     def inner(self, index: int) -> int:
-        """The number that content follows from: `Subset` and `ConcatDataset` number their samples anew."""
+        """The number that content follows from: `Subset` and `ConcatDataset` number their
+        samples anew.
+        """
         if self.how == "subset":
             return self.n - 1 - index
         return index % (self.n // 2 or 1) if self.how == "joined" else index
@@ -97,15 +117,29 @@ def made(spec: Spec, index: int, raw: npt.NDArray[np.uint8]) -> Any:
     """A sample of its bytes, over memory of its own."""
     if spec.form in ("image", "view", *RANDOM):
         return raw.reshape(*spec.size, 3).copy()
-    if spec.form == "words":  # a batch of these holds no tensor, and some are more than a pipe takes at once
+    # a batch of these holds no tensor, and some are more than a pipe takes at once
+    if spec.form == "words":
         return f"sample {index}", None, ["a", "b" * (index * 7919 % 20_000)]
     wide = torch.from_numpy(raw.astype(np.int32))
     if spec.form == "dict":
         dtypes = (torch.uint8, torch.int16, torch.float32, torch.bfloat16, torch.complex64)
-        columns = {str(dtype): wide[: 5 + 1000 * number].to(dtype) for number, dtype in enumerate(dtypes)}
-        return {**columns, "bool": wide.view(-1, 3) > 99, "scalar": torch.tensor(index / 3), "none": torch.empty(0, 3), "index": index}
+        columns = {
+            str(dtype): wide[: 5 + 1000 * number].to(dtype) for number, dtype in enumerate(dtypes)
+        }
+        return {
+            **columns,
+            "bool": wide.view(-1, 3) > 99,
+            "scalar": torch.tensor(index / 3),
+            "none": torch.empty(0, 3),
+            "index": index,
+        }
     array, text = raw.reshape(3, -1).copy(), "x" * (index % 50)
-    return f"sample {index}", None, {"list": [wide, text], "tuple": (array, index, index / 3, index % 2 == 0)}, raw[: index % 9].tobytes()
+    return (
+        f"sample {index}",
+        None,
+        {"list": [wide, text], "tuple": (array, index, index / 3, index % 2 == 0)},
+        raw[: index % 9].tobytes(),
+    )
 
 
 def turned(value: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -136,7 +170,7 @@ def parted(batch: Any) -> dict[str, Any]:
     }
 
 
-# --- where workers fail -----------------------------------------------------------------------------------------------
+# --- where workers fail ---------------------------------------------------------------------------
 
 
 class Planned(Exception):
@@ -144,13 +178,17 @@ class Planned(Exception):
 
 
 class Trap:
-    """A file that says at which samples workers are to fail; processes that run already see it too."""
+    """A file that says at which samples workers are to fail; processes that run already see it
+    too.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def set(self, action: str, where: str, indices: Sequence[int]) -> None:
-        """From now on samples fail by "raise", "exit" or "kill", while the source is read or while they are finished."""
+        """From now on samples fail by "raise", "exit" or "kill", while the source is read or
+        while they are finished.
+        """
         part = Path(self.path + ".part")
         part.write_text(json.dumps([action, where, list(indices)]))
         part.rename(self.path)
@@ -178,7 +216,7 @@ def _come_by(spec: Spec, index: int) -> None:
     spec.trap.trip("finish", index)
 
 
-# --- datasets ---------------------------------------------------------------------------------------------------------
+# --- datasets -------------------------------------------------------------------------------------
 
 
 class Numbers(Source):
@@ -193,7 +231,10 @@ class Numbers(Source):
     def read(self, indices: Sequence[int]) -> list[bytes]:
         for index in indices:
             self.spec.trap.trip("read", index)
-        return [index.to_bytes(8, "little") + content(index, self.spec.nbytes, self.spec.seed).tobytes() for index in indices]
+        return [
+            index.to_bytes(8, "little") + content(index, self.spec.nbytes, self.spec.seed).tobytes()
+            for index in indices
+        ]
 
     def fingerprint(self) -> str:
         return f"{self.spec.form} {self.spec.n} {self.spec.size} {self.spec.seed}"
@@ -208,18 +249,35 @@ class Known(BaseDataset):
 
     def __init__(self, spec: Spec, **options: Any) -> None:
         self.spec = spec
-        targets = np.arange(spec.n) % CLASSES if spec.form not in ("dict", "nested", "words") else None
-        super().__init__(Numbers(spec), targets=targets, transform=TRANSFORMS.get(spec.form), seed=spec.seed, progress=False, **options)
+        targets = (
+            np.arange(spec.n) % CLASSES if spec.form not in ("dict", "nested", "words") else None
+        )
+        super().__init__(
+            Numbers(spec),
+            targets=targets,
+            transform=TRANSFORMS.get(spec.form),
+            seed=spec.seed,
+            progress=False,
+            **options,
+        )
 
     def decode(self, record: bytes) -> Any:
-        return made(self.spec, int.from_bytes(record[:8], "little"), np.frombuffer(record, np.uint8, offset=8))
+        return made(
+            self.spec,
+            int.from_bytes(record[:8], "little"),
+            np.frombuffer(record, np.uint8, offset=8),
+        )
 
     def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
         _come_by(self.spec, index)
         return super().split_target(index, value)
 
 
-TRANSFORMS: dict[str, Callable[[Any], Any]] = {"view": turned, "ragged": cropped, "draws": RandomProbe()}
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "view": turned,
+    "ragged": cropped,
+    "draws": RandomProbe(),
+}
 
 
 class Foreign(Dataset[Any]):
@@ -265,11 +323,26 @@ def open_data(spec: Spec, mode: str) -> Any:
     if how == "own":
         return Known(spec, loading_mode=mode)
     if how == "photos":
-        return ImageDataset(f"{spec.folder}/photos", image_size=spec.size, loading_mode=mode, seed=spec.seed, progress=False)
+        return ImageDataset(
+            f"{spec.folder}/photos",
+            image_size=spec.size,
+            loading_mode=mode,
+            seed=spec.seed,
+            progress=False,
+        )
     if how == "rows":
-        return HDF5Dataset(f"{spec.folder}/rows.h5", "data", target_name="labels", loading_mode=mode, seed=spec.seed, progress=False)
+        return HDF5Dataset(
+            f"{spec.folder}/rows.h5",
+            "data",
+            target_name="labels",
+            loading_mode=mode,
+            seed=spec.seed,
+            progress=False,
+        )
     if how == "wrapped":
-        return MemoryEfficientDataset(Foreign(spec, n), loading_mode=mode, seed=spec.seed, progress=False)
+        return MemoryEfficientDataset(
+            Foreign(spec, n), loading_mode=mode, seed=spec.seed, progress=False
+        )
     if how == "subset":
         return Subset(Foreign(spec, n), range(n - 1, -1, -1))
     if how == "joined":
@@ -277,31 +350,47 @@ def open_data(spec: Spec, mode: str) -> Any:
         return ConcatDataset([Foreign(spec, half)] * (n // half))
     if how == "tensors":
         oracle = Oracle(spec)
-        return TensorDataset(*map(torch.stack, zip(*(oracle.sample(0, index) for index in range(n)), strict=True)))
+        return TensorDataset(
+            *map(torch.stack, zip(*(oracle.sample(0, index) for index in range(n)), strict=True))
+        )
     return Stream(spec) if how == "stream" else Foreign(spec, n)
 
 
-def draw_spec(rng: random.Random, folder: str, how: str | None = None, form: str | None = None) -> Spec:
+def draw_spec(
+    rng: random.Random, folder: str, how: str | None = None, form: str | None = None
+) -> Spec:
     """The data of a round; `how` and `form` may be named."""
     how = how or rng.choice(("own",) * 6 + OWN + FOREIGN)
     form = form or rng.choice(FORMS + (("view", *RANDOM, *RANDOM) if how == "own" else ()))
     form = "image" if how in ("photos", "rows", "tensors") else form
     scale = rng.choice((2, 20, 20, 60, 200))
     size = rng.randint(2, scale), rng.randint(2, scale)
-    n = {"photos": 24, "rows": _ROWS}.get(how, rng.choice((1, 7, 30, 60, 150)) if scale < 200 else rng.choice((8, 30)))
+    n = {"photos": 24, "rows": _ROWS}.get(
+        how, rng.choice((1, 7, 30, 60, 150)) if scale < 200 else rng.choice((8, 30))
+    )
     if how == "joined":
         n = max(2, n // 2 * 2)
     size = (size[0] + 6, size[1] + 6) if how == "photos" else (size[0], size[1] * 4)
-    return Spec(how, form, n, size, rng.randrange(1 << 20), rng.choice((0, 3, 8)), rng.random() < 0.3, folder)
+    return Spec(
+        how,
+        form,
+        n,
+        size,
+        rng.randrange(1 << 20),
+        rng.choice((0, 3, 8)),
+        rng.random() < 0.3,
+        folder,
+    )
 
 
-# --- loaders ----------------------------------------------------------------------------------------------------------
+# --- loaders --------------------------------------------------------------------------------------
 
 
 def draw_options(rng: random.Random, spec: Spec, workers: int, start: str) -> dict[str, Any]:
     """Options of a loader over the data of a round; all that `Oracle` needs are among them."""
     is_own = spec.how in ("own", "photos")
-    most = max(1, min(64, (8 << 20) // spec.nbytes, max(3, spec.n // 2)))  # bytes of a batch are bounded
+    # bytes of a batch are bounded
+    most = max(1, min(64, (8 << 20) // spec.nbytes, max(3, spec.n // 2)))
     options: dict[str, Any] = {
         "batch_size": rng.choice((1, 2, rng.randint(1, most), most)),
         "seed": spec.seed,
@@ -315,14 +404,28 @@ def draw_options(rng: random.Random, spec: Spec, workers: int, start: str) -> di
         return options
     if spec.how == "tensors" and rng.random() < 0.5:
         options["collate_fn"] = viewed
-    world, shuffle = rng.choice((1, 1, 1, 2)), rng.choice((True, True, False, "block") if is_own else (True, False))
-    return {**options, "shuffle": shuffle, "drop_last": rng.random() < 0.2, "world_size": world, "rank": rng.randrange(world)}
+    world, shuffle = (
+        rng.choice((1, 1, 1, 2)),
+        rng.choice((True, True, False, "block") if is_own else (True, False)),
+    )
+    return {
+        **options,
+        "shuffle": shuffle,
+        "drop_last": rng.random() < 0.2,
+        "world_size": world,
+        "rank": rng.randrange(world),
+    }
 
 
 def draw_workers(rng: random.Random, workers: int, start: str) -> dict[str, Any]:
     """The options that must not change any batch."""
     if not workers:
-        return {"num_workers": 0, "prefetch_factor": None, "persistent_workers": None, "multiprocessing_context": None}
+        return {
+            "num_workers": 0,
+            "prefetch_factor": None,
+            "persistent_workers": None,
+            "multiprocessing_context": None,
+        }
     return {
         "num_workers": workers,
         "prefetch_factor": rng.randint(1, 4),
@@ -331,7 +434,7 @@ def draw_workers(rng: random.Random, workers: int, start: str) -> dict[str, Any]
     }
 
 
-# --- what must come out -----------------------------------------------------------------------------------------------
+# --- what must come out ---------------------------------------------------------------------------
 
 
 class Oracle:
@@ -339,7 +442,9 @@ class Oracle:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec = replace(spec, is_slow=False)
-        self._alone = open_data(spec, "lazy") if spec.how == "photos" or spec.form in RANDOM else None
+        self._alone = (
+            open_data(spec, "lazy") if spec.how == "photos" or spec.form in RANDOM else None
+        )
         self._known: dict[int, Any] = {}
 
     def sample(self, epoch: int, index: int) -> Any:
@@ -348,7 +453,9 @@ class Oracle:
             self._alone.set_epoch(epoch)
             return self._alone[index]
         if index not in self._known:
-            self._known[index] = self._alone[index] if self._alone is not None else self._made(index)
+            self._known[index] = (
+                self._alone[index] if self._alone is not None else self._made(index)
+            )
         return self._known[index]
 
     def _made(self, index: int) -> Any:
@@ -357,7 +464,9 @@ class Oracle:
             return torch.from_numpy(row_of(index)), index % CLASSES
         value = made(spec, spec.inner(index), content(spec.inner(index), spec.nbytes, spec.seed))
         if spec.how == "tensors":
-            return torch.from_numpy(content(index, spec.nbytes, spec.seed)).view(*spec.size, 3), torch.tensor(index)
+            return torch.from_numpy(content(index, spec.nbytes, spec.seed)).view(
+                *spec.size, 3
+            ), torch.tensor(index)
         if spec.how != "own" or spec.form not in ("image", "view"):
             return value
         return turned(value) if spec.form == "view" else value, index % CLASSES
@@ -376,15 +485,32 @@ class Oracle:
         if self.spec.how == "stream":
             workers = options["num_workers"] or 1
             parts = [range(worker, n, workers) for worker in range(workers)]
-            return [list(part[at : at + size]) for at in range(0, n, size) for part in parts if part[at : at + size]]
-        rank, world, drop_last = options.get("rank", 0), options.get("world_size", 1), options.get("drop_last", False)
+            return [
+                list(part[at : at + size])
+                for at in range(0, n, size)
+                for part in parts
+                if part[at : at + size]
+            ]
+        rank, world, drop_last = (
+            options.get("rank", 0),
+            options.get("world_size", 1),
+            options.get("drop_last", False),
+        )
         if isinstance(dataset, BaseDataset):
             order = dataset.epoch_order(options["shuffle"], self.spec.seed, epoch, size * world)
         else:
-            order = EpochOrder(n, shuffle=options["shuffle"], seed=self.spec.seed, epoch=epoch, global_batch=size * world)
+            order = EpochOrder(
+                n,
+                shuffle=options["shuffle"],
+                seed=self.spec.seed,
+                epoch=epoch,
+                global_batch=size * world,
+            )
         batches = [batch.tolist() for batch in RankBatches(order, rank, world, size, drop_last)]
         if world == 1 and not drop_last:
-            assert sorted(itertools.chain(*batches)) == list(range(n)), "not each sample exactly once"
+            assert sorted(itertools.chain(*batches)) == list(range(n)), (
+                "not each sample exactly once"
+            )
         return batches
 
 
@@ -408,10 +534,14 @@ def checksum(value: Any, crc: int = 0) -> int:
     """CRC-32 of a batch: of its structure, types, dtypes, shapes and bytes."""
     if isinstance(value, torch.Tensor):
         crc = zlib.crc32(f"{value.dtype} {list(value.shape)}".encode(), crc)
-        flat = value.contiguous().as_strided((value.numel(),), (1,))  # an extent of 1 may have any stride
+        # an extent of 1 may have any stride
+        flat = value.contiguous().as_strided((value.numel(),), (1,))
         return zlib.crc32(flat.view(torch.uint8).numpy(), crc) if value.numel() else crc
     if isinstance(value, np.ndarray):
-        return zlib.crc32(np.ascontiguousarray(value), zlib.crc32(f"array {value.dtype} {value.shape}".encode(), crc))
+        return zlib.crc32(
+            np.ascontiguousarray(value),
+            zlib.crc32(f"array {value.dtype} {value.shape}".encode(), crc),
+        )
     if isinstance(value, dict):
         return checksum([*value.items()], zlib.crc32(b"dict", crc))
     if isinstance(value, (tuple, list)):
@@ -424,7 +554,11 @@ def checksum(value: Any, crc: int = 0) -> int:
 
 def difference(expected: Any, got: Any, place: str = "batch") -> str:
     """In words: the first place where two batches differ."""
-    if type(expected) is type(got) and isinstance(got, (dict, tuple, list)) and len(expected) == len(got):
+    if (
+        type(expected) is type(got)
+        and isinstance(got, (dict, tuple, list))
+        and len(expected) == len(got)
+    ):
         for key, part in expected.items() if isinstance(expected, dict) else enumerate(expected):
             other = got.get(key) if isinstance(got, dict) else got[key]
             if checksum(part) != checksum(other):
@@ -448,7 +582,7 @@ def arrays_in(value: Any) -> Iterator[torch.Tensor | npt.NDArray[Any]]:
             yield from arrays_in(item)
 
 
-# --- an epoch, batch by batch -----------------------------------------------------------------------------------------
+# --- an epoch, batch by batch ---------------------------------------------------------------------
 
 
 class Wrong(Exception):
@@ -465,8 +599,23 @@ class Walk:
         bad: samples whose batches must fail.
     """
 
-    def __init__(self, round_: Any, loader: Any, options: dict[str, Any], epoch: int, start: int = 0, bad: tuple[int, ...] = ()) -> None:
-        self.round, self.options, self.epoch, self.start, self.at, self.bad = round_, options, epoch, start, start, bad
+    def __init__(
+        self,
+        round_: Any,
+        loader: Any,
+        options: dict[str, Any],
+        epoch: int,
+        start: int = 0,
+        bad: tuple[int, ...] = (),
+    ) -> None:
+        self.round, self.options, self.epoch, self.start, self.at, self.bad = (
+            round_,
+            options,
+            epoch,
+            start,
+            start,
+            bad,
+        )
         self.soak, self.batches = round_.soak, round_.oracle.order(loader.dataset, options, epoch)
         self.asked = self.soak.watch(f"iter, epoch {epoch}")
         self.iterator = iter(loader)
@@ -478,13 +627,17 @@ class Walk:
         """Receives and checks a batch, or an error; False at the end."""
         where = f"epoch {self.epoch}, batch {self.at}"
         coming = self.batches[self.at] if self.at < len(self.batches) else None
-        fails = coming is not None and any(self.round.spec.inner(index) in self.bad for index in coming)
+        fails = coming is not None and any(
+            self.round.spec.inner(index) in self.bad for index in coming
+        )
         self.asked = self.soak.watch(where)
         try:
             batch = next(self.iterator)
         except StopIteration:
             if coming is not None:
-                raise Wrong(f"{where}: the epoch ended, expected {len(self.batches)} batches") from None
+                raise Wrong(
+                    f"{where}: the epoch ended, expected {len(self.batches)} batches"
+                ) from None
             return False
         except (Planned, SampleError) as error:
             if not fails:
@@ -498,7 +651,10 @@ class Walk:
         return True
 
     def _check(self, batch: Any, indices: list[int], where: str) -> None:
-        expected, crc = self.round.oracle.batch(self.epoch, indices, self.options["collate_fn"]), checksum(batch)
+        expected, crc = (
+            self.round.oracle.batch(self.epoch, indices, self.options["collate_fn"]),
+            checksum(batch),
+        )
         if crc != checksum(expected):
             raise Wrong(f"{where}: of samples {indices}: {difference(expected, batch)}")
         self.soak.counts["batches"] += 1
@@ -507,10 +663,21 @@ class Walk:
 
     def _check_error(self, error: Exception, where: str) -> None:
         self.soak.counts["exceptions"] += 1
-        workers, kind, notes = self.options["num_workers"], self.round.error, "\n".join(getattr(error, "__notes__", []))
-        said = f"headrace: in worker {(self.at - self.start) % workers}, {where}" if workers else f"headrace: in {where}"
+        workers, kind, notes = (
+            self.options["num_workers"],
+            self.round.error,
+            "\n".join(getattr(error, "__notes__", [])),
+        )
+        said = (
+            f"headrace: in worker {(self.at - self.start) % workers}, {where}"
+            if workers
+            else f"headrace: in {where}"
+        )
         if said not in notes or type(error) is not kind or "planned for sample" not in str(error):
-            raise Wrong(f"{where}: expected a {kind.__name__} with the note {said!r}, got {error!r} with {notes!r}") from error
+            raise Wrong(
+                f"{where}: expected a {kind.__name__} with the note {said!r}, got {error!r} with "
+                f"{notes!r}"
+            ) from error
         if workers and "Traceback" not in str(error.__cause__):
             raise Wrong(f"{where}: {error!r} lacks the worker's traceback") from error
 

@@ -1,4 +1,6 @@
-"""Worker processes read all formats at once: samples equal those of this process, whoever starts."""
+"""Worker processes read all formats at once: samples equal those of this process, whoever
+starts.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,36 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[...,
 def joined(gallery: dict[str, Callable[..., Any]]) -> ConcatDataset[Any]:
     """Each format in one of the modes, and every mode several times."""
     names = list(gallery)
-    parts = [gallery[name](loading_mode=MODES[number % 3], transform=RandomProbe(), return_index=True) for number, name in enumerate(names)]
+    parts = [
+        gallery[name](loading_mode=MODES[number % 3], transform=RandomProbe(), return_index=True)
+        for number, name in enumerate(names)
+    ]
     return ConcatDataset(parts)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_workers_give_the_samples_of_this_process(
-    gallery: dict[str, Callable[..., Any]], make_loader: Callable[..., Any], start: str, workers: int
+    gallery: dict[str, Callable[..., Any]],
+    make_loader: Callable[..., Any],
+    start: str,
+    workers: int,
 ) -> None:
     options = {"batch_size": 16, "collate_fn": "list", "seed": 3, "shuffle": True}
     expected = make_loader(joined(gallery), num_workers=0, **options)
-    loader = make_loader(joined(gallery), num_workers=workers, multiprocessing_context=start, **options)
+    loader = make_loader(
+        joined(gallery), num_workers=workers, multiprocessing_context=start, **options
+    )
     for _ in range(2):  # from memory in the second epoch
         for batch, other in zip(loader, expected, strict=True):
             assert same(batch, other)
 
 
-def test_each_format_streams(gallery: dict[str, Callable[..., Any]], make_loader: Callable[..., Any]) -> None:
+def test_each_format_streams(
+    gallery: dict[str, Callable[..., Any]], make_loader: Callable[..., Any]
+) -> None:
     options = {"batch_size": 5, "collate_fn": "list", "seed": 3, "shuffle": "block"}
     for name, make in gallery.items():
         with make() as plain, make(loading_mode="streaming") as streamed:

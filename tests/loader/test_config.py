@@ -109,31 +109,61 @@ def test_an_old_word_gets_the_new_one(word: str, instead: str) -> None:
 
 
 def test_an_unknown_word_gets_the_nearest_field() -> None:
-    for make in (DataLoaderConfig, DataLoaderConfig.train, lambda **words: create_dataloader(INDICES, **words)):
+    for make in (
+        DataLoaderConfig,
+        DataLoaderConfig.train,
+        lambda **words: create_dataloader(INDICES, **words),
+    ):
         with pytest.raises(ConfigError, match="batchsize") as refused:
             make(batchsize=3)
         assert str(refused.value).endswith("has no 'batchsize': did you mean batch_size?")
-        with pytest.raises(ConfigError, match=r"has no 'xyz': it has balanced, batch_sampler, .*world_size"):
+        with pytest.raises(
+            ConfigError, match=r"has no 'xyz': it has balanced, batch_sampler, .*world_size"
+        ):
             make(xyz=3)
 
 
 def test_good_values_pass() -> None:
     generator = torch.Generator()
     config = DataLoaderConfig(
-        batch_size=None, shuffle="block", num_workers=0, seed=-(2**70), interleave=1, turns=1, rank=0, world_size=1, device="cpu",
-        max_memory_usage="1.5GiB", multiprocessing_context="spawn", generator=generator, timeout=0.5, collate_fn="list",
-    )  # fmt: skip
+        batch_size=None,
+        shuffle="block",
+        num_workers=0,
+        seed=-(2**70),
+        interleave=1,
+        turns=1,
+        rank=0,
+        world_size=1,
+        device="cpu",
+        max_memory_usage="1.5GiB",
+        multiprocessing_context="spawn",
+        generator=generator,
+        timeout=0.5,
+        collate_fn="list",
+    )
     assert config.generator is generator and config.seed == -(2**70)
     assert DataLoaderConfig(device=torch.device("meta")).device == torch.device("meta")
-    assert DataLoaderConfig(device="cpu", memory_format=torch.channels_last).memory_format is torch.channels_last
+    assert (
+        DataLoaderConfig(device="cpu", memory_format=torch.channels_last).memory_format
+        is torch.channels_last
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"device": "cpu", "memory_format": "channels_last"}, "memory_format must be torch.channels_last, torch.contiguous_format or None"),
-        ({"device": "cpu", "memory_format": torch.channels_last_3d}, "memory_format must be torch.channels_last, torch.contiguous_format"),
-        ({"memory_format": torch.channels_last}, "has a meaning with device= only.*images.to\\(memory_format=torch.channels_last\\)"),
+        (
+            {"device": "cpu", "memory_format": "channels_last"},
+            "memory_format must be torch.channels_last, torch.contiguous_format or None",
+        ),
+        (
+            {"device": "cpu", "memory_format": torch.channels_last_3d},
+            "memory_format must be torch.channels_last, torch.contiguous_format",
+        ),
+        (
+            {"memory_format": torch.channels_last},
+            "has a meaning with device= only.*images.to\\(memory_format=torch.channels_last\\)",
+        ),
     ],
 )
 def test_memory_formats(options: dict[str, Any], said: str) -> None:
@@ -145,7 +175,12 @@ def test_memory_formats(options: dict[str, Any], said: str) -> None:
 def test_train_and_eval() -> None:
     train, evaluation = DataLoaderConfig.train(batch_size=8), DataLoaderConfig.eval(batch_size=8)
     assert (train.shuffle, train.drop_last, train.pad, train.batch_size) == (True, True, True, 8)
-    assert (evaluation.shuffle, evaluation.drop_last, evaluation.pad, evaluation.batch_size) == (False, False, False, 8)
+    assert (evaluation.shuffle, evaluation.drop_last, evaluation.pad, evaluation.batch_size) == (
+        False,
+        False,
+        False,
+        8,
+    )
     assert DataLoaderConfig.train(shuffle="block", drop_last=False).shuffle == "block"
     assert DataLoaderConfig.eval(pad=True).pad is True
 
@@ -157,13 +192,17 @@ def test_train_with_a_sampler_needs_no_shuffle() -> None:
 
 def test_integers_of_numpy_are_integers() -> None:
     config = DataLoaderConfig(batch_size=np.int64(4), seed=np.uint8(3))
-    assert (config.batch_size, config.seed) == (4, 3) and type(config.batch_size) is type(config.seed) is int
+    assert (config.batch_size, config.seed) == (4, 3) and type(config.batch_size) is type(
+        config.seed
+    ) is int
 
 
 def test_it_is_frozen() -> None:
     config = DataLoaderConfig()
     for change in (lambda: setattr(config, "batch_size", 3), lambda: delattr(config, "batch_size")):
-        with pytest.raises(dataclasses.FrozenInstanceError, match=r"config.with_\(batch_size=...\)"):
+        with pytest.raises(
+            dataclasses.FrozenInstanceError, match=r"config.with_\(batch_size=...\)"
+        ):
             change()
     changed = config.with_(batch_size=3)
     assert (changed.batch_size, config.batch_size) == (3, 32)
@@ -178,5 +217,7 @@ def test_overrides_win_over_the_config() -> None:
 
 
 def test_none_as_an_override_is_an_override() -> None:
-    loader = create_dataloader(INDICES, DataLoaderConfig(batch_size=4, num_workers=0), batch_size=None)
+    loader = create_dataloader(
+        INDICES, DataLoaderConfig(batch_size=4, num_workers=0), batch_size=None
+    )
     assert loader.batch_size is None and len(loader) == 10

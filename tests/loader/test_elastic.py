@@ -1,9 +1,12 @@
-"""Image, HDF5 and Zarr datasets give the same global batches to every world size and mode, and each step is resumed by all.
+"""Image, HDF5 and Zarr datasets give the same global batches to every world size and mode, and each
+step is resumed by all.
 
-The batches that are expected come from the order and from samples made one at a time; what `tests/order/test_elastic.py` shows of
-orders, this shows of loaders, with their samples' values and random numbers: augmentation depends neither on ranks nor on workers, nor on
-where a run was resumed. Without processes each pair of (dataset, mode, shuffle, drop_last, pad) is tried, in all world sizes and at all
-steps; with worker processes each pair too, and the whole product under ``-m nightly``.
+The batches that are expected come from the order and from samples made one at a time; what
+`tests/order/test_elastic.py` shows of orders, this shows of loaders, with their samples' values and
+random numbers: augmentation depends neither on ranks nor on workers, nor on where a run was
+resumed. Without processes each pair of (dataset, mode, shuffle, drop_last, pad) is tried, in all
+world sizes and at all steps; with worker processes each pair too, and the whole product under ``-m
+nightly``.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from tests.order.test_elastic import WORLDS, cuts_of, dealt, is_too_short
 GLOBAL_BATCH, SEED, EPOCH = 12, 5, 1
 KINDS = ("image", "hdf5", "zarr")
 FLAGS = (False, True)
-SIZES = {"image": 26, "hdf5": 37, "zarr": 29}  # tails of 2, 1 and 5: some below the world size, and one above all but 6
+# tails of 2, 1 and 5: some below the world size, and one above all but 6
+SIZES = {"image": 26, "hdf5": 37, "zarr": 29}
 
 
 def pairs(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -40,23 +44,42 @@ def pairs(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny files: 26 images in folders of 13, 37 rows in three HDF5 files of 20, 1 and 16, 29 rows in Zarr shards of 8."""
+    """Tiny files: 26 images in folders of 13, 37 rows in three HDF5 files of 20, 1 and 16, 29
+    rows in Zarr shards of 8.
+    """
     folder = tmp_path_factory.mktemp("elastic")
     make_photos(folder / "image", classes=("circle", "noise"), per_class=13, size=(8, 6))
     rows = np.random.default_rng(3).integers(0, 255, (37, 3, 2), dtype=np.uint8)
     for number, (start, stop) in enumerate([(0, 20), (20, 21), (21, 37)]):
         with h5py.File(folder / f"{number}.h5", "w") as file:
-            file.create_dataset("data", data=rows[start:stop], chunks=(min(4, stop - start), 3, 2), compression="gzip")
+            file.create_dataset(
+                "data",
+                data=rows[start:stop],
+                chunks=(min(4, stop - start), 3, 2),
+                compression="gzip",
+            )
     root = zarr.open_group(folder / "rows.zarr", mode="w")
-    root.create_array("data", shape=(29, 3, 2), dtype="u1", chunks=(2, 3, 2), shards=(8, 3, 2))[...] = rows[:29]
+    root.create_array("data", shape=(29, 3, 2), dtype="u1", chunks=(2, 3, 2), shards=(8, 3, 2))[
+        ...
+    ] = rows[:29]
     return folder
 
 
 def open_kind(data: Path, kind: str, mode: str) -> Any:
-    options: dict[str, Any] = {"loading_mode": mode, "transform": RandomProbe(), "return_index": True, "progress": False, "seed": SEED}
+    options: dict[str, Any] = {
+        "loading_mode": mode,
+        "transform": RandomProbe(),
+        "return_index": True,
+        "progress": False,
+        "seed": SEED,
+    }
     if kind == "image":
         return ImageDataset(data / "image", image_size=(6, 8), transform_input="numpy", **options)
-    return HDF5Dataset(str(data / "*.h5"), **options) if kind == "hdf5" else ZarrDataset(data / "rows.zarr", "data", **options)
+    return (
+        HDF5Dataset(str(data / "*.h5"), **options)
+        if kind == "hdf5"
+        else ZarrDataset(data / "rows.zarr", "data", **options)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +100,9 @@ def loaders(data: Path) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         opened: dict[Any, Any] = {}
 
-        def make(kind: str, mode: str, world_size: int, n: int | None = None, **options: Any) -> list[Loader]:
+        def make(
+            kind: str, mode: str, world_size: int, n: int | None = None, **options: Any
+        ) -> list[Loader]:
             if (kind, mode) not in opened:
                 opened[kind, mode] = stack.enter_context(open_kind(data, kind, mode))
             dataset = opened[kind, mode]
@@ -85,8 +110,18 @@ def loaders(data: Path) -> Iterator[Any]:
                 dataset = opened.setdefault((kind, mode, n), dataset.subset(range(n)))
             found = []
             for rank in range(world_size):
-                said = {"num_workers": 0, "seed": SEED, "batch_size": GLOBAL_BATCH // world_size, "collate_fn": "list", **options}
-                found.append(Loader(dataset, rank=rank, world_size=world_size, enable_monitoring=False, **said))
+                said = {
+                    "num_workers": 0,
+                    "seed": SEED,
+                    "batch_size": GLOBAL_BATCH // world_size,
+                    "collate_fn": "list",
+                    **options,
+                }
+                found.append(
+                    Loader(
+                        dataset, rank=rank, world_size=world_size, enable_monitoring=False, **said
+                    )
+                )
                 found[-1].set_epoch(EPOCH)
                 stack.callback(found[-1].close)
             return found
@@ -100,9 +135,14 @@ def order_of(loader: Loader) -> list[int]:
     return list(order)
 
 
-def batches_from(alone: list[Any], order: list[int], cuts: list[int], place: int, padding: int) -> list[list[Any]]:
+def batches_from(
+    alone: list[Any], order: list[int], cuts: list[int], place: int, padding: int
+) -> list[list[Any]]:
     """The global batches from a position on, made of samples that were made alone."""
-    found = [[alone[i] for i in order[a:b]] for a, b in itertools.pairwise(cut for cut in cuts if cut >= place)]
+    found = [
+        [alone[i] for i in order[a:b]]
+        for a, b in itertools.pairwise(cut for cut in cuts if cut >= place)
+    ]
     if found:
         found[-1] += [alone[order[i % len(order)]] for i in range(padding)]
     return found
@@ -131,34 +171,66 @@ def received(ranks: list[Loader], state: dict[str, Any] | None = None) -> list[l
 
 
 @pytest.mark.quick_every(16)
-@pytest.mark.parametrize(("kind", "mode", "shuffle", "drop_last", "pad"), pairs(KINDS, MODES, SHUFFLES, FLAGS, FLAGS))
+@pytest.mark.parametrize(
+    ("kind", "mode", "shuffle", "drop_last", "pad"), pairs(KINDS, MODES, SHUFFLES, FLAGS, FLAGS)
+)
 def test_all_world_sizes_and_all_steps(
-    loaders: Any, samples: dict[str, list[Any]], kind: str, mode: str, shuffle: Any, drop_last: bool, pad: bool
+    loaders: Any,
+    samples: dict[str, list[Any]],
+    kind: str,
+    mode: str,
+    shuffle: Any,
+    drop_last: bool,
+    pad: bool,
 ) -> None:
     check_worlds(loaders, samples[kind], kind, mode, shuffle, drop_last, pad)
 
 
 @pytest.mark.quick_every(21)
 @pytest.mark.parametrize(
-    ("kind", "n", "mode", "shuffle", "drop_last", "pad"), pairs(KINDS, (0, 1, 5, 11, 12), MODES, SHUFFLES, FLAGS, FLAGS)
+    ("kind", "n", "mode", "shuffle", "drop_last", "pad"),
+    pairs(KINDS, (0, 1, 5, 11, 12), MODES, SHUFFLES, FLAGS, FLAGS),
 )
 def test_few_samples(
-    loaders: Any, samples: dict[str, list[Any]], kind: str, n: int, mode: str, shuffle: Any, drop_last: bool, pad: bool
+    loaders: Any,
+    samples: dict[str, list[Any]],
+    kind: str,
+    n: int,
+    mode: str,
+    shuffle: Any,
+    drop_last: bool,
+    pad: bool,
 ) -> None:
     """None, one, fewer than the ranks, fewer than a global batch, and just one."""
     check_worlds(loaders, samples[kind][:n], kind, mode, shuffle, drop_last, pad, n=n)
 
 
-def check_worlds(loaders: Any, alone: list[Any], kind: str, mode: str, shuffle: Any, drop_last: bool, pad: bool, **options: Any) -> None:
-    """All world sizes give the batches that are expected, and go on from every step of all others."""
+def check_worlds(
+    loaders: Any,
+    alone: list[Any],
+    kind: str,
+    mode: str,
+    shuffle: Any,
+    drop_last: bool,
+    pad: bool,
+    **options: Any,
+) -> None:
+    """All world sizes give the batches that are expected, and go on from every step of all
+    others.
+    """
     n = len(alone)
     sizes = [w for w in WORLDS if not is_too_short(n, w, drop_last, pad)]
-    worlds = {w: loaders(kind, mode, w, shuffle=shuffle, drop_last=drop_last, pad=pad, **options) for w in sizes}
+    worlds = {
+        w: loaders(kind, mode, w, shuffle=shuffle, drop_last=drop_last, pad=pad, **options)
+        for w in sizes
+    }
     order, tried = order_of(worlds[1][0]), list[Any]()
     cuts = {w: cuts_of(n, w, drop_last, pad, GLOBAL_BATCH) for w in sizes}
 
     def expected(world_size: int, place: int) -> list[list[Any]]:
-        return batches_from(alone, order, cuts[world_size], place, -n % world_size if pad and not drop_last else 0)
+        return batches_from(
+            alone, order, cuts[world_size], place, -n % world_size if pad and not drop_last else 0
+        )
 
     for before, ranks in worlds.items():
         assert same(received(ranks), expected(before, 0)), f"{before} ranks get other batches"
@@ -172,10 +244,18 @@ def check_worlds(loaders: Any, alone: list[Any], kind: str, mode: str, shuffle: 
                 tried.append((after, state))
                 if place not in cuts[after]:
                     assert not pad and not drop_last
-                    with pytest.raises(StateError, match="with pad=False the last batches of an epoch depend on the number of ranks"):
+                    with pytest.raises(
+                        StateError,
+                        match=(
+                            "with pad=False the last batches of an epoch depend on the number of "
+                            "ranks"
+                        ),
+                    ):
                         others[0].load_state_dict(state)
                     continue
-                assert same(received(others, state), expected(after, place)), f"{after} ranks don't go on at {place} where {before} were"
+                assert same(received(others, state), expected(after, place)), (
+                    f"{after} ranks don't go on at {place} where {before} were"
+                )
 
 
 # -- with worker processes
@@ -184,9 +264,20 @@ STARTS = ("fork", "forkserver", "spawn")
 
 
 def check_workers(
-    loaders: Any, alone: list[Any], kind: str, mode: str, workers: int, shuffle: Any, drop_last: bool, pad: bool, world: int, start: str
+    loaders: Any,
+    alone: list[Any],
+    kind: str,
+    mode: str,
+    workers: int,
+    shuffle: Any,
+    drop_last: bool,
+    pad: bool,
+    world: int,
+    start: str,
 ) -> None:
-    """The last rank of a world loads an epoch with workers, and is left after a batch; the last rank of another world goes on."""
+    """The last rank of a world loads an epoch with workers, and is left after a batch; the last
+    rank of another world goes on.
+    """
     other, n = WORLDS[(WORLDS.index(world) + workers) % len(WORLDS)], len(alone)
     options = {"shuffle": shuffle, "drop_last": drop_last, "pad": pad}
     order, shares = [], {}
@@ -195,7 +286,12 @@ def check_workers(
         padding = -n % w if pad and not drop_last else 0
         whole = batches_from(alone, order, cuts_of(n, w, drop_last, pad, GLOBAL_BATCH), 0, padding)
         shares[w] = [batch[w - 1 :: w] for batch in whole]
-    several = {"num_workers": workers, "multiprocessing_context": start, "prefetch_factor": 3, **options}
+    several = {
+        "num_workers": workers,
+        "multiprocessing_context": start,
+        "prefetch_factor": 3,
+        **options,
+    }
     first = loaders(kind, mode, world, **several)[-1]
     assert same(list(first), shares[world]), "with workers the batches differ"
     first.set_epoch(EPOCH)
@@ -204,35 +300,62 @@ def check_workers(
         break  # while others are on their way
     second = loaders(kind, mode, other, **{**several, "num_workers": 4 - workers})[-1]
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert same(list(second), shares[other][1:]), f"{other} ranks don't go on after the first batch of {world}"
+    assert same(list(second), shares[other][1:]), (
+        f"{other} ranks don't go on after the first batch of {world}"
+    )
     first.close()
     second.close()
 
 
 @pytest.mark.quick_every(20)
 @pytest.mark.parametrize(
-    ("kind", "mode", "workers", "shuffle", "drop_last", "pad", "world"), pairs(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS, WORLDS)
+    ("kind", "mode", "workers", "shuffle", "drop_last", "pad", "world"),
+    pairs(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS, WORLDS),
 )
 def test_workers(
-    loaders: Any, samples: Any, kind: str, mode: str, workers: int, shuffle: Any, drop_last: bool, pad: bool, world: int
+    loaders: Any,
+    samples: Any,
+    kind: str,
+    mode: str,
+    workers: int,
+    shuffle: Any,
+    drop_last: bool,
+    pad: bool,
+    world: int,
 ) -> None:
-    check_workers(loaders, samples[kind], kind, mode, workers, shuffle, drop_last, pad, world, "fork")
+    check_workers(
+        loaders, samples[kind], kind, mode, workers, shuffle, drop_last, pad, world, "fork"
+    )
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("kind", "mode", "workers", "shuffle", "drop_last", "pad"), list(itertools.product(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS))
+    ("kind", "mode", "workers", "shuffle", "drop_last", "pad"),
+    list(itertools.product(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS)),
 )
 def test_workers_in_all_combinations(
-    loaders: Any, samples: Any, kind: str, mode: str, workers: int, shuffle: Any, drop_last: bool, pad: bool
+    loaders: Any,
+    samples: Any,
+    kind: str,
+    mode: str,
+    workers: int,
+    shuffle: Any,
+    drop_last: bool,
+    pad: bool,
 ) -> None:
     for world in WORLDS:
-        check_workers(loaders, samples[kind], kind, mode, workers, shuffle, drop_last, pad, world, "fork")
+        check_workers(
+            loaders, samples[kind], kind, mode, workers, shuffle, drop_last, pad, world, "fork"
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("kind", "mode", "shuffle", "start"), pairs(KINDS, MODES, SHUFFLES, STARTS[1:]))
-def test_workers_that_are_not_forked(loaders: Any, samples: Any, kind: str, mode: str, shuffle: Any, start: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "mode", "shuffle", "start"), pairs(KINDS, MODES, SHUFFLES, STARTS[1:])
+)
+def test_workers_that_are_not_forked(
+    loaders: Any, samples: Any, kind: str, mode: str, shuffle: Any, start: str
+) -> None:
     check_workers(loaders, samples[kind], kind, mode, 1, shuffle, False, False, 3, start)

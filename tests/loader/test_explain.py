@@ -1,4 +1,6 @@
-"""`explain()` says what was chosen, why, and what it leads to; its numbers are those of real epochs."""
+"""`explain()` says what was chosen, why, and what it leads to; its numbers are those of real
+epochs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from headrace import BaseDataset, DataLoaderConfig, HDF5Dataset, Loader, create_dataloader, pad_collate
+from headrace import (
+    BaseDataset,
+    DataLoaderConfig,
+    HDF5Dataset,
+    Loader,
+    create_dataloader,
+    pad_collate,
+)
 from tests.testing.test_contract import SquareDataset, Squares
 
 
@@ -61,13 +70,37 @@ def value_and_reason(text: str, name: str) -> tuple[str, str]:
 # -- a line for each option
 
 OTHERS: dict[str, Any] = {
-    "batch_size": 5, "shuffle": False, "num_workers": 0, "pin_memory": False, "prefetch_factor": 3, "persistent_workers": False,
-    "drop_last": True, "pad": False, "collate_fn": "list", "sampler": [1, 2], "batch_sampler": [[1, 2]], "seed": 7, "interleave": 3,
-    "turns": 5, "rank": 1, "world_size": 2, "device": "cpu", "max_memory_usage": 0.5, "multiprocessing_context": "fork",
-    "worker_init_fn": print, "generator": torch.Generator(), "timeout": 3.5, "enable_monitoring": False, "log_loading_stats": True,
+    "batch_size": 5,
+    "shuffle": False,
+    "num_workers": 0,
+    "pin_memory": False,
+    "prefetch_factor": 3,
+    "persistent_workers": False,
+    "drop_last": True,
+    "pad": False,
+    "collate_fn": "list",
+    "sampler": [1, 2],
+    "batch_sampler": [[1, 2]],
+    "seed": 7,
+    "interleave": 3,
+    "turns": 5,
+    "rank": 1,
+    "world_size": 2,
+    "device": "cpu",
+    "max_memory_usage": 0.5,
+    "multiprocessing_context": "fork",
+    "worker_init_fn": print,
+    "generator": torch.Generator(),
+    "timeout": 3.5,
+    "enable_monitoring": False,
+    "log_loading_stats": True,
     "memory_format": torch.channels_last,
-    "weights": [1.0] * 42, "balanced": True, "replacement": False, "num_samples": 30, "bucket_by_length": [3] * 42,
-}  # fmt: skip
+    "weights": [1.0] * 42,
+    "balanced": True,
+    "replacement": False,
+    "num_samples": 30,
+    "bucket_by_length": [3] * 42,
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -83,7 +116,12 @@ def test_what_was_given_is_named(name: str) -> None:
     dataset.targets = [0, 1] * 21
     loader = create_dataloader(dataset, **options)
     value, reason = value_and_reason(loader.explain(), name)
-    own = {"collate_fn": "registered as 'list'", "multiprocessing_context": "as given", "worker_init_fn": "given", "shuffle": "given"}
+    own = {
+        "collate_fn": "registered as 'list'",
+        "multiprocessing_context": "as given",
+        "worker_init_fn": "given",
+        "shuffle": "given",
+    }
     assert own.get(name, "given") in reason
     assert value == {
         "sampler": "list",
@@ -109,8 +147,12 @@ def test_what_was_chosen_is_named_with_its_reason(workers: int) -> None:
         "seed": ("42", "the default"),
         "num_workers": (str(workers), "given"),
         "prefetch_factor": ("2", "the default with workers") if workers else ("None", "no workers"),
-        "persistent_workers": ("True", "the default with workers") if workers else ("False", "no workers"),
-        "multiprocessing_context": ("fork", "the dataset is fork-safe") if workers else ("None", "no workers"),
+        "persistent_workers": ("True", "the default with workers")
+        if workers
+        else ("False", "no workers"),
+        "multiprocessing_context": ("fork", "the dataset is fork-safe")
+        if workers
+        else ("None", "no workers"),
         "pin_memory": ("False", "batches don't go to a CUDA device"),
         "device": ("None", "the default: batches stay in the host's memory"),
         "collate_fn": ("stack_collate", "the default: samples of one shape are stacked"),
@@ -125,7 +167,9 @@ def test_what_was_chosen_is_named_with_its_reason(workers: int) -> None:
     starts = {line.index("=") for line in text.splitlines()[: len(expected)]}
     assert len(starts) == 1, "the lines are aligned"
     for name in ("interleave", "turns", "sampler", "generator"):
-        assert not re.search(rf"^{name} ", text, re.MULTILINE), "what means nothing here is not shown"
+        assert not re.search(rf"^{name} ", text, re.MULTILINE), (
+            "what means nothing here is not shown"
+        )
 
 
 def test_the_collate_function_and_who_chose_it() -> None:
@@ -157,7 +201,10 @@ def test_batches_ranks_padding_and_what_is_dropped() -> None:
     assert "an epoch: 42 samples, 3 batches of 16 (4 on each of 4 ranks), the last of 12" in padded
     assert "padding: 2 samples come twice" in padded and "dropped" not in padded
     dropped = explained(SquareDataset(), rank=0, world_size=4, batch_size=4, drop_last=True)
-    assert "dropped: 10 samples are left out of each epoch, other ones each time (drop_last=False: none)" in dropped
+    assert (
+        "dropped: 10 samples are left out of each epoch, other ones each time (drop_last=False: "
+        "none)" in dropped
+    )
     assert "padding" not in dropped and "2 batches of 16 (4 on each of 4 ranks)\n" in dropped
     assert "always the last" in explained(SquareDataset(), drop_last=True, shuffle=False)
     assert "0 batches" in explained(SquareDataset(), batch_size=64, drop_last=True)
@@ -169,15 +216,33 @@ def test_whose_order_it_is() -> None:
             return iter(range(5))
 
     assert "order: as the samples are stored" in explained(SquareDataset(), shuffle=False)
-    assert "order: a permutation of all samples, which follows from seed and epoch\n" in explained(SquareDataset())
-    assert "order: blocks are permuted and stand in 3 x 2 lanes" in explained(SquareDataset(), shuffle="block", interleave=3, turns=2)
-    assert "no blocks, so that 'block' is a full shuffle" in explained(TensorDataset(torch.zeros(4)), shuffle="block")
-    weighted = explained(SquareDataset(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * 42, 30), batch_size=8, drop_last=True)
-    assert "order: the sampler's" in weighted and "an epoch: 3 batches" in weighted and "dropped: 6 samples" in weighted
+    assert "order: a permutation of all samples, which follows from seed and epoch\n" in explained(
+        SquareDataset()
+    )
+    assert "order: blocks are permuted and stand in 3 x 2 lanes" in explained(
+        SquareDataset(), shuffle="block", interleave=3, turns=2
+    )
+    assert "no blocks, so that 'block' is a full shuffle" in explained(
+        TensorDataset(torch.zeros(4)), shuffle="block"
+    )
+    weighted = explained(
+        SquareDataset(),
+        sampler=torch.utils.data.WeightedRandomSampler([1.0] * 42, 30),
+        batch_size=8,
+        drop_last=True,
+    )
+    assert (
+        "order: the sampler's" in weighted
+        and "an epoch: 3 batches" in weighted
+        and "dropped: 6 samples" in weighted
+    )
     assert value_and_reason(weighted, "sampler")[0] == "WeightedRandomSampler"
     assert "an epoch: 2 batches" in explained(SquareDataset(), batch_sampler=[[1, 2], [3]])
     by_weight = explained(SquareDataset(), weights=[1.0] * 42, num_samples=100)
-    assert "order: drawn by weight, with replacement; it follows" in by_weight and "an epoch: 100 samples, 4 batches of 32" in by_weight
+    assert (
+        "order: drawn by weight, with replacement; it follows" in by_weight
+        and "an epoch: 100 samples, 4 batches of 32" in by_weight
+    )
     assert value_and_reason(by_weight, "shuffle") == ("False", "weights is the order")
     dataset = SquareDataset()
     dataset.targets = [0, 1] * 21
@@ -185,21 +250,35 @@ def test_whose_order_it_is() -> None:
         dataset, balanced=True, replacement=False
     )
     assert "and epoch; num_samples=30 positions of it\n" in explained(dataset, num_samples=30)
-    assert "num_samples=90 positions of it; after the last sample it begins again" in explained(dataset, num_samples=90)
-    assert "order: a shuffle whose batches hold samples of like length" in explained(SquareDataset(), bucket_by_length=range(42))
+    assert "num_samples=90 positions of it; after the last sample it begins again" in explained(
+        dataset, num_samples=90
+    )
+    assert "order: a shuffle whose batches hold samples of like length" in explained(
+        SquareDataset(), bucket_by_length=range(42)
+    )
     stream = explained(Stream())
-    assert "an epoch: as many batches as there are" in stream and "order: the IterableDataset's own" in stream
+    assert (
+        "an epoch: as many batches as there are" in stream
+        and "order: the IterableDataset's own" in stream
+    )
 
 
 def test_memory_is_explained_for_every_dataset() -> None:
     foreign = create_dataloader(TensorDataset(torch.zeros(40, 1000)), num_workers=1, batch_size=10)
-    assert "memory: 1 x 2 + 2 batches may be on their way; the first one says how large" in foreign.explain()
+    assert (
+        "memory: 1 x 2 + 2 batches may be on their way; the first one says how large"
+        in foreign.explain()
+    )
     assert foreign.explain().count("memory budget:") == 1
     list(foreign)
-    assert re.search(r"memory: \d+\.\d MB are set aside for 1 x 2 \+ 2 batches on their way", foreign.explain())
+    assert re.search(
+        r"memory: \d+\.\d MB are set aside for 1 x 2 \+ 2 batches on their way", foreign.explain()
+    )
     foreign.close()
     assert explained(SquareDataset()).count("memory budget:") == 1
-    assert "max_memory_usage=500.0 MB within" in explained(SquareDataset(), max_memory_usage="500MB")
+    assert "max_memory_usage=500.0 MB within" in explained(
+        SquareDataset(), max_memory_usage="500MB"
+    )
 
 
 # -- how often blocks are decoded
@@ -212,7 +291,9 @@ def decodes_said(loader: Loader) -> int:
 
 
 def rate_said(text: str) -> float:
-    return float(re.search(r"decodes an epoch over all ranks and workers, ([\d.]+) a block", text)[1])  # type: ignore[index]
+    return float(
+        re.search(r"decodes an epoch over all ranks and workers, ([\d.]+) a block", text)[1]
+    )  # type: ignore[index]
 
 
 def advice(text: str) -> list[tuple[dict[str, Any], float]]:
@@ -225,17 +306,26 @@ def advice(text: str) -> list[tuple[dict[str, Any], float]]:
 @pytest.mark.parametrize("world", [1, 2, 3, 6])
 @pytest.mark.parametrize("workers", [0, 2, 3, 5])
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
-def test_what_would_help_does_help_as_much_as_it_is_said_to(world: int, workers: int, shuffle: Any) -> None:
+def test_what_would_help_does_help_as_much_as_it_is_said_to(
+    world: int, workers: int, shuffle: Any
+) -> None:
     dataset = BlockDataset(120, 32)
     options: dict[str, Any] = {
-        "shuffle": shuffle, "num_workers": workers, "world_size": world, "rank": 0, "batch_size": 24, "multiprocessing_context": None,
+        "shuffle": shuffle,
+        "num_workers": workers,
+        "world_size": world,
+        "rank": 0,
+        "batch_size": 24,
+        "multiprocessing_context": None,
         **({"interleave": 8, "turns": 4} if shuffle == "block" else {}),
-    }  # fmt: skip
+    }
     text = create_dataloader(dataset, **options).explain()
     now, found = rate_said(text), advice(text)
     own = shuffle == "block" and (workers < 2 or 4 % workers == 0) and 8 % world == 0
     if shuffle == "block":
-        assert bool(found) != own and ("each is decoded by one process" in text) == (own and world == 1), text
+        assert bool(found) != own and ("each is decoded by one process" in text) == (
+            own and world == 1
+        ), text
         assert ("shared by lanes of several ranks" in text) == (own and world > 1)
         assert not own or now < 1.2
         assert ("is no multiple of num_workers" in text) == (workers > 1 and 4 % workers > 0)
@@ -250,7 +340,9 @@ def test_what_would_help_does_help_as_much_as_it_is_said_to(world: int, workers:
 
 
 def test_blocks_that_are_not_decoded_as_a_whole_need_no_advice() -> None:
-    text = explained(SquareDataset(), shuffle="block", interleave=3, turns=1, world_size=2, rank=0, num_workers=2)
+    text = explained(
+        SquareDataset(), shuffle="block", interleave=3, turns=1, world_size=2, rank=0, num_workers=2
+    )
     assert "blocks: 9 of the storage\n  samples are read one by one" in text and not advice(text)
     assert "blocks:" not in explained(SquareDataset())
     assert "blocks:" not in explained(TensorDataset(torch.zeros(4)))
@@ -266,20 +358,31 @@ def test_an_epoch_of_another_length_is_counted_by_the_pass() -> None:
 
 def test_drawn_samples_take_blocks_from_everywhere() -> None:
     text = explained(BlockDataset(), weights=[1.0] * 300, num_samples=600, batch_size=30)
-    found = re.search(r"this order draws a batch from ([\d.]+) blocks.*about (\d+) decodes an epoch", text)
-    assert found and 15 < float(found[1]) < 30 and int(found[2]) == pytest.approx(20 * float(found[1]), abs=2)
+    found = re.search(
+        r"this order draws a batch from ([\d.]+) blocks.*about (\d+) decodes an epoch", text
+    )
+    assert (
+        found
+        and 15 < float(found[1]) < 30
+        and int(found[2]) == pytest.approx(20 * float(found[1]), abs=2)
+    )
     assert not advice(text)
 
 
 def test_modes_that_hold_samples_say_so() -> None:
-    with BlockDataset(loading_mode="eager", progress=False) as eager, BlockDataset(loading_mode="cached") as cached:
+    with (
+        BlockDataset(loading_mode="eager", progress=False) as eager,
+        BlockDataset(loading_mode="cached") as cached,
+    ):
         assert "blocks:" not in explained(eager, shuffle="block")
         assert "a block, less what is cached\n" in explained(cached, shuffle="block")
     assert "less what is cached" not in explained(BlockDataset(), shuffle="block")
 
 
 def test_views_know_their_blocks_and_torch_s_do_not() -> None:
-    assert "blocks: 30 of the storage" in explained(BlockDataset().subset(range(150)), shuffle="block")
+    assert "blocks: 30 of the storage" in explained(
+        BlockDataset().subset(range(150)), shuffle="block"
+    )
     text = explained(Subset(BlockDataset(), range(150)), shuffle="block")
     assert "can't be seen through Subset" in text and "dataset.subset" in text
 
@@ -312,17 +415,26 @@ def decoded(path: Path, world: int, **options: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("shuffle", ["block", False])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_an_epoch_decodes_as_many_chunks_as_it_is_said_to(chunked: Path, world: int, shuffle: Any) -> None:
-    said, real = decoded(chunked, world, shuffle=shuffle, num_workers=0, batch_size=10, interleave=4, turns=2)
-    # A chunk whose first rows end a lane may still be there when the rest comes, in so short an epoch; each lane's end cuts one at most.
+def test_an_epoch_decodes_as_many_chunks_as_it_is_said_to(
+    chunked: Path, world: int, shuffle: Any
+) -> None:
+    said, real = decoded(
+        chunked, world, shuffle=shuffle, num_workers=0, batch_size=10, interleave=4, turns=2
+    )
+    # A chunk whose first rows end a lane may still be there when the rest comes, in so short an
+    # epoch; each lane's end cuts one at most.
     assert said - (4 * 2 - 1) * world <= real <= said
     assert real >= CHUNKS * (1 if shuffle == "block" and world < 3 else world)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(("workers", "each"), [(2, 1), (3, 3)])
-def test_workers_decode_as_many_chunks_as_they_are_said_to(chunked: Path, workers: int, each: int) -> None:
-    said, real = decoded(chunked, 1, shuffle="block", num_workers=workers, batch_size=4, interleave=4, turns=2)
+def test_workers_decode_as_many_chunks_as_they_are_said_to(
+    chunked: Path, workers: int, each: int
+) -> None:
+    said, real = decoded(
+        chunked, 1, shuffle="block", num_workers=workers, batch_size=4, interleave=4, turns=2
+    )
     assert said - (4 * 2 - 1) * each <= real <= said
     assert said >= 0.9 * each * CHUNKS
 
@@ -332,8 +444,13 @@ def test_workers_decode_as_many_chunks_as_they_are_said_to(chunked: Path, worker
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("shuffle", ["block", False])
-def test_any_job_decodes_as_many_chunks_as_it_is_said_to(chunked: Path, world: int, workers: int, shuffle: Any) -> None:
-    said, real = decoded(chunked, world, shuffle=shuffle, num_workers=workers, batch_size=6, interleave=6, turns=2)
-    # Or the first part of such a chunk, which nobody wants before the end of the epoch, may have pushed another out.
+def test_any_job_decodes_as_many_chunks_as_it_is_said_to(
+    chunked: Path, world: int, workers: int, shuffle: Any
+) -> None:
+    said, real = decoded(
+        chunked, world, shuffle=shuffle, num_workers=workers, batch_size=6, interleave=6, turns=2
+    )
+    # Or the first part of such a chunk, which nobody wants before the end of the epoch, may have
+    # pushed another out.
     assert abs(real - said) <= (6 * 2 - 1) * world * workers
     assert real >= CHUNKS * (min(workers, world) if shuffle is False else 1)

@@ -22,7 +22,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, get_worker_info
 
-from headrace import HDF5Dataset, HeadraceWarning, ImageDataset, SampleError, WorkerError, create_dataloader, list_collate
+from headrace import (
+    HDF5Dataset,
+    HeadraceWarning,
+    ImageDataset,
+    SampleError,
+    WorkerError,
+    create_dataloader,
+    list_collate,
+)
 from headrace.collate import stack_collate
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
@@ -38,7 +46,9 @@ def drawn(loader: Any) -> list[list[int]]:
 
 
 def epoch_of(epoch: int, **options: Any) -> list[list[int]]:
-    loader = create_dataloader(SquareDataset(), **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
+    loader = create_dataloader(
+        SquareDataset(), **{"batch_size": 4, "num_workers": 0, "seed": 5, **options}
+    )
     loader.set_epoch(epoch)
     return drawn(loader)
 
@@ -51,10 +61,27 @@ def test_it_has_what_trainers_read(loader_of: Any, workers: int) -> None:
     dataset = SquareDataset()
     loader = loader_of(dataset, num_workers=workers, batch_size=5, drop_last=True)
     assert isinstance(loader, DataLoader)
-    assert loader.dataset is dataset and loader.batch_size == 5 and loader.num_workers == workers and loader.drop_last is True
-    assert isinstance(loader.sampler, DistributedSampler) and isinstance(loader.batch_sampler, torch.utils.data.BatchSampler)
-    assert (loader.sampler.rank, loader.sampler.num_replicas, loader.sampler.seed, len(loader.sampler)) == (0, 1, 5, 40)
-    assert loader.collate_fn is stack_collate and loader.pin_memory is False and loader.timeout == 0 and loader.generator is None
+    assert (
+        loader.dataset is dataset
+        and loader.batch_size == 5
+        and loader.num_workers == workers
+        and loader.drop_last is True
+    )
+    assert isinstance(loader.sampler, DistributedSampler) and isinstance(
+        loader.batch_sampler, torch.utils.data.BatchSampler
+    )
+    assert (
+        loader.sampler.rank,
+        loader.sampler.num_replicas,
+        loader.sampler.seed,
+        len(loader.sampler),
+    ) == (0, 1, 5, 40)
+    assert (
+        loader.collate_fn is stack_collate
+        and loader.pin_memory is False
+        and loader.timeout == 0
+        and loader.generator is None
+    )
     assert len(loader) == len(list(loader)) == 8
     assert not hasattr(loader, "no_such_attribute")
 
@@ -155,7 +182,10 @@ def test_a_loaded_position_is_gone_on_with(loader_of: Any, workers: int) -> None
         loader.load_state_dict(state)
         for epoch in calls:
             loader.set_epoch(epoch)
-        assert position(loader) == (calls[-1] if calls else 2, 3 if expected == epoch_of(2)[3:] else 0)
+        assert position(loader) == (
+            calls[-1] if calls else 2,
+            3 if expected == epoch_of(2)[3:] else 0,
+        )
         assert drawn(loader) == expected
         assert drawn(loader) == epoch_of((calls[-1] if calls else 2) + 1)
 
@@ -164,7 +194,12 @@ def test_a_loaded_position_is_gone_on_with(loader_of: Any, workers: int) -> None
 def test_a_state_of_an_epoch_s_end(loader_of: Any, workers: int) -> None:
     done = loader_of(SquareDataset())
     list(done)
-    for calls, expected in {(): epoch_of(1), (0,): [], (1,): epoch_of(1), (5,): epoch_of(5)}.items():
+    for calls, expected in {
+        (): epoch_of(1),
+        (0,): [],
+        (1,): epoch_of(1),
+        (5,): epoch_of(5),
+    }.items():
         loader = loader_of(SquareDataset(), num_workers=workers)
         loader.load_state_dict(done.state_dict())
         assert position(loader) == (0, 11)
@@ -275,7 +310,11 @@ def test_workers_live_on_between_epochs(loader_of: Any) -> None:
         return [{pid for batch in loader for pid in batch.tolist()} for _ in range(3)]
 
     lasting = pids()
-    assert lasting[0] == lasting[1] == lasting[2] and len(lasting[0]) == 2 and os.getpid() not in lasting[0]
+    assert (
+        lasting[0] == lasting[1] == lasting[2]
+        and len(lasting[0]) == 2
+        and os.getpid() not in lasting[0]
+    )
     fresh = pids(persistent_workers=False)
     assert not fresh[0] & fresh[1] and not fresh[1] & fresh[2]
 
@@ -298,7 +337,12 @@ class ProcessIds(torch.utils.data.Dataset[int]):
 @pytest.mark.parametrize("collate", [None, "list"])
 def test_kept_batches_are_never_overwritten(loader_of: Any, workers: int, collate: Any) -> None:
     values = torch.arange(45 * 8).reshape(45, 8) * 1.5
-    loader = loader_of(TensorDataset(values, torch.arange(45)), batch_size=1, num_workers=workers, collate_fn=collate)
+    loader = loader_of(
+        TensorDataset(values, torch.arange(45)),
+        batch_size=1,
+        num_workers=workers,
+        collate_fn=collate,
+    )
     kept, copies = [], []
     for _ in range(3):
         for batch in loader:
@@ -326,7 +370,9 @@ def test_a_view_of_a_batch_keeps_it(loader_of: Any, workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("collate", [None, "list"])
-def test_writing_into_a_batch_changes_nothing_else(loader_of: Any, workers: int, mode: str, collate: Any) -> None:
+def test_writing_into_a_batch_changes_nothing_else(
+    loader_of: Any, workers: int, mode: str, collate: Any
+) -> None:
     with SquareDataset(loading_mode=mode, progress=False) as dataset:
         loader = loader_of(dataset, num_workers=workers, collate_fn=collate, shuffle=False)
         for _ in range(2):
@@ -347,7 +393,13 @@ def pad(samples: list[Any]) -> dict[str, Any]:
     rows = torch.zeros(len(samples), length, dtype=torch.int32)
     for row, sample in zip(rows, samples, strict=True):
         row[: int(sample[0])] = int(sample[0])
-    return {"rows": rows, "array": np.full((length, 40), length), "text": f"{length}", "part": rows[:, :1], "turned": rows.T}
+    return {
+        "rows": rows,
+        "array": np.full((length, 40), length),
+        "text": f"{length}",
+        "part": rows[:, :1],
+        "turned": rows.T,
+    }
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -356,8 +408,13 @@ def test_shapes_may_change_from_batch_to_batch(loader_of: Any, workers: int) -> 
     for epoch in range(2):
         for indices, batch in zip(epoch_of(epoch, batch_size=3), loader, strict=True):
             expected = pad([np.array([i, i * i]) for i in indices])
-            assert same({k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in batch.items()},
-                        {k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in expected.items()})  # fmt: skip
+            assert same(
+                {k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in batch.items()},
+                {
+                    k: v.contiguous() if isinstance(v, torch.Tensor) else v
+                    for k, v in expected.items()
+                },
+            )
 
 
 @pytest.mark.slow
@@ -444,7 +501,9 @@ def take_all(iterator: Any) -> tuple[list[Any], list[Exception]]:
         ("memory", MemoryError, "none"),
     ],
 )
-def test_an_error_is_raised_where_its_batch_would_be(loader_of: Any, workers: int, kind: str, expected: type, said: str) -> None:
+def test_an_error_is_raised_where_its_batch_would_be(
+    loader_of: Any, workers: int, kind: str, expected: type, said: str
+) -> None:
     dataset: Any = {
         "decode": lambda: SquareDataset(bad=[5]),
         "transform": lambda: SquareDataset(transform=fail),
@@ -466,7 +525,9 @@ def test_an_error_is_raised_where_its_batch_would_be(loader_of: Any, workers: in
         if kind == "transform":
             assert "sample 5" in notes
         if workers:
-            assert "Traceback" in str(raised.value.__cause__) and "line" in str(raised.value.__cause__)
+            assert "Traceback" in str(raised.value.__cause__) and "line" in str(
+                raised.value.__cause__
+            )
         assert position(loader) == (epoch, 1)
         assert next(iterator)[:, 0].tolist() == [8, 9, 10, 11]
         assert position(loader) == (epoch, 3)
@@ -489,12 +550,18 @@ def fail_in_collate(samples: list[Any]) -> Any:
 
 @WORKERS
 @pytest.mark.parametrize("kind", ["sample", "collate"])
-def test_an_error_that_is_dealt_with_keeps_nothing_alive(loader_of: Any, workers: int, kind: str) -> None:
-    """No circle through its traceback: a ring and its workers would wait for the garbage collector."""
+def test_an_error_that_is_dealt_with_keeps_nothing_alive(
+    loader_of: Any, workers: int, kind: str
+) -> None:
+    """No circle through its traceback: a ring and its workers would wait for the garbage
+    collector.
+    """
     if kind == "sample":
         loader = loader_of(Failing(FiveError), shuffle=False, num_workers=workers)
     else:
-        loader = loader_of(SquareDataset(), shuffle=False, num_workers=workers, collate_fn=fail_in_collate)
+        loader = loader_of(
+            SquareDataset(), shuffle=False, num_workers=workers, collate_fn=fail_in_collate
+        )
     iterator, seen = iter(loader), []
     next(iterator)
     gc.collect()
@@ -530,7 +597,9 @@ class Collecting(torch.utils.data.Dataset[bool]):
         return gc.isenabled()
 
 
-def test_iterators_in_garbage_are_not_collected_by_a_new_worker(capfd: Any, monkeypatch: Any) -> None:
+def test_iterators_in_garbage_are_not_collected_by_a_new_worker(
+    capfd: Any, monkeypatch: Any
+) -> None:
     """Whose workers are not its children: torch would say so on stderr."""
     start = BaseProcess._bootstrap
 
@@ -545,7 +614,10 @@ def test_iterators_in_garbage_are_not_collected_by_a_new_worker(capfd: Any, monk
     gc.collect()
     gc.set_threshold(10**9)  # not here, in between
     garbage = Garbage()
-    garbage.itself, garbage.iterator = garbage, iter(create_dataloader(TensorDataset(torch.arange(8)), num_workers=2))
+    garbage.itself, garbage.iterator = (
+        garbage,
+        iter(create_dataloader(TensorDataset(torch.arange(8)), num_workers=2)),
+    )
     next(garbage.iterator)
     seen = weakref.ref(garbage)
     del garbage
@@ -577,10 +649,16 @@ def test_a_batch_that_failed_is_tried_again_on_resume(loader_of: Any, workers: i
 
 @WORKERS
 def test_a_stop_iteration_of_a_dataset_does_not_end_the_epoch(loader_of: Any, workers: int) -> None:
-    loader = loader_of(Failing(StopIteration("next() of an empty list")), shuffle=False, num_workers=workers)
+    loader = loader_of(
+        Failing(StopIteration("next() of an empty list")), shuffle=False, num_workers=workers
+    )
     batches, errors = take_all(iter(loader))
     assert [b[:, 0].tolist() for b in batches] == [[0, 1, 2, 3], [8, 9, 10, 11]]
-    assert len(errors) == 1 and "StopIteration" in str(errors[0]) and "next() of an empty list" in str(errors[0])
+    assert (
+        len(errors) == 1
+        and "StopIteration" in str(errors[0])
+        and "next() of an empty list" in str(errors[0])
+    )
 
 
 @pytest.mark.slow
@@ -659,7 +737,8 @@ def test_a_worker_that_exits_is_an_error(loader_of: Any, tmp_path: Path, how: st
     with pytest.raises((WorkerError, RuntimeError), match="worker") as raised:
         for _ in range(3):
             next(iterator)
-    if isinstance(raised.value, WorkerError):  # else torch's signal handler was faster than the loader
+    # else torch's signal handler was faster than the loader
+    if isinstance(raised.value, WorkerError):
         assert "epoch 0" in str(raised.value) and "died" in str(raised.value)
         assert next(iterator, None) is None
     del iterator, raised
@@ -724,8 +803,13 @@ def test_a_worker_init_fn_that_fails_says_so(loader_of: Any) -> None:
     loader = loader_of(SquareDataset(), num_workers=2, worker_init_fn=fail_to_start, batch_size=14)
     for _ in range(2):
         batches, errors = take_all(iter(loader))
-        assert batches == [] and [str(error) for error in errors] == ["no licence for this worker"] * 3
-        assert all(type(error) is LookupError and "worker_init_fn" in error.__notes__[0] for error in errors)
+        assert (
+            batches == [] and [str(error) for error in errors] == ["no licence for this worker"] * 3
+        )
+        assert all(
+            type(error) is LookupError and "worker_init_fn" in error.__notes__[0]
+            for error in errors
+        )
     ring = loader._pool.ring
     del errors
     gc.collect()
@@ -756,7 +840,13 @@ def test_more_workers_than_batches(loader_of: Any) -> None:
 def test_a_spawned_worker_knows_all_it_needs(loader_of: Any, start: str) -> None:
     with SquareDataset(transform=RandomProbe(), loading_mode="cached") as dataset:
         options: dict[str, Any] = {"collate_fn": "list", "batch_size": 6}
-        loader = loader_of(dataset, num_workers=1, multiprocessing_context=start, worker_init_fn=mark_ours, **options)
+        loader = loader_of(
+            dataset,
+            num_workers=1,
+            multiprocessing_context=start,
+            worker_init_fn=mark_ours,
+            **options,
+        )
         expected = loader_of(SquareDataset(transform=RandomProbe()), **options)
         for _ in range(2):
             assert same(list(loader), list(expected))
@@ -772,13 +862,25 @@ def mark_ours(worker: int) -> None:
 
 
 def global_state() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2], torch.get_rng_state().tolist()  # type: ignore[index]
+    return (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        np.random.get_state()[2],
+        torch.get_rng_state().tolist(),
+    )  # type: ignore[index]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", ["ours", "foreign", "iterable", "sampler"])
-def test_the_training_loop_s_random_numbers_are_its_own(loader_of: Any, workers: int, kind: str) -> None:
-    datasets = {"ours": lambda: SquareDataset(transform=RandomProbe()), "foreign": Noise, "iterable": NoiseStream, "sampler": Noise}
+def test_the_training_loop_s_random_numbers_are_its_own(
+    loader_of: Any, workers: int, kind: str
+) -> None:
+    datasets = {
+        "ours": lambda: SquareDataset(transform=RandomProbe()),
+        "foreign": Noise,
+        "iterable": NoiseStream,
+        "sampler": Noise,
+    }
     options: dict[str, Any] = {"sampler": RandomIndices()} if kind == "sampler" else {}
     before = global_state()
     loader = loader_of(datasets[kind](), num_workers=workers, **options)
@@ -795,7 +897,12 @@ def test_the_training_loop_s_random_numbers_are_its_own(loader_of: Any, workers:
 
 @pytest.mark.parametrize("kind", ["ours", "foreign", "iterable", "sampler"])
 def test_batches_ignore_the_loops_random_numbers(loader_of: Any, kind: str) -> None:
-    datasets = {"ours": lambda: SquareDataset(transform=RandomProbe()), "foreign": Noise, "iterable": NoiseStream, "sampler": Noise}
+    datasets = {
+        "ours": lambda: SquareDataset(transform=RandomProbe()),
+        "foreign": Noise,
+        "iterable": NoiseStream,
+        "sampler": Noise,
+    }
     results = []
     for noise in range(2):
         options: dict[str, Any] = {"sampler": RandomIndices()} if kind == "sampler" else {}
@@ -818,7 +925,13 @@ class Noise(torch.utils.data.Dataset[list[float]]):
         return 21
 
     def __getitem__(self, index: int) -> list[float]:
-        return [index, random.random(), np.random.rand(), float(torch.rand(())), self.generator.random()]
+        return [
+            index,
+            random.random(),
+            np.random.rand(),
+            float(torch.rand(())),
+            self.generator.random(),
+        ]
 
 
 class NoiseStream(torch.utils.data.IterableDataset[list[float]]):
@@ -840,7 +953,9 @@ class RandomIndices:
 
 @pytest.mark.parametrize("dataset", [lambda: SquareDataset(transform=RandomProbe()), Noise])
 def test_the_number_of_workers_changes_nothing(loader_of: Any, dataset: Any) -> None:
-    loaders = [loader_of(dataset(), num_workers=workers, collate_fn="list") for workers in (0, 1, 3)]
+    loaders = [
+        loader_of(dataset(), num_workers=workers, collate_fn="list") for workers in (0, 1, 3)
+    ]
     for _ in range(2):
         first, second, third = (list(loader) for loader in loaders)
         assert same(first, second) and same(first, third)
@@ -864,7 +979,11 @@ def test_a_generator_gives_the_seed(loader_of: Any) -> None:
     generator = torch.Generator().manual_seed(77)
     before = generator.get_state()
     loader = loader_of(SquareDataset(), generator=generator, seed=1)
-    assert loader.config.seed == 77 and "generator" in loader.explain() and loader.state_dict()["seed"] == 77
+    assert (
+        loader.config.seed == 77
+        and "generator" in loader.explain()
+        and loader.state_dict()["seed"] == 77
+    )
     assert drawn(loader) == epoch_of(0, seed=77) != epoch_of(0, seed=1)
     assert torch.equal(generator.get_state(), before)
     assert loader.generator is generator
@@ -874,20 +993,29 @@ def test_a_generator_gives_the_seed(loader_of: Any) -> None:
 
 
 @pytest.mark.quick_every(10)
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"pad": False}, {"shuffle": "block"}, {"batch_size": None}])
+@pytest.mark.parametrize(
+    "options", [{}, {"drop_last": True}, {"pad": False}, {"shuffle": "block"}, {"batch_size": None}]
+)
 @WORKERS
-def test_an_empty_dataset_has_no_batches(loader_of: Any, workers: int, options: dict[str, Any]) -> None:
+def test_an_empty_dataset_has_no_batches(
+    loader_of: Any, workers: int, options: dict[str, Any]
+) -> None:
     for empty in (SquareDataset().subset([]), TensorDataset(torch.zeros(0, 3)), []):
         for world in ({}, {"rank": 1, "world_size": 2}):
             loader = loader_of(empty, num_workers=workers, **options, **world)
             assert len(loader) == 0 and list(loader) == [] and list(loader) == []
-            assert position(loader) == (1, 0) and loader.get_stats()["batches"] == loader.get_stats()["dataset_size"] == 0
+            assert (
+                position(loader) == (1, 0)
+                and loader.get_stats()["batches"] == loader.get_stats()["dataset_size"] == 0
+            )
 
 
 @WORKERS
 def test_a_dataset_shorter_than_a_batch(loader_of: Any, workers: int) -> None:
     dataset = SquareDataset().subset([4, 8, 9])
-    assert [sorted(batch) for batch in drawn(loader_of(dataset, num_workers=workers, batch_size=64))] == [[4, 8, 9]]
+    assert [
+        sorted(batch) for batch in drawn(loader_of(dataset, num_workers=workers, batch_size=64))
+    ] == [[4, 8, 9]]
     assert drawn(loader_of(dataset, num_workers=workers, batch_size=64, drop_last=True)) == []
     assert len(loader_of(dataset, batch_size=64, drop_last=True)) == 0
 
@@ -899,9 +1027,14 @@ def test_a_dataset_shorter_than_a_batch(loader_of: Any, workers: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("pad", [True, False])
 @pytest.mark.parametrize("shuffle", [True, "block"])
-def test_ranks_have_equally_many_batches_and_share_all_samples(loader_of: Any, world_size: int, pad: bool, shuffle: Any) -> None:
+def test_ranks_have_equally_many_batches_and_share_all_samples(
+    loader_of: Any, world_size: int, pad: bool, shuffle: Any
+) -> None:
     dataset = SquareDataset().subset(range(37))
-    ranks = [loader_of(dataset, rank=rank, world_size=world_size, batch_size=3, pad=pad, shuffle=shuffle) for rank in range(world_size)]
+    ranks = [
+        loader_of(dataset, rank=rank, world_size=world_size, batch_size=3, pad=pad, shuffle=shuffle)
+        for rank in range(world_size)
+    ]
     batches = [drawn(loader) for loader in ranks]
     assert {len(b) for b in batches} == {len(ranks[0])}
     seen = Counter(i for rank in batches for batch in rank for i in batch)
@@ -957,8 +1090,14 @@ def pair(samples: list[Any]) -> Pair:
 
 @WORKERS
 def test_a_batch_may_be_anything(loader_of: Any, workers: int) -> None:
-    for batch, indices in zip(loader_of(SquareDataset(), collate_fn=pair, num_workers=workers), epoch_of(0), strict=True):
-        assert type(batch) is Pair and batch.left[:, 0].tolist() == indices and batch.right == ["r"] * len(indices)
+    for batch, indices in zip(
+        loader_of(SquareDataset(), collate_fn=pair, num_workers=workers), epoch_of(0), strict=True
+    ):
+        assert (
+            type(batch) is Pair
+            and batch.left[:, 0].tolist() == indices
+            and batch.right == ["r"] * len(indices)
+        )
     assert list(loader_of(SquareDataset(), collate_fn=len, num_workers=workers)) == [4] * 10 + [2]
 
 
@@ -974,7 +1113,11 @@ def test_a_line_an_epoch_is_logged(loader_of: Any, caplog: pytest.LogCaptureFixt
         list(loader)
         next(iter(loader))
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 2 and "epoch 0: 11 batches, 42 samples" in lines[0] and "epoch 1: 11 batches, 42 samples" in lines[1]
+    assert (
+        len(lines) == 2
+        and "epoch 0: 11 batches, 42 samples" in lines[0]
+        and "epoch 1: 11 batches, 42 samples" in lines[1]
+    )
 
 
 @WORKERS
@@ -1007,7 +1150,9 @@ def test_a_dropped_loader_takes_its_workers_along() -> None:
         pytest.fail("the worker lives on")
 
 
-def test_image_and_hdf5_datasets_through_workers(loader_of: Any, photos: Path, tmp_path: Path) -> None:
+def test_image_and_hdf5_datasets_through_workers(
+    loader_of: Any, photos: Path, tmp_path: Path
+) -> None:
     import h5py
 
     with h5py.File(tmp_path / "rows.h5", "w") as file:
@@ -1020,7 +1165,9 @@ def test_image_and_hdf5_datasets_through_workers(loader_of: Any, photos: Path, t
 # -- copies
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
+)
 def test_a_copy_goes_on_where_the_loader_stands(loader_of: Any, copied: Any) -> None:
     loader = loader_of(SquareDataset(), num_workers=0)
     list(loader)
@@ -1034,7 +1181,9 @@ def test_a_copy_goes_on_where_the_loader_stands(loader_of: Any, copied: Any) -> 
 # -- what fails while an epoch begins
 
 
-def test_an_epoch_that_could_not_begin_is_over(loader_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_that_could_not_begin_is_over(
+    loader_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = loader_of(SquareDataset(), num_workers=0)
     kept = None
 
@@ -1064,13 +1213,23 @@ class Large:
 def test_large_first_batch_lowers_prefetch(loader_of: Any, persistent: bool) -> None:
     dataset = SquareDataset(transform=Large(), max_memory_usage="17MB")  # a batch of 4 takes 1.6 MB
     loader = loader_of(dataset, num_workers=2, prefetch_factor=3, persistent_workers=persistent)
-    with pytest.warns(HeadraceWarning, match=r"batches of 1\.6 MB take 19\.3 MB on their way, and 17\.0 MB are left.*in the next epoch"):
+    with pytest.warns(
+        HeadraceWarning,
+        match=(
+            r"batches of 1\.6 MB take 19\.3 MB on their way, and 17\.0 MB are left.*in the next "
+            r"epoch"
+        ),
+    ):
         first = [batch.shape for batch in loader]
     assert dataset.budget.available == 0
     with pytest.warns(HeadraceWarning, match="lowered to 2 x 2"):
         second = [batch.shape for batch in loader]
     assert first == second
-    assert (loader.config.num_workers, loader.config.prefetch_factor, loader.prefetch_factor) == (2, 2, 2)
+    assert (loader.config.num_workers, loader.config.prefetch_factor, loader.prefetch_factor) == (
+        2,
+        2,
+        2,
+    )
     assert dataset.budget.reserved == 6 * 1_600_000 + 2 * (2_400_000 + 17_000_000 // 20)
     with warnings.catch_warnings():
         warnings.simplefilter("error", HeadraceWarning)
@@ -1086,7 +1245,9 @@ def test_a_cache_gives_way_to_the_batches(photos: Path) -> None:
     with ImageDataset(photos, loading_mode="cached", **options) as dataset:
         before = dataset.mode.stats()["held_bytes"]
         loader = create_dataloader(dataset, batch_size=8, num_workers=1, prefetch_factor=1)
-        assert before == 0 and dataset.budget.reserved <= 5 * batch and loader.config.num_workers == 1
+        assert (
+            before == 0 and dataset.budget.reserved <= 5 * batch and loader.config.num_workers == 1
+        )
         lazy = create_dataloader(ImageDataset(photos, image_size=64), batch_size=8, num_workers=0)
         for _ in range(2):
             assert all(torch.equal(a, b) for (a, _), (b, _) in zip(loader, lazy, strict=True))

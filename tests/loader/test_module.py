@@ -56,7 +56,9 @@ class HuggingFace:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = {"x": [self.rows[index]] * 3, "y": self.rows[index]}
-        return {k: torch.tensor(v) for k, v in row.items()} if self.format["type"] == "torch" else row
+        return (
+            {k: torch.tensor(v) for k, v in row.items()} if self.format["type"] == "torch" else row
+        )
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         return [self[i] for i in indices]
@@ -75,7 +77,14 @@ class Stream(IterableDataset[int]):
 
 def drawn(loader: Any) -> list[int]:
     """The samples of an epoch, by their first number."""
-    first = (batch["y"] if isinstance(batch, dict) else batch[0] if isinstance(batch, list | tuple) else batch for batch in loader)
+    first = (
+        batch["y"]
+        if isinstance(batch, dict)
+        else batch[0]
+        if isinstance(batch, list | tuple)
+        else batch
+        for batch in loader
+    )
     return [int(value) for batch in first for value in batch.reshape(len(batch), -1)[:, 0]]
 
 
@@ -106,9 +115,14 @@ def test_a_split_follows_from_seed_and_length_alone(module_of: Any) -> None:
         return drawn(module_of(dataset, val_split=0.25, **{"seed": 3, **options}).val_dataloader())
 
     found = val_of()
-    assert found == [0, 2, 9, 15, 19, 20, 21, 28, 37, 41]  # golden: another one would put validation samples into the training
+    # golden: another one would put validation samples into the training
+    assert found == [0, 2, 9, 15, 19, 20, 21, 28, 37, 41]
     assert all(val_of(DATASETS[kind]()) == found for kind in DATASETS)
-    assert val_of(batch_size=3, shuffle=False) == val_of(generator=torch.Generator().manual_seed(3), seed=9) == found
+    assert (
+        val_of(batch_size=3, shuffle=False)
+        == val_of(generator=torch.Generator().manual_seed(3), seed=9)
+        == found
+    )
     assert val_of(seed=4) != found and val_of(range(41)) != found
     parts = [val_of(rank=rank, world_size=2) for rank in range(2)]
     assert sorted(parts[0] + parts[1]) == found
@@ -116,17 +130,30 @@ def test_a_split_follows_from_seed_and_length_alone(module_of: Any) -> None:
 
 def test_validation_is_in_order_and_whole(module_of: Any) -> None:
     config = DataLoaderConfig.train(batch_size=4, num_workers=0)
-    for options in ({"config": config}, {"sampler": range(5)}, {"batch_sampler": [[0, 1], [2]], "batch_size": 4}):
-        module = module_of(TensorDataset(torch.arange(10)), TensorDataset(torch.arange(100, 111)), **options)
+    for options in (
+        {"config": config},
+        {"sampler": range(5)},
+        {"batch_sampler": [[0, 1], [2]], "batch_size": 4},
+    ):
+        module = module_of(
+            TensorDataset(torch.arange(10)), TensorDataset(torch.arange(100, 111)), **options
+        )
         assert drawn(module.val_dataloader()) == list(range(100, 111))
         assert len(module.val_dataloader()) == 3
     assert drawn(module.train_dataloader()) == [0, 1, 2]
     dropping = module_of(TensorDataset(torch.arange(10)), config=config)
-    assert len(dropping.train_dataloader()) == 2 and dropping.val_dataloader() is None and dropping.val is None
+    assert (
+        len(dropping.train_dataloader()) == 2
+        and dropping.val_dataloader() is None
+        and dropping.val is None
+    )
 
 
 def test_no_rank_pads_validation_unless_it_must(module_of: Any) -> None:
-    val = [module_of(SquareDataset(), list(torch.arange(7)), rank=r, world_size=3).val_dataloader() for r in range(3)]
+    val = [
+        module_of(SquareDataset(), list(torch.arange(7)), rank=r, world_size=3).val_dataloader()
+        for r in range(3)
+    ]
     assert sorted(i for loader in val for i in drawn(loader)) == list(range(7))
     module = module_of(SquareDataset(), list(torch.arange(2)), rank=2, world_size=3)
     with pytest.warns(HeadraceWarning, match="2 validation samples are fewer than 3 ranks"):
@@ -146,10 +173,16 @@ def test_huggingface_datasets_give_tensors(module_of: Any) -> None:
     batch = next(iter(module_of(plain, shuffle=False).train_dataloader()))
     assert same(batch, {"x": torch.arange(4)[:, None].repeat(1, 3), "y": torch.arange(4)})
     module = module_of(formatted, plain)
-    assert module.train is formatted and module.val.format["type"] == "torch" and plain.format["type"] is None
+    assert (
+        module.train is formatted
+        and module.val.format["type"] == "torch"
+        and plain.format["type"] is None
+    )
 
 
-def test_paths_are_opened_with_the_datasets_options(module_of: Any, photos: Path, tiny_photos: Path, tmp_path: Path) -> None:
+def test_paths_are_opened_with_the_datasets_options(
+    module_of: Any, photos: Path, tiny_photos: Path, tmp_path: Path
+) -> None:
     pack(ImageDataset(tiny_photos), tmp_path / "tiny.h5", progress=False)
     module = module_of(photos, tmp_path / "tiny.h5", image_size=8, seed=11)
     assert isinstance(module.train, ImageDataset) and module.seed == module.train.seed == 11
@@ -158,7 +191,9 @@ def test_paths_are_opened_with_the_datasets_options(module_of: Any, photos: Path
     assert [images.shape for images, _ in module.val_dataloader()] == [(4, 3, 8, 8)]
     split = module_of(str(photos), val_split=0.5, image_size=8, loading_mode="cached")
     assert len(split.train) == len(split.val) == 12 and split.seed == 42
-    assert set(map(split.train.source_of, range(12))).isdisjoint(map(split.val.source_of, range(12)))
+    assert set(map(split.train.source_of, range(12))).isdisjoint(
+        map(split.val.source_of, range(12))
+    )
 
 
 def test_the_seed_is_that_of_a_generator(module_of: Any) -> None:
@@ -169,7 +204,10 @@ def test_the_seed_is_that_of_a_generator(module_of: Any) -> None:
 
 def test_loaders_are_made_once_and_workers_live_on(module_of: Any) -> None:
     module = module_of(SquareDataset(), val_split=0.5, num_workers=1)
-    assert module.train_dataloader() is module.train_dataloader() and module.val_dataloader() is module.val_dataloader()
+    assert (
+        module.train_dataloader() is module.train_dataloader()
+        and module.val_dataloader() is module.val_dataloader()
+    )
     assert len(drawn(module.train_dataloader())) == 21 == len(drawn(module.val_dataloader()))
 
 
@@ -188,9 +226,14 @@ def test_a_state_goes_on_in_the_middle_of_an_epoch(module_of: Any, options: dict
     other = make(num_workers=1)
     other.load_state_dict(module.state_dict())
     assert other.state_dict() == module.state_dict()
-    assert drawn(other.train_dataloader()) == whole[12:] and drawn(other.train_dataloader()) == following
+    assert (
+        drawn(other.train_dataloader()) == whole[12:]
+        and drawn(other.train_dataloader()) == following
+    )
     with pytest.raises(StateError, match="another order"):
-        make(seed=9).load_state_dict(module.state_dict()) if not options else make(shuffle=False).load_state_dict(module.state_dict())
+        make(seed=9).load_state_dict(module.state_dict()) if not options else make(
+            shuffle=False
+        ).load_state_dict(module.state_dict())
     adopted = make(shuffle=False)
     adopted.load_state_dict(module.state_dict(), strict=False)
     assert drawn(adopted.train_dataloader()) == whole[12:]
@@ -212,14 +255,20 @@ def test_the_protocol_is_told_at_run_time(module_of: Any) -> None:
 
         def val_dataloader(self) -> None: ...
 
-    assert isinstance(module_of(SquareDataset()), DataModuleProtocol) and isinstance(Own(), DataModuleProtocol)
+    assert isinstance(module_of(SquareDataset()), DataModuleProtocol) and isinstance(
+        Own(), DataModuleProtocol
+    )
     assert not isinstance(SquareDataset(), DataModuleProtocol)
 
 
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
-        ((SquareDataset(), SquareDataset()), {"val_split": 0.1}, "val and val_split=0.1 can't be given together"),
+        (
+            (SquareDataset(), SquareDataset()),
+            {"val_split": 0.1},
+            "val and val_split=0.1 can't be given together",
+        ),
         ((SquareDataset(),), {"val_split": 1.0}, "below 1, not 1.0"),
         ((SquareDataset(),), {"val_split": -0.1}, "not -0.1"),
         ((SquareDataset(),), {"val_split": float("nan")}, "not nan"),
@@ -241,7 +290,9 @@ def test_what_makes_no_sense_is_refused(arguments: Any, options: dict[str, Any],
 
 
 def test_close_closes_what_was_opened_and_it_can_be_used_again(photos: Path) -> None:
-    module = DataModule(photos, val_split=0.5, image_size=8, batch_size=4, num_workers=1, loading_mode="cached")
+    module = DataModule(
+        photos, val_split=0.5, image_size=8, batch_size=4, num_workers=1, loading_mode="cached"
+    )
     first = [images.numpy().copy() for images, _ in module.val_dataloader()]
     module.close()
     again = [images.numpy().copy() for images, _ in module.val_dataloader()]
@@ -265,31 +316,63 @@ class Compose:
         return value
 
 
-@pytest.mark.parametrize("transform", [RECIPE, Compose(Compose(RandomRotation())), Compose(np.random.default_rng(0)), [random.random]])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        RECIPE,
+        Compose(Compose(RandomRotation())),
+        Compose(np.random.default_rng(0)),
+        [random.random],
+    ],
+)
 def test_validation_at_random_is_warned_of(module_of: Any, transform: Any) -> None:
-    dataset = SquareDataset(transform=transform) if transform is not RECIPE else SquareDataset(transform=list(RECIPE))
-    with pytest.warns(HeadraceWarning, match=r"the validation data are transformed at random .*val_transform= \(\[\] for none\)"):
+    dataset = (
+        SquareDataset(transform=transform)
+        if transform is not RECIPE
+        else SquareDataset(transform=list(RECIPE))
+    )
+    with pytest.warns(
+        HeadraceWarning,
+        match=r"the validation data are transformed at random .*val_transform= \(\[\] for none\)",
+    ):
         module_of(dataset, val_split=0.25)
 
 
 def test_validation_of_a_path_at_random_is_warned_of(module_of: Any, photos: Path) -> None:
-    with pytest.warns(HeadraceWarning, match=r"at random \(RandomResizedCrop, RandomHorizontalFlip\)"):
+    with pytest.warns(
+        HeadraceWarning, match=r"at random \(RandomResizedCrop, RandomHorizontalFlip\)"
+    ):
         module_of(photos, photos, transform=RECIPE)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
-@pytest.mark.parametrize("options", [{}, {"image_size": 24}, {"hold": "decoded"}, {"transform_input": "tensor"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"image_size": 24}, {"hold": "decoded"}, {"transform_input": "tensor"}]
+)
 def test_val_transform_shares_the_store_and_draws_nothing(
-    module_of: Any, photos: Path, mode: str, options: dict[str, Any], recwarn: pytest.WarningsRecorder
+    module_of: Any,
+    photos: Path,
+    mode: str,
+    options: dict[str, Any],
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
-    dataset = ImageDataset(photos, transform=RECIPE, loading_mode=mode, max_memory_usage="50MB", **options)
+    dataset = ImageDataset(
+        photos, transform=RECIPE, loading_mode=mode, max_memory_usage="50MB", **options
+    )
     module = module_of(dataset, val_split=0.25, val_transform=[])
     images, targets = next(iter(module.val_dataloader()))
     size = options.get("image_size", 16)
-    plain = ImageDataset(photos, image_size=size, **({"hold": "decoded"} if "hold" in options else {}))
+    plain = ImageDataset(
+        photos, image_size=size, **({"hold": "decoded"} if "hold" in options else {})
+    )
     whole = module.val.whole_indices(range(4)).tolist()
     wanted = [plain[i] for i in whole]
-    assert targets.tolist() == [target for _, target in wanted] and images.shape == (4, 3, size, size)
+    assert targets.tolist() == [target for _, target in wanted] and images.shape == (
+        4,
+        3,
+        size,
+        size,
+    )
     exact = torch.stack([image for image, _ in wanted])
     assert (images - exact).abs().mean() < 0.05 and torch.equal(images[1], module.val[1][0])
     assert torch.equal(next(iter(module.val_dataloader()))[0], images)
@@ -304,11 +387,15 @@ def test_val_transform_shares_the_store_and_draws_nothing(
 @pytest.mark.parametrize("given", ["pil", "tensor", "numpy"])
 @pytest.mark.parametrize("train", [None, RECIPE, [RandomHorizontalFlip(), lambda image: image]])
 @pytest.mark.parametrize("loading", [{}, {"loading_mode": "eager", "image_size": 16}])
-def test_views_with_another_transform_show_the_same_pixels(photos: Path, given: str, train: Any, loading: dict[str, Any]) -> None:
+def test_views_with_another_transform_show_the_same_pixels(
+    photos: Path, given: str, train: Any, loading: dict[str, Any]
+) -> None:
     seen: list[Any] = []
     dataset = ImageDataset(photos, transform=train, transform_input=given, **loading)
     view = dataset.with_transform(lambda image: seen.append(image) or torch.zeros(1))
-    twin = ImageDataset(photos, transform=lambda image: image, transform_input=given, image_size=dataset.image_size)
+    twin = ImageDataset(
+        photos, transform=lambda image: image, transform_input=given, image_size=dataset.image_size
+    )
     assert view[3][0].shape == (1,) and type(seen[0]) is type(twin[3][0])
     assert np.array_equal(np.asarray(seen[0]), np.asarray(twin[3][0]))
     again = dataset.with_transform(RECIPE)[3][0]
@@ -316,14 +403,18 @@ def test_views_with_another_transform_show_the_same_pixels(photos: Path, given: 
     assert "transform=" in repr(view)
 
 
-def test_val_transform_of_wrapped_and_streamed_images(photos: Path, module_of: Any, tmp_path: Path) -> None:
+def test_val_transform_of_wrapped_and_streamed_images(
+    photos: Path, module_of: Any, tmp_path: Path
+) -> None:
     pack(ImageDataset(photos), tmp_path / "photos.h5")
     for dataset in (
         MemoryEfficientDataset(photos, transform=RECIPE),
         MemoryEfficientDataset(ImageDataset(photos, transform=RECIPE)),
         StreamingDataset(tmp_path / "photos.h5", transform=RECIPE),
     ):
-        module = module_of(dataset, val_split=0.25, val_transform=[lambda image: torch.tensor(image.size)])
+        module = module_of(
+            dataset, val_split=0.25, val_transform=[lambda image: torch.tensor(image.size)]
+        )
         sizes = torch.cat([sizes for sizes, _ in module.val_dataloader()])
         assert sizes.tolist() == [[64, 48]] * 6
         assert next(iter(module.train_dataloader()))[0].shape == (4, 3, 16, 16)
@@ -340,9 +431,15 @@ def test_val_transform_of_a_joint_one_is_joint(photos: Path) -> None:
     [
         ((SquareDataset(),), {}, "val_transform needs validation data"),
         ((SquareDataset(),), {"val_split": 0.5, "val_transform": [3]}, "3 is none"),
-        ((TensorDataset(torch.arange(10)),), {"val_split": 0.5}, "can't be given to a Subset: pass val="),
+        (
+            (TensorDataset(torch.arange(10)),),
+            {"val_split": 0.5},
+            "can't be given to a Subset: pass val=",
+        ),
     ],
 )
-def test_val_transform_that_has_no_place(arguments: Any, options: dict[str, Any], said: str) -> None:
+def test_val_transform_that_has_no_place(
+    arguments: Any, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         DataModule(*arguments, **{"val_transform": [], **options})

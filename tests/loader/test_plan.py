@@ -26,7 +26,9 @@ def take(plan: Any, epoch: int = 0, start: int = 0) -> list[list[int]]:
 def test_requests_carry_what_a_worker_must_know() -> None:
     requests = list(order_plan().requests(3, 1))
     assert [type(request) for request in requests] == [BatchRequest] * 3
-    assert [(t.seed, t.epoch, t.step, t.slot, t.draws) for t in requests] == [(7, 3, step, None, None) for step in (1, 2, 3)]
+    assert [(t.seed, t.epoch, t.step, t.slot, t.draws) for t in requests] == [
+        (7, 3, step, None, None) for step in (1, 2, 3)
+    ]
     assert all(type(index) is int for request in requests for index in request)
 
 
@@ -38,14 +40,18 @@ def test_an_order_plan_follows_its_order() -> None:
         for start in range(5):
             assert take(plan, epoch, start) == take(plan, epoch)[start:]
         assert take(plan, epoch, 99) == []
-        assert [plan.batches_of(epoch).batch(step).tolist() for step in range(4)] == take(plan, epoch)
+        assert [plan.batches_of(epoch).batch(step).tolist() for step in range(4)] == take(
+            plan, epoch
+        )
 
 
 def test_requests_of_two_epochs_may_be_taken_by_turns() -> None:
     plan = order_plan()
     one, two = plan.requests(1, 0), plan.requests(2, 0)
     mixed = [(list(a), list(b)) for a, b in zip(one, two, strict=True)]
-    assert [a for a, _ in mixed] == take(order_plan(), 1) and [b for _, b in mixed] == take(order_plan(), 2)
+    assert [a for a, _ in mixed] == take(order_plan(), 1) and [b for _, b in mixed] == take(
+        order_plan(), 2
+    )
 
 
 def test_what_an_order_plan_knows() -> None:
@@ -54,7 +60,12 @@ def test_what_an_order_plan_knows() -> None:
     assert [plan.samples_before(step) for step in range(4)] == [0, 8, 10, 10]
     assert [plan.ends_at(position) for position in (0, 1, 2, 3)] == [False, False, True, True]
     parameters = plan.parameters()
-    assert parameters["seed"] == 7 and parameters["global_batch"] == 8 and parameters["shuffle"] is True and "n" not in parameters
+    assert (
+        parameters["seed"] == 7
+        and parameters["global_batch"] == 8
+        and parameters["shuffle"] is True
+        and "n" not in parameters
+    )
     parameters["seed"] = 8
     assert plan.parameters()["seed"] == 7
 
@@ -87,19 +98,25 @@ class Spy:
         self.epochs.append(epoch)
 
 
-@pytest.mark.parametrize(("drop_last", "expected"), [(False, [[0, 1, 2], [3, 4, 5], [6]]), (True, [[0, 1, 2], [3, 4, 5]])])
+@pytest.mark.parametrize(
+    ("drop_last", "expected"),
+    [(False, [[0, 1, 2], [3, 4, 5], [6]]), (True, [[0, 1, 2], [3, 4, 5]])],
+)
 def test_a_sampler_is_cut_into_batches(drop_last: bool, expected: list[list[int]]) -> None:
     plan = SamplerPlan(7, Spy(), batch_size=3, drop_last=drop_last)
     for start in range(4):
         requests = list(plan.requests(2, start))
         assert [list(t) for t in requests] == expected[start:]
         assert [t.step for t in requests] == list(range(start, len(expected)))
-        assert [list(t.draws) for t in requests] == expected[start:]  # k: here the position is the index
+        # k: here the position is the index
+        assert [list(t.draws) for t in requests] == expected[start:]
         assert {(t.seed, t.epoch) for t in requests} <= {(7, 2)}
 
 
 def test_k_is_the_position_whatever_the_batches() -> None:
-    draws = [list(t.draws) for t in SamplerPlan(7, batch_sampler=[[5], [5, 5], [], [5]]).requests(0, 1)]
+    draws = [
+        list(t.draws) for t in SamplerPlan(7, batch_sampler=[[5], [5, 5], [], [5]]).requests(0, 1)
+    ]
     assert draws == [[1, 2], [], [3]]
 
 
@@ -143,8 +160,13 @@ def test_a_sampler_is_not_asked_ahead() -> None:
 
 def test_requests_of_a_stream_have_no_end_and_name_their_run() -> None:
     plan = IterablePlan(7, 4, None, False)
-    runs = [[[*t, t.step, t.epoch, t.seed] for t in itertools.islice(plan.requests(epoch, 0), 3)] for epoch in (0, 0, 5)]
-    assert runs == [[[run, step, epoch, 7] for step in range(3)] for run, epoch in enumerate((0, 0, 5))]
+    runs = [
+        [[*t, t.step, t.epoch, t.seed] for t in itertools.islice(plan.requests(epoch, 0), 3)]
+        for epoch in (0, 0, 5)
+    ]
+    assert runs == [
+        [[run, step, epoch, 7] for step in range(3)] for run, epoch in enumerate((0, 0, 5))
+    ]
 
 
 def test_steps_of_streams() -> None:
@@ -153,8 +175,12 @@ def test_steps_of_streams() -> None:
     assert IterablePlan(7, 4, 9, True).steps() == 2
     assert IterablePlan(7, None, 9, True).steps() == 9
     assert not IterablePlan(7, 4, 9, False).ends_at(3)
-    assert IterablePlan(7, 4, 9, False, 0).parameters() == IterablePlan(7, 4, 9, False, 1).parameters()
-    assert IterablePlan(7, 4, 9, False, 2).parameters() != IterablePlan(7, 4, 9, False, 1).parameters()
+    assert (
+        IterablePlan(7, 4, 9, False, 0).parameters() == IterablePlan(7, 4, 9, False, 1).parameters()
+    )
+    assert (
+        IterablePlan(7, 4, 9, False, 2).parameters() != IterablePlan(7, 4, 9, False, 1).parameters()
+    )
 
 
 def test_length_of() -> None:

@@ -1,4 +1,6 @@
-"""Sampling: by weight, by class, a number of samples, and samplers of the user's that have a state."""
+"""Sampling: by weight, by class, a number of samples, and samplers of the user's that have a
+state.
+"""
 
 import itertools
 import json
@@ -9,9 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, ConcatDataset, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 
-from headrace import ConfigError, DataLoaderConfig, DataModule, OrderSampler, StateError, TextDataset
+from headrace import (
+    ConfigError,
+    DataLoaderConfig,
+    DataModule,
+    OrderSampler,
+    StateError,
+    TextDataset,
+)
 from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, ResizedOrder, WeightedOrder
 from headrace.testing.contract import RandomProbe
 from tests.testing.test_contract import SquareDataset
@@ -50,12 +67,19 @@ ORDERS: dict[str, dict[str, Any]] = {
 def order_of(options: dict[str, Any], global_batch: int = 6) -> Any:
     common: dict[str, Any] = {"seed": 5, "global_batch": global_batch}
     if "weights" in options:
-        return WeightedOrder(WEIGHTS, n=options.get("num_samples"), replacement=options.get("replacement", True), **common)
+        return WeightedOrder(
+            WEIGHTS,
+            n=options.get("num_samples"),
+            replacement=options.get("replacement", True),
+            **common,
+        )
     if "balanced" in options:
         return BalancedOrder(CLASSES, **common)
     if "bucket_by_length" in options:
         return BucketedOrder(LENGTHS, **common)
-    return ResizedOrder(EpochOrder(N, shuffle=options.get("shuffle", True), **common), options["num_samples"])
+    return ResizedOrder(
+        EpochOrder(N, shuffle=options.get("shuffle", True), **common), options["num_samples"]
+    )
 
 
 def numbers(loader: Any) -> list[list[int]]:
@@ -65,7 +89,10 @@ def numbers(loader: Any) -> list[list[int]]:
 @pytest.fixture
 def loader_of(make_loader: Any) -> Any:
     def make(dataset: Any = None, **options: Any) -> Any:
-        return make_loader(Numbers() if dataset is None else dataset, **{"batch_size": 6, "num_workers": 0, "seed": 5, **options})
+        return make_loader(
+            Numbers() if dataset is None else dataset,
+            **{"batch_size": 6, "num_workers": 0, "seed": 5, **options},
+        )
 
     return make
 
@@ -81,8 +108,12 @@ class TestOrders:
         loader.set_epoch(5)
         assert list(loader.sampler) == list(order.with_epoch(5)) and len(loader.sampler) == order.n
 
-    def test_resumes_in_the_middle_on_another_number_of_ranks(self, loader_of: Any, name: str) -> None:
-        ranks = [loader_of(rank=rank, world_size=2, batch_size=3, **ORDERS[name]) for rank in range(2)]
+    def test_resumes_in_the_middle_on_another_number_of_ranks(
+        self, loader_of: Any, name: str
+    ) -> None:
+        ranks = [
+            loader_of(rank=rank, world_size=2, batch_size=3, **ORDERS[name]) for rank in range(2)
+        ]
         iterators = [iter(rank) for rank in ranks]
         for _ in range(2):
             for iterator in iterators:
@@ -109,7 +140,9 @@ class TestOrders:
 
 @pytest.mark.parametrize("mode", ["lazy", "cached", "streaming"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sample_that_comes_again_is_transformed_anew(loader_of: Any, mode: str, workers: int) -> None:
+def test_a_sample_that_comes_again_is_transformed_anew(
+    loader_of: Any, mode: str, workers: int
+) -> None:
     def found(**options: Any) -> list[Any]:
         dataset = SquareDataset(transform=RandomProbe(), loading_mode=mode)
         loader = loader_of(dataset, weights=[0] * 40 + [1, 3], collate_fn="list", **options)
@@ -121,7 +154,11 @@ def test_a_sample_that_comes_again_is_transformed_anew(loader_of: Any, mode: str
 
 
 def test_a_cache_expects_what_is_drawn_again(loader_of: Any) -> None:
-    for options, expected in ({"weights": WEIGHTS}, True), ({"weights": WEIGHTS, "replacement": False}, False), ({}, False):
+    for options, expected in (
+        ({"weights": WEIGHTS}, True),
+        ({"weights": WEIGHTS, "replacement": False}, False),
+        ({}, False),
+    ):
         dataset = SquareDataset(loading_mode="cached", cache_size=3)
         seen = []
         dataset.mode.expect_skew = lambda seen=seen: seen.append(True)  # type: ignore[method-assign, misc]
@@ -147,14 +184,23 @@ class TestClasses:
     def test_of_headrace_s_own(self, loader_of: Any) -> None:
         dataset = SquareDataset()
         dataset.targets = CLASSES
-        loader = loader_of(dataset.subset(range(0, N, 2)), balanced=True, collate_fn="list", num_samples=30)
-        assert Counter(int(target) for batch in loader for _, target in batch) == {0: 10, 1: 10, 2: 10}
+        loader = loader_of(
+            dataset.subset(range(0, N, 2)), balanced=True, collate_fn="list", num_samples=30
+        )
+        assert Counter(int(target) for batch in loader for _, target in batch) == {
+            0: 10,
+            1: 10,
+            2: 10,
+        }
 
     @pytest.mark.parametrize(
         ("dataset", "message"),
         [
             (TensorDataset(torch.arange(N)), "TensorDataset has no targets: give it `targets`"),
-            (ConcatDataset([Numbers(), TensorDataset(torch.arange(2))]), "ConcatDataset has no targets"),
+            (
+                ConcatDataset([Numbers(), TensorDataset(torch.arange(2))]),
+                "ConcatDataset has no targets",
+            ),
             (Numbers([1, 2, 3]), "Numbers has 3 targets for 42 samples"),
             (Numbers(torch.rand(N)), "integers or strings as classes"),
         ],
@@ -173,11 +219,23 @@ class TestConfig:
             ({"weights": [1], "shuffle": True}, "weights is the order"),
             ({"balanced": True, "shuffle": "block"}, "balanced is the order"),
             ({"sampler": [0], "num_samples": 3}, "num_samples has no meaning with sampler"),
-            ({"batch_sampler": [[0]], "num_samples": 3}, "num_samples has no meaning with batch_sampler"),
+            (
+                {"batch_sampler": [[0]], "num_samples": 3},
+                "num_samples has no meaning with batch_sampler",
+            ),
             ({"replacement": False}, "with weights or balanced only"),
-            ({"bucket_by_length": True, "weights": [1]}, "bucket_by_length and weights can't be given together"),
-            ({"bucket_by_length": True, "shuffle": False}, "bucket_by_length and shuffle=False can't"),
-            ({"bucket_by_length": True, "shuffle": "block"}, "bucket_by_length and shuffle='block' can't"),
+            (
+                {"bucket_by_length": True, "weights": [1]},
+                "bucket_by_length and weights can't be given together",
+            ),
+            (
+                {"bucket_by_length": True, "shuffle": False},
+                "bucket_by_length and shuffle=False can't",
+            ),
+            (
+                {"bucket_by_length": True, "shuffle": "block"},
+                "bucket_by_length and shuffle='block' can't",
+            ),
             ({"bucket_by_length": [3], "num_samples": 2}, "bucket_by_length and num_samples can't"),
             ({"num_samples": 0}, "num_samples must be an integer of at least 1"),
             ({"num_samples": 2.0}, "num_samples must be an integer"),
@@ -190,7 +248,10 @@ class TestConfig:
             DataLoaderConfig(**options)
 
     def test_for_training(self) -> None:
-        assert DataLoaderConfig.train(weights=[1]).shuffle is None and DataLoaderConfig.train(weights=[1]).drop_last
+        assert (
+            DataLoaderConfig.train(weights=[1]).shuffle is None
+            and DataLoaderConfig.train(weights=[1]).drop_last
+        )
         assert DataLoaderConfig.train(balanced=True).shuffle is None
         assert DataLoaderConfig.train(num_samples=3).shuffle is True
 
@@ -203,12 +264,21 @@ class TestConfig:
             def __iter__(self) -> Any:
                 return iter(range(3))
 
-        for options in {"weights": [1]}, {"balanced": True}, {"num_samples": 2}, {"bucket_by_length": [1]}:
-            with pytest.raises(ConfigError, match=f"{next(iter(options))} can't be given for an IterableDataset"):
+        for options in (
+            {"weights": [1]},
+            {"balanced": True},
+            {"num_samples": 2},
+            {"bucket_by_length": [1]},
+        ):
+            with pytest.raises(
+                ConfigError, match=f"{next(iter(options))} can't be given for an IterableDataset"
+            ):
                 loader_of(Stream(), **options)
 
     def test_a_validation_draws_nothing(self) -> None:
-        module = DataModule(Numbers(), Numbers(), num_workers=0, weights=WEIGHTS, replacement=False, num_samples=5)
+        module = DataModule(
+            Numbers(), Numbers(), num_workers=0, weights=WEIGHTS, replacement=False, num_samples=5
+        )
         loader = module.val_dataloader()
         assert loader is not None and list(itertools.chain(*numbers(loader))) == list(range(N))
         assert len(list(itertools.chain(*numbers(module.train_dataloader())))) == 5
@@ -228,9 +298,15 @@ class TestLengths:
         (tmp_path / "a.txt").write_text("".join("x" * int(n) + "\n" for n in words))
         found = {}
         for bucketed in (False, True):
-            loader = loader_of(TextDataset(tmp_path, unit="line").subset(range(1, 200)), batch_size=8, bucket_by_length=bucketed)
+            loader = loader_of(
+                TextDataset(tmp_path, unit="line").subset(range(1, 200)),
+                batch_size=8,
+                bucket_by_length=bucketed,
+            )
             masks = [batch["attention_mask"] for batch in loader]
-            found[bucketed] = 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+            found[bucketed] = 1 - sum(int(mask.sum()) for mask in masks) / sum(
+                mask.numel() for mask in masks
+            )
             assert sum(int(mask.sum()) for mask in masks) == words[1:].sum()
             stats = loader.get_stats()
         assert found[True] < 0.5 * found[False]
@@ -243,16 +319,32 @@ class TestLengths:
         rows = [{"text": "a b " * size, "other": "x" * (500 - 7 * size)} for size in sizes]
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         for tokenizer in (None, lambda text: [1] * (len(text) // 9 + 3)):
-            loader = loader_of(TextDataset(tmp_path, tokenizer=tokenizer), batch_size=8, bucket_by_length=True)
+            loader = loader_of(
+                TextDataset(tmp_path, tokenizer=tokenizer), batch_size=8, bucket_by_length=True
+            )
             masks = [batch["attention_mask"] for _ in range(2) for batch in loader]
             real = 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
             stats = loader.get_stats()
-            assert stats["padding_fraction"] == pytest.approx(real) and real < 0.1 < 0.3 < stats["padding_fraction_unbucketed"]
+            assert (
+                stats["padding_fraction"] == pytest.approx(real)
+                and real < 0.1 < 0.3 < stats["padding_fraction_unbucketed"]
+            )
 
     def test_of_ranks(self, loader_of: Any) -> None:
         alone = loader_of(bucket_by_length=LENGTHS, batch_size=6)
-        ranks = [loader_of(bucket_by_length=LENGTHS, batch_size=3, rank=rank, world_size=2, num_workers=rank * 2) for rank in range(2)]
-        assert [sorted(a + b) for a, b in zip(*map(numbers, ranks), strict=True)] == [sorted(batch) for batch in numbers(alone)]
+        ranks = [
+            loader_of(
+                bucket_by_length=LENGTHS,
+                batch_size=3,
+                rank=rank,
+                world_size=2,
+                num_workers=rank * 2,
+            )
+            for rank in range(2)
+        ]
+        assert [sorted(a + b) for a, b in zip(*map(numbers, ranks), strict=True)] == [
+            sorted(batch) for batch in numbers(alone)
+        ]
 
 
 # -- samplers with a state
@@ -323,7 +415,11 @@ class StatefulBatches(Stateful):
 
 
 def sampled(sampler: Any) -> dict[str, Any]:
-    return {"batch_sampler": sampler, "batch_size": 1} if isinstance(sampler, StatefulBatches | BatchSampler) else {"sampler": sampler}
+    return (
+        {"batch_sampler": sampler, "batch_size": 1}
+        if isinstance(sampler, StatefulBatches | BatchSampler)
+        else {"sampler": sampler}
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -336,7 +432,8 @@ class TestSamplersWithAState:
             iterator = iter(loader)
             assert [next(iterator).tolist() for _ in range(received)] == expected[:received]
             state = loader.state_dict()
-            assert state["sampler_state"]["state"] == {"at": 6 * received}  # what was received, not what was drawn ahead
+            # what was received, not what was drawn ahead
+            assert state["sampler_state"]["state"] == {"at": 6 * received}
             sampler = make()
             resumed = loader_of(num_workers=0, **sampled(sampler))
             resumed.load_state_dict(json.loads(json.dumps(state)))
@@ -344,7 +441,9 @@ class TestSamplersWithAState:
             resumed.set_epoch(0)
             assert numbers(resumed) == expected[received:]
 
-    def test_after_a_break_and_in_a_loader_that_has_run(self, loader_of: Any, make: Any, workers: int) -> None:
+    def test_after_a_break_and_in_a_loader_that_has_run(
+        self, loader_of: Any, make: Any, workers: int
+    ) -> None:
         loader = loader_of(num_workers=workers, **sampled(make()))
         for _ in zip(range(3), loader, strict=False):
             pass
@@ -371,9 +470,13 @@ def test_positions_go_on_too(loader_of: Any) -> None:
     """`k` of a sample's random transforms is its position in the epoch."""
 
     def found(start: int) -> list[str]:
-        loader = loader_of(SquareDataset(transform=RandomProbe()), sampler=Stateful(), collate_fn="list")
+        loader = loader_of(
+            SquareDataset(transform=RandomProbe()), sampler=Stateful(), collate_fn="list"
+        )
         if start:
-            first = loader_of(SquareDataset(transform=RandomProbe()), sampler=Stateful(), collate_fn="list")
+            first = loader_of(
+                SquareDataset(transform=RandomProbe()), sampler=Stateful(), collate_fn="list"
+            )
             for _ in zip(range(start), first, strict=False):
                 pass
             loader.load_state_dict(first.state_dict())
@@ -394,7 +497,9 @@ def test_a_sampler_without_a_state_is_replayed(loader_of: Any) -> None:
 
 
 @pytest.mark.parametrize(("inner", "asked"), [(1, True), (3, True), (4, False), (12, False)])
-def test_a_state_that_counts_other_batches_is_not_asked_for(loader_of: Any, inner: int, asked: bool) -> None:
+def test_a_state_that_counts_other_batches_is_not_asked_for(
+    loader_of: Any, inner: int, asked: bool
+) -> None:
     make = lambda: OrderSampler(N, batch_size=inner, seed=9, rank=0, world_size=1)  # noqa: E731
     expected = numbers(loader_of(sampler=make()))
     loader = loader_of(sampler=make())
@@ -460,7 +565,9 @@ class BeginsAnew(CountsEpochs):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("make", [CountsEpochs, BeginsAnew])
-def test_a_sampler_that_counts_epochs_goes_on_with_the_next(loader_of: Any, make: Any, drop_last: bool, workers: int) -> None:
+def test_a_sampler_that_counts_epochs_goes_on_with_the_next(
+    loader_of: Any, make: Any, drop_last: bool, workers: int
+) -> None:
     options = {"drop_last": drop_last, "num_workers": workers, "batch_size": 5}
     loader = loader_of(sampler=make(), **options)
     expected = [numbers(loader) for _ in range(4)]
@@ -487,7 +594,9 @@ def test_after_the_last_batch_and_before_the_end(loader_of: Any, workers: int) -
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_position_is_kept_where_no_iterator_can_be_made(loader_of: Any, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_position_is_kept_where_no_iterator_can_be_made(
+    loader_of: Any, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected, loader = numbers(loader_of()), loader_of()
     next(iter(loader))
     resumed = loader_of(num_workers=workers)

@@ -1,8 +1,11 @@
-"""Augmentation depends on (seed, epoch, index, k) alone: not on workers, ranks, modes, or where a run was resumed.
+"""Augmentation depends on (seed, epoch, index, k) alone: not on workers, ranks, modes, or where a
+run was resumed.
 
-`order/test_seeding.py` has the generators and where they are found, `datasets/test_base.py` the ways to one sample, and `test_elastic.py`
-ranks, workers and resumption for image, HDF5 and Zarr files, with a transform that draws from everything at once. Here each kind of
-generator stands alone, wherever a transform may hold it; and an index that comes again draws anew, and the same again.
+`order/test_seeding.py` has the generators and where they are found, `datasets/test_base.py` the
+ways to one sample, and `test_elastic.py` ranks, workers and resumption for image, HDF5 and Zarr
+files, with a transform that draws from everything at once. Here each kind of generator stands
+alone, wherever a transform may hold it; and an index that comes again draws anew, and the same
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "Generator": (lambda: np.random.default_rng(1), lambda g: float(g.random())),
     "RandomState": (lambda: np.random.RandomState(1), lambda g: float(g.rand())),
     "Random": (lambda: random.Random(1), lambda g: float(g.gauss(0, 1))),
-    "torch.Generator": (lambda: torch.Generator().manual_seed(1), lambda g: float(torch.rand((), generator=g))),
+    "torch.Generator": (
+        lambda: torch.Generator().manual_seed(1),
+        lambda g: float(torch.rand((), generator=g)),
+    ),
 }
 HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "attribute": (lambda g: g, lambda held: held),
@@ -38,7 +44,12 @@ HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "tuple": (lambda g: (g, 1), lambda held: held[0]),
     "dict": (lambda g: {"x": [{"rng": g}]}, lambda held: held["x"][0]["rng"]),
 }
-CASES = [(g, h) for g in GENERATORS for h in HOLDERS if h == "attribute" or GENERATORS[g][0]() is not None]
+CASES = [
+    (g, h)
+    for g in GENERATORS
+    for h in HOLDERS
+    if h == "attribute" or GENERATORS[g][0]() is not None
+]
 
 
 class Augment:
@@ -68,14 +79,26 @@ class Foreign(Dataset[tuple[int, float]]):
 @pytest.fixture
 def loader_of(make_loader: Any) -> Any:
     def make(dataset: Any, world_size: int = 1, rank: int = 0, **options: Any) -> Any:
-        said = {"num_workers": 0, "seed": 5, "collate_fn": "list", "enable_monitoring": False, **options}
-        return make_loader(dataset, batch_size=12 // world_size, rank=rank, world_size=world_size, **said)
+        said = {
+            "num_workers": 0,
+            "seed": 5,
+            "collate_fn": "list",
+            "enable_monitoring": False,
+            **options,
+        }
+        return make_loader(
+            dataset, batch_size=12 // world_size, rank=rank, world_size=world_size, **said
+        )
 
     return make
 
 
-def check(loader_of: Any, make: Callable[[], Any], worlds: Any, workers: int = 0, **options: Any) -> None:
-    """The same epoch 1 of one process, of ranks, and of ranks that go on at a step where others were; and each sample once, drawn anew."""
+def check(
+    loader_of: Any, make: Callable[[], Any], worlds: Any, workers: int = 0, **options: Any
+) -> None:
+    """The same epoch 1 of one process, of ranks, and of ranks that go on at a step where others
+    were; and each sample once, drawn anew.
+    """
     alone = loader_of(make(), **options)
     zero, one = list(alone), list(alone)
     drawn = [sample for batch in zero + one for sample in batch]
@@ -92,7 +115,8 @@ def check(loader_of: Any, make: Callable[[], Any], worlds: Any, workers: int = 0
             parts.append(next(iterator))
             del iterator
         state = json.loads(json.dumps(loader.state_dict()))
-        seen.append(dealt(parts)[: len(one[step])])  # what comes again so that the ranks have equally many comes last
+        # what comes again so that the ranks have equally many comes last
+        seen.append(dealt(parts)[: len(one[step])])
         loader.close()
     assert same(seen, one)
 
@@ -102,7 +126,9 @@ def check(loader_of: Any, make: Callable[[], Any], worlds: Any, workers: int = 0
 def test_each_generator_in_each_place(loader_of: Any, generator: str, holder: str) -> None:
     number = CASES.index((generator, holder))
     mode = MODES[number % 4]
-    with SquareDataset(transform=Augment(generator, holder), loading_mode=mode, progress=False) as dataset:
+    with SquareDataset(
+        transform=Augment(generator, holder), loading_mode=mode, progress=False
+    ) as dataset:
         check(loader_of, lambda: dataset, (3, 1, 4, 2))
     check(loader_of, lambda: Foreign(Augment(generator, holder)), (2, 6, 1, 3))
 
@@ -110,8 +136,12 @@ def test_each_generator_in_each_place(loader_of: Any, generator: str, holder: st
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("generator", "holder"), CASES)
-def test_each_generator_in_each_place_with_workers(loader_of: Any, generator: str, holder: str, mode: str) -> None:
-    with SquareDataset(transform=Augment(generator, holder), loading_mode=mode, progress=False) as dataset:
+def test_each_generator_in_each_place_with_workers(
+    loader_of: Any, generator: str, holder: str, mode: str
+) -> None:
+    with SquareDataset(
+        transform=Augment(generator, holder), loading_mode=mode, progress=False
+    ) as dataset:
         check(loader_of, lambda: dataset, (3, 1, 4, 2), workers=2)
     check(loader_of, lambda: Foreign(Augment(generator, holder)), (2, 6, 1, 3), workers=3)
 
@@ -126,21 +156,42 @@ WEIGHTS = [0.0] * 36 + [1, 2, 3, 4, 5, 60]
 
 @pytest.mark.parametrize("make", [SquareDataset, Foreign])
 @pytest.mark.parametrize("mode", MODES)
-def test_an_index_that_comes_again_draws_anew_on_every_rank(loader_of: Any, make: Any, mode: str) -> None:
-    """Few indices, drawn with replacement: k is the position in the epoch, whoever makes the sample."""
+def test_an_index_that_comes_again_draws_anew_on_every_rank(
+    loader_of: Any, make: Any, mode: str
+) -> None:
+    """Few indices, drawn with replacement: k is the position in the epoch, whoever makes the
+    sample.
+    """
     if make is Foreign:
-        check(loader_of, lambda: Foreign(Augment("Generator", "list")), (3, 1, 4, 2), weights=WEIGHTS)
+        check(
+            loader_of, lambda: Foreign(Augment("Generator", "list")), (3, 1, 4, 2), weights=WEIGHTS
+        )
         return
-    with SquareDataset(transform=Augment("torch", "attribute"), loading_mode=mode, progress=False) as dataset:
+    with SquareDataset(
+        transform=Augment("torch", "attribute"), loading_mode=mode, progress=False
+    ) as dataset:
         check(loader_of, lambda: dataset, (3, 1, 4, 2), weights=WEIGHTS)
 
 
 def test_an_index_that_comes_again_draws_anew_in_workers(loader_of: Any) -> None:
-    check(loader_of, lambda: Foreign(Augment("random", "attribute")), (2, 1, 3, 1), workers=2, weights=WEIGHTS)
+    check(
+        loader_of,
+        lambda: Foreign(Augment("random", "attribute")),
+        (2, 1, 3, 1),
+        workers=2,
+        weights=WEIGHTS,
+    )
 
 
 def test_an_index_that_comes_again_as_padding_draws_anew(loader_of: Any) -> None:
-    """42 samples on 4 ranks: two come again; they are others' augmentations, or the same, but the same at every try."""
-    last = [list(loader_of(Foreign(Augment("torch", "attribute")), 4, rank))[-1] for rank in range(4)]
-    again = [list(loader_of(Foreign(Augment("torch", "attribute")), 4, rank, num_workers=0))[-1] for rank in range(4)]
+    """42 samples on 4 ranks: two come again; they are others' augmentations, or the same, but
+    the same at every try.
+    """
+    last = [
+        list(loader_of(Foreign(Augment("torch", "attribute")), 4, rank))[-1] for rank in range(4)
+    ]
+    again = [
+        list(loader_of(Foreign(Augment("torch", "attribute")), 4, rank, num_workers=0))[-1]
+        for rank in range(4)
+    ]
     assert same(last, again)

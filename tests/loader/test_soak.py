@@ -20,7 +20,22 @@ def test_a_short_soak_finds_nothing() -> None:
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["status"] == "ok" and said["seed"] == 1
-    whatever_was_done = ("batches", "batches kept", "batches written", "early breaks", "iterators at once", "exceptions", "resumes")
+    whatever_was_done = (
+        "batches",
+        "batches kept",
+        "batches written",
+        "early breaks",
+        "iterators at once",
+        "exceptions",
+        "resumes",
+    )
     assert all(said[name] > 0 for name in whatever_was_done), said
     assert said["SIGKILLs"] + said["exits"] > 0
-    assert said["looks"] >= 6 and set(said["growth"]) >= {"memory", "fds", "threads", "children", "shm", "maps"}
+    assert said["looks"] >= 6 and set(said["growth"]) >= {
+        "memory",
+        "fds",
+        "threads",
+        "children",
+        "shm",
+        "maps",
+    }

@@ -26,7 +26,10 @@ pytestmark = pytest.mark.quick_every(12)
 def loader_of(make_loader: Any) -> Any:
     def make(dataset: Any = None, **options: Any) -> Any:
         dataset = SquareDataset(transform=RandomProbe()) if dataset is None else dataset
-        return make_loader(dataset, **{"batch_size": 6, "num_workers": 0, "seed": 5, "collate_fn": "list", **options})
+        return make_loader(
+            dataset,
+            **{"batch_size": 6, "num_workers": 0, "seed": 5, "collate_fn": "list", **options},
+        )
 
     return make
 
@@ -50,8 +53,17 @@ def state_after(loader: Any, batches: int, epoch: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 def test_a_state_is_plain_and_small(loader_of: Any, shuffle: Any) -> None:
     state = state_after(loader_of(shuffle=shuffle), 2)
-    assert state["version"] == 1 and (state["epoch"], state["batches"], state["samples"]) == (0, 2, 12)
-    assert state["length"] == 42 and state["seed"] == 5 and state["global_batch"] == 6 and state["shuffle"] == shuffle
+    assert state["version"] == 1 and (state["epoch"], state["batches"], state["samples"]) == (
+        0,
+        2,
+        12,
+    )
+    assert (
+        state["length"] == 42
+        and state["seed"] == 5
+        and state["global_batch"] == 6
+        and state["shuffle"] == shuffle
+    )
     assert all(value is None or type(value) in (int, str, bool) for value in state.values())
     assert len(json.dumps(state)) < 500
 
@@ -62,7 +74,12 @@ def test_a_state_comes_back_from_every_kind_of_file(loader_of: Any) -> None:
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    copies = [json.loads(json.dumps(state)), pickle.loads(pickle.dumps(state)), torch.load(file, weights_only=True), copy.deepcopy(state)]
+    copies = [
+        json.loads(json.dumps(state)),
+        pickle.loads(pickle.dumps(state)),
+        torch.load(file, weights_only=True),
+        copy.deepcopy(state),
+    ]
     for loaded in copies:
         assert loaded == state
         loader = loader_of()
@@ -121,7 +138,9 @@ def test_other_modes_and_workers_go_on(loader_of: Any, mode: str, workers: int) 
     batches = list(expected)
     state = state_after(loader_of(shuffle="block", num_workers=1), 3, epoch=1)
     with SquareDataset(transform=RandomProbe(), loading_mode=mode, progress=False) as dataset:
-        loader = loader_of(dataset, num_workers=workers, shuffle="block", prefetch_factor=3 if workers else None)
+        loader = loader_of(
+            dataset, num_workers=workers, shuffle="block", prefetch_factor=3 if workers else None
+        )
         loader.load_state_dict(state)
         assert same(list(loader), batches[3:])
         assert same(list(loader), list(expected))  # epoch 2
@@ -131,11 +150,21 @@ def test_other_modes_and_workers_go_on(loader_of: Any, mode: str, workers: int) 
 @pytest.mark.quick_every(12)
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 3), (2, 1), (3, 2), (2, 6), (6, 1)])
-def test_other_numbers_of_ranks_go_on(loader_of: Any, shuffle: Any, before: int, after: int) -> None:
+def test_other_numbers_of_ranks_go_on(
+    loader_of: Any, shuffle: Any, before: int, after: int
+) -> None:
     whole = indices(loader_of(shuffle=shuffle, batch_size=6))
-    states = [state_after(loader_of(shuffle=shuffle, batch_size=6 // before, rank=r, world_size=before), 4) for r in range(before)]
+    states = [
+        state_after(
+            loader_of(shuffle=shuffle, batch_size=6 // before, rank=r, world_size=before), 4
+        )
+        for r in range(before)
+    ]
     assert all(state == states[0] for state in states)
-    ranks = [loader_of(shuffle=shuffle, batch_size=6 // after, rank=r, world_size=after) for r in range(after)]
+    ranks = [
+        loader_of(shuffle=shuffle, batch_size=6 // after, rank=r, world_size=after)
+        for r in range(after)
+    ]
     for loader in ranks:
         loader.load_state_dict(states[-1])
     parts = [indices(loader) for loader in ranks]
@@ -172,11 +201,17 @@ def test_resuming_again_and_again(loader_of: Any) -> None:
 
 def test_other_data_is_refused_with_both_fingerprints(loader_of: Any, photos: Path) -> None:
     state = state_after(loader_of(), 1)
-    for other in (SquareDataset().subset(range(41)), ImageDataset(photos, image_size=8), TensorDataset(torch.zeros(42))):
+    for other in (
+        SquareDataset().subset(range(41)),
+        ImageDataset(photos, image_size=8),
+        TensorDataset(torch.zeros(42)),
+    ):
         loader = loader_of(other)
         with pytest.raises(StateError) as refused:
             loader.load_state_dict(state)
-        assert state["fingerprint"] in str(refused.value) and loader.fingerprint in str(refused.value)
+        assert state["fingerprint"] in str(refused.value) and loader.fingerprint in str(
+            refused.value
+        )
         assert "42" in str(refused.value) and str(len(other)) in str(refused.value)
         assert loader.state_dict()["batches"] == 0  # nothing has changed
 
@@ -191,8 +226,14 @@ def test_other_data_is_refused_with_both_fingerprints(loader_of: Any, photos: Pa
         ("interleave", {"shuffle": "block", "interleave": 4, "turns": 2}, ("9", "4")),
     ],
 )
-def test_another_order_is_refused_or_adopted(loader_of: Any, field: str, options: dict[str, Any], values: tuple[str, str]) -> None:
-    saved: dict[str, Any] = {"shuffle": "block", "turns": 2, "interleave": 9} if field in ("turns", "interleave") else {}
+def test_another_order_is_refused_or_adopted(
+    loader_of: Any, field: str, options: dict[str, Any], values: tuple[str, str]
+) -> None:
+    saved: dict[str, Any] = (
+        {"shuffle": "block", "turns": 2, "interleave": 9}
+        if field in ("turns", "interleave")
+        else {}
+    )
     expected = indices(loader_of(**saved))
     state = state_after(loader_of(**saved), 2)
     loader = loader_of(**{**saved, **options})
@@ -233,18 +274,28 @@ def test_an_adopted_block_order_may_be_resumed(loader_of: Any) -> None:
 
 @pytest.mark.quick_every(2)
 @pytest.mark.parametrize("kind", ["raw", "gzip"])
-def test_state_of_former_blocks_gives_their_order(loader_of: Any, tmp_path: Path, kind: str) -> None:
+def test_state_of_former_blocks_gives_their_order(
+    loader_of: Any, tmp_path: Path, kind: str
+) -> None:
     """Of a time when blocks that may be cut anywhere had 2 MiB, and lanes went in 12 turns."""
     rows, width = {"raw": (1200, 1 << 13), "gzip": (6400, 16)}[kind]
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         layout = {} if kind == "raw" else {"chunks": (4, width), "compression": "gzip"}
-        file.create_dataset("data", data=np.arange(rows)[:, None] + np.zeros((1, width), np.int64), **layout)
+        file.create_dataset(
+            "data", data=np.arange(rows)[:, None] + np.zeros((1, width), np.int64), **layout
+        )
     dataset = HDF5Dataset(tmp_path / "rows.h5")
     former, now = (dataset.epoch_order("block", 5, 0, 6, former=which) for which in (2, 0))
     sizes = {"raw": (32, 16), "gzip": (4, 4)}[kind]
-    assert (int(former.blocks[0]), int(now.blocks[0])) == sizes and (former.interleave, former.turns) != (now.interleave, now.turns)
+    assert (int(former.blocks[0]), int(now.blocks[0])) == sizes and (
+        former.interleave,
+        former.turns,
+    ) != (now.interleave, now.turns)
     state = state_after(loader_of(dataset, shuffle="block"), 30)
-    saved = {**state, **{name: former.parameters()[name] for name in ("interleave", "turns", "blocks")}}
+    saved = {
+        **state,
+        **{name: former.parameters()[name] for name in ("interleave", "turns", "blocks")},
+    }
     loader = loader_of(dataset, shuffle="block")
     for given, order in [(saved, former), (state, now), (saved, former)]:
         loader.load_state_dict(given)
@@ -278,7 +329,9 @@ def test_changed_data_of_the_same_length_may_be_gone_on_with(loader_of: Any) -> 
 
 def test_other_data_and_another_order_are_warned_of_once(loader_of: Any) -> None:
     state = state_after(loader_of(), 1)
-    loader = loader_of(SquareDataset(transform=RandomProbe()).subset(list(reversed(range(42)))), seed=8)
+    loader = loader_of(
+        SquareDataset(transform=RandomProbe()).subset(list(reversed(range(42)))), seed=8
+    )
     with pytest.warns(HeadraceWarning) as warned:
         loader.load_state_dict(state, strict=False)
     assert len(warned) == 1
@@ -292,7 +345,9 @@ def test_other_data_and_another_order_are_warned_of_once(loader_of: Any) -> None
         ({"batch_size": 1, "world_size": 5, "rank": 0}, "world size that divides 6"),
     ],
 )
-def test_another_global_batch_is_refused_with_the_remedy(loader_of: Any, options: dict[str, Any], remedy: str) -> None:
+def test_another_global_batch_is_refused_with_the_remedy(
+    loader_of: Any, options: dict[str, Any], remedy: str
+) -> None:
     state = state_after(loader_of(), 1)
     for strict in (True, False):
         with pytest.raises(StateError, match=remedy):
@@ -307,23 +362,57 @@ def test_state_of_another_layout_is_refused(loader_of: Any) -> None:
     state = state_after(loader_of(shuffle="block"), 1)
     for strict in (True, False):
         with pytest.raises(StateError, match="blocks"):
-            loader_of(OtherBlocks(), shuffle="block", interleave=9).load_state_dict(state, strict=strict)
-    loader_of(OtherBlocks(transform=RandomProbe())).load_state_dict(state_after(loader_of(), 1))  # a full shuffle doesn't
+            loader_of(OtherBlocks(), shuffle="block", interleave=9).load_state_dict(
+                state, strict=strict
+            )
+    # a full shuffle doesn't
+    loader_of(OtherBlocks(transform=RandomProbe())).load_state_dict(state_after(loader_of(), 1))
 
 
 @pytest.mark.quick_every(12)
 @pytest.mark.parametrize(
     "garbage",
     [
-        None, 3, "state", [], {}, {"version": 1}, {"batches": 3}, {"version": 1, "batches": 0},
-        {"version": "1"}, {"version": None}, {"version": 99}, {"version": -1}, {"version": 0},
-        {"batches": -1}, {"batches": "2"}, {"batches": None}, {"batches": 2.5}, {"batches": True},
-        {"epoch": "0"}, {"epoch": None}, {"epoch": 1.5}, {"epoch": -1}, {"fingerprint": None}, {"length": "42"},
-        {"length": -42}, {"length": 43}, {"length": None}, {"seed": "five"},
-        {"global_batch": None}, {"global_batch": "6"}, {"global_batch": 0}, {"shuffle": "circle"}, {"shuffle": None},
-        {"samples": 3}, {"samples": None}, {"batches": 1000}, {"skipped": "many"}, {"skipped_samples": 3},
+        None,
+        3,
+        "state",
+        [],
+        {},
+        {"version": 1},
+        {"batches": 3},
+        {"version": 1, "batches": 0},
+        {"version": "1"},
+        {"version": None},
+        {"version": 99},
+        {"version": -1},
+        {"version": 0},
+        {"batches": -1},
+        {"batches": "2"},
+        {"batches": None},
+        {"batches": 2.5},
+        {"batches": True},
+        {"epoch": "0"},
+        {"epoch": None},
+        {"epoch": 1.5},
+        {"epoch": -1},
+        {"fingerprint": None},
+        {"length": "42"},
+        {"length": -42},
+        {"length": 43},
+        {"length": None},
+        {"seed": "five"},
+        {"global_batch": None},
+        {"global_batch": "6"},
+        {"global_batch": 0},
+        {"shuffle": "circle"},
+        {"shuffle": None},
+        {"samples": 3},
+        {"samples": None},
+        {"batches": 1000},
+        {"skipped": "many"},
+        {"skipped_samples": 3},
     ],
-)  # fmt: skip
+)
 def test_garbage_is_refused(loader_of: Any, garbage: Any) -> None:
     good = {**state_after(loader_of(), 2), "skipped": 0, "skipped_samples": []}
     partial = not isinstance(garbage, dict) or len(garbage) != 1 or garbage in ({"version": 1},)
@@ -337,7 +426,9 @@ def test_garbage_is_refused(loader_of: Any, garbage: Any) -> None:
 
 @pytest.mark.parametrize("garbage", [{"version": -1}, {"epoch": -1}, {"length": 43}])
 def test_impossible_numbers_are_refused(loader_of: Any, garbage: Any) -> None:
-    with pytest.raises(StateError, match=next(iter(garbage)) if "length" not in garbage else "43 samples"):
+    with pytest.raises(
+        StateError, match=next(iter(garbage)) if "length" not in garbage else "43 samples"
+    ):
         loader_of().load_state_dict({**state_after(loader_of(), 2), **garbage})
 
 
@@ -352,7 +443,9 @@ def test_a_state_of_a_torch_sampler_is_refused(loader_of: Any) -> None:
 
 
 def test_the_tail_without_padding_depends_on_the_ranks(loader_of: Any) -> None:
-    """10 samples, 3 ranks, batches of 3: the first step hands its last positions over to the second."""
+    """10 samples, 3 ranks, batches of 3: the first step hands its last positions over to the
+    second.
+    """
     ten = SquareDataset(transform=RandomProbe()).subset(range(10))
     three = [loader_of(ten, batch_size=3, rank=r, world_size=3, pad=False) for r in range(3)]
     state = state_after(three[0], 1)
@@ -397,7 +490,10 @@ def test_skipped_samples_are_in_the_state_and_survive_it(loader_of: Any, workers
     assert "skipped" not in state_after(loader, 0)
     state = state_after(loader, 1)
     assert state["skipped"] == 1 and [entry["index"] for entry in state["skipped_samples"]] == [3]
-    assert set(state["skipped_samples"][0]) == {"index", "path", "error"} and "can't be read" in state["skipped_samples"][0]["error"]
+    assert (
+        set(state["skipped_samples"][0]) == {"index", "path", "error"}
+        and "can't be read" in state["skipped_samples"][0]["error"]
+    )
     state = json.loads(json.dumps(state))
     again = loader_of(skipping([3, 30]), shuffle=False, num_workers=workers)
     again.load_state_dict(state)
@@ -416,7 +512,9 @@ def test_each_is_listed_once(loader_of: Any) -> None:
     again = loader_of(skipping(set(range(42)) - {0}), batch_size=42)
     again.load_state_dict(state)
     list(again)
-    assert again.state_dict()["skipped"] == 41 * 4 and len(again.state_dict()["skipped_samples"]) == 41
+    assert (
+        again.state_dict()["skipped"] == 41 * 4 and len(again.state_dict()["skipped_samples"]) == 41
+    )
 
 
 def test_what_the_user_has_not_received_is_not_skipped_yet(loader_of: Any) -> None:
@@ -436,7 +534,9 @@ def test_loading_warns_of_nothing(loader_of: Any) -> None:
 
 
 def test_files_are_no_blocks(photos: Path, loader_of: Any) -> None:
-    """Without blocks a block shuffle is a full one, so that a job goes on in any mode by its default."""
+    """Without blocks a block shuffle is a full one, so that a job goes on in any mode by its
+    default.
+    """
 
     def loader(mode: str) -> Any:
         return loader_of(ImageDataset(photos, image_size=8, loading_mode=mode), shuffle=None)

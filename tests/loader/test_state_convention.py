@@ -1,6 +1,7 @@
 """A loader's state means what torchdata's StatefulDataLoader means by it.
 
-What that does was found out by running it (torchdata 0.11), with map-style and iterable datasets, 0 and 2 workers, persistent or not:
+What that does was found out by running it (torchdata 0.11), with map-style and iterable datasets, 0
+and 2 workers, persistent or not:
 
 ==================================  =================================  =============================
 moment                              torchdata                          here
@@ -218,7 +219,9 @@ class Keeping(Forgetting):
 
 
 class Both(IterableDataset[Any]):
-    """Dataset and iterator have states: the dataset's is the number of samples that it ever gave, in this process."""
+    """Dataset and iterator have states: the dataset's is the number of samples that it ever
+    gave, in this process.
+    """
 
     def __init__(self) -> None:
         self.given = 0
@@ -271,7 +274,9 @@ class Share(IterableDataset[Any]):
 
 
 class Epochs(IterableDataset[Any]):
-    """Its iterator is a generator, which counts epochs at its end; the dataset holds both counts."""
+    """Its iterator is a generator, which counts epochs at its end; the dataset holds both
+    counts.
+    """
 
     def __init__(self) -> None:
         self.at = self.epochs = 0
@@ -313,20 +318,33 @@ class Own(IterableDataset[int]):
 
 
 STREAMS = (StatefulIterator, StatefulStream, Forgetting, Keeping)
-HOW = {"alone": {"num_workers": 0}, "lasting": {"num_workers": 2}, "fresh": {"num_workers": 2, "persistent_workers": False}}
+HOW = {
+    "alone": {"num_workers": 0},
+    "lasting": {"num_workers": 2},
+    "fresh": {"num_workers": 2, "persistent_workers": False},
+}
 
 
 @pytest.fixture
 def loader_of(loader_of: Any) -> Any:
-    return functools.partial(loader_of, batch_size=BATCH, collate_fn="list", enable_monitoring=False)
+    return functools.partial(
+        loader_of, batch_size=BATCH, collate_fn="list", enable_monitoring=False
+    )
 
 
 def kinds(*datasets: Any) -> Any:
-    """Each of the datasets in this process and with persistent workers; slow: with workers for one epoch."""
+    """Each of the datasets in this process and with persistent workers; slow: with workers for
+    one epoch.
+    """
     return pytest.mark.parametrize(
         ("make", "how"),
         [
-            pytest.param(dataset, HOW[how], id=f"{dataset.__name__}-{how}", marks=pytest.mark.slow if how == "fresh" else ())
+            pytest.param(
+                dataset,
+                HOW[how],
+                id=f"{dataset.__name__}-{how}",
+                marks=pytest.mark.slow if how == "fresh" else (),
+            )
             for dataset in datasets
             for how in HOW
         ],
@@ -334,7 +352,9 @@ def kinds(*datasets: Any) -> Any:
 
 
 class Life:
-    """Two loaders of one kind, and what the first two epochs of one that is never interrupted are."""
+    """Two loaders of one kind, and what the first two epochs of one that is never interrupted
+    are.
+    """
 
     def __init__(self, loader_of: Any, make: Any, how: dict[str, Any]) -> None:
         self._make = lambda: loader_of(make(), **how)
@@ -384,7 +404,9 @@ def test_before_and_between_batches(life: Any, make: Any, how: Any) -> None:
 @pytest.mark.quick_every(1)
 @pytest.mark.parametrize("made", [0, 2], ids=["at_its_beginning", "in_its_midst"])
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_dataset_is_its_own_iterator_before_the_first_batch(loader_of: Any, made: int, is_begun: bool) -> None:
+def test_dataset_is_its_own_iterator_before_the_first_batch(
+    loader_of: Any, made: int, is_begun: bool
+) -> None:
     dataset = Own()
     dataset.at = made
     loader = loader_of(dataset, num_workers=0)
@@ -415,7 +437,8 @@ def test_the_end_is_where_the_user_has_been_told_of_it(life: Any, make: Any, how
 
 def test_resume_in_the_last_step_keeps_the_epochs(loader_of: Any) -> None:
     expected = [list(loader) for loader in [loader_of(Plain())] for _ in range(3)]
-    for stop in range(5, 11):  # in the midst of epoch 1, in its last step, and in the first of epoch 2
+    # in the midst of epoch 1, in its last step, and in the first of epoch 2
+    for stop in range(5, 11):
         loader, saved, steps = loader_of(Plain()), None, 0
         for epoch in range(3):
             for _ in loader:
@@ -431,7 +454,9 @@ def test_resume_in_the_last_step_keeps_the_epochs(loader_of: Any) -> None:
 
 def test_a_multi_loader_s_end_is_there_too(loader_of: Any) -> None:
     def make() -> Any:
-        return MultiDataLoader({"a": loader_of(Plain()), "b": loader_of(StatefulIterator())}, steps=7)
+        return MultiDataLoader(
+            {"a": loader_of(Plain()), "b": loader_of(StatefulIterator())}, steps=7
+        )
 
     whole = make()
     epochs = [list(whole) for _ in range(2)]
@@ -509,7 +534,8 @@ def test_a_stream_goes_on_from_every_batch(life: Any, make: Any, how: Any) -> No
     for batches in range(len(own.epochs[0]) + 1):
         own.after(batches)
         state = own.one.state_dict()
-        has_run = make is not StatefulIterator and how.get("persistent_workers", True)  # datasets of before the first batch
+        # datasets of before the first batch
+        has_run = make is not StatefulIterator and how.get("persistent_workers", True)
         assert ("dataset" in state) == (make is not Stream and (batches > 0 or has_run))
         assert own.resumed(state) == own.epochs[0][batches:]
         assert list(own.other) == own.epochs[1]
@@ -534,7 +560,9 @@ def test_stream_that_counts_epochs_goes_on(loader_of: Any, make: Any, how: str) 
             assert other.state_dict() == saved
             if batches <= len(epoch):
                 assert list(other) == epoch[batches:], f"epoch {before}, batch {batches}"
-            assert [list(other), list(other)] == epochs[before + 1 : before + 3], f"after epoch {before}, batch {batches}"
+            assert [list(other), list(other)] == epochs[before + 1 : before + 3], (
+                f"after epoch {before}, batch {batches}"
+            )
             loader.close()
             other.close()
 
@@ -542,7 +570,9 @@ def test_stream_that_counts_epochs_goes_on(loader_of: Any, make: Any, how: str) 
 @pytest.mark.parametrize("how", ["alone", "lasting"])
 @pytest.mark.parametrize("make", [Share, Epochs, StatefulStream, Keeping])
 def test_worker_that_ended_first_resumes_ended(loader_of: Any, make: Any, how: str) -> None:
-    """20 samples in batches of 3: the workers end at different steps, and their last batches are short."""
+    """20 samples in batches of 3: the workers end at different steps, and their last batches are
+    short.
+    """
     options = {**HOW[how], "batch_size": 3}
     whole = loader_of(make(), **options)
     epochs = [list(whole) for _ in range(3)]
@@ -558,17 +588,31 @@ def test_worker_that_ended_first_resumes_ended(loader_of: Any, make: Any, how: s
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", [Plain, Stream])
-def test_collate_fn_gets_each_sample_without_a_batch_size(loader_of: Any, make: Any, workers: int) -> None:
+def test_collate_fn_gets_each_sample_without_a_batch_size(
+    loader_of: Any, make: Any, workers: int
+) -> None:
     loader = loader_of(make(), batch_size=None, collate_fn=torch.tensor, num_workers=workers)
     assert all(isinstance(sample, torch.Tensor) for sample in loader)
-    assert len([sample for sample in loader_of(make(), batch_size=None, collate_fn=torch.tensor, num_workers=workers)]) == N
+    assert (
+        len(
+            [
+                sample
+                for sample in loader_of(
+                    make(), batch_size=None, collate_fn=torch.tensor, num_workers=workers
+                )
+            ]
+        )
+        == N
+    )
 
 
 @pytest.mark.parametrize("how", ["alone", "lasting"])
 def test_stateful_dataset_beside_a_stateful_iterator(loader_of: Any, how: str) -> None:
     whole = loader_of(Both(), **HOW[how])
     epochs = [list(whole) for _ in range(3)]
-    assert max(sample[-1] for batch in epochs[2] for sample in batch) == (60 if how == "alone" else 30)
+    assert max(sample[-1] for batch in epochs[2] for sample in batch) == (
+        60 if how == "alone" else 30
+    )
     for batches in (0, 1, 3, len(epochs[1]), None):
         loader, other = (loader_of(Both(), **HOW[how]) for _ in range(2))
         list(loader)
@@ -604,7 +648,11 @@ def test_a_map_style_dataset_s_state_comes_back(loader_of: Any, how: str) -> Non
     for batches in (1, 2, 3, 5):
         one, other = (loader_of(Counting(), **HOW[how]) for _ in range(2))
         assert list(one) == epochs[0]
-        received = [batch for _, batch in zip(range(batches), one, strict=False)] if batches < 5 else list(one)
+        received = (
+            [batch for _, batch in zip(range(batches), one, strict=False)]
+            if batches < 5
+            else list(one)
+        )
         assert received == epochs[1][:batches]
         state = json.loads(json.dumps(one.state_dict()))
         other.load_state_dict(state)
@@ -686,11 +734,17 @@ class Unloadable(Counting):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(("make", "said"), [(Unsayable, "ValueError: no state today"), (Unpicklable, "can't be saved")])
-def test_a_state_dict_that_raises_does_so_when_it_is_asked_for(loader_of: Any, make: Any, said: str, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"), [(Unsayable, "ValueError: no state today"), (Unpicklable, "can't be saved")]
+)
+def test_a_state_dict_that_raises_does_so_when_it_is_asked_for(
+    loader_of: Any, make: Any, said: str, workers: int
+) -> None:
     loader = loader_of(make(), num_workers=workers)
     assert len(list(loader)) == 5
-    with pytest.raises(StateError, match=rf"the state of {make.__name__}.*{said}.*worker 0") as raised:
+    with pytest.raises(
+        StateError, match=rf"the state of {make.__name__}.*{said}.*worker 0"
+    ) as raised:
         loader.state_dict()
     assert "after its last batch" in str(raised.value)
 
@@ -709,7 +763,10 @@ class OddlyUnloadable(Counting):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_error_while_a_state_is_loaded_keeps_its_type(loader_of: Any, workers: int) -> None:
-    loader, other = loader_of(OddlyUnloadable(), num_workers=workers), loader_of(OddlyUnloadable(), num_workers=workers)
+    loader, other = (
+        loader_of(OddlyUnloadable(), num_workers=workers),
+        loader_of(OddlyUnloadable(), num_workers=workers),
+    )
     next(iter(loader))
     other.load_state_dict(loader.state_dict())
     with pytest.raises(OddError, match="7: a state of long ago"):
@@ -718,7 +775,10 @@ def test_error_while_a_state_is_loaded_keeps_its_type(loader_of: Any, workers: i
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_failing_load_state_dict_is_an_error(loader_of: Any, workers: int) -> None:
-    loader, other = loader_of(Unloadable(), num_workers=workers), loader_of(Unloadable(), num_workers=workers)
+    loader, other = (
+        loader_of(Unloadable(), num_workers=workers),
+        loader_of(Unloadable(), num_workers=workers),
+    )
     next(iter(loader))
     other.load_state_dict(loader.state_dict())
     with pytest.raises(LookupError, match="long ago") as raised:
@@ -728,19 +788,39 @@ def test_failing_load_state_dict_is_an_error(loader_of: Any, workers: int) -> No
 
 
 def test_a_dataset_that_has_lost_its_methods_is_named(loader_of: Any) -> None:
-    for saved, without in ((Counting(), Plain()), (StatefulIterator(), Stream()), (StatefulStream(), Stream())):
+    for saved, without in (
+        (Counting(), Plain()),
+        (StatefulIterator(), Stream()),
+        (StatefulStream(), Stream()),
+    ):
         loader, other = loader_of(saved), loader_of(without)
         next(iter(loader))
         state = {**loader.state_dict(), "fingerprint": other.fingerprint}
         other.load_state_dict(state)
         iterator = iter(other)
-        with pytest.raises(StateError, match=rf"{type(without).__name__}, which has no load_state_dict now"):
+        with pytest.raises(
+            StateError, match=rf"{type(without).__name__}, which has no load_state_dict now"
+        ):
             next(iterator)
-        assert isinstance(without, Plain) or list(iterator) == [], "the stream begins anew after the error"
+        assert isinstance(without, Plain) or list(iterator) == [], (
+            "the stream begins anew after the error"
+        )
 
 
 @pytest.mark.parametrize(
-    "garbage", [3, [], {}, {"workers": 2}, {"workers": "1"}, {"turn": 1}, {"turn": -1}, {"step": None}, {"states": [3]}, {"states": []}]
+    "garbage",
+    [
+        3,
+        [],
+        {},
+        {"workers": 2},
+        {"workers": "1"},
+        {"turn": 1},
+        {"turn": -1},
+        {"step": None},
+        {"states": [3]},
+        {"states": []},
+    ],
 )
 def test_a_damaged_part_is_refused(loader_of: Any, garbage: Any) -> None:
     loader = loader_of(StatefulIterator())
@@ -748,7 +828,9 @@ def test_a_damaged_part_is_refused(loader_of: Any, garbage: Any) -> None:
     state = loader.state_dict()
     whole = not isinstance(garbage, dict) or not garbage
     with pytest.raises(StateError, match="damaged"):
-        loader.load_state_dict({**state, "dataset": garbage if whole else {**state["dataset"], **garbage}})
+        loader.load_state_dict(
+            {**state, "dataset": garbage if whole else {**state["dataset"], **garbage}}
+        )
     assert loader.state_dict() == state
 
 
@@ -758,7 +840,9 @@ def test_a_large_state_is_warned_of_once(loader_of: Any) -> None:
             return {"worker": 0, "given": 0, "all": bytes(2 << 20)}
 
     loader = loader_of(Large())
-    with pytest.warns(HeadraceWarning, match=r"the state of the dataset takes 2,\d{3},\d{3} bytes") as warned:
+    with pytest.warns(
+        HeadraceWarning, match=r"the state of the dataset takes 2,\d{3},\d{3} bytes"
+    ) as warned:
         list(loader)
         list(loader)
     assert len(warned) == 1
@@ -812,4 +896,7 @@ class Unreadable(Counting):
 def test_error_that_formats_its_arguments_keeps_its_message(loader_of: Any, workers: int) -> None:
     with pytest.raises(FormattedError) as raised:
         list(loader_of(Unreadable(), num_workers=workers))
-    assert (str(raised.value), raised.value.path) == ("can't read /data/0.bin (code 5)", "/data/0.bin")
+    assert (str(raised.value), raised.value.path) == (
+        "can't read /data/0.bin (code 5)",
+        "/data/0.bin",
+    )

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+)
 
 from headrace import (
     ConfigError,
@@ -40,20 +46,38 @@ def counted(batches: int, accumulate: int) -> int:
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(1, 5), st.integers(0, 3))
-def test_they_are_what_a_loop_counts(n: int, size: int, world: int, drop_last: bool, pad: bool, accumulate: int, rank: int) -> None:
+@given(
+    st.integers(1, 60),
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 5),
+    st.integers(0, 3),
+)
+def test_they_are_what_a_loop_counts(
+    n: int, size: int, world: int, drop_last: bool, pad: bool, accumulate: int, rank: int
+) -> None:
     if not pad and n < world:
         return
-    loader = loader_of(n, batch_size=size, world_size=world, rank=rank % world, drop_last=drop_last, pad=pad)
+    loader = loader_of(
+        n, batch_size=size, world_size=world, rank=rank % world, drop_last=drop_last, pad=pad
+    )
     batches = sum(1 for _ in loader)
     assert get_epoch_length(loader) == get_val_dataloader_steps(loader) == batches
-    other = loader_of(100, batch_size=size, world_size=world, rank=rank % world, drop_last=drop_last, pad=pad)
+    other = loader_of(
+        100, batch_size=size, world_size=world, rank=rank % world, drop_last=drop_last, pad=pad
+    )
     assert get_epoch_length(other, samples=n) == batches
     global_batch, steps, accumulated = get_train_dataloader_steps(loader, accumulate=accumulate)
     assert accumulated == min(accumulate, max(1, batches))
     assert global_batch == size * world * accumulated
     assert steps == counted(batches, accumulate) == counted(batches, accumulated)
-    assert get_train_dataloader_steps(other, accumulate=accumulate, samples=n) == (global_batch, steps, accumulated)
+    assert get_train_dataloader_steps(other, accumulate=accumulate, samples=n) == (
+        global_batch,
+        steps,
+        accumulated,
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,26 +93,43 @@ def test_they_are_what_a_loop_counts(n: int, size: int, world: int, drop_last: b
         (0, {"batch_size": 4}, 2, (4, 0, 1)),
     ],
 )
-def test_some_numbers(n: int, options: dict[str, Any], accumulate: int, expected: tuple[int, int, int]) -> None:
+def test_some_numbers(
+    n: int, options: dict[str, Any], accumulate: int, expected: tuple[int, int, int]
+) -> None:
     assert get_train_dataloader_steps(loader_of(n, **options), accumulate=accumulate) == expected
 
 
 def test_without_a_length_one_must_be_given() -> None:
-    for loader in (Loader(Stream(10), batch_size=4, num_workers=0), DataLoader(Stream(10), batch_size=4)):
+    for loader in (
+        Loader(Stream(10), batch_size=4, num_workers=0),
+        DataLoader(Stream(10), batch_size=4),
+    ):
         for function in (get_epoch_length, get_train_dataloader_steps, get_val_dataloader_steps):
             with pytest.raises(ConfigError, match=r"Stream.*pass length=.*samples="):
                 function(loader)
-        assert get_epoch_length(loader, samples=10) == get_val_dataloader_steps(loader, samples=10) == len(list(loader)) == 3
+        assert (
+            get_epoch_length(loader, samples=10)
+            == get_val_dataloader_steps(loader, samples=10)
+            == len(list(loader))
+            == 3
+        )
         assert get_train_dataloader_steps(loader, accumulate=2, samples=10) == (8, 2, 2)
     dropping = Loader(Stream(10), batch_size=4, num_workers=0, drop_last=True)
     assert get_epoch_length(dropping, samples=10) == len(list(dropping)) == 2
-    assert get_epoch_length(Loader(Stream(10), batch_size=4, num_workers=0, rank=0, world_size=2), samples=21) == 3
+    assert (
+        get_epoch_length(
+            Loader(Stream(10), batch_size=4, num_workers=0, rank=0, world_size=2), samples=21
+        )
+        == 3
+    )
 
 
 def test_accumulation_by_the_name_of_trainers() -> None:
     loader = loader_of(64, batch_size=4)
     expected = get_train_dataloader_steps(loader, accumulate=3)
-    assert get_train_dataloader_steps(loader, gradient_accumulation_steps=3) == expected == (12, 6, 3)
+    assert (
+        get_train_dataloader_steps(loader, gradient_accumulation_steps=3) == expected == (12, 6, 3)
+    )
     with pytest.raises(ConfigError, match="pass one of them"):
         get_train_dataloader_steps(loader, accumulate=2, gradient_accumulation_steps=3)
 
@@ -104,22 +145,44 @@ def test_a_config_in_the_place_of_the_loader() -> None:
 def test_length_is_batches_and_samples_are_samples() -> None:
     loader = loader_of(64, batch_size=32)
     assert get_epoch_length(loader) == 2
-    assert get_epoch_length(loader, length=1000) == get_val_dataloader_steps(loader, length=1000) == 1000
-    assert get_epoch_length(loader, samples=1000) == get_val_dataloader_steps(loader, samples=1000) == 32
-    assert get_train_dataloader_steps(loader, 1000, 4) == (128, 250, 4) and get_train_dataloader_steps(loader, samples=1000)[1] == 32
+    assert (
+        get_epoch_length(loader, length=1000)
+        == get_val_dataloader_steps(loader, length=1000)
+        == 1000
+    )
+    assert (
+        get_epoch_length(loader, samples=1000)
+        == get_val_dataloader_steps(loader, samples=1000)
+        == 32
+    )
+    assert (
+        get_train_dataloader_steps(loader, 1000, 4) == (128, 250, 4)
+        and get_train_dataloader_steps(loader, samples=1000)[1] == 32
+    )
     for function in (get_epoch_length, get_train_dataloader_steps, get_val_dataloader_steps):
         with pytest.raises(ConfigError, match=r"length= and samples= are given"):
             function(loader, length=3, samples=3)
 
 
 def test_torch_dataloaders() -> None:
-    assert get_train_dataloader_steps(DataLoader(range(10), batch_size=4, drop_last=True), accumulate=2) == (8, 1, 2)  # type: ignore[arg-type]
+    assert get_train_dataloader_steps(
+        DataLoader(range(10), batch_size=4, drop_last=True), accumulate=2
+    ) == (8, 1, 2)  # type: ignore[arg-type]
     sampler = DistributedSampler(range(10), 3, 0)  # type: ignore[arg-type]
     loader = DataLoader(range(10), batch_size=2, sampler=sampler)  # type: ignore[arg-type]
-    assert get_train_dataloader_steps(loader) == (6, 2, 1) and get_epoch_length(loader, samples=10) == len(list(loader)) == 2
+    assert (
+        get_train_dataloader_steps(loader) == (6, 2, 1)
+        and get_epoch_length(loader, samples=10) == len(list(loader)) == 2
+    )
     batches = BatchSampler(SequentialSampler(range(10)), 4, True)
-    for loader in (DataLoader(range(10), batch_sampler=batches), loader_of(10, batch_sampler=batches)):  # type: ignore[arg-type]
-        assert get_train_dataloader_steps(loader) == (4, 2, 1) and get_epoch_length(loader, samples=11) == 2
+    for loader in (
+        DataLoader(range(10), batch_sampler=batches),
+        loader_of(10, batch_sampler=batches),
+    ):  # type: ignore[arg-type]
+        assert (
+            get_train_dataloader_steps(loader) == (4, 2, 1)
+            and get_epoch_length(loader, samples=11) == 2
+        )
 
 
 def test_the_environment_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +201,19 @@ def test_batches_of_unknown_size() -> None:
 
 
 def test_several_loaders() -> None:
-    multi = MultiDataLoader({"a": range(10), "b": range(4)}, batch_size=4, num_workers=0, rank=0, world_size=2)
-    assert get_train_dataloader_steps(multi, accumulate=2) == (16, 2, 2) and get_epoch_length(multi) == len(list(multi)) == 3
+    multi = MultiDataLoader(
+        {"a": range(10), "b": range(4)}, batch_size=4, num_workers=0, rank=0, world_size=2
+    )
+    assert (
+        get_train_dataloader_steps(multi, accumulate=2) == (16, 2, 2)
+        and get_epoch_length(multi) == len(list(multi)) == 3
+    )
     with pytest.raises(ConfigError, match="steps="):
         get_epoch_length(multi, samples=9)
     assert get_epoch_length(multi, 9) == 9
-    torches = MultiDataLoader({"a": DataLoader(range(10), batch_size=4), "b": loader_of(8, batch_size=4)}, steps=7)  # type: ignore[arg-type]
+    torches = MultiDataLoader(
+        {"a": DataLoader(range(10), batch_size=4), "b": loader_of(8, batch_size=4)}, steps=7
+    )  # type: ignore[arg-type]
     assert get_train_dataloader_steps(torches) == (4, 7, 1)
     unequal = MultiDataLoader({"a": loader_of(4, batch_size=2), "b": loader_of(4, batch_size=3)})
     assert get_epoch_length(unequal) == 4
@@ -153,7 +223,12 @@ def test_several_loaders() -> None:
 
 def test_validation() -> None:
     loader = loader_of(10, batch_size=4)
-    assert [get_val_dataloader_steps(loader, sanity_steps=steps) for steps in (0, 1, 2, 9)] == [3, 1, 2, 3]
+    assert [get_val_dataloader_steps(loader, sanity_steps=steps) for steps in (0, 1, 2, 9)] == [
+        3,
+        1,
+        2,
+        3,
+    ]
     assert get_val_dataloader_steps(None) == get_val_dataloader_steps(None, sanity_steps=2) == 0
 
 

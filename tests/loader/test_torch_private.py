@@ -26,7 +26,9 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_this_torch_has_all() -> None:
     torch_private.has_worker_internals.cache_clear()
     assert torch_private.has_worker_internals()
-    assert torch_private.default_store(SimpleNamespace(distributed_c10d=object())) is None, "a torch without it"
+    assert torch_private.default_store(SimpleNamespace(distributed_c10d=object())) is None, (
+        "a torch without it"
+    )
 
 
 def test_what_is_missing_is_named_with_the_versions_tried(lacking: None) -> None:
@@ -38,7 +40,9 @@ def test_what_is_missing_is_named_with_the_versions_tried(lacking: None) -> None
 @pytest.mark.filterwarnings("ignore:torch .* lacks")
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_by_public_apis_alone(lacking: None, persistent: bool) -> None:
-    loader = create_dataloader(SquareDataset(), batch_size=4, num_workers=2, persistent_workers=persistent)
+    loader = create_dataloader(
+        SquareDataset(), batch_size=4, num_workers=2, persistent_workers=persistent
+    )
     twin = create_dataloader(SquareDataset(), batch_size=4, num_workers=0)
     for _ in range(2):
         assert same(list(loader), list(twin))
@@ -55,7 +59,9 @@ def test_workers_by_public_apis_alone(lacking: None, persistent: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch .* lacks")
 def test_a_death_by_public_apis_alone(lacking: None) -> None:
-    with create_dataloader(SquareDataset(), batch_size=1, num_workers=1, prefetch_factor=1) as loader:
+    with create_dataloader(
+        SquareDataset(), batch_size=1, num_workers=1, prefetch_factor=1
+    ) as loader:
         iterator = iter(loader)
         next(iterator)
         os.kill(*loader._pids, signal.SIGKILL)
@@ -66,7 +72,9 @@ def test_a_death_by_public_apis_alone(lacking: None) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch .* lacks")
 def test_a_death_that_torch_tells_elsewhere(lacking: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's handler of SIGCHLD raises between any two instructions, as here after a batch has come."""
+    """Torch's handler of SIGCHLD raises between any two instructions, as here after a batch has
+    come.
+    """
 
     def killed(pids: object) -> None:
         raise RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed.")
@@ -74,14 +82,22 @@ def test_a_death_that_torch_tells_elsewhere(lacking: None, monkeypatch: pytest.M
     with create_dataloader(SquareDataset(), batch_size=1, num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)  # after which memory is counted
-        with monkeypatch.context() as patch, pytest.raises(WorkerError, match=r"a worker died in epoch 0"):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(WorkerError, match=r"a worker died in epoch 0"),
+        ):
             patch.setattr(loader._stats, "look", killed)
             next(iterator)
         assert list(iterator) == [], "the epoch has ended"
         assert len(list(loader)) == len(SquareDataset())
 
 
-@pytest.mark.parametrize(("loop", "given"), [(lambda kind, dataset: None, "data"), (lambda kind, dataset_holder: None, ["data"])])
-def test_a_worker_takes_its_dataset_as_this_torch_gives_it(monkeypatch: pytest.MonkeyPatch, loop: Any, given: Any) -> None:
+@pytest.mark.parametrize(
+    ("loop", "given"),
+    [(lambda kind, dataset: None, "data"), (lambda kind, dataset_holder: None, ["data"])],
+)
+def test_a_worker_takes_its_dataset_as_this_torch_gives_it(
+    monkeypatch: pytest.MonkeyPatch, loop: Any, given: Any
+) -> None:
     monkeypatch.setattr(torch_private, "worker_loop", loop)
     assert torch_private.worker_dataset("data") == given

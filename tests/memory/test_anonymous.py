@@ -14,9 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.memory.anonymous import SHARED_FROM, AnonymousMemory, SharedArray, SharedInt, is_spawning
+from headrace.memory.anonymous import (
+    SHARED_FROM,
+    AnonymousMemory,
+    SharedArray,
+    SharedInt,
+    is_spawning,
+)
 
-METHODS = [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()]
+METHODS = [
+    m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()
+]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
@@ -51,14 +59,20 @@ class TestAnonymousMemory:
     def test_has_no_name_and_ends_with_its_object(self) -> None:
         memory = AnonymousMemory(1 << 20, "nameless-test")
         memory.map[:5] = b"hello"
-        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "nameless-test" in line]
+        mapped = [
+            line
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "nameless-test" in line
+        ]
         assert mapped and all("memfd:" in line and line.endswith("(deleted)") for line in mapped)
         assert not any("nameless-test" in name for name in os.listdir("/dev/shm"))
         assert fds_of("nameless-test") > 0
         del memory
         assert fds_of("nameless-test") == 0
 
-    def test_without_memfd_a_file_is_unlinked_at_once(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_without_memfd_a_file_is_unlinked_at_once(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.delattr(os, "memfd_create", raising=False)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         memory = AnonymousMemory(4096)
@@ -68,7 +82,9 @@ class TestAnonymousMemory:
 
 
 def change_all(memory: AnonymousMemory, numbers: list[SharedInt], pipe: Connection) -> None:
-    """In a worker: what it sees, and once more when the parent has changed it; it changes all itself."""
+    """In a worker: what it sees, and once more when the parent has changed it; it changes all
+    itself.
+    """
     array = memory.array(0, 8, np.int64)
     for _ in range(2):
         pipe.send((array[:4].tolist(), sum(number.value for number in numbers)))
@@ -80,7 +96,10 @@ def change_all(memory: AnonymousMemory, numbers: list[SharedInt], pipe: Connecti
     pipe.send(len({id(number._memory) for number in numbers}))
 
 
-@pytest.mark.parametrize("method", [*METHODS[:1], *(pytest.param(method, marks=pytest.mark.slow) for method in METHODS[1:])])
+@pytest.mark.parametrize(
+    "method",
+    [*METHODS[:1], *(pytest.param(method, marks=pytest.mark.slow) for method in METHODS[1:])],
+)
 def test_parent_and_worker_see_each_others_writes(method: str) -> None:
     context = multiprocessing.get_context(method)
     memory, numbers = AnonymousMemory(1 << 20), [SharedInt(value) for value in range(300)]
@@ -95,7 +114,10 @@ def test_parent_and_worker_see_each_others_writes(method: str) -> None:
         assert [number.value for number in numbers] == list(range(1, 301))
         array[:4], numbers[0].value = [9, 8, 7, 6], 1 << 40
         ours.send("look again")
-        assert ours.recv() == ([9, 8, 7, 6], sum(range(2, 301)) + (1 << 40)) and ours.recv() == "written"
+        assert (
+            ours.recv() == ([9, 8, 7, 6], sum(range(2, 301)) + (1 << 40))
+            and ours.recv() == "written"
+        )
         ours.send("end")
         assert ours.recv() == 1  # all integers arrive with one descriptor
         worker.join()
@@ -140,9 +162,19 @@ def make_an_int(pipe: Connection) -> None:
 
 
 def tell_of(arrays: list[SharedArray], pipe: Connection) -> None:
-    """In a worker: what arrived, whether it may be written to, and what a worker of this worker would get."""
+    """In a worker: what arrived, whether it may be written to, and what a worker of this worker
+    would get.
+    """
     context = multiprocessing.get_context("spawn")
-    values = [(a.array.shape, str(a.array.dtype), a.array.reshape(-1)[-3:].tolist(), a.array.flags.writeable) for a in arrays]
+    values = [
+        (
+            a.array.shape,
+            str(a.array.dtype),
+            a.array.reshape(-1)[-3:].tolist(),
+            a.array.flags.writeable,
+        )
+        for a in arrays
+    ]
     if pipe.recv() == "go on":
         worker = context.Process(target=tell_of, args=(arrays, pipe))
         worker.start()
@@ -174,13 +206,23 @@ class TestSharedArray:
         wanted = [(v.shape, str(v.dtype), v.reshape(-1)[-3:].tolist(), False) for v in given]
         assert said == [wanted, wanted]
         assert all(np.array_equal(a.array, v) for a, v in zip(arrays, given, strict=True))
-        assert [a._memory is not None for a in arrays] == [method != "fork", method != "fork", False, False, method != "fork"]
+        assert [a._memory is not None for a in arrays] == [
+            method != "fork",
+            method != "fork",
+            False,
+            False,
+            method != "fork",
+        ]
 
     def test_elsewhere_a_pickle_holds_the_values(self) -> None:
         values = np.arange(SHARED_FROM)
         array = SharedArray(values)
         assert np.shares_memory(array.array, values) and values.flags.writeable
         for again in (copy.copy(array), pickle.loads(pickle.dumps(array))):
-            assert again._memory is None and len(again) == SHARED_FROM and again.array[-1] == SHARED_FROM - 1
+            assert (
+                again._memory is None
+                and len(again) == SHARED_FROM
+                and again.array[-1] == SHARED_FROM - 1
+            )
             with pytest.raises(ValueError):
                 again.array[0] = 1

@@ -1,4 +1,6 @@
-"""A ledger that threads, forks and the garbage collector can't bring out of balance, and messages that help."""
+"""A ledger that threads, forks and the garbage collector can't bring out of balance, and
+messages that help.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +40,56 @@ def in_child(check: Callable[[], bool]) -> bool:
 
 
 def test_sizes() -> None:
-    parsed = {"500MB": 500 * MB, "1.5GiB": 3 * 2**29, "0.3 gb": 300 * MB, " 7 kib ": 7 * 1024, "1KB": 1000, ".5TiB": 2**39}
+    parsed = {
+        "500MB": 500 * MB,
+        "1.5GiB": 3 * 2**29,
+        "0.3 gb": 300 * MB,
+        " 7 kib ": 7 * 1024,
+        "1KB": 1000,
+        ".5TiB": 2**39,
+    }
     parsed |= {"1PB": 10**15, "12": 12, "12B": 12, 0: 0, np.int64(13): 13}  # type: ignore[dict-item]
     for text, nbytes in parsed.items():
         assert parse_size(text) == nbytes and type(parse_size(text)) is int
-    for bad in ("", "MB", "1.5", "2G", "-1MB", "1e9", "1 000 MB", "\u0663MB", -1, 1.5, True, None, "9" * 5000):
+    for bad in (
+        "",
+        "MB",
+        "1.5",
+        "2G",
+        "-1MB",
+        "1e9",
+        "1 000 MB",
+        "\u0663MB",
+        -1,
+        1.5,
+        True,
+        None,
+        "9" * 5000,
+    ):
         with pytest.raises(ConfigError, match="disk_cache_size"):
             parse_size(bad, "disk_cache_size")  # type: ignore[arg-type]
-    formatted = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_949: "999.9 kB", 999_950: "1.0 MB", 10**18: "1000.0 PB", -2500: "-2.5 kB"}
+    formatted = {
+        0: "0 B",
+        999: "999 B",
+        1000: "1.0 kB",
+        999_949: "999.9 kB",
+        999_950: "1.0 MB",
+        10**18: "1000.0 PB",
+        -2500: "-2.5 kB",
+    }
     assert {nbytes: format_size(nbytes) for nbytes in formatted} == formatted
 
 
 @pytest.mark.parametrize(
     ("usage", "ranks", "limit"),
     [
-        *((0.8, 1, 800), (1, 1, 1000), (np.float32(0.5), 1, 500), ("300MB", 1, 300), (300 * MB, 1, 300)),
+        *(
+            (0.8, 1, 800),
+            (1, 1, 1000),
+            (np.float32(0.5), 1, 500),
+            ("300MB", 1, 300),
+            (300 * MB, 1, 300),
+        ),
         *(("5GB", 1, 1000), (0.5, 4, 125), ("200MB", 4, 200), ("300MB", 4, 250)),
     ],
 )
@@ -64,7 +101,21 @@ def test_the_limit_is_a_part_of_the_tightest_headroom(usage: Any, ranks: int, li
 
 
 def test_arguments_that_make_no_sense() -> None:
-    for bad in (0, -0.5, 1.5, 2e9, float("nan"), float("inf"), -1, True, None, [], "0", "0.8", "80%"):
+    for bad in (
+        0,
+        -0.5,
+        1.5,
+        2e9,
+        float("nan"),
+        float("inf"),
+        -1,
+        True,
+        None,
+        [],
+        "0",
+        "0.8",
+        "80%",
+    ):
         with pytest.raises(ConfigError, match=re.escape(repr(bad))):
             MemoryBudget(bad)  # type: ignore[arg-type]
     budget: Any = MemoryBudget(limits=LIMITS)
@@ -83,16 +134,36 @@ def test_arguments_that_make_no_sense() -> None:
 
 def test_errors_and_explain_hold_the_numbers() -> None:
     budget = MemoryBudget(local_world_size=2, limits=LIMITS)
-    held = [budget.reserve(200 * MB, "the store"), *(budget.reserve(5 * MB, f"part {n}") for n in range(20))]
+    held = [
+        budget.reserve(200 * MB, "the store"),
+        *(budget.reserve(5 * MB, f"part {n}") for n in range(20)),
+    ]
     with pytest.raises(BudgetError) as refused:
         budget.reserve(123 * MB, "the chunk cache")
     assert isinstance(refused.value, MemoryError) and budget.reserved == 300 * MB
-    numbers = ("the chunk cache", "123.0 MB", "100.0 MB", "400.0 MB", "max_memory_usage=0.8", "tight", "the store: 200.0 MB")
+    numbers = (
+        "the chunk cache",
+        "123.0 MB",
+        "100.0 MB",
+        "400.0 MB",
+        "max_memory_usage=0.8",
+        "tight",
+        "the store: 200.0 MB",
+    )
     assert all(number in str(refused.value) for number in numbers)
     with pytest.raises(BudgetError) as hopeless:
         budget.reserve(201 * MB, "the chunk cache")  # more than max_memory_usage=1.0 would allow
-    assert "max_memory_usage" in str(refused.value) and "raise max_memory_usage" not in str(hopeless.value)
-    explained = ("100.0 MB", "300.0 MB", "1.2 GB", "13 others: 65.0 MB", "wide: 4.0 GB", "by nothing")
+    assert "max_memory_usage" in str(refused.value) and "raise max_memory_usage" not in str(
+        hopeless.value
+    )
+    explained = (
+        "100.0 MB",
+        "300.0 MB",
+        "1.2 GB",
+        "13 others: 65.0 MB",
+        "wide: 4.0 GB",
+        "by nothing",
+    )
     text = budget.explain()
     held.clear()
     assert all(number in text + budget.explain() for number in explained)
@@ -182,7 +253,9 @@ class TestShare:
 
 
 class TestLedger:
-    def test_the_headroom_is_measured_once_at_first_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_headroom_is_measured_once_at_first_use(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         calls = []
 
         def measure(notes: list[str]) -> list[Limit]:
@@ -201,7 +274,9 @@ class TestLedger:
 
 def test_reservation_closed_while_growing_is_returned() -> None:
     class Closing(MemoryBudget):
-        """Stands for another thread, which closes the reservation at the moment when the budget is asked."""
+        """Stands for another thread, which closes the reservation at the moment when the budget
+        is asked.
+        """
 
         victim: Reservation | None = None
 
@@ -243,7 +318,11 @@ class TestFork:
         def child() -> bool:
             inner = share.share(2)
             held = inner.reserve(60 * MB, "chunks")
-            return (inner.limit, inner.available, share.available) == (100 * MB, 40 * MB, 140 * MB) and held.nbytes > 0
+            return (inner.limit, inner.available, share.available) == (
+                100 * MB,
+                40 * MB,
+                140 * MB,
+            ) and held.nbytes > 0
 
         assert in_child(child)
 

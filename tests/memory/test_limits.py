@@ -54,11 +54,15 @@ def machine(tmp_path: Path) -> Machine:
 def v1(limit: object, usage: object, inactive: int | None = 0) -> dict[str, object]:
     files = {"limit_in_bytes": limit, "usage_in_bytes": usage}
     if inactive is not None:
-        files["stat"] = f"cache 7\ninactive_file 1\ntotal_cache 9\ntotal_inactive_file {inactive}\ntotal_rss 5"
+        files["stat"] = (
+            f"cache 7\ninactive_file 1\ntotal_cache 9\ntotal_inactive_file {inactive}\ntotal_rss 5"
+        )
     return files
 
 
-def v2(limit: object, current: object, inactive: int | None = 0, high: object = "max") -> dict[str, object]:
+def v2(
+    limit: object, current: object, inactive: int | None = 0, high: object = "max"
+) -> dict[str, object]:
     files = {"max": limit, "high": high, "current": current}
     if inactive is not None:
         files["stat"] = f"anon 4\nfile 5\ninactive_anon 6\ninactive_file {inactive}\nactive_file 3"
@@ -67,11 +71,19 @@ def v2(limit: object, current: object, inactive: int | None = 0, high: object = 
 
 def test_usage_excludes_inactive_file(machine: Machine) -> None:
     machine.inside("5:cpu,cpuacct:/x", "4:memory:/foo", "1:name=systemd:/foo", "0::/b")
-    machine.files("memory/foo", **v1(500 * MB, 300 * MB, 120 * MB)).files("memory", **v1(700 * MB, 0))
+    machine.files("memory/foo", **v1(500 * MB, 300 * MB, 120 * MB)).files(
+        "memory", **v1(700 * MB, 0)
+    )
     machine.files("unified/b", **v2(600 * MB, 300 * MB, 400 * MB, high=200 * MB))
     expected = [
-        *(Limit("cgroup v1 /foo memory.limit_in_bytes", 500 * MB, 180 * MB), Limit("cgroup v1 / memory.limit_in_bytes", 700 * MB, 0)),
-        *(Limit("cgroup v2 /b memory.max", 600 * MB, 0), Limit("cgroup v2 /b memory.high", 200 * MB, 0)),
+        *(
+            Limit("cgroup v1 /foo memory.limit_in_bytes", 500 * MB, 180 * MB),
+            Limit("cgroup v1 / memory.limit_in_bytes", 700 * MB, 0),
+        ),
+        *(
+            Limit("cgroup v2 /b memory.max", 600 * MB, 0),
+            Limit("cgroup v2 /b memory.high", 200 * MB, 0),
+        ),
     ]
     assert machine.limits() == {limit.name: limit for limit in expected}
     assert tightest(machine.limits().values()).headroom == 200 * MB
@@ -104,15 +116,23 @@ def test_no_limit_is_no_limit_and_not_worth_a_note(machine: Machine, none: objec
 @pytest.mark.parametrize(
     ("files", "limits", "noted"),
     [
-        *(({"max": bad}, {"memory.high": (90, 37)}, "memory.max") for bad in ("12 MB", "-1", "1e9", "\u0663", "9" * 5000)),
+        *(
+            ({"max": bad}, {"memory.high": (90, 37)}, "memory.max")
+            for bad in ("12 MB", "-1", "1e9", "\u0663", "9" * 5000)
+        ),
         ({"current": "garbage", "high": "max"}, {}, "memory.current"),
         ({"current": None, "high": "max"}, {}, "memory.current"),
-        *(({"stat": bad, "high": "max"}, {"memory.max": (100, 40)}, "page cache") for bad in (None, "inactive_file garbage", "anon 5")),
+        *(
+            ({"stat": bad, "high": "max"}, {"memory.max": (100, 40)}, "page cache")
+            for bad in (None, "inactive_file garbage", "anon 5")
+        ),
         ({"max": b"\xff\xfe"}, {"memory.high": (90, 37)}, "memory.max"),
         ({"max": None}, {"memory.high": (90, 37)}, "memory.max"),
     ],
 )
-def test_garbage_is_ignored_with_a_note(machine: Machine, files: dict[str, Any], limits: dict[str, Any], noted: str) -> None:
+def test_garbage_is_ignored_with_a_note(
+    machine: Machine, files: dict[str, Any], limits: dict[str, Any], noted: str
+) -> None:
     machine.inside("0::/foo").files("foo", max=100, high=90, current=40, stat="inactive_file 3")
     for name, content in files.items():
         path = machine.sys_fs / "foo" / f"memory.{name}"
@@ -123,7 +143,9 @@ def test_garbage_is_ignored_with_a_note(machine: Machine, files: dict[str, Any],
             path.write_text(content)
         else:
             path.mkdir()  # reading a folder fails for root, too
-    assert {name.split()[-1]: (limit.total, limit.used) for name, limit in machine.limits().items()} == limits
+    assert {
+        name.split()[-1]: (limit.total, limit.used) for name, limit in machine.limits().items()
+    } == limits
     assert noted in machine.notes[-1]
 
 
@@ -132,24 +154,32 @@ def test_malformed_lines_are_noted_and_the_rest_is_read(machine: Machine) -> Non
     (machine.proc / "self" / "mountinfo").write_text("garbage\n\n1 2 3 - cgroup2\n - - -\n")
     assert [limit.headroom for limit in machine.limits().values()] == [400]
     assert any("'garbage'" in note for note in machine.notes)
-    machine.inside("4:memory:/away", "0::/foo").mount("cgroup2", "two", root="/other").files("two", **v2(500, 100))
+    machine.inside("4:memory:/away", "0::/foo").mount("cgroup2", "two", root="/other").files(
+        "two", **v2(500, 100)
+    )
     (machine.sys_fs / "memory").rename(machine.sys_fs / "gone")
     assert [limit.headroom for limit in machine.limits().values()] == [400]
     assert any("/away" in note for note in machine.notes)
 
 
 def test_mount_points_come_from_mountinfo(machine: Machine) -> None:
-    machine.inside("4:memory:/foo", "0::/bar").mount("cgroup", "else where", options="rw,memory").mount("cgroup2", "two")
+    machine.inside("4:memory:/foo", "0::/bar").mount(
+        "cgroup", "else where", options="rw,memory"
+    ).mount("cgroup2", "two")
     machine.mount("cgroup", "cpu", options="rw,cpu").mount("tmpfs", "memory")
     machine.files("else where/foo", **v1(500, 1)).files("two/bar", **v2(400, 1))
-    machine.files("memory/foo", **v1(3, 1)).files("unified/bar", **v2(2, 1)).files("cpu/foo", **v1(1, 1))
+    machine.files("memory/foo", **v1(3, 1)).files("unified/bar", **v2(2, 1)).files(
+        "cpu/foo", **v1(1, 1)
+    )
     assert {limit.total for limit in machine.limits().values()} == {500, 400}
     assert machine.notes == []
 
 
 def test_a_mount_that_shows_only_a_part(machine: Machine) -> None:
     """As in a container without a cgroup namespace: the mount's root is the container's cgroup."""
-    machine.inside("4:memory:/docker/abc/job").mount("cgroup", "memory", root="/docker/abc", options="memory")
+    machine.inside("4:memory:/docker/abc/job").mount(
+        "cgroup", "memory", root="/docker/abc", options="memory"
+    )
     machine.files("memory", **v1(500, 1)).files("memory/job", **v1(700, 1))
     assert set(machine.limits()) == {
         "cgroup v1 /docker/abc memory.limit_in_bytes",
@@ -160,7 +190,9 @@ def test_a_mount_that_shows_only_a_part(machine: Machine) -> None:
 
 @pytest.mark.parametrize("path", ["/not/visible/here", "/../sibling"])
 def test_invisible_path_falls_back_to_the_mount_root(machine: Machine, path: str) -> None:
-    machine.inside(f"0::{path}").files("", **v2(500, 100)).files("../sibling", **v2(3, 1)).files("foo", **v2(2, 1))
+    machine.inside(f"0::{path}").files("", **v2(500, 100)).files("../sibling", **v2(3, 1)).files(
+        "foo", **v2(2, 1)
+    )
     assert machine.limits() == {"cgroup v2 / memory.max": Limit("cgroup v2 / memory.max", 500, 100)}
     (note,) = machine.notes
     assert path in note
@@ -182,7 +214,9 @@ def test_cpu_quota_is_the_tightest_up_to_the_root(machine: Machine) -> None:
     def quota() -> Cores | None:
         return cpu_quota(machine.proc, machine.sys_fs)
 
-    machine.inside("4:cpu,cpuacct:/a/b", "0::/pod/c").mount("cgroup", "cpu", options="rw,cpu,cpuacct").mount("cgroup2", "unified")
+    machine.inside("4:cpu,cpuacct:/a/b", "0::/pod/c").mount(
+        "cgroup", "cpu", options="rw,cpu,cpuacct"
+    ).mount("cgroup2", "unified")
     for folder in ("cpu/a/b", "unified/pod/c"):
         (machine.sys_fs / folder).mkdir(parents=True)
     assert quota() is None
@@ -200,7 +234,10 @@ def test_cpu_quota_is_the_tightest_up_to_the_root(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere RLIMIT_AS and RLIMIT_DATA mean other things, or nothing")
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="elsewhere RLIMIT_AS and RLIMIT_DATA mean other things, or nothing",
+)
 @pytest.mark.parametrize(("name", "field"), [("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")])
 def test_rlimit(name: str, field: str) -> None:
     script = f"""
@@ -215,6 +252,8 @@ assert 0 < limit.headroom <= 64 * 10**6, limit
 print(tightest(memory_limits()).name)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == name

@@ -20,7 +20,9 @@ from headrace.memory.locks import try_lock
 from headrace.memory.machine import open_machine_store
 from headrace.memory.store import MISSING
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files shared by a machine need Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="files shared by a machine need Linux"
+)
 N = 50
 CAPACITY = 64 * 1024
 
@@ -142,7 +144,9 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["keep", "lru"])
-def test_a_disk_that_becomes_full_ends_admission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+def test_a_disk_that_becomes_full_ends_admission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
     store = open_machine_store(tmp_path, "key", N, CAPACITY, policy)
     store.put(1, content(1))
 
@@ -164,7 +168,11 @@ def _race(folder: Path, start: Any, results: Any, number: int) -> None:
     store = open_machine_store(folder, "key", N, CAPACITY)
     for i in range(N):
         store.put((i + number) % N, content((i + number) % N))
-    wrong = sum(not (found is MISSING or (found == content(i)).all()) for i in range(N) if (found := store.get(i)) is not None)
+    wrong = sum(
+        not (found is MISSING or (found == content(i)).all())
+        for i in range(N)
+        if (found := store.get(i)) is not None
+    )
     results.put((wrong, os.stat(store._memory.fd).st_ino, len(store)))
     start.wait()  # nobody leaves before all have it
 
@@ -173,7 +181,9 @@ def _race(folder: Path, start: Any, results: Any, number: int) -> None:
 def test_many_that_start_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     start, results = context.Barrier(5), context.SimpleQueue()
-    processes = [context.Process(target=_race, args=(tmp_path, start, results, k * 9)) for k in range(4)]
+    processes = [
+        context.Process(target=_race, args=(tmp_path, start, results, k * 9)) for k in range(4)
+    ]
     for process in processes:
         process.start()
     start.wait(60)
@@ -202,7 +212,9 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     for round_ in range(40):
         ours, theirs = context.Pipe()
         with ours, theirs:
-            processes = [context.Process(target=_fill_and_stay, args=(tmp_path, theirs, k)) for k in range(3)]
+            processes = [
+                context.Process(target=_fill_and_stay, args=(tmp_path, theirs, k)) for k in range(3)
+            ]
             for process in processes:
                 process.start()
             assert ours.poll(30)
@@ -213,7 +225,9 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         store = open_machine_store(tmp_path, "key", N, CAPACITY)
         held.add(len(files(tmp_path)))
         assert len(store) == 0
-        assert all(store.put(i, content(i)) for i in range(N)) and all((store.get(i) == content(i)).all() for i in range(N))
+        assert all(store.put(i, content(i)) for i in range(N)) and all(
+            (store.get(i) == content(i)).all() for i in range(N)
+        )
         del store
         assert files(tmp_path) == []
     assert held == {1}

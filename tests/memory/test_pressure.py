@@ -22,15 +22,29 @@ class Machine:
         monkeypatch.setattr(pressure, "common_limits", self.limits)
 
     def limits(self) -> list[Limit]:
-        return [Limit("wide", 10 * self.total, 0), Limit("tight", self.total, self.total - self.free)]
+        return [
+            Limit("wide", 10 * self.total, 0),
+            Limit("tight", self.total, self.total - self.free),
+        ]
 
 
 def test_when_memory_is_short_and_how_much_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for total, free, low in ((1000 * GB, 900 * GB, 1 << 30), (10 * GB, GB, GB // 10), (10 * GB, 0, 0), (10 * GB, 9 * GB, GB // 2)):
+    for total, free, low in (
+        (1000 * GB, 900 * GB, 1 << 30),
+        (10 * GB, GB, GB // 10),
+        (10 * GB, 0, 0),
+        (10 * GB, 9 * GB, GB // 2),
+    ):
         machine = Machine(monkeypatch, total, free)
         watch = PressureWatch()
         assert watch.low == low
-    for free, excess in ((9 * GB, -8 * GB), (GB, 0), (GB // 2, 0), (GB // 2 - 1, GB // 2 + 1), (0, GB)):
+    for free, excess in (
+        (9 * GB, -8 * GB),
+        (GB, 0),
+        (GB // 2, 0),
+        (GB // 2 - 1, GB // 2 + 1),
+        (0, GB),
+    ):
         machine.free = free
         assert watch.excess() == excess
     assert PressureWatch([Limit("x", 100 * MB, 0)]).low == 5 * MB
@@ -53,7 +67,11 @@ def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.Monkey
     machine.free = 500_000  # a neighbour allocates
     left = [value is not MISSING for value in mode.get(everything)]
     assert 0 < sum(left) < 40 and mode.stats()["released_bytes"] >= 1_500_000
-    assert all((value == i).all() for i, value in zip(everything, mode.get(everything), strict=True) if value is not MISSING)
+    assert all(
+        (value == i).all()
+        for i, value in zip(everything, mode.get(everything), strict=True)
+        if value is not MISSING
+    )
     machine.free = 15 * MB  # and goes away
     mode.get([0])
     for i in everything:

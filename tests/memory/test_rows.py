@@ -26,7 +26,9 @@ def some(shape: tuple[int, ...], dtype: str, count: int = 12) -> list[np.ndarray
     return [(np.random.default_rng(i).random(shape) * 100).astype(dtype) for i in range(count)]
 
 
-def copied(store: SampleStore, indices: list[int], plain: bool = False) -> np.ndarray[Any, Any] | None:
+def copied(
+    store: SampleStore, indices: list[int], plain: bool = False
+) -> np.ndarray[Any, Any] | None:
     rows = store.rows(np.array(indices))
     if rows is None:
         return None
@@ -55,8 +57,19 @@ def test_only_where_everything_is_of_one_kind() -> None:
     samples = some((3, 4), "uint8", 4)
     assert copied(filled(samples), [0, 1]) is not None
     for other in (
-        *(np.zeros((3, 5), np.uint8), np.zeros((3, 4), np.int8), np.zeros((4, 3), np.uint8), b"x" * 12, None),
-        *((samples[0],), np.asfortranarray(samples[0]), np.zeros((0, 4), np.uint8), np.ma.masked_array(samples[0])),
+        *(
+            np.zeros((3, 5), np.uint8),
+            np.zeros((3, 4), np.int8),
+            np.zeros((4, 3), np.uint8),
+            b"x" * 12,
+            None,
+        ),
+        *(
+            (samples[0],),
+            np.asfortranarray(samples[0]),
+            np.zeros((0, 4), np.uint8),
+            np.ma.masked_array(samples[0]),
+        ),
         np.array([None, 1], object),
     ):
         for mixed in ([*samples, other], [other, *samples]):

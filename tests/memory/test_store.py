@@ -47,7 +47,15 @@ DTYPES = [*"?bBhHiIlLqQefdFDgG", "M8[ns]", "m8[s]", "S5", "U7", ">i4", ">f8", "V
 DTYPES += [[("a", "<i4"), ("b", "f4", (3,))]]  # type: ignore[list-item]
 GRID = np.arange(60 * 70, dtype=np.int32).reshape(60, 70)
 VALUES: list[Any] = [
-    *(None, 0, "déjà \udce9 vu", "x" * 10_000, bytes(range(256)) * 40, b"", bytearray(b"abc" * 1000)),
+    *(
+        None,
+        0,
+        "déjà \udce9 vu",
+        "x" * 10_000,
+        bytes(range(256)) * 40,
+        b"",
+        bytearray(b"abc" * 1000),
+    ),
     (np.arange(1000), 3, "t"),
     {"image": np.ones((3, 20, 30), np.float32), "boxes": [np.zeros((0, 4)), (1, None)]},
     [np.full(600, i, np.uint8) for i in range(9)],
@@ -55,7 +63,11 @@ VALUES: list[Any] = [
     [{1, 2}, 3.5, complex(1, 2), range(3), np.float32(0.1)],
     *(GRID[::2], GRID.T, GRID[:, ::-1], np.broadcast_to(GRID[:1], GRID.shape)),
     *(np.empty(shape, dtype) for shape in ((), (0,), (3, 0, 2)) for dtype in ("?", ">f8")),
-    *(np.frombuffer(bytes(range(240)), np.dtype(d)) for d in DTYPES if 240 % np.dtype(d).itemsize == 0),
+    *(
+        np.frombuffer(bytes(range(240)), np.dtype(d))
+        for d in DTYPES
+        if 240 % np.dtype(d).itemsize == 0
+    ),
 ]
 
 
@@ -194,7 +206,9 @@ class TestManyAtOnce:
         assert used(store) == {0, 1, 2}
         assert same(store.get(1), content(1)) and same(store.get(2), content(2))
 
-    def test_a_sample_evicted_while_copied_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_sample_evicted_while_copied_is_missing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store = SampleStore(2, BIG)
         store.put(0, content(0))
         copies_at = module.copies_at
@@ -242,7 +256,9 @@ class TestManyAtOnce:
 
     @posix
     def test_a_fork_while_a_thread_writes(self) -> None:
-        """The child must not wait for a lock that a thread of the parent held when it was forked."""
+        """The child must not wait for a lock that a thread of the parent held when it was
+        forked.
+        """
         store = SampleStore(4, 8192)
         entered, leave = threading.Event(), threading.Event()
 
@@ -334,7 +350,9 @@ class TestPressure:
         assert all((store.get(i) == i).all() for i in held)
 
     @both_policies
-    def test_a_limit_lowered_before_the_lock_is_held(self, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_limit_lowered_before_the_lock_is_held(
+        self, policy: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Another process may release memory between the first look at the limit and the lock."""
         store = filled(policy)
         held, lowered = type(store._lock).held, list[bool]()

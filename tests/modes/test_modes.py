@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from headrace import BaseDataset, BudgetError, ConfigError, LoadingMode, MemoryBudget, SampleError, Source
+from headrace import (
+    BaseDataset,
+    BudgetError,
+    ConfigError,
+    LoadingMode,
+    MemoryBudget,
+    SampleError,
+    Source,
+)
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import size_of
 from headrace.memory.limits import Limit
@@ -32,7 +40,8 @@ MB = 1_000_000
 
 
 class Numbers(Source):
-    """Record i is an array full of i. Counts the records read, in all processes; some of them can't be read.
+    """Record i is an array full of i. Counts the records read, in all processes; some of them can't
+    be read.
 
     Exact as long as one process reads at a time.
     """
@@ -111,7 +120,12 @@ class TestLoadingMode:
     @pytest.mark.parametrize("name", ["lazy", "eager", "cached", "streaming"])
     def test_names_in_any_case(self, name: str) -> None:
         mode = LoadingMode(name)
-        assert LoadingMode.of(name.upper()) is LoadingMode.of(name.title()) is LoadingMode.of(mode) is mode
+        assert (
+            LoadingMode.of(name.upper())
+            is LoadingMode.of(name.title())
+            is LoadingMode.of(mode)
+            is mode
+        )
         assert mode == name and f"{mode}" == name and isinstance(mode, str)
 
     @pytest.mark.parametrize("wrong", ["", "fast", " lazy", None, 3, "LoadingMode.LAZY"])
@@ -147,7 +161,11 @@ class TestEager:
     def test_the_store_fits_in_what_was_reserved(self) -> None:
         budget = budget_of(10 * MB)
         mode = Eager(100, Load(), budget, 100 * 1000)
-        assert mode.stats()["held_bytes"] <= budget.reserved <= 100 * 1000 + 100 * eager_module.OVERHEAD + (1 << 20)
+        assert (
+            mode.stats()["held_bytes"]
+            <= budget.reserved
+            <= 100 * 1000 + 100 * eager_module.OVERHEAD + (1 << 20)
+        )
         mode.close()
         assert budget.reserved == 0 and mode.get([1]) == [MISSING]
         unknown = Eager(100, Load(), budget)
@@ -166,7 +184,10 @@ class TestEager:
 
     def test_rows_that_are_not_as_they_were_said_are_held_too(self) -> None:
         def load(indices: Sequence[int]) -> list[Any]:
-            return [_failing(i) if i == 7 else np.full(4 if i < 900 else 3, i, np.float32) for i in indices]
+            return [
+                _failing(i) if i == 7 else np.full(4 if i < 900 else 3, i, np.float32)
+                for i in indices
+            ]
 
         mode = Eager(1000, load, budget_of(10 * MB), 16_000, spec=((4,), np.dtype(np.float32)))
         assert mode.stats()["held"] == 999 and isinstance(mode.get([7])[0], SampleError)
@@ -194,17 +215,30 @@ class TestEager:
 
     def test_what_does_not_fit_is_refused_before_it_is_read(self) -> None:
         load, budget = Load(), budget_of(MB)
-        with pytest.raises(BudgetError, match=r"loading_mode='eager' needs 152\.\d MB for 100,000 samples, and 1\.0 MB are left") as caught:
+        with pytest.raises(
+            BudgetError,
+            match=(
+                r"loading_mode='eager' needs 152\.\d MB for 100,000 samples, and 1\.0 MB are "
+                r"left"
+            ),
+        ) as caught:
             Eager(100_000, load, budget, 100 * MB - 1)
         assert not load.asked and budget.reserved == 0
         text = str(caught.value)
-        assert "'cached'" in text and "'lazy'" in text and "max_memory_usage" in text and isinstance(caught.value, MemoryError)
+        assert (
+            "'cached'" in text
+            and "'lazy'" in text
+            and "max_memory_usage" in text
+            and isinstance(caught.value, MemoryError)
+        )
 
     def test_of_unknown_size_a_few_are_read_to_measure_them(self) -> None:
         load, budget = Load(), budget_of(3 * MB)
         with pytest.raises(BudgetError, match="for 100,000 samples"):
             Eager(100_000, load, budget)
-        assert 2 <= len(load.asked) <= 32 and {0, 99_999} <= set(load.asked) and budget.reserved == 0
+        assert (
+            2 <= len(load.asked) <= 32 and {0, 99_999} <= set(load.asked) and budget.reserved == 0
+        )
 
     def test_sizing_reads_few_large_samples_at_once(self) -> None:
         load, budget = Load(lambda i: np.zeros(MB, np.uint8)), budget_of(3 * MB)
@@ -214,7 +248,10 @@ class TestEager:
 
     def test_a_guess_that_was_too_low_takes_more_of_the_budget(self) -> None:
         measured = set(np.linspace(0, 319, 32).astype(int).tolist())
-        load, budget = Load(lambda i: np.zeros(10 if i in measured else 50_000, np.uint8)), budget_of(30 * MB)
+        load, budget = (
+            Load(lambda i: np.zeros(10 if i in measured else 50_000, np.uint8)),
+            budget_of(30 * MB),
+        )
         mode = Eager(320, load, budget)
         assert budget.reserved == mode.stats()["held_bytes"] > 14 * MB
         mode.close()
@@ -257,7 +294,10 @@ class TestEager:
 
     def test_none_that_can_be_read(self) -> None:
         mode = Eager(50, Load(lambda i: SampleError(f"sample {i}")), budget_of(10 * MB))
-        assert all(isinstance(v, SampleError) for v in mode.get(range(50))) and mode.stats()["held"] == 0
+        assert (
+            all(isinstance(v, SampleError) for v in mode.get(range(50)))
+            and mode.stats()["held"] == 0
+        )
         mode.close()
 
     def test_no_sample_is_asked_for_again(self, closing: Any) -> None:
@@ -299,10 +339,18 @@ class TestCached:
 
     @pytest.mark.parametrize(
         ("size", "most_items", "most_bytes"),
-        [(7, 7, 10**9), (np.int64(7), 7, 10**9), ("20KB", 40, 20_000), ("1 B", 0, 1), (10**6, 40, 10**9)],
+        [
+            (7, 7, 10**9),
+            (np.int64(7), 7, 10**9),
+            ("20KB", 40, 20_000),
+            ("1 B", 0, 1),
+            (10**6, 40, 10**9),
+        ],
     )
     @pytest.mark.parametrize("policy", ["auto", "keep", "lru"])
-    def test_cache_size(self, closing: Any, size: Any, most_items: int, most_bytes: int, policy: str) -> None:
+    def test_cache_size(
+        self, closing: Any, size: Any, most_items: int, most_bytes: int, policy: str
+    ) -> None:
         dataset = closing(loading_mode="cached", cache_size=size, cache_policy=policy)
         for _ in range(2):
             assert values(dataset, range(40)) == list(range(40))
@@ -321,7 +369,10 @@ class TestCached:
         assert int(100_000 * SHARE) - 64 <= budget.reserved <= int(100_000 * SHARE)
         for i in range(1000):
             cached.admit(i, np.zeros(100))
-        assert cached.stats()["held"] > 40 and cached.stats()["held_bytes"] + 9 * 1000 <= budget.reserved
+        assert (
+            cached.stats()["held"] > 40
+            and cached.stats()["held_bytes"] + 9 * 1000 <= budget.reserved
+        )
         second = Cached(1000, budget)  # has what is left
         assert budget.reserved <= 100_000
         third = Cached(10**9, budget_of(MB))  # not even the table fits: holds nothing, and works
@@ -351,7 +402,9 @@ class TestCached:
             mode.close()
 
     def test_under_permutations_keep_hits_its_part_and_lru_less(self) -> None:
-        """Half of the samples held: keep hits each of them once an epoch; an LRU has thrown most of them away by then."""
+        """Half of the samples held: keep hits each of them once an epoch; an LRU has thrown most
+        of them away by then.
+        """
         hits = {}
         for policy in ("keep", "lru"):
             mode = Cached(200, budget_of(10 * MB), 100, policy)
@@ -407,7 +460,9 @@ class TestStreaming:
             streaming.prefetch_records(BATCHES[number : number + 3], read)
             if number:
                 read.wait_for(*map(tuple, BATCHES[number : number + 3]))
-            assert streaming.read(BATCHES[number], read) == [bytes([i]) * 10 for i in BATCHES[number]]
+            assert streaming.read(BATCHES[number], read) == [
+                bytes([i]) * 10 for i in BATCHES[number]
+            ]
         assert Counter(read.asked) == Counter(map(tuple, BATCHES))  # and each of them once
 
     def test_threads_read_at_the_same_time(self, streaming: Streaming) -> None:
@@ -419,8 +474,12 @@ class TestStreaming:
         read.go.set()
         assert streaming.read(BATCHES[2], read) == [b"\4" * 10, b"\5" * 10]
 
-    @pytest.mark.parametrize(("nbytes", "ahead"), [(10, 8), (100, 5), (200, 2), (400, 1), (10_000, 1)])
-    def test_the_window_bounds_the_bytes(self, streaming: Streaming, nbytes: int, ahead: int) -> None:
+    @pytest.mark.parametrize(
+        ("nbytes", "ahead"), [(10, 8), (100, 5), (200, 2), (400, 1), (10_000, 1)]
+    )
+    def test_the_window_bounds_the_bytes(
+        self, streaming: Streaming, nbytes: int, ahead: int
+    ) -> None:
         read = _Blocking(nbytes)
         streaming.prefetch_records(BATCHES[:8], read)
         assert streaming.stats() == {"ahead": 1}  # nobody knows yet how large records are
@@ -429,18 +488,32 @@ class TestStreaming:
         assert streaming.stats() == {"ahead": ahead}
         assert ahead * 2 * nbytes <= 1000 or ahead == 1
 
-    @pytest.mark.parametrize("record", [np.zeros(100), (np.zeros(50), bytes(400)), {"a": np.zeros(99), "b": [bytes(8)]}, bytes(800)])
+    @pytest.mark.parametrize(
+        "record",
+        [
+            np.zeros(100),
+            (np.zeros(50), bytes(400)),
+            {"a": np.zeros(99), "b": [bytes(8)]},
+            bytes(800),
+        ],
+    )
     def test_the_size_of_a_record(self, record: Any) -> None:
         assert size_of(record) == 800
 
     def test_other_sizes(self) -> None:
-        assert size_of(np.array(1.0)) == 8 and size_of(object()) == 64 and size_of("four") == 4 and size_of([]) == 0
+        assert (
+            size_of(np.array(1.0)) == 8
+            and size_of(object()) == 64
+            and size_of("four") == 4
+            and size_of([]) == 0
+        )
 
     def test_what_was_not_expected_is_read_at_once(self, streaming: Streaming) -> None:
         read = _Blocking()
         assert streaming.read([7, 8], read) == [b"\7" * 10, b"\x08" * 10]
         streaming.prefetch_records(BATCHES[:1], read)
-        assert streaming.read([1, 0], read) == [b"\1" * 10, b"\0" * 10]  # another order is another batch
+        # another order is another batch
+        assert streaming.read([1, 0], read) == [b"\1" * 10, b"\0" * 10]
 
     def test_a_failing_read_ahead_fails_where_it_is_asked_for(self, streaming: Streaming) -> None:
         read = _Blocking()
@@ -459,7 +532,9 @@ class TestStreaming:
         streaming.prefetch_records(BATCHES[1:4], read)
         assert streaming.stats() == {"ahead": 3}
         streaming.prefetch_records(BATCHES[3:6], read)
-        assert streaming.stats() == {"ahead": 3} and set(streaming._pending) == set(map(tuple, BATCHES[3:6]))
+        assert streaming.stats() == {"ahead": 3} and set(streaming._pending) == set(
+            map(tuple, BATCHES[3:6])
+        )
 
     def test_close_and_use_again(self, streaming: Streaming) -> None:
         read = _Blocking()
@@ -519,12 +594,18 @@ class TestPickles:
         fills = closing(loading_mode="cached")
         fills.__getitems__([0, 1, 2])
         both = _Pairs(held, fills)
-        loader = DataLoader(both, batch_size=5, num_workers=2, multiprocessing_context=method, collate_fn=list)
+        loader = DataLoader(
+            both, batch_size=5, num_workers=2, multiprocessing_context=method, collate_fn=list
+        )
         assert [pair for batch in loader for pair in batch] == [(i, i) for i in range(40)]
         assert held.sample_source.reads.value == 40  # read by the parent, before
-        assert fills.mode.stats()["admitted"] == 40  # three by the parent, the rest by one worker or the other
+        # three by the parent, the rest by one worker or the other
+        assert fills.mode.stats()["admitted"] == 40
         before = fills.sample_source.reads.value
-        assert values(fills, range(40)) == list(range(40)) and fills.sample_source.reads.value == before
+        assert (
+            values(fills, range(40)) == list(range(40))
+            and fills.sample_source.reads.value == before
+        )
 
 
 class _Pairs:

@@ -40,7 +40,10 @@ class Rows(Locatable):
         return ROW * ROWS
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        return [np.frombuffer(data or b"", np.uint8).copy() for data in self.files.read(self.byte_ranges(np.asarray(indices)))]
+        return [
+            np.frombuffer(data or b"", np.uint8).copy()
+            for data in self.files.read(self.byte_ranges(np.asarray(indices)))
+        ]
 
     def blocks(self) -> npt.NDArray[np.int64]:
         return np.array(BLOCKS, np.int64)
@@ -90,7 +93,12 @@ def batches(loader: Any) -> list[Any]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 def test_all_samples_come_in_the_order_of_local_ones(
-    server: RangeServer, dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8], shuffle: Any, workers: int
+    server: RangeServer,
+    dataset_of: Any,
+    make_loader: Any,
+    rows: npt.NDArray[np.uint8],
+    shuffle: Any,
+    workers: int,
 ) -> None:
     options = {"batch_size": 16, "num_workers": workers, "shuffle": shuffle, "return_index": True}
     dataset = dataset_of(return_index=True)
@@ -110,14 +118,18 @@ def test_all_samples_come_in_the_order_of_local_ones(
 
 @pytest.mark.quick_every(4)
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_each_block_is_fetched_once(server: RangeServer, dataset_of: Any, make_loader: Any, workers: int) -> None:
+def test_each_block_is_fetched_once(
+    server: RangeServer, dataset_of: Any, make_loader: Any, workers: int
+) -> None:
     loader = make_loader(dataset_of(), batch_size=16, num_workers=workers, interleave=2, turns=6)
     server.counts()
     assert sum(map(len, loader)) == ROWS
     fetched = [(start, stop) for _, start, stop in server.counts()["ranges"]]
     assert len(fetched) <= len(BLOCKS) + 2 * 6 - 1
     edges = np.cumsum([0, *BLOCKS]) * ROW
-    assert {start for start, _ in fetched} <= set(edges.tolist()) and {stop for _, stop in fetched} <= set(edges.tolist())
+    assert {start for start, _ in fetched} <= set(edges.tolist()) and {
+        stop for _, stop in fetched
+    } <= set(edges.tolist())
     loader.close()
 
 
@@ -141,7 +153,9 @@ class LargeRows(Rows):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_first_batch_takes_parts_of_blocks(tmp_path: Path, make_loader: Any, workers: int) -> None:
+def test_the_first_batch_takes_parts_of_blocks(
+    tmp_path: Path, make_loader: Any, workers: int
+) -> None:
     """They come in short requests, the rest of their blocks later, and few bytes twice."""
     values = np.random.default_rng(1).integers(0, 256, 16 * 256, np.uint8)
     (tmp_path / "rows.bin").write_bytes(np.repeat(values, LargeRows.row).tobytes())
@@ -160,13 +174,24 @@ def test_the_first_batch_takes_parts_of_blocks(tmp_path: Path, make_loader: Any,
         assert min(stop - start for start, stop in fetched if start <= first < stop) < 2 << 20
 
 
-def test_four_ranks_of_two_workers(server: RangeServer, dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8]) -> None:
+def test_four_ranks_of_two_workers(
+    server: RangeServer, dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8]
+) -> None:
     """None waits for another: one after the other will do."""
     seen, lanes = list[int](), 4 * 2
     dataset = dataset_of(return_index=True)
     server.counts()
     for rank in range(4):
-        loader = make_loader(dataset, batch_size=4, num_workers=2, interleave=4, turns=2, rank=rank, world_size=4, pad=False)
+        loader = make_loader(
+            dataset,
+            batch_size=4,
+            num_workers=2,
+            interleave=4,
+            turns=2,
+            rank=rank,
+            world_size=4,
+            pad=False,
+        )
         for batch, index in loader:
             assert np.array_equal(batch.numpy(), rows[index.numpy()])
             seen += index.tolist()
@@ -187,7 +212,9 @@ def test_what_is_ahead_stays_in_its_window(dataset_of: Any, make_loader: Any) ->
     loader.close()
 
 
-def test_without_room_for_blocks_each_batch_fetches_its_own(server: RangeServer, dataset_of: Any, make_loader: Any) -> None:
+def test_without_room_for_blocks_each_batch_fetches_its_own(
+    server: RangeServer, dataset_of: Any, make_loader: Any
+) -> None:
     dataset = dataset_of()
     dataset.left_of_budget._max_memory_usage = "300kB"
     dataset.mode.window = 0
@@ -214,7 +241,9 @@ def test_an_epoch_left_early(dataset_of: Any, make_loader: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_third_of_all_requests_fail(server: RangeServer, dataset_of: Any, make_loader: Any, workers: int, monkeypatch: Any) -> None:
+def test_a_third_of_all_requests_fail(
+    server: RangeServer, dataset_of: Any, make_loader: Any, workers: int, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     loader = make_loader(dataset_of(return_index=True), batch_size=16, num_workers=workers)
     server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
@@ -227,7 +256,8 @@ def test_a_third_of_all_requests_fail(server: RangeServer, dataset_of: Any, make
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize(
-    ("fault", "deadline", "said"), [("503", 20, "3 attempts .* the server says 503"), ("hang", 1, ".* nothing came in time")]
+    ("fault", "deadline", "said"),
+    [("503", 20, "3 attempts .* the server says 503"), ("hang", 1, ".* nothing came in time")],
 )
 def test_when_the_server_is_gone_it_says_so(
     server: RangeServer,
@@ -242,7 +272,11 @@ def test_when_the_server_is_gone_it_says_so(
 ) -> None:
     """Not that samples are bad, and not after a deadline for each of them."""
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    loader = make_loader(dataset_of(retries=2, deadline=deadline, on_error=on_error), batch_size=16, num_workers=workers)
+    loader = make_loader(
+        dataset_of(retries=2, deadline=deadline, on_error=on_error),
+        batch_size=16,
+        num_workers=workers,
+    )
     server.set(faults={fault: 1})
     with pytest.raises(RemoteError, match=rf"rows.bin, bytes .*: {said}"):
         next(iter(loader))
@@ -252,10 +286,21 @@ def test_when_the_server_is_gone_it_says_so(
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_file_that_is_replaced_ends_the_epoch(
-    server: RangeServer, dataset_of: Any, make_loader: Any, workers: int, on_error: str, rows: npt.NDArray[np.uint8]
+    server: RangeServer,
+    dataset_of: Any,
+    make_loader: Any,
+    workers: int,
+    on_error: str,
+    rows: npt.NDArray[np.uint8],
 ) -> None:
     """Never a mix of both, and never left out."""
-    loader = make_loader(dataset_of(on_error=on_error), batch_size=16, num_workers=workers, shuffle=True, prefetch_factor=None)
+    loader = make_loader(
+        dataset_of(on_error=on_error),
+        batch_size=16,
+        num_workers=workers,
+        shuffle=True,
+        prefetch_factor=None,
+    )
     loader.dataset.mode.window = 0
     given = iter(loader)
     next(given)
@@ -263,7 +308,11 @@ def test_a_file_that_is_replaced_ends_the_epoch(
     place.write_bytes((255 - rows).tobytes())
     try:
         with pytest.raises(
-            FileChangedError, match=r"rows.bin, bytes .*: the file has been replaced since it was opened: begin the epoch anew"
+            FileChangedError,
+            match=(
+                r"rows.bin, bytes .*: the file has been replaced since it was opened: begin the "
+                r"epoch anew"
+            ),
         ):
             for _ in given:
                 pass

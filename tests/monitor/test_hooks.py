@@ -1,4 +1,6 @@
-"""Hooks tell what each batch took, and what was slow in it; monitors of other loops and docs/monitoring.md."""
+"""Hooks tell what each batch took, and what was slow in it; monitors of other loops and
+docs/monitoring.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SLOW = 17
 
 
 class Clock(threading.local):
-    """Seconds of each thread that go by where code lingers, and a little with each look: other work on the machine takes none."""
+    """Seconds of each thread that go by where code lingers, and a little with each look: other
+    work on the machine takes none.
+    """
 
     now = 0.0
 
@@ -81,8 +85,12 @@ def test_each_batch_is_told(loader_of: Any, workers: int) -> None:
     for epoch in range(2):
         for step, _ in enumerate(loader):
             assert len(told) == 11 * epoch + step + 1
-    assert [(one.epoch, one.step) for one in told] == [(epoch, step) for epoch in range(2) for step in range(11)]
-    assert all(isinstance(one, BatchTimes) for one in told) and sum(one.samples for one in told) == 84
+    assert [(one.epoch, one.step) for one in told] == [
+        (epoch, step) for epoch in range(2) for step in range(11)
+    ]
+    assert (
+        all(isinstance(one, BatchTimes) for one in told) and sum(one.samples for one in told) == 84
+    )
     assert {one.worker_pid == os.getpid() for one in told} == {not workers}
     stats = loader.get_stats()
     for stage in (*STAGES, "work"):
@@ -90,7 +98,11 @@ def test_each_batch_is_told(loader_of: Any, workers: int) -> None:
         assert sum(getattr(one, name) for one in told) == pytest.approx(stats[name])
     assert sum(one.wait_seconds for one in told) == pytest.approx(stats["wait_time"])
     assert all(one.began < one.received and one.wait_seconds > 0 for one in told)
-    assert told[-1].recent_batch_time == pytest.approx(stats["recent_batch_time"]) == pytest.approx(stats["avg_batch_time"])
+    assert (
+        told[-1].recent_batch_time
+        == pytest.approx(stats["recent_batch_time"])
+        == pytest.approx(stats["avg_batch_time"])
+    )
 
 
 # -- what was slow
@@ -104,11 +116,20 @@ def test_the_slow_sample_is_named(loader_of: Any, workers: int, stage: str) -> N
         dataset: Any = LingeringDecode()
     else:
         dataset = Foreign() if stage == "sample" else SquareDataset(transform=linger)
-    loader, told = loader_of(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None), []
+    loader, told = (
+        loader_of(
+            dataset, num_workers=workers, multiprocessing_context="fork" if workers else None
+        ),
+        [],
+    )
     loader.on_slow(59, told.append)
     list(loader)
     [slow] = [one for one in told if one.index is not None]
-    assert isinstance(slow, SlowStage) and (slow.stage, slow.index) == (stage, SLOW) and slow.seconds == pytest.approx(60, abs=0.1)
+    assert (
+        isinstance(slow, SlowStage)
+        and (slow.stage, slow.index) == (stage, SLOW)
+        and slow.seconds == pytest.approx(60, abs=0.1)
+    )
     assert slow.path == (None if stage == "sample" else dataset.source_of(SLOW))
 
 
@@ -117,7 +138,9 @@ def test_a_slow_collate_function_is_of_the_batch(loader_of: Any) -> None:
     loader, told = loader_of(SquareDataset(), collate_fn=linger_collating), []
     loader.on_slow(29, told.append)
     list(loader)
-    assert len(told) == 11 and {(one.stage, one.index, one.path) for one in told} == {("collate", None, None)}
+    assert len(told) == 11 and {(one.stage, one.index, one.path) for one in told} == {
+        ("collate", None, None)
+    }
 
 
 # -- other loops
@@ -138,8 +161,17 @@ def test_a_monitor_watches_any_loop() -> None:
             now[0] += 3
         now[0] += 100  # validation
     stats = monitor.get_stats()
-    assert (stats["batches"], stats["samples"], stats["wait_time"], stats["total_time"]) == (8, 64, 8.0, 2 * (4 + 3 * 3))
-    assert stats["wait_fraction"] == 8 / 26 and stats["recent_batch_time"] == 26 / 8 and stats["p50_wait"] == 1.0
+    assert (stats["batches"], stats["samples"], stats["wait_time"], stats["total_time"]) == (
+        8,
+        64,
+        8.0,
+        2 * (4 + 3 * 3),
+    )
+    assert (
+        stats["wait_fraction"] == 8 / 26
+        and stats["recent_batch_time"] == 26 / 8
+        and stats["p50_wait"] == 1.0
+    )
 
 
 def test_a_monitor_of_two_calls_knows_no_waits() -> None:
@@ -164,7 +196,11 @@ def test_recent_batches_are_the_last_hundred() -> None:
         now[0] += 100.0 if number < 50 else 1.0
         monitor.update_batch(1, wait_seconds=0.5)
     stats = monitor.get_stats()
-    assert stats["recent_batch_time"] == 1.0 and stats["recent_wait_fraction"] == 0.5 and stats["avg_batch_time"] > 30
+    assert (
+        stats["recent_batch_time"] == 1.0
+        and stats["recent_wait_fraction"] == 0.5
+        and stats["avg_batch_time"] > 30
+    )
 
 
 # -- memory
@@ -172,14 +208,23 @@ def test_recent_batches_are_the_last_hundred() -> None:
 
 def test_memory_history_is_bounded() -> None:
     now = [0.0]
-    monitor = MemoryMonitor(1.0, history_size=3, limits=lambda: [Limit("m", 4 * 10**9, int(now[0]) * 10**9)], clock=lambda: now[0])
+    monitor = MemoryMonitor(
+        1.0,
+        history_size=3,
+        limits=lambda: [Limit("m", 4 * 10**9, int(now[0]) * 10**9)],
+        clock=lambda: now[0],
+    )
     assert monitor.history == [] and not monitor.monitoring
     monitor.start_monitoring()
     for _ in range(8):
         now[0] += 0.5
         monitor.update()
     assert monitor.monitoring
-    assert [tuple(one) for one in monitor.history] == [(2.0, 2.0, 2.0, 50.0), (3.0, 3.0, 1.0, 75.0), (4.0, 4.0, 0.0, 100.0)]
+    assert [tuple(one) for one in monitor.history] == [
+        (2.0, 2.0, 2.0, 50.0),
+        (3.0, 3.0, 1.0, 75.0),
+        (4.0, 4.0, 0.0, 100.0),
+    ]
     monitor.stop_monitoring()
     now[0] += 10
     assert not monitor.update() and not monitor.monitoring and len(monitor.history) == 3
@@ -192,7 +237,12 @@ def test_memory_history_is_bounded() -> None:
 # -- docs
 
 
-def test_the_page_runs(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_runs(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "train").symlink_to(photos, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
@@ -201,8 +251,13 @@ def test_the_page_runs(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         exec(compile(block, "docs/monitoring.md", "exec"), names)
     assert "batch 0: waited" in capsys.readouterr().out
     lines = names["text"].splitlines()
-    assert 'headrace_batches{job="train"} 6.0' in lines or 'headrace_batches{job="train"} 2.0' in lines
-    assert all(re.fullmatch(r'# TYPE headrace_\w+ gauge|headrace_\w+\{job="train"\} [-+.\de]+', line) for line in lines)
+    assert (
+        'headrace_batches{job="train"} 6.0' in lines or 'headrace_batches{job="train"} 2.0' in lines
+    )
+    assert all(
+        re.fullmatch(r'# TYPE headrace_\w+ gauge|headrace_\w+\{job="train"\} [-+.\de]+', line)
+        for line in lines
+    )
     written: list[Any] = []
 
     class Writer:
@@ -211,7 +266,10 @@ def test_the_page_runs(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     names["to_tensorboard"](names["loader"], Writer(), every=1)
     list(names["loader"])
-    assert {name for name, *_ in written} >= {"loader/recent_samples_per_second", "loader/queued_batches"}
+    assert {name for name, *_ in written} >= {
+        "loader/recent_samples_per_second",
+        "loader/queued_batches",
+    }
     names["loader"].close()
 
 

@@ -15,12 +15,21 @@ from headrace.monitor import memory as module
 MB, GB = 10**6, 10**9
 HOST = Limit("host", 64 * GB, 8 * GB)
 KEYS = {
-    "used_gb", "available_gb", "percent", "limit_gb", "limit_source", "process_pss_gb", "peak_used_gb", "peak_process_pss_gb",
-}  # fmt: skip
+    "used_gb",
+    "available_gb",
+    "percent",
+    "limit_gb",
+    "limit_source",
+    "process_pss_gb",
+    "peak_used_gb",
+    "peak_process_pss_gb",
+}
 
 
 class World:
-    """A machine with a clock and a limit that a test sets, and which counts how often it is looked at."""
+    """A machine with a clock and a limit that a test sets, and which counts how often it is
+    looked at.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.used, self.pss, self.looks = 100.0, 1 * GB, 300 * MB, 0
@@ -42,12 +51,23 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_of_the_tightest_limit(world: World) -> None:
     assert world.monitor().get_memory_stats() == {
-        "used_gb": 1.0, "available_gb": 3.0, "percent": 25.0, "limit_gb": 4.0, "limit_source": "cgroup",
-        "process_pss_gb": 0.3, "peak_used_gb": 1.0, "peak_process_pss_gb": 0.3,
-    }  # fmt: skip
+        "used_gb": 1.0,
+        "available_gb": 3.0,
+        "percent": 25.0,
+        "limit_gb": 4.0,
+        "limit_source": "cgroup",
+        "process_pss_gb": 0.3,
+        "peak_used_gb": 1.0,
+        "peak_process_pss_gb": 0.3,
+    }
     world.others = [Limit("parent", 10 * GB, 9 * GB), HOST]
     stats = world.monitor().get_memory_stats()
-    assert (stats["limit_source"], stats["limit_gb"], stats["available_gb"], stats["percent"]) == ("parent", 10.0, 1.0, 90.0)
+    assert (stats["limit_source"], stats["limit_gb"], stats["available_gb"], stats["percent"]) == (
+        "parent",
+        10.0,
+        1.0,
+        90.0,
+    )
 
 
 def test_it_measures_by_time_and_not_by_batch(world: World) -> None:
@@ -98,7 +118,10 @@ def test_it_travels_and_begins_anew() -> None:
     monitor = MemoryMonitor(interval=1e9)
     monitor.start_monitoring()
     other = pickle.loads(pickle.dumps(monitor))
-    assert other.interval == 1e9 and repr(other) == repr(monitor) == "MemoryMonitor(interval=1000000000.0)"
+    assert (
+        other.interval == 1e9
+        and repr(other) == repr(monitor) == "MemoryMonitor(interval=1000000000.0)"
+    )
     assert not monitor.update() and other.update()
     assert set(other.get_memory_stats()) == KEYS
 
@@ -107,7 +130,11 @@ def test_beyond_the_limit(world: World) -> None:
     for total, used, available, percent in ((GB, 2 * GB, 0.0, 200.0), (0, 0, 0.0, 100.0)):
         world.others = [Limit("small", total, used)]
         stats = world.monitor().get_memory_stats()
-        assert (stats["limit_source"], stats["available_gb"], stats["percent"]) == ("small", available, percent)
+        assert (stats["limit_source"], stats["available_gb"], stats["percent"]) == (
+            "small",
+            available,
+            percent,
+        )
 
 
 def test_stats_are_cached_for_the_interval(world: World) -> None:

@@ -23,14 +23,48 @@ from tests.testing.test_contract import SquareDataset
 
 WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 ALWAYS = {
-    "dataset_size", "num_batches", "batch_size", "num_workers", "queued_batches", "queued_bytes", "batches", "samples",
-    "total_time", "avg_batch_time", "batches_per_second", "samples_per_second", "wait_time", "wait_fraction", "p50_wait", "p90_wait",
-    "p99_wait", "transfer_time", "cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "errors", "skipped",
-    "read_seconds", "decode_seconds",
-    "work_seconds", "work_cpu_seconds", "transform_seconds", "collate_seconds", "sample_seconds", "pin_memory", "persistent_workers",
-    "recent_batch_time", "recent_samples_per_second", "recent_wait_fraction",
-    "avg_memory_bytes", "avg_memory_percent", "peak_memory_bytes", "avg_cpu_usage",
-}  # fmt: skip
+    "dataset_size",
+    "num_batches",
+    "batch_size",
+    "num_workers",
+    "queued_batches",
+    "queued_bytes",
+    "batches",
+    "samples",
+    "total_time",
+    "avg_batch_time",
+    "batches_per_second",
+    "samples_per_second",
+    "wait_time",
+    "wait_fraction",
+    "p50_wait",
+    "p90_wait",
+    "p99_wait",
+    "transfer_time",
+    "cache_hits",
+    "cache_misses",
+    "chunks_decoded",
+    "chunk_hits",
+    "bytes_read",
+    "errors",
+    "skipped",
+    "read_seconds",
+    "decode_seconds",
+    "work_seconds",
+    "work_cpu_seconds",
+    "transform_seconds",
+    "collate_seconds",
+    "sample_seconds",
+    "pin_memory",
+    "persistent_workers",
+    "recent_batch_time",
+    "recent_samples_per_second",
+    "recent_wait_fraction",
+    "avg_memory_bytes",
+    "avg_memory_percent",
+    "peak_memory_bytes",
+    "avg_cpu_usage",
+}
 
 
 def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
@@ -38,7 +72,10 @@ def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
     list(loader)
     stats = loader.get_stats()
     limit = tightest(memory_limits()).total
-    assert stats["avg_memory_percent"] == pytest.approx(100 * stats["avg_memory_bytes"] / limit) and 0 < stats["avg_memory_percent"] < 100
+    assert (
+        stats["avg_memory_percent"] == pytest.approx(100 * stats["avg_memory_bytes"] / limit)
+        and 0 < stats["avg_memory_percent"] < 100
+    )
     for read in (lambda: stats["avg_memory_usage"], lambda: stats.get("avg_memory_usage", 0)):
         with pytest.warns(HeadraceWarning, match="'avg_memory_percent'"):
             assert read() == stats["avg_memory_percent"]
@@ -48,7 +85,14 @@ def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
 
 
 def test_units_by_name() -> None:
-    stats = Stats(total_time=61.5, p50_wait=0.00123, retries=12345, held_bytes=2_500_000, avg_cpu_usage=87.654, skipped_samples=[{}, {}])
+    stats = Stats(
+        total_time=61.5,
+        p50_wait=0.00123,
+        retries=12345,
+        held_bytes=2_500_000,
+        avg_cpu_usage=87.654,
+        skipped_samples=[{}, {}],
+    )
     assert str(stats).splitlines() == [
         "total_time       61.50 s",
         "p50_wait         1.23 ms",
@@ -69,13 +113,25 @@ def test_times_fit_together(loader_of: Any, workers: int) -> None:
             stats = loader.get_stats()
             assert 0 <= stats["wait_fraction"] <= 1
             assert stats["wait_time"] <= stats["total_time"]
-            assert 0 <= stats["p50_wait"] <= stats["p90_wait"] <= stats["p99_wait"] <= stats["wait_time"]
+            assert (
+                0
+                <= stats["p50_wait"]
+                <= stats["p90_wait"]
+                <= stats["p99_wait"]
+                <= stats["wait_time"]
+            )
             assert stats["avg_batch_time"] * stats["batches"] == pytest.approx(stats["total_time"])
-            assert stats["samples_per_second"] * stats["total_time"] == pytest.approx(stats["samples"])
-            assert stats["batches_per_second"] * stats["total_time"] == pytest.approx(stats["batches"])
+            assert stats["samples_per_second"] * stats["total_time"] == pytest.approx(
+                stats["samples"]
+            )
+            assert stats["batches_per_second"] * stats["total_time"] == pytest.approx(
+                stats["batches"]
+            )
 
 
-@pytest.mark.parametrize(("mode", "workers"), [("lazy", 0), ("eager", 1), ("cached", 2), ("streaming", 0)])
+@pytest.mark.parametrize(
+    ("mode", "workers"), [("lazy", 0), ("eager", 1), ("cached", 2), ("streaming", 0)]
+)
 def test_hits_and_misses_add_up(loader_of: Any, workers: int, mode: str) -> None:
     with SquareDataset(loading_mode=mode, progress=False, transform=RandomProbe()) as dataset:
         loader = loader_of(dataset, num_workers=workers)
@@ -121,7 +177,9 @@ def test_queued_batches(loader_of: Any, workers: int) -> None:
     assert loader.get_stats()["queued_batches"] == 0
 
 
-def test_a_pause_between_epochs_is_no_waiting(loader_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_between_epochs_is_no_waiting(
+    loader_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = itertools.count()  # each look at the clock takes a second
     monkeypatch.setattr("headrace.loader.epoch.time.perf_counter", lambda: float(next(clock)))
     loader = loader_of(SquareDataset())
@@ -140,7 +198,9 @@ def test_waits_and_batches() -> None:
         stats.add_batch(3, wait / 100, wait / 50)
     found = stats.as_dict()
     assert (found["batches"], found["samples"]) == (100, 300)
-    assert found["wait_fraction"] == pytest.approx(0.5) and found["total_time"] == pytest.approx(101)
+    assert found["wait_fraction"] == pytest.approx(0.5) and found["total_time"] == pytest.approx(
+        101
+    )
     assert [found[f"p{q}_wait"] for q in (50, 90, 99)] == pytest.approx([0.505, 0.901, 0.9901])
     assert "avg_memory_bytes" not in found and "skipped_samples" not in found
 
@@ -184,7 +244,11 @@ def test_without_pss_it_is_rss(monkeypatch: pytest.MonkeyPatch) -> None:
         raise FileNotFoundError
 
     monkeypatch.setattr("builtins.open", no_file)
-    monkeypatch.setattr(stats_module.psutil, "Process", lambda pid: type("P", (), {"memory_info": lambda s: type("M", (), {"rss": 77})})())
+    monkeypatch.setattr(
+        stats_module.psutil,
+        "Process",
+        lambda pid: type("P", (), {"memory_info": lambda s: type("M", (), {"rss": 77})})(),
+    )
     assert pss_of(1) == 77
 
 
@@ -193,14 +257,34 @@ def test_what_is_counted(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(bad=[5, 30], on_error="skip"), num_workers=workers)
     stats = loader.get_stats()
     assert set(stats) >= ALWAYS and stats["avg_memory_bytes"] > 1 << 20
-    assert stats["batches"] == stats["samples"] == stats["total_time"] == stats["samples_per_second"] == stats["p99_wait"] == 0
+    assert (
+        stats["batches"]
+        == stats["samples"]
+        == stats["total_time"]
+        == stats["samples_per_second"]
+        == stats["p99_wait"]
+        == 0
+    )
     for epoch in range(1, 3):
         list(loader)
         stats = loader.get_stats()
-        assert (stats["batches"], stats["samples"], stats["skipped"]) == (11 * epoch, 40 * epoch, 2 * epoch)
-        assert (stats["dataset_size"], stats["num_batches"], stats["batch_size"], stats["num_workers"]) == (42, 11, 4, workers)
+        assert (stats["batches"], stats["samples"], stats["skipped"]) == (
+            11 * epoch,
+            40 * epoch,
+            2 * epoch,
+        )
+        assert (
+            stats["dataset_size"],
+            stats["num_batches"],
+            stats["batch_size"],
+            stats["num_workers"],
+        ) == (42, 11, 4, workers)
         assert stats["queued_batches"] == 0 == stats["queued_bytes"]
-    assert all(type(value) in (int, float, bool) for name, value in stats.items() if name != "skipped_samples")
+    assert all(
+        type(value) in (int, float, bool)
+        for name, value in stats.items()
+        if name != "skipped_samples"
+    )
     assert stats["peak_memory_bytes"] >= stats["avg_memory_bytes"]
     assert {entry["index"] for entry in stats["skipped_samples"]} == {5, 30}
     assert all("Squares" in entry["path"] for entry in stats["skipped_samples"])
@@ -217,9 +301,16 @@ def test_foreign_datasets_and_streams(loader_of: Any) -> None:
         loader = loader_of(dataset, enable_monitoring=False)
         list(loader)
         stats = loader.get_stats()
-        assert (stats["dataset_size"], stats["num_batches"], stats["batches"], stats["samples"]) == (size, batches, 3, 10)
+        assert (
+            stats["dataset_size"],
+            stats["num_batches"],
+            stats["batches"],
+            stats["samples"],
+        ) == (size, batches, 3, 10)
         assert "avg_memory_bytes" not in stats and len(str(stats).splitlines()) == len(stats)
-    multi = MultiDataLoader({"a": (list(range(5)), 2), "b": DataLoader(range(4), batch_size=3)}, num_workers=0)  # type: ignore[arg-type]
+    multi = MultiDataLoader(
+        {"a": (list(range(5)), 2), "b": DataLoader(range(4), batch_size=3)}, num_workers=0
+    )  # type: ignore[arg-type]
     lines = str(multi.get_stats()).splitlines()
     assert lines[0] == "a:" and lines[1].split() == ["dataset_size", "5"] and "b:" in lines
 
@@ -232,4 +323,6 @@ def test_memory_of_a_dead_worker_is_none() -> None:
     stats.look([process.pid])
     stats.add_report({"work_cpu_seconds": 0.5})
     stats.add_batch(4, 0.0, 2.0)
-    assert stats.as_dict()["peak_memory_bytes"] > 0 and stats.as_dict()["avg_cpu_usage"] == pytest.approx(25)
+    assert stats.as_dict()["peak_memory_bytes"] > 0 and stats.as_dict()[
+        "avg_cpu_usage"
+    ] == pytest.approx(25)

@@ -1,4 +1,6 @@
-"""Orders beside the plain shuffles: by weight, by class, by length, and of another number of samples than the data."""
+"""Orders beside the plain shuffles: by weight, by class, by length, and of another number of
+samples than the data.
+"""
 
 import itertools
 import pickle
@@ -11,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, Order, RankBatches, ResizedOrder, WeightedOrder
+from headrace.order import (
+    BalancedOrder,
+    BucketedOrder,
+    EpochOrder,
+    Order,
+    RankBatches,
+    ResizedOrder,
+    WeightedOrder,
+)
 from headrace.order.drawn import POOL, padding_fraction
 from headrace.order.epoch import pass_epoch
 
@@ -38,7 +48,10 @@ def orders(seed: int = 7, epoch: int = 0) -> list[Order]:
         ResizedOrder(EpochOrder(40, **common), 13),
         ResizedOrder(EpochOrder(40, **common), 100),
         ResizedOrder(EpochOrder(40, shuffle=False, **common), 100),
-        ResizedOrder(EpochOrder(40, shuffle="block", blocks=[7] * 5 + [5], interleave=2, turns=3, **common), 100),
+        ResizedOrder(
+            EpochOrder(40, shuffle="block", blocks=[7] * 5 + [5], interleave=2, turns=3, **common),
+            100,
+        ),
     ]
 
 
@@ -47,12 +60,16 @@ def test_weights_with_replacement_are_frequencies() -> None:
     drawn = np.bincount(WeightedOrder(weights, n=100_000, seed=1)[:], minlength=6)
     assert drawn[0] == drawn[5] == 0
     expected = 10_000 * weights[1:5]
-    assert (((drawn[1:5] - expected) ** 2) / expected).sum() < 16.3  # chi-square, 3 degrees of freedom: 0.1 %
+    # chi-square, 3 degrees of freedom: 0.1 %
+    assert (((drawn[1:5] - expected) ** 2) / expected).sum() < 16.3
 
 
 def test_weights_without_replacement_are_successive_draws() -> None:
     weights = np.array([1.0, 2.0, 3.0, 4.0])
-    found = Counter(tuple(WeightedOrder(weights, replacement=False, epoch=epoch)[:].tolist()) for epoch in range(2_000))
+    found = Counter(
+        tuple(WeightedOrder(weights, replacement=False, epoch=epoch)[:].tolist())
+        for epoch in range(2_000)
+    )
     statistic = 0.0
     for order in itertools.permutations(range(4)):
         likely, rest = 1.0, weights.sum()
@@ -63,11 +80,17 @@ def test_weights_without_replacement_are_successive_draws() -> None:
     assert statistic < 49.7  # chi-square, 23 degrees of freedom: 0.1 %
 
 
-@given(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 3.5, 1e300]), min_size=1, max_size=60), st.booleans(), st.integers(0, 2**70))
+@given(
+    st.lists(st.sampled_from([0.0, 1e-300, 1.0, 3.5, 1e300]), min_size=1, max_size=60),
+    st.booleans(),
+    st.integers(0, 2**70),
+)
 def test_no_sample_of_weight_0_is_drawn(weights: list[float], replacement: bool, seed: int) -> None:
     if not any(weights):
         with pytest.raises(ConfigError):
-            WeightedOrder(weights, n=3, replacement=replacement) if replacement else WeightedOrder(weights, n=3)
+            WeightedOrder(weights, n=3, replacement=replacement) if replacement else WeightedOrder(
+                weights, n=3
+            )
         return
     order = WeightedOrder(weights, replacement=replacement, seed=seed)
     assert all(weights[i] > 0 for i in order)
@@ -134,7 +157,9 @@ def test_batches_of_like_length() -> None:
     assert sorted(order) == list(range(len(lengths)))
     full = len(lengths) // 8 * 8
     for at in range(0, full, 8 * POOL):  # in each pool the batches share out its samples by length
-        pool = [lengths[order[start : start + 8]] for start in range(at, min(at + 8 * POOL, full), 8)]
+        pool = [
+            lengths[order[start : start + 8]] for start in range(at, min(at + 8 * POOL, full), 8)
+        ]
         ranges = [(int(batch.min()), int(batch.max())) for batch in pool]
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(sorted(ranges)))
         assert ranges != sorted(ranges)
@@ -144,7 +169,11 @@ def test_batches_of_like_length() -> None:
 
 def test_balanced_orders_end_in_time_and_take_strings() -> None:
     once = BalancedOrder(CLASSES, replacement=False)
-    assert len(set(once)) == len(once) == 15 and Counter(CLASSES[once[:]].tolist()) == {0: 5, 1: 5, 2: 5}
+    assert len(set(once)) == len(once) == 15 and Counter(CLASSES[once[:]].tolist()) == {
+        0: 5,
+        1: 5,
+        2: 5,
+    }
     named = BalancedOrder(np.array(["b", "a", "c"])[CLASSES].tolist(), n=60)
     assert Counter(CLASSES[named[:]].tolist()) == {0: 20, 1: 20, 2: 20}
 
@@ -156,8 +185,15 @@ def test_bad_arguments() -> None:
         (WeightedOrder, [1e308] * 10, {}, None),
         (WeightedOrder, [1, 0, 1], {"n": 3, "replacement": False}, "2 of 3"),
         (BalancedOrder, [0, 0, 1], {"n": 3, "replacement": False}, "1 samples"),
-        *((WeightedOrder, ["x"], {}, None), (BalancedOrder, [0.5], {}, None), (BalancedOrder, [], {"n": 3}, None)),
-        *((kind, [[0], [1]], {}, r"\[2, 1\]") for kind in (WeightedOrder, BalancedOrder, BucketedOrder)),
+        *(
+            (WeightedOrder, ["x"], {}, None),
+            (BalancedOrder, [0.5], {}, None),
+            (BalancedOrder, [], {"n": 3}, None),
+        ),
+        *(
+            (kind, [[0], [1]], {}, r"\[2, 1\]")
+            for kind in (WeightedOrder, BalancedOrder, BucketedOrder)
+        ),
         (BucketedOrder, [1.5], {}, "float64"),
         (BalancedOrder, [None, "a", 3], {}, "NoneType, int, str"),
         (BalancedOrder, [[0], [1, 2]], {}, None),

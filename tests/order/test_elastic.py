@@ -2,11 +2,13 @@
 
 Exhaustively, on orders and samplers, without data and without processes. What is promised:
 
-* pad=True, or drop_last: step s holds the same samples on every world size that divides the global batch, in the same order (rank r has
-  the positions that leave r), and any step may be gone on from. Padding comes last, and is the epoch's own beginning.
-* pad=False: the samples come in the same order, and steps begin at the same places, but for the last two: where the tail is smaller than
-  the world size, the full batch before it hands its last samples over (with a batch size of 1 it takes the tail in). So a state may be
-  gone on from where a step of the other world size begins at its place, or the epoch is through; else it is refused.
+* pad=True, or drop_last: step s holds the same samples on every world size that divides the global
+  batch, in the same order (rank r has the positions that leave r), and any step may be gone on
+  from. Padding comes last, and is the epoch's own beginning.
+* pad=False: the samples come in the same order, and steps begin at the same places, but for the
+  last two: where the tail is smaller than the world size, the full batch before it hands its last
+  samples over (with a batch size of 1 it takes the tail in). So a state may be gone on from where a
+  step of the other world size begins at its place, or the epoch is through; else it is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +38,16 @@ def blocks_of(n: int) -> list[int]:
 
 @functools.cache
 def order_of(n: int, shuffle: Any, global_batch: int) -> EpochOrder:
-    return EpochOrder(n, shuffle=shuffle, seed=3, epoch=2, blocks=blocks_of(n), global_batch=global_batch, interleave=3, turns=2)
+    return EpochOrder(
+        n,
+        shuffle=shuffle,
+        seed=3,
+        epoch=2,
+        blocks=blocks_of(n),
+        global_batch=global_batch,
+        interleave=3,
+        turns=2,
+    )
 
 
 def worlds_of(global_batch: int) -> list[int]:
@@ -54,7 +65,9 @@ def is_too_short(n: int, world_size: int, drop_last: bool, pad: bool) -> bool:
 
 
 def cuts_of(n: int, world_size: int, drop_last: bool, pad: bool, global_batch: int) -> list[int]:
-    """The positions at which steps begin, and the end of the last, as the module's docstring has it."""
+    """The positions at which steps begin, and the end of the last, as the module's docstring has
+    it.
+    """
     full, tail = divmod(n, global_batch)
     cuts = [step * global_batch for step in range(full + 1)]
     if drop_last or tail == 0:
@@ -73,13 +86,19 @@ def cuts_of(n: int, world_size: int, drop_last: bool, pad: bool, global_batch: i
 def test_resume_from_any_world_size_on_any_other(shuffle: Any, drop_last: bool, pad: bool) -> None:
     """By samplers of a plain DataLoader, through their states."""
     for n, global_batch in [(n, 12) for n in LENGTHS] + [(13, 6), (16, 6)]:
-        worlds = [world_size for world_size in worlds_of(global_batch) if not is_too_short(n, world_size, drop_last, pad)]
+        worlds = [
+            world_size
+            for world_size in worlds_of(global_batch)
+            if not is_too_short(n, world_size, drop_last, pad)
+        ]
         samplers = {w: samplers_of(n, shuffle, w, drop_last, pad, global_batch) for w in worlds}
         order, tried = list(order_of(n, shuffle, global_batch)), list[Any]()
         for before in worlds:
             cuts = cuts_of(n, before, drop_last, pad, global_batch)
             states = [state_at(samplers[before][-1], step) for step in range(len(cuts))]
-            assert states == [state_at(samplers[before][0], step) for step in range(len(cuts))], "ranks have different states"
+            assert states == [state_at(samplers[before][0], step) for step in range(len(cuts))], (
+                "ranks have different states"
+            )
             for after in worlds:
                 theirs = cuts_of(n, after, drop_last, pad, global_batch)
                 for place, state in zip(cuts, states, strict=True):
@@ -88,7 +107,11 @@ def test_resume_from_any_world_size_on_any_other(shuffle: Any, drop_last: bool, 
                         continue  # another world size has saved the very same
                     tried.append((after, state))
                     if place not in theirs:
-                        assert not pad and not drop_last and place >= theirs[-2 if global_batch == after else -3]
+                        assert (
+                            not pad
+                            and not drop_last
+                            and place >= theirs[-2 if global_batch == after else -3]
+                        )
                         with pytest.raises(StateError, match=rf"after {place} samples"):
                             samplers[after][0].load_state_dict(state)
                         continue
@@ -99,7 +122,9 @@ def test_resume_from_any_world_size_on_any_other(shuffle: Any, drop_last: bool, 
                     assert dealt([list(sampler) for sampler in samplers[after]]) == rest
 
 
-def samplers_of(n: int, shuffle: Any, world_size: int, drop_last: bool, pad: bool, global_batch: int) -> list[OrderSampler]:
+def samplers_of(
+    n: int, shuffle: Any, world_size: int, drop_last: bool, pad: bool, global_batch: int
+) -> list[OrderSampler]:
     def make(rank: int) -> OrderSampler:
         sampler = OrderSampler(
             n,

@@ -17,11 +17,21 @@ from headrace.errors import ConfigError
 from headrace.order import EpochOrder
 from headrace.order.lanes import Lanes
 
-EVEN = st.builds(lambda size, count, last: [size] * count + [last % size + 1], st.integers(1, 40), st.integers(0, 40), st.integers(0, 39))
+EVEN = st.builds(
+    lambda size, count, last: [size] * count + [last % size + 1],
+    st.integers(1, 40),
+    st.integers(0, 40),
+    st.integers(0, 39),
+)
 SIZES = st.lists(st.integers(0, 40), max_size=40) | EVEN
 OPTIONS = st.fixed_dictionaries(
     {"seed": st.integers(), "epoch": st.integers(0, 9)},
-    optional={"global_batch": st.integers(1, 40), "interleave": st.integers(1, 20), "turns": st.integers(1, 13), "aligned": st.booleans()},
+    optional={
+        "global_batch": st.integers(1, 40),
+        "interleave": st.integers(1, 20),
+        "turns": st.integers(1, 13),
+        "aligned": st.booleans(),
+    },
 )
 SHUFFLES: list[Any] = [False, True, "block"]
 
@@ -85,7 +95,9 @@ def test_a_batch_of_positions_keeps_its_shape() -> None:
     for outside in (100, -101, [0, 100], 2**70, [0.5], "a", [True, False]):
         with pytest.raises(IndexError):
             order[outside]  # type: ignore[index]
-    assert order[[]].dtype == np.int64 and order[3:3].shape == (0,) and order[np.array(7)].shape == ()
+    assert (
+        order[[]].dtype == np.int64 and order[3:3].shape == (0,) and order[np.array(7)].shape == ()
+    )
     for shuffle in SHUFFLES:
         for blocks in (None, [], [0, 0]):
             assert EpochOrder(0, shuffle=shuffle, blocks=blocks)[:].shape == (0,)
@@ -96,7 +108,10 @@ def test_a_batch_of_positions_keeps_its_shape() -> None:
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_with_epoch_gives_what_the_constructor_gives(shuffle: Any) -> None:
-    sizes, options = [7, 0, 30, 5] * 9, {"shuffle": shuffle, "seed": 5, "global_batch": 8, "interleave": 3, "turns": 4}
+    sizes, options = (
+        [7, 0, 30, 5] * 9,
+        {"shuffle": shuffle, "seed": 5, "global_batch": 8, "interleave": 3, "turns": 4},
+    )
     order = make(sizes, epoch=1, **options)
     before = order[:]
     other = order.with_epoch(2)
@@ -110,7 +125,14 @@ def test_with_epoch_gives_what_the_constructor_gives(shuffle: Any) -> None:
 
 def test_bad_arguments() -> None:
     for arguments in (
-        *({"n": -1}, {"n": 2.0}, {"seed": None}, {"epoch": "1"}, {"shuffle": "blocks"}, {"shuffle": 1}),
+        *(
+            {"n": -1},
+            {"n": 2.0},
+            {"seed": None},
+            {"epoch": "1"},
+            {"shuffle": "blocks"},
+            {"shuffle": 1},
+        ),
         *({"global_batch": 0}, {"interleave": 0}, {"turns": 0}),
         *({"blocks": [5, 4]}, {"blocks": [11, -1]}, {"blocks": [[10]]}, {"blocks": [10.0]}),
     ):
@@ -120,7 +142,14 @@ def test_bad_arguments() -> None:
 
 SEEDED: dict[str, Any] = {"seed": 3, "epoch": 2}
 BLOCKS: dict[str, Any] = {"n": 100_000, "shuffle": "block", "blocks": [100] * 1_000}
-UNEVEN: dict[str, Any] = {"n": 300, "shuffle": "block", "blocks": [7, 0, 93, 50, 50, 100], "seed": 1, "epoch": 4, "global_batch": 10}
+UNEVEN: dict[str, Any] = {
+    "n": 300,
+    "shuffle": "block",
+    "blocks": [7, 0, 93, 50, 50, 100],
+    "seed": 1,
+    "epoch": 4,
+    "global_batch": 10,
+}
 GOLDEN: list[tuple[dict[str, Any], list[int]]] = [
     ({"n": 100, "shuffle": False}, [0, 1, 2, 3, 4, 5, 6, 7]),
     ({"n": 2, **SEEDED}, [0, 1]),
@@ -128,7 +157,10 @@ GOLDEN: list[tuple[dict[str, Any], list[int]]] = [
     ({"n": 16, **SEEDED}, [11, 4, 6, 8, 7, 14, 1, 10]),
     ({"n": 1000, **SEEDED}, [595, 249, 353, 716, 110, 392, 929, 763]),
     ({"n": 1048577, **SEEDED}, [487490, 558851, 869835, 219371, 186453, 235055, 249652, 105318]),
-    ({"n": 10**12, **SEEDED}, [874743477429, 353393483928, 88701507448, 980486402448, 815266101379]),
+    (
+        {"n": 10**12, **SEEDED},
+        [874743477429, 353393483928, 88701507448, 980486402448, 815266101379],
+    ),
     ({"n": 1000}, [960, 557, 978, 41, 888, 112, 439, 304]),
     ({"n": 1000, "seed": -(2**80), "epoch": 1}, [352, 878, 567, 4, 711, 409, 196, 181]),
     ({"n": 10, "shuffle": "block", "blocks": [3, 3, 4]}, [6, 8, 9, 7, 0, 1, 2, 4, 3, 5]),

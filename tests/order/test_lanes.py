@@ -11,11 +11,18 @@ from headrace.order import EpochOrder
 from headrace.order.lanes import FEWEST, AlignedLanes, Lanes, interleave_for, lanes_for
 from headrace.storage.blocks import ENOUGH, block_length
 
-COUNTS = {"n": st.integers(0, 600), "batch": st.integers(1, 40), "interleave": st.integers(1, 50), "turns": st.integers(1, 14)}
+COUNTS = {
+    "n": st.integers(0, 600),
+    "batch": st.integers(1, 40),
+    "interleave": st.integers(1, 50),
+    "turns": st.integers(1, 14),
+}
 
 
 @given(**COUNTS)
-def test_places_are_a_bijection_and_lanes_are_segments_of_it(n: int, batch: int, interleave: int, turns: int) -> None:
+def test_places_are_a_bijection_and_lanes_are_segments_of_it(
+    n: int, batch: int, interleave: int, turns: int
+) -> None:
     lanes = Lanes(n, batch, interleave, turns)
     positions = np.arange(n)
     places, numbers = lanes.place_of(positions), lanes.lane_of(positions)
@@ -23,11 +30,14 @@ def test_places_are_a_bijection_and_lanes_are_segments_of_it(n: int, batch: int,
     by_place = numbers[np.argsort(places)]
     assert np.all(np.diff(by_place) >= 0)  # one lane after the other, without a gap
     for lane in np.unique(numbers):
-        assert np.all(np.diff(places[numbers == lane]) == 1)  # and each from its beginning to its end
+        # and each from its beginning to its end
+        assert np.all(np.diff(places[numbers == lane]) == 1)
 
 
 @given(**COUNTS)
-def test_a_batch_draws_from_the_lanes_of_its_turn_evenly(n: int, batch: int, interleave: int, turns: int) -> None:
+def test_a_batch_draws_from_the_lanes_of_its_turn_evenly(
+    n: int, batch: int, interleave: int, turns: int
+) -> None:
     lanes = Lanes(n, batch, interleave, turns)
     for step in range(-(-n // batch)):
         numbers = lanes.lane_of(np.arange(step * batch, min((step + 1) * batch, n)))
@@ -38,39 +48,70 @@ def test_a_batch_draws_from_the_lanes_of_its_turn_evenly(n: int, batch: int, int
 
 def test_few_blocks_go_to_turns() -> None:
     assert ENOUGH >= FEWEST * 8
-    assert [lanes_for(blocks) for blocks in (10**6, 768, 767, 384, 383, 192, 191, 64, 63, 10, 3, 0)] == [
-        *((32, 24), (32, 24), (16, 24), (16, 24), (8, 24), (8, 24), (8, 8), (8, 8), (8, 4), (8, 1), (3, 1), (1, 1))
+    assert [
+        lanes_for(blocks) for blocks in (10**6, 768, 767, 384, 383, 192, 191, 64, 63, 10, 3, 0)
+    ] == [
+        *(
+            (32, 24),
+            (32, 24),
+            (16, 24),
+            (16, 24),
+            (8, 24),
+            (8, 24),
+            (8, 8),
+            (8, 8),
+            (8, 4),
+            (8, 1),
+            (3, 1),
+            (1, 1),
+        )
     ]
     assert lanes_for(10**6, interleave=128) == (128, 24)
     chunks = [lanes_for(blocks, 1 << 10) for blocks in (1536, 512, 64, 30)]
     assert chunks == [(64, 24), (64, 8), (64, 1), (30, 1)]
-    assert [lanes_for(10**6, nbytes) for nbytes in (1 << 20, 8 << 20, 1 << 30)] == [(64, 24), (21, 12), (1, 2)]
+    assert [lanes_for(10**6, nbytes) for nbytes in (1 << 20, 8 << 20, 1 << 30)] == [
+        (64, 24),
+        (21, 12),
+        (1, 2),
+    ]
 
 
 @given(**COUNTS, size=st.integers(1, 30))
-def test_aligned_lanes_are_a_bijection_of_whole_blocks(n: int, batch: int, interleave: int, turns: int, size: int) -> None:
+def test_aligned_lanes_are_a_bijection_of_whole_blocks(
+    n: int, batch: int, interleave: int, turns: int, size: int
+) -> None:
     lanes = AlignedLanes(n, batch, interleave, turns, size)
     positions = np.arange(n)
     places, numbers = lanes.place_of(positions), lanes.lane_of(positions)
     assert np.array_equal(np.sort(places), positions)
-    assert np.array_equal(numbers, Lanes(n, batch, interleave, turns).lane_of(positions))  # who draws when is as it was
+    # who draws when is as it was
+    assert np.array_equal(numbers, Lanes(n, batch, interleave, turns).lane_of(positions))
     owned = places < int(lanes.own.sum()) * size
     for lane in range(interleave * turns):
         mine = places[(numbers == lane) & owned]
-        assert np.array_equal(mine, lanes.own_start[lane] + np.arange(lanes.own[lane] * size))  # whole blocks, one after the other
+        # whole blocks, one after the other
+        assert np.array_equal(mine, lanes.own_start[lane] + np.arange(lanes.own[lane] * size))
         assert lanes.own_start[lane] % size == 0
-        assert np.count_nonzero((numbers == lane) & ~owned) == lanes.lead[lane] + lanes.tail[lane] < 2 * size
+        assert (
+            np.count_nonzero((numbers == lane) & ~owned)
+            == lanes.lead[lane] + lanes.tail[lane]
+            < 2 * size
+        )
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_each_segment_has_one_reader(world_size: int) -> None:
-    """Shards of 16 MB with rows of 27,648 bytes; whoever takes a sample of a segment fetches all of it."""
+    """Shards of 16 MB with rows of 27,648 bytes; whoever takes a sample of a segment fetches all
+    of it.
+    """
     shards, row, of_shard = 4, 27_648, 16_000_000 // 27_648
     height = block_length(shards * 16_000_000) // row
     sizes = np.tile([height] * (of_shard // height) + [of_shard % height], shards)
     n, count, batch = int(sizes.sum()), len(sizes), 64 * world_size
     interleave, turns = lanes_for(count, 0, interleave_for(500, n, count, FEWEST))
-    order = EpochOrder(n, shuffle="block", blocks=sizes, global_batch=batch, interleave=interleave, turns=turns)
+    order = EpochOrder(
+        n, shuffle="block", blocks=sizes, global_batch=batch, interleave=interleave, turns=turns
+    )
     segments, positions = order.segments(), np.arange(n)
     assert segments is not None
     numbers = np.searchsorted(segments, order[positions], side="right") - 1

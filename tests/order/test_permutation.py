@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within, unpermute
+from headrace.order.permutation import (
+    KEY_COUNT,
+    derive_keys,
+    mix,
+    permute,
+    permute_within,
+    unpermute,
+)
 
 SIZES = sorted({1, 2, 3} | {4**k + d for k in range(1, 11) for d in (-1, 0, 1)})
 
@@ -32,10 +39,14 @@ def test_a_position_gets_the_same_index_alone_and_among_many() -> None:
 def test_all_orders_of_a_tiny_range_are_equally_likely(n: int) -> None:
     draws, orders = 20_000, math.factorial(n)
     keys = np.repeat(np.stack([keys_of(seed) for seed in range(draws)], axis=1), n, axis=1)
-    indices = permute_within(np.tile(np.arange(n), draws), np.full(draws * n, n), keys).reshape(draws, n)
+    indices = permute_within(np.tile(np.arange(n), draws), np.full(draws * n, n), keys).reshape(
+        draws, n
+    )
     counts = np.unique(indices, axis=0, return_counts=True)[1]
     expected = draws / orders
-    chi_square = float(((counts - expected) ** 2 / expected).sum()) + (orders - len(counts)) * expected
+    chi_square = (
+        float(((counts - expected) ** 2 / expected).sum()) + (orders - len(counts)) * expected
+    )
     assert chi_square < orders - 1 + 5 * math.sqrt(2 * (orders - 1))
 
 
@@ -53,10 +64,23 @@ def test_permute_within_agrees_with_permute(data: st.DataObject, seed: int) -> N
 def test_parts_are_told_apart_and_types_of_integers_are_not() -> None:
     one = [
         derive_keys(*parts, count=8).tolist()
-        for parts in ((1, 23), (12, 3), (2, 23), (1, 24), ("1", 23), ("a", "b"), ("ab",), (2**70,), ())
+        for parts in (
+            (1, 23),
+            (12, 3),
+            (2, 23),
+            (1, 24),
+            ("1", 23),
+            ("a", "b"),
+            ("ab",),
+            (2**70,),
+            (),
+        )
     ]
     assert len({tuple(keys) for keys in one}) == len(one)
-    assert derive_keys(np.int64(7), np.uint8(3), count=4).tolist() == derive_keys(7, 3, count=4).tolist()
+    assert (
+        derive_keys(np.int64(7), np.uint8(3), count=4).tolist()
+        == derive_keys(7, 3, count=4).tolist()
+    )
 
 
 def test_keys_and_mix_are_the_same_for_ever() -> None:
@@ -74,7 +98,10 @@ def test_it_is_a_bijection_around_powers_of_four() -> None:
 
 @given(n=st.integers(1, 2**62), seed=st.integers(), data=st.data())
 def test_it_is_a_bijection_of_huge_ranges(n: int, seed: int, data: st.DataObject) -> None:
-    positions, keys = data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=50)), keys_of(seed)
+    positions, keys = (
+        data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=50)),
+        keys_of(seed),
+    )
     indices = permute(positions, n, keys)
     assert indices.dtype == np.int64 and len(set(indices.tolist())) == len(positions)
     assert all(0 <= index < n for index in indices.tolist())
@@ -84,7 +111,13 @@ def test_it_is_a_bijection_of_huge_ranges(n: int, seed: int, data: st.DataObject
 def test_bad_arguments() -> None:
     keys = keys_of(0)
     assert permute([], 0, keys).tolist() == []
-    for positions, n, some in (([0.5], 10, keys), ([0], 10, keys[:3]), ([0, -1], 10, keys), ([10], 10, keys), ([0], 0, keys)):
+    for positions, n, some in (
+        ([0.5], 10, keys),
+        ([0], 10, keys[:3]),
+        ([0, -1], 10, keys),
+        ([10], 10, keys),
+        ([0], 0, keys),
+    ):
         with pytest.raises(ConfigError):
             permute(positions, n, some)
     with pytest.raises(ConfigError, match="position 4 at element 1"):

@@ -14,10 +14,21 @@ from headrace.errors import ConfigError
 from headrace.order import EpochOrder, RankBatches
 
 
-def make_ranks(n: int, world_size: int, batch_size: int, shuffle: Any = True, **options: Any) -> list[RankBatches]:
+def make_ranks(
+    n: int, world_size: int, batch_size: int, shuffle: Any = True, **options: Any
+) -> list[RankBatches]:
     blocks = np.diff([0, *range(7, n, 7), n]) if n else []
-    order = EpochOrder(n, shuffle=shuffle, blocks=blocks, global_batch=world_size * batch_size, interleave=5, turns=4)
-    return [RankBatches(order, rank, world_size, batch_size, **options) for rank in range(world_size)]
+    order = EpochOrder(
+        n,
+        shuffle=shuffle,
+        blocks=blocks,
+        global_batch=world_size * batch_size,
+        interleave=5,
+        turns=4,
+    )
+    return [
+        RankBatches(order, rank, world_size, batch_size, **options) for rank in range(world_size)
+    ]
 
 
 @given(
@@ -28,14 +39,20 @@ def make_ranks(n: int, world_size: int, batch_size: int, shuffle: Any = True, **
     drop_last=st.booleans(),
     workers=st.integers(1, 5),
 )
-def test_each_sample_comes_exactly_once(n: int, world_size: int, batch_size: int, pad: bool, drop_last: bool, workers: int) -> None:
+def test_each_sample_comes_exactly_once(
+    n: int, world_size: int, batch_size: int, pad: bool, drop_last: bool, workers: int
+) -> None:
     assume(pad or drop_last or n == 0 or n >= world_size)
     ranks = make_ranks(n, world_size, batch_size, pad=pad, drop_last=drop_last)
     steps, padding = len(ranks[0]), ranks[0].padding
-    assert {(len(r), r.steps, r.padding, r.total_size) for r in ranks} == {(steps, steps, padding, ranks[0].total_size)}
+    assert {(len(r), r.steps, r.padding, r.total_size) for r in ranks} == {
+        (steps, steps, padding, ranks[0].total_size)
+    }
     got: list[int] = []
     for rank in ranks:
-        batches = [rank.batch(step) for worker in range(workers) for step in range(worker, steps, workers)]
+        batches = [
+            rank.batch(step) for worker in range(workers) for step in range(worker, steps, workers)
+        ]
         assert all(batch.size and batch.dtype == np.int64 for batch in batches)
         indices = [index for batch in batches for index in batch.tolist()]
         assert len(indices) == rank.num_samples
@@ -43,7 +60,9 @@ def test_each_sample_comes_exactly_once(n: int, world_size: int, batch_size: int
     assert len(got) == ranks[0].total_size
     counts = np.bincount(got, minlength=n)
     if drop_last:
-        assert padding == 0 and counts.max(initial=0) <= 1 and n - len(got) < world_size * batch_size
+        assert (
+            padding == 0 and counts.max(initial=0) <= 1 and n - len(got) < world_size * batch_size
+        )
     else:
         expected = np.ones(n, np.int64)
         np.add.at(expected, ranks[0].order[np.arange(padding) % max(n, 1)] if n else [], 1)
@@ -67,13 +86,23 @@ def test_steps_and_batches_asked_at_once() -> None:
     for shuffle in (False, True, "block"):
         for pad in (True, False):
             rank = make_ranks(101, 4, 3, shuffle, pad=pad)[1].with_epoch(3)
-            assert (rank.order.epoch, rank.rank, rank.world_size, rank.global_batch) == (3, 1, 4, 12)
+            assert (rank.order.epoch, rank.rank, rank.world_size, rank.global_batch) == (
+                3,
+                1,
+                4,
+                12,
+            )
             assert f"rank=1, world_size=4, batch_size=3, drop_last=False, pad={pad}" in repr(rank)
             alone = [rank.batch(step).tolist() for step in range(len(rank))]
-            assert alone != [batch.tolist() for batch in make_ranks(101, 4, 3, shuffle, pad=pad)[1]] or not shuffle
+            assert (
+                alone != [batch.tolist() for batch in make_ranks(101, 4, 3, shuffle, pad=pad)[1]]
+                or not shuffle
+            )
             for step in range(len(rank) + 1):
                 assert [batch.tolist() for batch in rank.iter_from(step)] == alone[step:]
-                assert [batch.tolist() for batch in rank.some(range(step, len(rank), 3))] == alone[step::3]
+                assert [batch.tolist() for batch in rank.some(range(step, len(rank), 3))] == alone[
+                    step::3
+                ]
             for outside in (-1, len(rank), len(rank) + 1):
                 with pytest.raises(IndexError):
                     rank.batch(outside)
@@ -88,6 +117,8 @@ def test_bad_arguments() -> None:
         ({"rank": 2, "world_size": 2}, "rank=2"),
         ({"world_size": 128, "batch_size": 1, "pad": False}, "128"),
     ):
-        order = EpochOrder(100, global_batch=arguments.get("world_size", 64) if "pad" in arguments else 64)
+        order = EpochOrder(
+            100, global_batch=arguments.get("world_size", 64) if "pad" in arguments else 64
+        )
         with pytest.raises(ConfigError, match=value):
             RankBatches(order, **{"batch_size": 64, **arguments})

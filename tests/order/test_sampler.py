@@ -32,10 +32,14 @@ def make(n: int = 50, world_size: int = 1, rank: int = 0, **options: Any) -> Ord
 
 
 @pytest.mark.parametrize(("num_workers", "drop_last"), [(0, False), (2, True)])
-def test_a_plain_dataloader_cuts_the_batches_of_the_order(num_workers: int, drop_last: bool) -> None:
+def test_a_plain_dataloader_cuts_the_batches_of_the_order(
+    num_workers: int, drop_last: bool
+) -> None:
     dataset = Numbers(50)
     for rank in range(3):
-        sampler = OrderSampler(dataset, batch_size=4, rank=rank, world_size=3, seed=5, drop_last=drop_last)
+        sampler = OrderSampler(
+            dataset, batch_size=4, rank=rank, world_size=3, seed=5, drop_last=drop_last
+        )
         loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=num_workers)
         sampler.set_epoch(2)
         order = EpochOrder(50, seed=5, epoch=2, global_batch=12)
@@ -49,7 +53,17 @@ def test_it_has_what_trainers_read(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Numbers(50)
     sampler = OrderSampler(dataset, batch_size=4, rank=1, world_size=3, shuffle="block", seed=7)
     assert isinstance(sampler, DistributedSampler)
-    names = ("dataset", "num_replicas", "rank", "epoch", "num_samples", "total_size", "shuffle", "seed", "drop_last")
+    names = (
+        "dataset",
+        "num_replicas",
+        "rank",
+        "epoch",
+        "num_samples",
+        "total_size",
+        "shuffle",
+        "seed",
+        "drop_last",
+    )
     expected = (dataset, 3, 1, 0, 17, 51, "block", 7, False)
     assert tuple(getattr(sampler, name) for name in names) == expected
     sampler.set_epoch(4)

@@ -23,7 +23,10 @@ from headrace.order.seeding import SampleSeeder, preserved_rng, sample_seeds
 
 Draw = Callable[[Any], Any]
 GENERATORS: list[tuple[Callable[[], Any], Draw]] = [
-    (lambda: np.random.default_rng(), lambda g: [g.random(), g.standard_normal(), g.integers(1 << 30, dtype=np.int32)]),
+    (
+        lambda: np.random.default_rng(),
+        lambda g: [g.random(), g.standard_normal(), g.integers(1 << 30, dtype=np.int32)],
+    ),
     (lambda: np.random.Generator(np.random.Philox()), lambda g: g.random()),
     (lambda: np.random.Generator(np.random.MT19937()), lambda g: g.random()),
     (lambda: np.random.RandomState(), lambda g: [g.random(), g.randn()]),
@@ -40,15 +43,31 @@ def _put_back() -> Iterator[None]:
 
 
 def draw_globals() -> list[float]:
-    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), *torch.randn(3).tolist()]
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        *torch.randn(3).tolist(),
+    ]
 
 
-@given(seed=st.integers(), epoch=st.integers(0, 2**40), index=st.integers(-3, 2**62), k=st.integers(0, 2**40))
+@given(
+    seed=st.integers(),
+    epoch=st.integers(0, 2**40),
+    index=st.integers(-3, 2**62),
+    k=st.integers(0, 2**40),
+)
 def test_seeds_follow_from_all_four_numbers(seed: int, epoch: int, index: int, k: int) -> None:
     first, second, third = sample_seeds(seed, epoch, index, k)
     assert 0 <= first < 2**64 and 0 <= second < 2**32 and 0 <= third < 2**63
     assert sample_seeds(seed, epoch, index, k) == (first, second, third)
-    others = [(seed + 1, epoch, index, k), (seed, epoch + 1, index, k), (seed, epoch, index + 1, k), (seed, epoch, index, k + 1)]
+    others = [
+        (seed + 1, epoch, index, k),
+        (seed, epoch + 1, index, k),
+        (seed, epoch, index + 1, k),
+        (seed, epoch, index, k + 1),
+    ]
     assert all(sample_seeds(*other)[0] != first for other in others)
 
 
@@ -59,7 +78,10 @@ def test_seeds_are_the_same_for_ever() -> None:
         == (14516770460890819784, 42239987, 9190110895759020844)
     )
     assert sample_seeds(2**64, 0, 7) == (5697169914378284071, 1647323671, 5016106567369765955)
-    assert len({sample_seeds(seed, 0, 0) for seed in (-(2**63), 2**63, -(2**64), 2**64, -1, 0, 1)}) == 7
+    assert (
+        len({sample_seeds(seed, 0, 0) for seed in (-(2**63), 2**63, -(2**64), 2**64, -1, 0, 1)})
+        == 7
+    )
 
 
 class Compose:
@@ -92,7 +114,9 @@ def module(rng: Any) -> torch.nn.Module:
 
 
 def test_it_does_not_walk_into_what_is_not_a_holders_own() -> None:
-    foreign = SimpleNamespace(module=random, kind=random.Random, tensor=torch.zeros(2), array=np.zeros(2), text="rng")
+    foreign = SimpleNamespace(
+        module=random, kind=random.Random, tensor=torch.zeros(2), array=np.zeros(2), text="rng"
+    )
     foreign.system = random.SystemRandom()  # has no state to seed
     foreign.missing = (lambda: unset) if (unset := None) else (lambda: None)
     assert SampleSeeder(foreign).generators == []
@@ -117,7 +141,9 @@ def test_pickled_with_its_holder_it_seeds_the_copies() -> None:
 def test_seed_everything_returns_what_a_plain_dataloader_takes() -> None:
     def order() -> list[int]:
         seed_worker, generator = seed_everything(42)
-        loader = DataLoader(range(20), shuffle=True, worker_init_fn=seed_worker, generator=generator)  # type: ignore[arg-type]
+        loader = DataLoader(
+            range(20), shuffle=True, worker_init_fn=seed_worker, generator=generator
+        )  # type: ignore[arg-type]
         return [int(batch) for batch in loader]
 
     assert order() == order() != sorted(order())
@@ -131,7 +157,9 @@ def test_seed_everything_returns_what_a_plain_dataloader_takes() -> None:
 
 
 @pytest.mark.slow
-def test_seed_everything_makes_torch_deterministic_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_everything_makes_torch_deterministic_if_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
@@ -161,7 +189,8 @@ def test_held_generators_are_seeded_and_put_back(make: Callable[[], Any], draw: 
     assert drawn[0][-1] != drawn[0][-2]  # each has a stream of its own
     for other in drawn[2:]:
         assert all(one != another for one, another in zip(drawn[0], other, strict=True))
-    random.gauss(0, 1), np.random.randn(), draw(holder.rng)  # leave half-used pairs of normal numbers behind
+    # leave half-used pairs of normal numbers behind
+    random.gauss(0, 1), np.random.randn(), draw(holder.rng)
     with preserved_rng(seeder):
         expected = draw_globals(), draw(holder.rng)
     with pytest.raises(RuntimeError), preserved_rng(seeder):
@@ -186,7 +215,10 @@ def test_a_generator_is_found_wherever_it_is_held() -> None:
         functools.wraps(closure)(Jitter(first)),
         torch.nn.Sequential(torch.nn.Identity(), layer),
         type("Items", (list,), {})([first]),
-        SimpleNamespace(records=[[[number, [other]] for other in range(300)] for number in range(20)], transform=Jitter(first)),
+        SimpleNamespace(
+            records=[[[number, [other]] for other in range(300)] for number in range(20)],
+            transform=Jitter(first),
+        ),
     ):
         assert SampleSeeder(holder).generators == [first]
         circle = SimpleNamespace(size=3, rng=second, transform=holder)

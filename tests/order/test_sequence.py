@@ -1,4 +1,6 @@
-"""The sequence of blocks of an epoch: each block in one piece, and those of one size as all others."""
+"""The sequence of blocks of an epoch: each block in one piece, and those of one size as all
+others.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,52 @@ from headrace.order.sequence import BlockSequence
     seed=st.integers(),
     epoch=st.integers(0, 5),
 )
-def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(sizes: list[int], cuts: list[int], seed: int, epoch: int) -> None:
+def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(
+    sizes: list[int], cuts: list[int], seed: int, epoch: int
+) -> None:
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     sequence = BlockSequence(edges, seed, epoch, np.array(cuts, np.int64))
     places = np.arange(edges[-1])
-    blocks, indices, segments = sequence.block_at(places), sequence.index_at(places), sequence.segments()
+    blocks, indices, segments = (
+        sequence.block_at(places),
+        sequence.index_at(places),
+        sequence.segments(),
+    )
     assert np.array_equal(np.sort(indices), places)
     assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
-    assert np.array_equal(np.intersect1d(segments, edges), np.unique(edges))  # each lies within a block
+    # each lies within a block
+    assert np.array_equal(np.intersect1d(segments, edges), np.unique(edges))
     numbers = np.searchsorted(segments, indices, side="right") - 1
-    ends = np.flatnonzero(np.diff(numbers)) + 1  # places where another segment begins: a segment comes as a whole
+    # places where another segment begins: a segment comes as a whole
+    ends = np.flatnonzero(np.diff(numbers)) + 1
     assert len(ends) + 1 == len(segments) - 1 or not places.size
     inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
     assert set(ends) == set(inside) | set(sequence.edges()[1:-1])
 
 
-@given(count=st.integers(1, 400), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers(), interleave=st.integers(1, 9))
-def test_the_order_does_not_depend_on_how_sizes_are_kept(count: int, size: int, missing: int, seed: int, interleave: int) -> None:
+@given(
+    count=st.integers(1, 400),
+    size=st.integers(1, 9),
+    missing=st.integers(0, 8),
+    seed=st.integers(),
+    interleave=st.integers(1, 9),
+)
+def test_the_order_does_not_depend_on_how_sizes_are_kept(
+    count: int, size: int, missing: int, seed: int, interleave: int
+) -> None:
     sizes = np.full(count, size)
     sizes[-1] -= min(missing, size - 1)
     even, held = (
-        EpochOrder(int(sizes.sum()), shuffle="block", seed=seed, blocks=sizes, global_batch=8, interleave=interleave, turns=2) for _ in "ab"
+        EpochOrder(
+            int(sizes.sum()),
+            shuffle="block",
+            seed=seed,
+            blocks=sizes,
+            global_batch=8,
+            interleave=interleave,
+            turns=2,
+        )
+        for _ in "ab"
     )
     assert even._block_size == sizes[0]
     held._block_size = 0

@@ -23,14 +23,18 @@ class Shard(BatchSampler):
         self.batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        yield from (batch for number, batch in enumerate(self.batches) if number % self.num_processes == 0)
+        yield from (
+            batch for number, batch in enumerate(self.batches) if number % self.num_processes == 0
+        )
 
     def __len__(self) -> int:
         return len(self.batches) // 2
 
 
 class Wrapper(DistributedSampler[int]):
-    """Shares out the indices of another sampler, as Lightning does where it finds one that is not distributed."""
+    """Shares out the indices of another sampler, as Lightning does where it finds one that is
+    not distributed.
+    """
 
     def __init__(self, sampler: Any) -> None:
         super().__init__(sampler, num_replicas=2, rank=0, shuffle=False)
@@ -41,7 +45,9 @@ class Wrapper(DistributedSampler[int]):
 
 
 class StreamShard(IterableDataset[Any]):
-    """Every other sample of an iterable dataset; how many processes there are stands in its state."""
+    """Every other sample of an iterable dataset; how many processes there are stands in its
+    state.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.state = dataset, SimpleNamespace(num_processes=2)
@@ -55,7 +61,9 @@ def sampler(world_size: int) -> OrderSampler:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_stream_is_shared_out_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int) -> None:
+def test_a_stream_is_shared_out_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int
+) -> None:
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file.create_dataset("data", data=range(40))
     with HDF5Dataset(tmp_path / "rows.h5", loading_mode="streaming") as dataset:
@@ -64,7 +72,14 @@ def test_a_stream_is_shared_out_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert len(list(DataLoader(dataset, 5))) == 4
         with pytest.raises(ConfigError, match=r"HDF5Dataset .* StreamShard"):
-            list(DataLoader(StreamShard(dataset), 5, num_workers=workers, multiprocessing_context="fork" if workers else None))
+            list(
+                DataLoader(
+                    StreamShard(dataset),
+                    5,
+                    num_workers=workers,
+                    multiprocessing_context="fork" if workers else None,
+                )
+            )
 
 
 def test_a_sampler_s_subclass_and_other_loops_share_nothing_out() -> None:
@@ -80,7 +95,12 @@ def test_a_sampler_s_subclass_and_other_loops_share_nothing_out() -> None:
         def run(self, loader: Any) -> int:
             return sum(len(batch) for batch in loader)
 
-    assert Trainer().run(DataLoader(range(40), 5, sampler=Mine(40, batch_size=5, rank=1, world_size=2))) == 20  # type: ignore[arg-type]
+    assert (
+        Trainer().run(
+            DataLoader(range(40), 5, sampler=Mine(40, batch_size=5, rank=1, world_size=2))
+        )
+        == 20
+    )  # type: ignore[arg-type]
 
 
 def test_a_share_is_shared_out_again() -> None:
@@ -91,5 +111,9 @@ def test_a_share_is_shared_out_again() -> None:
         list(DataLoader(range(40), 5, sampler=Wrapper(sampler(2))))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"RankBatches .* Shard"):
         list(Shard(RankBatches(order, 0, 2, 5)))
-    whole = [Shard(BatchSampler(sampler(1), 5, False)), Wrapper(sampler(1)), Shard(RankBatches(order, 0, 1, 10))]
+    whole = [
+        Shard(BatchSampler(sampler(1), 5, False)),
+        Wrapper(sampler(1)),
+        Shard(RankBatches(order, 0, 1, 10)),
+    ]
     assert [len(list(one)) for one in whole] == [4, 20, 2]

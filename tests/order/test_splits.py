@@ -15,7 +15,17 @@ from headrace.order.splits import fold_parts, split_parts
 
 SEEDS = st.integers(-(2**70), 2**70)
 GOLDEN = [2, 4, 5]
-FRACTIONS = st.sampled_from([[1.0], [0.8, 0.2], [0.7, 0.15, 0.15], [0.5, 0.5], [0.25] * 4, [1 / 3] * 3, [0.1, 0.2, 0.3, 0.4]])
+FRACTIONS = st.sampled_from(
+    [
+        [1.0],
+        [0.8, 0.2],
+        [0.7, 0.15, 0.15],
+        [0.5, 0.5],
+        [0.25] * 4,
+        [1 / 3] * 3,
+        [0.1, 0.2, 0.3, 0.4],
+    ]
+)
 
 
 def parts_or_none(*args: Any, **options: Any) -> list[np.ndarray[Any, Any]] | None:
@@ -33,17 +43,25 @@ def assert_exactly_once(parts: list[np.ndarray[Any, Any]], n: int) -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), FRACTIONS, SEEDS)
-@example([0, 0, 1, 1, 1, 2], [0.1, 0.2, 0.3, 0.4], 0)  # parts of almost the same size, which were not asked to be equal
-def test_stratified_parts_have_their_share_of_labels(labels: list[int], fractions: list[float], seed: int) -> None:
+# parts of almost the same size, which were not asked to be equal
+@example([0, 0, 1, 1, 1, 2], [0.1, 0.2, 0.3, 0.4], 0)
+def test_stratified_parts_have_their_share_of_labels(
+    labels: list[int], fractions: list[float], seed: int
+) -> None:
     n = len(labels)
-    parts, plain = parts_or_none(n, fractions, seed, stratify=labels), parts_or_none(n, fractions, seed)
+    parts, plain = (
+        parts_or_none(n, fractions, seed, stratify=labels),
+        parts_or_none(n, fractions, seed),
+    )
     if parts is None or plain is None:
         assert parts is plain
         return
     assert_exactly_once(parts, n)
     assert [len(part) for part in parts] == [len(part) for part in plain]
     assert_exactly_once(plain, n)
-    assert all(abs(len(part) - n * fraction) <= 1 for part, fraction in zip(plain, fractions, strict=True))
+    assert all(
+        abs(len(part) - n * fraction) <= 1 for part, fraction in zip(plain, fractions, strict=True)
+    )
     is_even = len(set(fractions)) == 1
     for label, count in Counter(labels).items():
         for part, fraction in zip(parts, fractions, strict=True):
@@ -52,7 +70,9 @@ def test_stratified_parts_have_their_share_of_labels(labels: list[int], fraction
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), FRACTIONS, SEEDS, st.booleans())
-def test_groups_stay_together(groups: list[int], fractions: list[float], seed: int, stratified: bool) -> None:
+def test_groups_stay_together(
+    groups: list[int], fractions: list[float], seed: int, stratified: bool
+) -> None:
     labels = [group % 3 for group in groups] if stratified else None
     parts = parts_or_none(len(groups), fractions, seed, groups=groups, stratify=labels)
     if len(set(groups)) < len(fractions):
@@ -84,7 +104,10 @@ def test_groups_of_many_sizes_come_near_the_fractions() -> None:
     labels = rng.integers(0, 5, 200)[groups]
     for stratify in (None, labels):
         parts = split_parts(len(groups), [0.7, 0.15, 0.15], 0, groups=groups, stratify=stratify)
-        assert np.abs(np.array([len(part) / len(groups) for part in parts]) - [0.7, 0.15, 0.15]).max() < 0.02
+        assert (
+            np.abs(np.array([len(part) / len(groups) for part in parts]) - [0.7, 0.15, 0.15]).max()
+            < 0.02
+        )
     for label in range(5):
         shares = [(labels[part] == label).mean() for part in parts]
         assert max(shares) - min(shares) < 0.05
@@ -92,7 +115,10 @@ def test_groups_of_many_sizes_come_near_the_fractions() -> None:
 
 def test_a_split_in_two_is_what_it_was() -> None:
     """Golden: an upgrade must not move samples from training to validation."""
-    assert [part.tolist() for part in split_parts(10, [0.3, 0.7], 42)] == [GOLDEN, sorted(set(range(10)) - set(GOLDEN))]
+    assert [part.tolist() for part in split_parts(10, [0.3, 0.7], 42)] == [
+        GOLDEN,
+        sorted(set(range(10)) - set(GOLDEN)),
+    ]
 
 
 def test_bad_arguments() -> None:

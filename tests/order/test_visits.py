@@ -24,7 +24,9 @@ def by_hand(batches: RankBatches, workers: int, sizes: list[int]) -> Visits:
     """Goes through all batches of all ranks; padding is told from the rest by its position."""
     order, world = batches.order, batches.world_size
     laned = order.shuffle == "block"
-    lanes = Lanes(order.n, order.global_batch, order.interleave if laned else 1, order.turns if laned else 1)
+    lanes = Lanes(
+        order.n, order.global_batch, order.interleave if laned else 1, order.turns if laned else 1
+    )
     block_of = np.repeat(np.arange(len(sizes)), sizes)
     place_of_index = {int(order[p]): p for p in range(order.n)}
     seen, padding = set(), set()
@@ -36,7 +38,9 @@ def by_hand(batches: RankBatches, workers: int, sizes: list[int]) -> Visits:
                 position, process = place_of_index[index], (rank, step % max(1, workers))
                 if position in left:
                     left.remove(position)
-                    seen.add((int(lanes.lane_of(np.array([position]))[0]), int(block_of[index]), process))
+                    seen.add(
+                        (int(lanes.lane_of(np.array([position]))[0]), int(block_of[index]), process)
+                    )
                 else:
                     padding.add((int(block_of[index]), rank))
     segments = {(lane, block) for lane, block, _ in seen}
@@ -48,18 +52,40 @@ SIZES = st.lists(st.integers(0, 25), min_size=1, max_size=12)
 
 @settings(deadline=None, max_examples=40)
 @given(
-    sizes=SIZES, world=st.integers(1, 6), workers=st.integers(0, 5), batch=st.integers(1, 12), interleave=st.integers(1, 9),
-    turns=st.integers(1, 6), shuffle=st.sampled_from([False, "block"]), ends=st.sampled_from(["pad", "exact", "drop"]),
+    sizes=SIZES,
+    world=st.integers(1, 6),
+    workers=st.integers(0, 5),
+    batch=st.integers(1, 12),
+    interleave=st.integers(1, 9),
+    turns=st.integers(1, 6),
+    shuffle=st.sampled_from([False, "block"]),
+    ends=st.sampled_from(["pad", "exact", "drop"]),
     seed=st.integers(0, 5),
-)  # fmt: skip
+)
 @example([5] * 8 + [2], 4, 3, 2, 3, 2, "block", "exact", 1)
 def test_the_count_is_that_of_real_batches(
-    sizes: list[int], world: int, workers: int, batch: int, interleave: int, turns: int, shuffle: Any, ends: str, seed: int
+    sizes: list[int],
+    world: int,
+    workers: int,
+    batch: int,
+    interleave: int,
+    turns: int,
+    shuffle: Any,
+    ends: str,
+    seed: int,
 ) -> None:
     if ends == "exact" and sum(sizes) < world:
         return
     batches = batches_of(
-        sizes, world, batch, shuffle=shuffle, interleave=interleave, turns=turns, seed=seed, drop_last=ends == "drop", pad=ends == "pad"
+        sizes,
+        world,
+        batch,
+        shuffle=shuffle,
+        interleave=interleave,
+        turns=turns,
+        seed=seed,
+        drop_last=ends == "drop",
+        pad=ends == "pad",
     )
     assert count_visits(batches, workers, sizes) == by_hand(batches, workers, sizes)
 
@@ -72,23 +98,47 @@ def test_a_billion_samples_are_counted_by_their_blocks() -> None:
 
 
 def test_a_full_shuffle_is_refused() -> None:
-    for batches in (batches_of([4, 4], 1, 2, shuffle=True), RankBatches(WeightedOrder([1.0] * 8, global_batch=2), batch_size=2)):
+    for batches in (
+        batches_of([4, 4], 1, 2, shuffle=True),
+        RankBatches(WeightedOrder([1.0] * 8, global_batch=2), batch_size=2),
+    ):
         with pytest.raises(ValueError):
             count_visits(batches, 1, [4, 4])
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    blocks=st.integers(1, 40), size=st.integers(1, 12), missing=st.integers(0, 11), world=st.integers(1, 4), workers=st.integers(0, 6),
-    batch=st.integers(1, 12), interleave=st.integers(1, 9), turns=st.integers(1, 6), seed=st.integers(0, 5),
-)  # fmt: skip
+    blocks=st.integers(1, 40),
+    size=st.integers(1, 12),
+    missing=st.integers(0, 11),
+    world=st.integers(1, 4),
+    workers=st.integers(0, 6),
+    batch=st.integers(1, 12),
+    interleave=st.integers(1, 9),
+    turns=st.integers(1, 6),
+    seed=st.integers(0, 5),
+)
 def test_aligned_lanes_are_counted_as_real_batches(
-    blocks: int, size: int, missing: int, world: int, workers: int, batch: int, interleave: int, turns: int, seed: int
+    blocks: int,
+    size: int,
+    missing: int,
+    world: int,
+    workers: int,
+    batch: int,
+    interleave: int,
+    turns: int,
+    seed: int,
 ) -> None:
     sizes = [size] * (blocks - 1) + [size - missing % size]
     if sum(sizes) < world:
         return
-    options = {"shuffle": "block", "interleave": interleave, "turns": turns, "seed": seed, "aligned": True}
+    options = {
+        "shuffle": "block",
+        "interleave": interleave,
+        "turns": turns,
+        "seed": seed,
+        "aligned": True,
+    }
     batches = batches_of(sizes, world, batch, drop_last=False, pad=False, **options)
     order = batches.order
     assert isinstance(order, EpochOrder)
@@ -97,7 +147,8 @@ def test_aligned_lanes_are_counted_as_real_batches(
     positions, processes = np.arange(order.n), max(1, workers)
     lane, within = lanes._split(positions)
     ends = lanes.lead[lane] + lanes.own[lane] * size
-    part = np.where(within < lanes.lead[lane], 1, np.where(within < ends, 0, 2))  # lead, own blocks, tail
+    # lead, own blocks, tail
+    part = np.where(within < lanes.lead[lane], 1, np.where(within < ends, 0, 2))
     stretch = np.where(part > 0, lane // interleave * 3 + part, 0)
     process = positions % world * processes + positions // (batch * world) % processes
     read = np.unique(np.stack([order.block_of(positions), stretch, process]), axis=1)

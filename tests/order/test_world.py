@@ -49,7 +49,19 @@ def numbers(world: World) -> tuple[int, int, int, int]:
     ("groups", "expected", "source"),
     [
         ([], (0, 1, 0, 1), "single process"),
-        ([{"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "4"}], (0, 1, 0, 1), ""),  # no srun
+        # no srun
+        (
+            [
+                {
+                    "SLURM_PROCID": "0",
+                    "SLURM_NTASKS": "8",
+                    "SLURM_LOCALID": "0",
+                    "SLURM_NTASKS_PER_NODE": "4",
+                }
+            ],
+            (0, 1, 0, 1),
+            "",
+        ),
         ([TORCHRUN], (3, 8, 1, 2), "torchrun"),
         ([SLURM], (5, 6, 1, 2), "SLURM"),
         ([OPENMPI], (2, 4, 0, 2), "OpenMPI"),
@@ -61,7 +73,10 @@ def numbers(world: World) -> tuple[int, int, int, int]:
     ],
 )
 def test_the_innermost_launcher_counts(
-    monkeypatch: pytest.MonkeyPatch, groups: list[dict[str, str]], expected: tuple[int, ...], source: str
+    monkeypatch: pytest.MonkeyPatch,
+    groups: list[dict[str, str]],
+    expected: tuple[int, ...],
+    source: str,
 ) -> None:
     set_variables(monkeypatch, *groups)
     world = detect_world()
@@ -81,7 +96,9 @@ def test_the_innermost_launcher_counts(
         ({}, 2),
     ],
 )
-def test_slurm_says_how_many_share_the_machine(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: int) -> None:
+def test_slurm_says_how_many_share_the_machine(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: int
+) -> None:
     step = {name: SLURM[name] for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")}
     set_variables(monkeypatch, step, variables)
     assert detect_world().local_world_size == expected

@@ -1,11 +1,14 @@
-"""Packing jobs as processes: forked from a server that has imported everything, or new interpreters.
+"""Packing jobs as processes: forked from a server that has imported everything, or new
+interpreters.
 
-A forked job begins to pack after a few milliseconds, so a kill at a random moment hits packing, not imports. The server starts no thread
-and opens nothing. Each job has a session of its own, by which all of its processes are found.
+A forked job begins to pack after a few milliseconds, so a kill at a random moment hits packing, not
+imports. The server starts no thread and opens nothing. Each job has a session of its own, by which
+all of its processes are found.
 
     python -m tests.packing.job_server [JOB]
 
-Without JOB it is the server: it reads requests from stdin, one a line, answers each with a line, and ends with stdin.
+Without JOB it is the server: it reads requests from stdin, one a line, answers each with a line,
+and ends with stdin.
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ IMPORTED = (
     "s3fs",
     "aiobotocore.session",
 )
-IMPORTED += ("aiobotocore.endpoint", "botocore.handlers", "concurrent.futures.process", "multiprocessing.popen_fork")
+IMPORTED += (
+    "aiobotocore.endpoint",
+    "botocore.handlers",
+    "concurrent.futures.process",
+    "multiprocessing.popen_fork",
+)
 
 
 def run(job: dict[str, Any]) -> None:
@@ -51,8 +59,17 @@ def run(job: dict[str, Any]) -> None:
     if job.get("dask"):
         from distributed import Client, LocalCluster
 
-        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
-            pack(dataset, job["dst"], executor=client.get_executor(retries=3), progress=False, **job["options"])
+        with (
+            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+            Client(cluster) as client,
+        ):
+            pack(
+                dataset,
+                job["dst"],
+                executor=client.get_executor(retries=3),
+                progress=False,
+                **job["options"],
+            )
     else:
         pack(dataset, job["dst"], progress=False, **job["options"])
 
@@ -61,7 +78,8 @@ class Jobs:
     """Starts jobs and waits for them; a context manager.
 
     Args:
-        folder: "log" in it gets what they print, and "tmp" in it is their folder for temporary files.
+        folder: "log" in it gets what they print, and "tmp" in it is their folder for temporary
+            files.
         spawn: True: each job is a new interpreter, and so are the processes of its pool.
     """
 
@@ -71,25 +89,51 @@ class Jobs:
 
     def __enter__(self) -> Self:
         self.temporary.mkdir()
-        self._server = None if self._spawn else _process(["tests.packing.job_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._server = (
+            None
+            if self._spawn
+            else _process(
+                ["tests.packing.job_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._server is not None:
             self._server.communicate()  # its stdin ends, and so does it
 
     def start(self, jobs: Sequence[dict[str, Any]]) -> list[int]:
         """The process ids, and session ids, of jobs."""
         if self._server is not None:
-            return [self._ask({"start": job, "log": str(self.log), "temporary": str(self.temporary)}) for job in jobs]
+            return [
+                self._ask({"start": job, "log": str(self.log), "temporary": str(self.temporary)})
+                for job in jobs
+            ]
         environment = {**os.environ, "TMPDIR": str(self.temporary)}
         with open(self.log, "ab") as log:
-            made = [_process(["tests.packing.job_server", json.dumps(job)], stdout=log, stderr=log, env=environment) for job in jobs]
+            made = [
+                _process(
+                    ["tests.packing.job_server", json.dumps(job)],
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                )
+                for job in jobs
+            ]
         self._spawned.update({job.pid: job for job in made})
         return [job.pid for job in made]
 
     def _ask(self, request: dict[str, Any]) -> Any:
-        assert self._server is not None and self._server.stdin is not None and self._server.stdout is not None
+        assert (
+            self._server is not None
+            and self._server.stdin is not None
+            and self._server.stdout is not None
+        )
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
@@ -118,13 +162,18 @@ def processes_of(sessions: Sequence[int]) -> list[psutil.Process]:
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
-            if os.getsid(pid) in sessions and (process := psutil.Process(pid)).status() != psutil.STATUS_ZOMBIE:
+            if (
+                os.getsid(pid) in sessions
+                and (process := psutil.Process(pid)).status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
     return found
 
 
 def _process(arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, start_new_session=True, **options)
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments], cwd=ROOT, start_new_session=True, **options
+    )
 
 
 def _serve() -> None:
@@ -156,7 +205,10 @@ def _forked(request: dict[str, Any]) -> int:
         os.setsid()
         os.write(write, b"x")
         os.close(write)
-        log, nothing = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT), os.open(os.devnull, os.O_RDONLY)
+        log, nothing = (
+            os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+            os.open(os.devnull, os.O_RDONLY),
+        )
         for target, fd in enumerate((nothing, log, log)):
             os.dup2(fd, target)
         os.environ["TMPDIR"], tempfile.tempdir = request["temporary"], None
@@ -171,14 +223,20 @@ def _forked(request: dict[str, Any]) -> int:
 
 
 def _fork_pools() -> None:
-    """Processes of a job's pool are forked from it, before it has threads: a server of its own would import torch first."""
+    """Processes of a job's pool are forked from it, before it has threads: a server of its own
+    would import torch first.
+    """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     import headrace.packing.jobs.running
 
-    def forked(processes: int, context: Any, initializer: Any, arguments: Any) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer, arguments)
+    def forked(
+        processes: int, context: Any, initializer: Any, arguments: Any
+    ) -> ProcessPoolExecutor:
+        pool = ProcessPoolExecutor(
+            processes, multiprocessing.get_context("fork"), initializer, arguments
+        )
         pool.submit(os.getpid).result()  # all are there now
         return pool
 

@@ -1,12 +1,15 @@
-"""Kills packing jobs at random moments, runs them again, and compares every byte with those of an undisturbed run.
+"""Kills packing jobs at random moments, runs them again, and compares every byte with those of an
+undisturbed run.
 
     python -m tests.packing.kill_rounds [--rounds 1000] [--seed 0] [--only WORD ...] [--spawn]
 
-A round packs some made photographs in one of several ways: one process, two processes, four jobs with a part each, two workers of Dask (in
-few rounds, where `distributed` is installed: these are new interpreters); encoded, decoded or re-encoded; to a folder or to moto's S3.
-One process of it, or all, gets SIGKILL at a moment that is uniformly random over the time that the case takes; then the same command runs
-again to its end. A round fails if a byte differs, a file is left that should not be there, a process lives on, or a command does not end.
-Jobs are forked from a process that has imported everything (`job_server`); with --spawn they are new interpreters, as users start them.
+A round packs some made photographs in one of several ways: one process, two processes, four jobs
+with a part each, two workers of Dask (in few rounds, where `distributed` is installed: these are
+new interpreters); encoded, decoded or re-encoded; to a folder or to moto's S3. One process of it,
+or all, gets SIGKILL at a moment that is uniformly random over the time that the case takes; then
+the same command runs again to its end. A round fails if a byte differs, a file is left that should
+not be there, a process lives on, or a command does not end. Jobs are forked from a process that has
+imported everything (`job_server`); with --spawn they are new interpreters, as users start them.
 Exit code 1: a round failed.
 """
 
@@ -67,27 +70,39 @@ class Store:
         return {} if self.server is None else {"storage_options": self.server.options}
 
     def _keys(self) -> list[str]:
-        return [item["Key"] for item in self.client.list_objects_v2(Bucket="bucket").get("Contents", [])]
+        return [
+            item["Key"] for item in self.client.list_objects_v2(Bucket="bucket").get("Contents", [])
+        ]
 
     def contents(self) -> dict[str, str]:
         """A checksum of each file, by name."""
         if self.server is None:
             return contents(self.folder)
-        read = {key[4:]: self.client.get_object(Bucket="bucket", Key=key)["Body"].read() for key in self._keys()}
+        read = {
+            key[4:]: self.client.get_object(Bucket="bucket", Key=key)["Body"].read()
+            for key in self._keys()
+        }
         return {name: hashlib.sha256(data).hexdigest() for name, data in read.items()}
 
     def clear(self) -> None:
         if self.server is None:
             shutil.rmtree(self.folder, ignore_errors=True)
         elif keys := self._keys():
-            self.client.delete_objects(Bucket="bucket", Delete={"Objects": [{"Key": key} for key in keys]})
+            self.client.delete_objects(
+                Bucket="bucket", Delete={"Objects": [{"Key": key} for key in keys]}
+            )
 
 
 def commands(photos: Path, store: Store, way: str, options: dict[str, Any]) -> list[dict[str, Any]]:
     more: dict[str, Any] = {"processes": 2} if way == "two" else {}
-    shares: list[dict[str, Any]] = [{"part": f"{i}/{JOBS}"} for i in range(JOBS)] if way == "jobs" else [{}]
+    shares: list[dict[str, Any]] = (
+        [{"part": f"{i}/{JOBS}"} for i in range(JOBS)] if way == "jobs" else [{}]
+    )
     every = {"shard_size": SHARD, **options, **store.options, **more}
-    return [{"src": str(photos), "dst": store.dst, "dask": way == "dask", "options": {**every, **share}} for share in shares]
+    return [
+        {"src": str(photos), "dst": store.dst, "dask": way == "dask", "options": {**every, **share}}
+        for share in shares
+    ]
 
 
 def undisturbed(jobs: Jobs, lines: Sequence[dict[str, Any]]) -> float:
@@ -98,13 +113,17 @@ def undisturbed(jobs: Jobs, lines: Sequence[dict[str, Any]]) -> float:
         codes = jobs.wait(pids, LIMIT_S)
         took = time.monotonic() - began
         if any(codes) or None in codes:
-            raise RuntimeError(f"an undisturbed run ended with {codes}: {jobs.log.read_text()[-3000:]}")
+            raise RuntimeError(
+                f"an undisturbed run ended with {codes}: {jobs.log.read_text()[-3000:]}"
+            )
         return took
     finally:
         jobs.end(pids)
 
 
-def one_round(jobs: Jobs, lines: Sequence[dict[str, Any]], took: float, choose: random.Random) -> str:
+def one_round(
+    jobs: Jobs, lines: Sequence[dict[str, Any]], took: float, choose: random.Random
+) -> str:
     """What is wrong after a kill and a second run; "" if nothing is."""
     kills_all, moment, began = choose.random() < 0.3, choose.uniform(0, took), time.monotonic()
     pids = jobs.start(lines)
@@ -132,10 +151,17 @@ def one_round(jobs: Jobs, lines: Sequence[dict[str, Any]], took: float, choose: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="ways, stores and destinations (folder, s3) that are tried")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="WORD",
+        help="ways, stores and destinations (folder, s3) that are tried",
+    )
     parser.add_argument("--spawn", action="store_true", help="each job is a new interpreter")
     given = parser.parse_args()
     choose, failed, counts, began = random.Random(given.seed), 0, Counter[str](), time.monotonic()
@@ -147,7 +173,10 @@ def main() -> int:
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="headrace-kills-")))
         photos = make_photos(folder / "photos", per_class=4)
-        stores = {name: Store(folder, opened.enter_context(S3Server()) if name == "s3" else None) for name in wanted(["folder", "s3"])}
+        stores = {
+            name: Store(folder, opened.enter_context(S3Server()) if name == "s3" else None)
+            for name in wanted(["folder", "s3"])
+        }
         jobs = opened.enter_context(Jobs(folder, given.spawn))
         expected, took = dict[str, dict[str, str]](), dict[tuple[str, str, str], float]()
         cases = list(itertools.product(ways, wanted(list(STORES)), stores))
@@ -161,18 +190,26 @@ def main() -> int:
                 undisturbed(jobs, lines)  # what is done once in a while shall not count
                 store.clear()
                 took[case] = undisturbed(jobs, lines)
-                if expected.setdefault(kind, store.contents()) != store.contents():  # whoever packs, and wherever
+                # whoever packs, and wherever
+                if expected.setdefault(kind, store.contents()) != store.contents():
                     wrong = "other bytes, undisturbed, than in another way"
                 store.clear()
             wrong = wrong or one_round(jobs, lines, took[case], choose)
             if not wrong and (contents := store.contents()) != expected[kind]:
-                wrong = f"other bytes, or files: {sorted(contents.items() ^ expected[kind].items())[:4]}"
+                wrong = (
+                    "other bytes, or files: "
+                    f"{sorted(contents.items() ^ expected[kind].items())[:4]}"
+                )
             counts[name] += 1
             if wrong:
                 failed += 1
                 print(f"round {number} ({name}): {wrong}", flush=True)
             if not (number + 1) % REPORTED:
-                print(f"{number + 1} rounds, {failed} failed, {time.monotonic() - began:.0f} s: {shown(counts)}", flush=True)
+                print(
+                    f"{number + 1} rounds, {failed} failed, {time.monotonic() - began:.0f} s: "
+                    f"{shown(counts)}",
+                    flush=True,
+                )
     print(f"{failed} of {given.rounds} rounds failed: {shown(counts)}")
     return bool(failed)
 

@@ -1,8 +1,9 @@
 """Measures how long a pack of many finished parts takes to find that nothing is left to do.
 
-Makes such a pack first: of images (one file, read by as many names) or of arrays, each part of one sample, packed by `pack` itself without
-waiting for the disk. Prints the seconds of the same command again, in this process, where all is imported and nothing is cached but the
-system's pages; and with --profile where they went. Not a test: ``python -m tests.packing.many_parts FOLDER --parts 10000``.
+Makes such a pack first: of images (one file, read by as many names) or of arrays, each part of one
+sample, packed by `pack` itself without waiting for the disk. Prints the seconds of the same command
+again, in this process, where all is imported and nothing is cached but the system's pages; and with
+--profile where they went. Not a test: ``python -m tests.packing.many_parts FOLDER --parts 10000``.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def main() -> None:
         with opened(source) as dataset:
             start, cpu = time.perf_counter(), time.process_time()
             pack(dataset, out, shard_size=1, workers=1, progress=False)
-        print(f"nothing left to pack after {time.perf_counter() - start:.3f} s, {time.process_time() - cpu:.3f} s of them on a core")
+        print(
+            f"nothing left to pack after {time.perf_counter() - start:.3f} s, "
+            f"{time.process_time() - cpu:.3f} s of them on a core"
+        )
     if given.profile:
         with opened(source) as dataset, cProfile.Profile() as profile:
             pack(dataset, out, shard_size=1, workers=1, progress=False)

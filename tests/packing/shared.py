@@ -1,4 +1,6 @@
-"""What tests of packs of several parts share: their contents, and jobs that are killed. (Kills at length: kill_rounds.py.)"""
+"""What tests of packs of several parts share: their contents, and jobs that are killed. (Kills
+at length: kill_rounds.py.)
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,17 @@ from pathlib import Path
 def contents(folder: Path) -> dict[str, str]:
     """A checksum of each file, by its path below the folder."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
-def kill_four_times(script: str, arguments: list[object], out: Path, choose: random.Random, *, removes: bool = False) -> None:
-    """Starts a job and kills it soon after it has begun to write, four times; then it runs to its end.
+def kill_four_times(
+    script: str, arguments: list[object], out: Path, choose: random.Random, *, removes: bool = False
+) -> None:
+    """Starts a job and kills it soon after it has begun to write, four times; then it runs to its
+    end.
 
     Args:
         script: Python code that packs.

@@ -1,4 +1,6 @@
-"""What goes wrong around a pack: an error that says what, where and what to do, and the same command again goes on."""
+"""What goes wrong around a pack: an error that says what, where and what to do, and the same
+command again goes on.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,21 @@ def test_no_samples(small: Path, tmp_path: Path) -> None:
 def test_names_of_any_bytes(small: Path, tmp_path: Path, several: bool) -> None:
     source = tmp_path / "in" / "a class, 'quoted'"
     source.mkdir(parents=True)
-    names = [b"with space.jpg", b"new\nline.jpg", b'"quotes".jpg', b"latin-\xe9.jpg", b"tab\t.jpg", b"%41 #?.jpg"]
+    names = [
+        b"with space.jpg",
+        b"new\nline.jpg",
+        b'"quotes".jpg',
+        b"latin-\xe9.jpg",
+        b"tab\t.jpg",
+        b"%41 #?.jpg",
+    ]
     for name in names:
         shutil.copy(next(small.rglob("*.jpg")), os.fsencode(source) + b"/" + name)
-    out = pack(tmp_path / "in", tmp_path / ("out dir" if several else "out 1.h5"), **({"shard_size": 1500} if several else {}))
+    out = pack(
+        tmp_path / "in",
+        tmp_path / ("out dir" if several else "out 1.h5"),
+        **({"shard_size": 1500} if several else {}),
+    )
     assert verify(out).ok
     with ImageDataset(out) as packed, ImageDataset(tmp_path / "in") as files:
         assert len(packed) == len(names) and packed.classes == files.classes
@@ -54,26 +67,37 @@ def test_names_of_any_bytes(small: Path, tmp_path: Path, several: bool) -> None:
         with h5py.File(damaged, "r+") as file:
             file["data"][file["offsets"][:-1]] ^= 1
     bad = verify(out).bad
-    assert len(bad) == len(names) and not any("\n" in location + error for _, location, error in bad)
+    assert len(bad) == len(names) and not any(
+        "\n" in location + error for _, location, error in bad
+    )
     for shown in (r"new\nline.jpg", r"latin-\udce9.jpg", "with space.jpg"):
         assert any(shown in location for _, location, _ in bad)
 
 
-def test_a_full_disk_and_going_on(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_going_on(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = shutil.disk_usage(tmp_path)._replace(free=5000)
     with monkeypatch.context() as patched:
         patched.setattr(parts.shutil, "disk_usage", lambda path: free)
-        with pytest.raises(WriteError, match=r"part-0000[01]-of-.*disk is full: it needs .*: free some space"):
+        with pytest.raises(
+            WriteError, match=r"part-0000[01]-of-.*disk is full: it needs .*: free some space"
+        ):
             pack(small, tmp_path / "out", shard_size=SHARD)
     pack(small, tmp_path / "out", shard_size=SHARD)
-    assert contents(tmp_path / "out") == contents(Path(pack(small, tmp_path / "whole", shard_size=SHARD)))
+    assert contents(tmp_path / "out") == contents(
+        Path(pack(small, tmp_path / "whole", shard_size=SHARD))
+    )
 
 
 def test_a_limit_on_the_size_of_files(small: Path, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(WriteError, match=r"too large for this file system, or for this user's limit \(ulimit -f\)"):
+        with pytest.raises(
+            WriteError,
+            match=r"too large for this file system, or for this user's limit \(ulimit -f\)",
+        ):
             pack(small, tmp_path / "out", shard_size=SHARD, progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -97,12 +121,20 @@ def test_clocks_do_not_matter(small: Path, tmp_path: Path) -> None:
         os.utime(path, (times[number % 2],) * 2)
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
     pack(source, out, shard_size=SHARD, part="1/2")
-    assert pack_status(out).joined and {name: (out / name).stat().st_mtime_ns for name in before} == before
-    assert contents(out) == contents(Path(pack(small, tmp_path / "whole", shard_size=SHARD))) and verify(out).ok
+    assert (
+        pack_status(out).joined
+        and {name: (out / name).stat().st_mtime_ns for name in before} == before
+    )
+    assert (
+        contents(out) == contents(Path(pack(small, tmp_path / "whole", shard_size=SHARD)))
+        and verify(out).ok
+    )
 
 
 def test_two_plans_at_once(small: Path, tmp_path: Path) -> None:
-    """One of two packs with other options gets the folder, the other an error; the pack is whole."""
+    """One of two packs with other options gets the folder, the other an error; the pack is
+    whole.
+    """
     for attempt in range(4):
         out, barrier = tmp_path / f"out{attempt}", threading.Barrier(2)
 
@@ -124,13 +156,22 @@ def test_two_plans_at_once(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_goes_away(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
+def test_a_store_that_goes_away(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None
+) -> None:
     """An error when the retries are through; with the server back the same command goes on."""
     monkeypatch.setattr(destination, "_FIRST_PAUSE_S", 0.01)
     with S3Server() as server:
         server.client().create_bucket(Bucket="bucket")
-        options = {"storage_options": {**server.options, "config_kwargs": {"retries": {"max_attempts": 1}, "connect_timeout": 2}}}
+        options = {
+            "storage_options": {
+                **server.options,
+                "config_kwargs": {"retries": {"max_attempts": 1}, "connect_timeout": 2},
+            }
+        }
         pack(small, "s3://bucket/out", shard_size=SHARD, parts="0:1", **options)
-    with pytest.raises(WriteError, match=r"s3://bucket/out can't be (listed|read), after 6 attempts: .*") as caught:
+    with pytest.raises(
+        WriteError, match=r"s3://bucket/out can't be (listed|read), after 6 attempts: .*"
+    ) as caught:
         pack(small, "s3://bucket/out", shard_size=SHARD, **options)
     assert "\n" not in str(caught.value)

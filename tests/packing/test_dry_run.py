@@ -36,17 +36,29 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("shard_size", [None, SHARD])
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_what_is_packed_then(photos: Path, tmp_path: Path, case: str, shard_size: int | None) -> None:
+def test_it_is_what_is_packed_then(
+    photos: Path, tmp_path: Path, case: str, shard_size: int | None
+) -> None:
     (tmp_path / "in").mkdir()
     before = tree(tmp_path)
-    plan = pack(images(photos), tmp_path / "out", shard_size=shard_size, dry_run=True, **CASES[case])
+    plan = pack(
+        images(photos), tmp_path / "out", shard_size=shard_size, dry_run=True, **CASES[case]
+    )
     assert isinstance(plan, PackPlan) and tree(tmp_path) == before
-    assert plan.samples == 24 and plan.seconds is not None and plan.kind == "image" and plan.room is not None
+    assert (
+        plan.samples == 24
+        and plan.seconds is not None
+        and plan.kind == "image"
+        and plan.room is not None
+    )
     out = pack(images(photos), tmp_path / "out", shard_size=shard_size, **CASES[case])
     if shard_size is None:
         nbytes, parts = os.stat(out).st_size, 1
     else:
-        nbytes, parts = sum(path.stat().st_size for path in Path(out).glob("*.h5")), pack_status(out).parts
+        nbytes, parts = (
+            sum(path.stat().st_size for path in Path(out).glob("*.h5")),
+            pack_status(out).parts,
+        )
     assert plan.parts == plan.left == parts
     assert 0.3 * plan.nbytes < nbytes < 1.2 * plan.nbytes + 10_000 * parts
     assert plan.part_samples[0] * parts <= 24 <= plan.part_samples[1] * parts
@@ -54,7 +66,11 @@ def test_it_is_what_is_packed_then(photos: Path, tmp_path: Path, case: str, shar
 
 def test_arrays_and_texts(tmp_path: Path) -> None:
     plan = pack(Waves(), tmp_path / "a.h5", compression="gzip", dry_run=True)
-    assert "gzip, 8,192 samples a chunk" in plan.layout and plan.nbytes < 37 * 120 and plan.store == "decoded"
+    assert (
+        "gzip, 8,192 samples a chunk" in plan.layout
+        and plan.nbytes < 37 * 120
+        and plan.store == "decoded"
+    )
     assert "contiguous" in pack(Waves(), tmp_path / "a.h5", dry_run=True).layout
     assert "as chunks=1 says" in pack(Waves(), tmp_path / "a.h5", chunks=1, dry_run=True).layout
     assert os.listdir(tmp_path) == []
@@ -68,7 +84,14 @@ def test_arrays_and_texts(tmp_path: Path) -> None:
 
 
 def test_zarr(photos: Path, tmp_path: Path) -> None:
-    plan = pack(images(photos), tmp_path / "out", store="decoded", format="zarr", shard_size=SHARD, dry_run=True)
+    plan = pack(
+        images(photos),
+        tmp_path / "out",
+        store="decoded",
+        format="zarr",
+        shard_size=SHARD,
+        dry_run=True,
+    )
     assert plan.parts > 1 and "shards" in plan.layout and os.listdir(tmp_path) == []
 
 
@@ -92,10 +115,23 @@ def test_room_of_finished_parts(photos: Path, tmp_path: Path) -> None:
     assert plan.parts > 1 and (plan.left, plan.needed) == (0, 0)
 
 
-@pytest.mark.parametrize(("workers", "processes", "at_once"), [(1, 1, 1), (2, 1, 2), (2, 2, 2), (1, 3, 3)])
-def test_room_of_parts_on_their_way_to_a_store(photos: Path, memory: Any, workers: int, processes: int, at_once: int) -> None:
-    """All parts that are packed at a time lie in the folder for temporary files: two of a single process, if it has two threads."""
-    plan = pack(photos, "memory://dry-run/out", shard_size=SHARD, workers=workers, processes=processes, dry_run=True)
+@pytest.mark.parametrize(
+    ("workers", "processes", "at_once"), [(1, 1, 1), (2, 1, 2), (2, 2, 2), (1, 3, 3)]
+)
+def test_room_of_parts_on_their_way_to_a_store(
+    photos: Path, memory: Any, workers: int, processes: int, at_once: int
+) -> None:
+    """All parts that are packed at a time lie in the folder for temporary files: two of a single
+    process, if it has two threads.
+    """
+    plan = pack(
+        photos,
+        "memory://dry-run/out",
+        shard_size=SHARD,
+        workers=workers,
+        processes=processes,
+        dry_run=True,
+    )
     assert plan.left > 3 and plan.needed == at_once * plan.part_nbytes[1]
 
 
@@ -114,10 +150,14 @@ def test_what_pack_would_refuse(photos: Path, tmp_path: Path) -> None:
         pack(copy, tmp_path / "a.h5", dry_run=True)
 
 
-def test_room_that_is_too_little(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_that_is_too_little(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1000, 500, 500))  # type: ignore[attr-defined]
     plan = pack(photos, tmp_path / "out", shard_size=SHARD, dry_run=True)
-    assert plan.room is not None and plan.room[1] == 500 < plan.needed and ": too little" in str(plan)
+    assert (
+        plan.room is not None and plan.room[1] == 500 < plan.needed and ": too little" in str(plan)
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 17, 1000, 100_000])
@@ -138,8 +178,13 @@ def test_measuring_ends(photos: Path) -> None:
 
 
 def test_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pack", str(photos), str(tmp_path / "out"), "--shard-size", "16kB", "--dry-run"]) == 0
+    assert (
+        main(["pack", str(photos), str(tmp_path / "out"), "--shard-size", "16kB", "--dry-run"]) == 0
+    )
     text = capsys.readouterr().out
-    assert all(word in text for word in ("24 samples", "parts:", "layout:", "room:", "time:", "nothing was written"))
+    assert all(
+        word in text
+        for word in ("24 samples", "parts:", "layout:", "room:", "time:", "nothing was written")
+    )
     assert main(["pack", "--json", str(photos), str(tmp_path / "out.h5"), "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 24 and os.listdir(tmp_path) == []

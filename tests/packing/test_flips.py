@@ -38,7 +38,11 @@ class Pack(NamedTuple):
     """The number of the sample that a byte of a file lies in."""
 
     def files(self) -> list[Path]:
-        return [self.path] if self.path.is_file() else sorted(path for path in self.path.rglob("*") if path.is_file())
+        return (
+            [self.path]
+            if self.path.is_file()
+            else sorted(path for path in self.path.rglob("*") if path.is_file())
+        )
 
 
 def _words(text: str) -> list[int]:
@@ -59,29 +63,58 @@ def _with_boxes(photos: Path) -> ImageDataset:
 
 def _with_columns(photos: Path) -> ImageDataset:
     names = sorted(path.relative_to(photos).as_posix() for path in photos.glob("*/*"))
-    return ImageDataset(photos, targets={name: {"kind": number % 3, "height": number / 4} for number, name in enumerate(names)})
+    return ImageDataset(
+        photos,
+        targets={
+            name: {"kind": number % 3, "height": number / 4} for number, name in enumerate(names)
+        },
+    )
 
 
 Make = Callable[[Path, Path, Any], Path]
 PACKS: dict[str, Make] = {
     "encoded": lambda photos, out, how: pack(photos, out, **how),
     "jpeg": lambda photos, out, how: pack(photos, out, store="jpeg", max_size=24, **how),
-    "decoded": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", **how),
+    "decoded": lambda photos, out, how: pack(
+        ImageDataset(photos, image_size=6), out, store="decoded", **how
+    ),
     "masks": lambda photos, out, how: pack(_with_masks(photos), out, **how),
-    "masks decoded": lambda photos, out, how: pack(_with_masks(photos), out, store="decoded", **how),
+    "masks decoded": lambda photos, out, how: pack(
+        _with_masks(photos), out, store="decoded", **how
+    ),
     "boxes": lambda photos, out, how: pack(_with_boxes(photos), out, **how),
     "columns": lambda photos, out, how: pack(_with_columns(photos), out, **how),
     "ragged": lambda photos, out, how: pack(Ragged(), out, **how),
-    "chunks": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", chunks=5, **how),
-    "gzip": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", compression="gzip", chunks=5, **how),
+    "chunks": lambda photos, out, how: pack(
+        ImageDataset(photos, image_size=6), out, store="decoded", chunks=5, **how
+    ),
+    "gzip": lambda photos, out, how: pack(
+        ImageDataset(photos, image_size=6),
+        out,
+        store="decoded",
+        compression="gzip",
+        chunks=5,
+        **how,
+    ),
     "zarr": lambda photos, out, how: pack(photos, out, format="zarr", **how),
     "zarr columns": lambda photos, out, how: pack(_with_columns(photos), out, format="zarr", **how),
-    "zarr decoded": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", format="zarr", **how),
+    "zarr decoded": lambda photos, out, how: pack(
+        ImageDataset(photos, image_size=6), out, store="decoded", format="zarr", **how
+    ),
     "tokens": lambda photos, out, how: pack(
-        TextDataset(photos / "lines.txt", unit="line", tokenizer=_words, cache_dir=out.parent / "cache"), out, **how
+        TextDataset(
+            photos / "lines.txt", unit="line", tokenizer=_words, cache_dir=out.parent / "cache"
+        ),
+        out,
+        **how,
     ),
 }
-PARTS = {"jpeg": 2000, "ragged": 40, "tokens": 30, **dict.fromkeys(("encoded", "masks", "boxes", "columns", "zarr", "zarr columns"), 3000)}
+PARTS = {
+    "jpeg": 2000,
+    "ragged": 40,
+    "tokens": 30,
+    **dict.fromkeys(("encoded", "masks", "boxes", "columns", "zarr", "zarr columns"), 3000),
+}
 """Bytes a part; others: 500."""
 
 
@@ -94,27 +127,55 @@ def _samples_of(files: list[Path]) -> Iterator[tuple[tuple[Path, int], int]]:
             data, count = file["data"], len(file["crc32"])
             if data.chunks is not None:
                 continue
-            begin, width = data.id.get_offset() or 0, data.dtype.itemsize * int(np.prod(data.shape[1:]))
-            edges = (file["offsets"][:] if "offsets" in file else np.arange(count + 1)) * width + begin
+            begin, width = (
+                data.id.get_offset() or 0,
+                data.dtype.itemsize * int(np.prod(data.shape[1:])),
+            )
+            edges = (
+                file["offsets"][:] if "offsets" in file else np.arange(count + 1)
+            ) * width + begin
             for number in range(count):
                 for place in range(int(edges[number]), int(edges[number + 1])):
                     yield (path, place), first + number
             first += count
 
 
-@pytest.fixture(scope="module", params=[(kind, several) for kind in PACKS for several in (False, True)[kind.startswith("zarr") :]], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[
+        (kind, several) for kind in PACKS for several in (False, True)[kind.startswith("zarr") :]
+    ],
+    ids=str,
+)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pack:
     kind, several = request.param
     folder = tmp_path_factory.mktemp("flips")
     photos = make_photos(folder / "photos", per_class=4, size=(20, 30))
     (photos / "lines.txt").write_text("".join(f"{'a ' * (i % 5)}bb\n" for i in range(40)))
-    path = PACKS[kind](photos, folder / ("out" if several else "out.h5"), {"shard_size": PARTS.get(kind, 500)} if several else {})
+    path = PACKS[kind](
+        photos,
+        folder / ("out" if several else "out.h5"),
+        {"shard_size": PARTS.get(kind, 500)} if several else {},
+    )
     assert verify(path).ok
     whole = Pack(path, {})
     if several:
         assert len(list(path.glob("part-*.json"))) > 1
     whole.samples.update(_samples_of(whole.files()))
-    assert bool(whole.samples) == (kind in ("encoded", "jpeg", "decoded", "masks", "masks decoded", "boxes", "columns", "ragged", "tokens"))
+    assert bool(whole.samples) == (
+        kind
+        in (
+            "encoded",
+            "jpeg",
+            "decoded",
+            "masks",
+            "masks decoded",
+            "boxes",
+            "columns",
+            "ragged",
+            "tokens",
+        )
+    )
     return whole
 
 
@@ -126,11 +187,15 @@ def check(packed: Pack, file: Path, place: int, bit: int) -> None:
         try:
             bad = verify(packed.path, progress=False).bad
         except (HeadraceError, OSError) as error:
-            assert packed.path.name in str(error) and (file, place) not in packed.samples, f"{file.name}, byte {place}, bit {bit}: {error}"
+            assert packed.path.name in str(error) and (file, place) not in packed.samples, (
+                f"{file.name}, byte {place}, bit {bit}: {error}"
+            )
         else:
             assert bad, f"{file.name}, byte {place}, bit {bit} was not found"
             if (file, place) in packed.samples:
-                assert [index for index, _, _ in bad] == [packed.samples[file, place]], f"{file.name}, byte {place}"
+                assert [index for index, _, _ in bad] == [packed.samples[file, place]], (
+                    f"{file.name}, byte {place}"
+                )
     finally:
         file.write_bytes(sound)
 
@@ -139,7 +204,11 @@ def check(packed: Pack, file: Path, place: int, bit: int) -> None:
 def test_some_bits_of_each_file_are_found(packed: Pack) -> None:
     choose = random.Random(str(packed.path.name))
     files = packed.files()
-    chosen = [files[0], *(file for file in files if file.suffix != ".h5" and "part" not in file.name), *files[-2:]]
+    chosen = [
+        files[0],
+        *(file for file in files if file.suffix != ".h5" and "part" not in file.name),
+        *files[-2:],
+    ]
     for file in chosen:
         size = file.stat().st_size
         for place in (choose.randrange(size), size - 1) if size else ():
@@ -165,12 +234,20 @@ def test_hundred_random_bits_are_found(packed: Pack) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_bytes_beside_the_samples_are_protected(packed: Pack) -> None:
-    """Headers, gaps between them, and what HDF5 leaves; of a folder the plan, the manifest and one part with its sidecar."""
+    """Headers, gaps between them, and what HDF5 leaves; of a folder the plan, the manifest and
+    one part with its sidecar.
+    """
     choose = random.Random(11)
     files = packed.files()
     first = [file for file in files if file.name.startswith("part-00000")]
-    for file in files if packed.path.is_file() else [*(file for file in files if "part" not in file.name), *first]:
-        for place in range(choose.randrange(5), file.stat().st_size, 5 if file.suffix != ".h5" else 23):
+    for file in (
+        files
+        if packed.path.is_file()
+        else [*(file for file in files if "part" not in file.name), *first]
+    ):
+        for place in range(
+            choose.randrange(5), file.stat().st_size, 5 if file.suffix != ".h5" else 23
+        ):
             if (file, place) not in packed.samples:
                 check(packed, file, place, choose.randrange(8))
 

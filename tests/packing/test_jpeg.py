@@ -26,7 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, rng = tmp_path_factory.mktemp("large"), np.random.default_rng(3)
     for number in range(12):
         small = rng.integers(0, 255, (4, 6, 3), np.uint8)
-        image = Image.fromarray(small).resize((60, 40) if number == 5 else (300, 200), Image.Resampling.BICUBIC)
+        image = Image.fromarray(small).resize(
+            (60, 40) if number == 5 else (300, 200), Image.Resampling.BICUBIC
+        )
         path = root / "ab"[number % 2] / f"{number:02d}{'.png' if number % 3 == 0 else '.jpg'}"
         path.parent.mkdir(exist_ok=True)
         image.save(path, quality=95)
@@ -41,11 +43,19 @@ def stored(path: Path) -> list[bytes]:
 
 def test_images_become_smaller(folder: Path, tmp_path: Path) -> None:
     out = pack(folder, tmp_path / "out.h5", store="jpeg", max_size=100, quality=80)
-    with ImageDataset(folder, image_size=(50, 75)) as source, ImageDataset(out, image_size=(50, 75)) as packed:
+    with (
+        ImageDataset(folder, image_size=(50, 75)) as source,
+        ImageDataset(out, image_size=(50, 75)) as packed,
+    ):
         assert packed.classes == source.classes and np.array_equal(packed.targets, source.targets)
-        for index, ((path, _), data) in enumerate(zip(source.samples, stored(Path(out)), strict=True)):
+        for index, ((path, _), data) in enumerate(
+            zip(source.samples, stored(Path(out)), strict=True)
+        ):
             image = Image.open(io.BytesIO(data))
-            assert image.size == ((60, 40) if "05" in path else (100, 67)) and len(data) <= Path(path).stat().st_size
+            assert (
+                image.size == ((60, 40) if "05" in path else (100, 67))
+                and len(data) <= Path(path).stat().st_size
+            )
             assert np.abs(packed.pixels_of(index).astype(int) - source.pixels_of(index)).mean() < 6
     assert verify(out).ok
 
@@ -86,7 +96,10 @@ def test_unreadable_images(folder: Path, tmp_path: Path) -> None:
         pack(source, tmp_path / "out.h5", store="jpeg")
     with pytest.warns(HeadraceWarning, match=r"04\.jpg"):
         out = pack(ImageDataset(source, on_error="skip"), tmp_path / "out.h5", store="jpeg")
-    assert len(stored(Path(out))) == 11 and [path.name for path in tmp_path.iterdir()] in (["out.h5", "source"], ["source", "out.h5"])
+    assert len(stored(Path(out))) == 11 and [path.name for path in tmp_path.iterdir()] in (
+        ["out.h5", "source"],
+        ["source", "out.h5"],
+    )
 
 
 @pytest.mark.parametrize(

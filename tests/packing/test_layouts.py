@@ -1,4 +1,6 @@
-"""Layouts of packed arrays: contiguous, in chunks, compressed; h5py reads them, and each sample keeps its checksum."""
+"""Layouts of packed arrays: contiguous, in chunks, compressed; h5py reads them, and each sample
+keeps its checksum.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,16 @@ def test_round_trip(tmp_path: Path, compression: str | None, chunks: int | None)
     with h5py.File(out) as file:
         is_chunked = chunks is not None or compression is not None
         assert file["data"].chunks == ((min(chunks or COUNT, COUNT), 6, 5) if is_chunked else None)
-        assert file["data"].dtype == np.float32 and len(hdf5plugin.get_filters()) > 0  # which h5py needs for lz4 and zstd
+        # which h5py needs for lz4 and zstd
+        assert file["data"].dtype == np.float32 and len(hdf5plugin.get_filters()) > 0
         assert np.array_equal(file["data"][:], np.stack([Waves()[i][0] for i in range(COUNT)]))
     with HDF5Dataset(out, target_name="targets") as dataset:
         assert "h5py" not in str(dataset.sample_source.how()), "headrace reads it by itself"
         for index in (0, 36, 5, 7):
-            assert np.array_equal(dataset[index][0], Waves()[index][0]) and dataset[index][1] == index % 3
+            assert (
+                np.array_equal(dataset[index][0], Waves()[index][0])
+                and dataset[index][1] == index % 3
+            )
     assert verify(out).ok and os.listdir(tmp_path) == ["out.h5"]
 
 
@@ -73,16 +79,27 @@ assert not any(name.startswith(("headrace", "hdf5plugin")) for name in sys.modul
 
 def test_gzip_is_read_by_h5py_alone(tmp_path: Path) -> None:
     out = pack(Waves(), tmp_path / "out.h5", compression="gzip")
-    run = subprocess.run([sys.executable, "-c", READ, out], capture_output=True, text=True, timeout=60)
-    assert run.stdout.split() == ["gzip", "True", str(sum(Waves()[i][0].sum() for i in range(COUNT)))], run.stderr
+    run = subprocess.run(
+        [sys.executable, "-c", READ, out], capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout.split() == [
+        "gzip",
+        "True",
+        str(sum(Waves()[i][0].sum() for i in range(COUNT))),
+    ], run.stderr
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_decoded_images(photos: Path, tmp_path: Path, compression: str | None) -> None:
-    out = pack(images(photos), tmp_path / "out.h5", store="decoded", compression=compression, chunks=5)
+    out = pack(
+        images(photos), tmp_path / "out.h5", store="decoded", compression=compression, chunks=5
+    )
     with images(photos) as source, images(out) as packed:
         assert packed.fingerprint == source.fingerprint and packed.classes == source.classes
-        assert all(torch.equal(packed[i][0], source[i][0]) and packed[i][1] == source[i][1] for i in range(len(source)))
+        assert all(
+            torch.equal(packed[i][0], source[i][0]) and packed[i][1] == source[i][1]
+            for i in range(len(source))
+        )
 
 
 def test_kinds_of_samples(tmp_path: Path) -> None:
@@ -101,16 +118,32 @@ def test_kinds_of_samples(tmp_path: Path) -> None:
     for name, array in arrays.items():
         for compression in COMPRESSIONS[1:]:
             with HDF5Dataset(tmp_path / "in.h5", name) as source:
-                out = pack(source, tmp_path / f"{name}.h5", compression=compression, chunks=8, overwrite=True)
+                out = pack(
+                    source,
+                    tmp_path / f"{name}.h5",
+                    compression=compression,
+                    chunks=8,
+                    overwrite=True,
+                )
             with h5py.File(out) as packed:
-                assert packed["data"].dtype == array.dtype and packed["data"][:].tobytes() == array.tobytes()
+                assert (
+                    packed["data"].dtype == array.dtype
+                    and packed["data"][:].tobytes() == array.tobytes()
+                )
             assert verify(out).ok
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_same_bytes_with_any_workers(photos: Path, tmp_path: Path, compression: str | None) -> None:
     contents = {
-        pack(images(photos), tmp_path / f"{workers}.h5", store="decoded", compression=compression, chunks=3, workers=workers).read_bytes()
+        pack(
+            images(photos),
+            tmp_path / f"{workers}.h5",
+            store="decoded",
+            compression=compression,
+            chunks=3,
+            workers=workers,
+        ).read_bytes()
         for workers in (1, 4)
     }
     assert len(contents) == 1
@@ -121,9 +154,14 @@ def test_same_bytes_with_any_workers(photos: Path, tmp_path: Path, compression: 
 def test_same_parts_with_any_processes(photos: Path, tmp_path: Path, compression: str) -> None:
     for processes in (1, 2):
         pack(
-            images(photos), tmp_path / str(processes), store="decoded", compression=compression, chunks=3, shard_size=9000,
+            images(photos),
+            tmp_path / str(processes),
+            store="decoded",
+            compression=compression,
+            chunks=3,
+            shard_size=9000,
             processes=processes,
-        )  # fmt: skip
+        )
     one, two = (sorted((p.name, p.read_bytes()) for p in (tmp_path / n).iterdir()) for n in "12")
     assert one == two and len(one) > 8 and verify(tmp_path / "2").ok
 
@@ -136,7 +174,9 @@ def test_parts_have_the_same_chunks(tmp_path: Path) -> None:
         with h5py.File(path) as file:
             assert file["data"].chunks == (16, 6, 5)
     with HDF5Dataset(out, target_name="targets") as dataset:
-        assert len(dataset) == 300 and all(np.array_equal(dataset[i][0], Waves()[i][0]) for i in range(300))
+        assert len(dataset) == 300 and all(
+            np.array_equal(dataset[i][0], Waves()[i][0]) for i in range(300)
+        )
 
 
 # -- blocks
@@ -151,7 +191,9 @@ def test_a_chunk_is_a_block(tmp_path: Path, compression: str) -> None:
 
 def test_one_sample_a_chunk_has_no_index(tmp_path: Path) -> None:
     """Chunks that are not compressed lie one behind the other, as contiguous rows do."""
-    plain, chunked = (pack(Waves(), tmp_path / f"{chunks}.h5", chunks=chunks) for chunks in (None, 1))
+    plain, chunked = (
+        pack(Waves(), tmp_path / f"{chunks}.h5", chunks=chunks) for chunks in (None, 1)
+    )
     assert abs(chunked.stat().st_size - plain.stat().st_size) < 500
     found: list[Any] = []
     with h5py.File(chunked) as file:
@@ -159,7 +201,10 @@ def test_one_sample_a_chunk_has_no_index(tmp_path: Path) -> None:
     assert np.diff([info.byte_offset for info in found]).tolist() == [120] * (COUNT - 1)
 
 
-@pytest.mark.parametrize(("row_bytes", "rows"), [(1, 1 << 20), (150_528, 4), (1 << 20, 1), ((1 << 20) + 1, 1), (600_000, 1), (500_000, 2)])
+@pytest.mark.parametrize(
+    ("row_bytes", "rows"),
+    [(1, 1 << 20), (150_528, 4), (1 << 20, 1), ((1 << 20) + 1, 1), (600_000, 1), (500_000, 2)],
+)
 def test_samples_of_a_chunk_by_bytes(row_bytes: int, rows: int) -> None:
     assert rows_a_chunk(row_bytes) == rows
 
@@ -168,7 +213,9 @@ def test_groups_keep_chunks_together() -> None:
     sizes = np.full(COUNT, 1000)
     groups = list(groups_of(sizes, 16, 5))
     assert [group.start for group in groups] == [0, 15, 30] and groups[-1].stop == COUNT
-    assert [len(group) for group in groups_of(sizes, 16, 30)] == [30, 7] and not list(groups_of(sizes[:0], 16, 5))
+    assert [len(group) for group in groups_of(sizes, 16, 30)] == [30, 7] and not list(
+        groups_of(sizes[:0], 16, 5)
+    )
 
 
 # -- damage
@@ -197,12 +244,19 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
     try:
-        with pytest.raises(WriteError, match=r"too large for this file system, or for this user's limit \(ulimit -f\)"):
-            pack(HDF5Dataset(tmp_path / "in.h5"), tmp_path / "out.h5", compression="gzip", chunks=10)
+        with pytest.raises(
+            WriteError,
+            match=r"too large for this file system, or for this user's limit \(ulimit -f\)",
+        ):
+            pack(
+                HDF5Dataset(tmp_path / "in.h5"), tmp_path / "out.h5", compression="gzip", chunks=10
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(tmp_path) == ["in.h5"]
-    assert verify(pack(HDF5Dataset(tmp_path / "in.h5"), tmp_path / "out.h5", compression="gzip", chunks=10)).ok
+    assert verify(
+        pack(HDF5Dataset(tmp_path / "in.h5"), tmp_path / "out.h5", compression="gzip", chunks=10)
+    ).ok
 
 
 # -- what is refused
@@ -233,7 +287,9 @@ def test_what_has_no_chunks(tmp_path: Path) -> None:
 
 def test_chunks_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "_MOST_CHUNK_BYTES", 1000)
-    with pytest.raises(ConfigError, match=r"chunks=30: a chunk of 30 samples has 3\.6 kB.*use fewer"):
+    with pytest.raises(
+        ConfigError, match=r"chunks=30: a chunk of 30 samples has 3\.6 kB.*use fewer"
+    ):
         pack(Waves(), tmp_path / "out.h5", chunks=30)
 
 
@@ -241,7 +297,10 @@ def test_another_layout_is_another_plan(tmp_path: Path) -> None:
     out = pack(Waves(), tmp_path / "out", shard_size=2000, compression="gzip", chunks=4)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir())
     pack(Waves(), out, shard_size=2000, compression="gzip", chunks=4)  # goes on
-    for other, said in (({"compression": "zstd", "chunks": 4}, "gzip there, zstd now"), ({"chunks": 4}, "gzip there, None now")):
+    for other, said in (
+        ({"compression": "zstd", "chunks": 4}, "gzip there, zstd now"),
+        ({"chunks": 4}, "gzip there, None now"),
+    ):
         with pytest.raises(TargetExistsError, match=f"compression: {said}"):
             pack(Waves(), out, shard_size=2000, **other)  # type: ignore[arg-type]
     with pytest.raises(TargetExistsError, match="chunks: 4 there, 5 now"):
@@ -258,19 +317,38 @@ def options(folder: Path) -> dict[str, Any]:
 
 def test_the_plan_says_what_decides_the_bytes(photos: Path, tmp_path: Path) -> None:
     assert "versions" not in options(pack(photos, tmp_path / "encoded", shard_size=9000))
-    decoded = options(pack(images(photos), tmp_path / "decoded", store="decoded", shard_size=9000, compression="gzip"))
-    assert set(decoded["versions"]) == {"Pillow", "simplejpeg", "torch", "zlib"} and decoded["chunks"] == 512
-    assert set(options(pack(photos, tmp_path / "jpeg", store="jpeg", shard_size=9000))["versions"]) == {"Pillow", "simplejpeg"}
+    decoded = options(
+        pack(
+            images(photos),
+            tmp_path / "decoded",
+            store="decoded",
+            shard_size=9000,
+            compression="gzip",
+        )
+    )
+    assert (
+        set(decoded["versions"]) == {"Pillow", "simplejpeg", "torch", "zlib"}
+        and decoded["chunks"] == 512
+    )
+    assert set(
+        options(pack(photos, tmp_path / "jpeg", store="jpeg", shard_size=9000))["versions"]
+    ) == {"Pillow", "simplejpeg"}
     assert "versions" not in options(pack(Waves(), tmp_path / "arrays", shard_size=2000, chunks=1))
     one = pack(images(photos), tmp_path / "one.h5", store="decoded")
-    again = pack(images(one), tmp_path / "copy", store="decoded", shard_size=9000, compression="zstd")
-    assert set(options(again)["versions"]) == {"hdf5plugin", "zstd"}, "pixels are copied, and not decoded"
+    again = pack(
+        images(one), tmp_path / "copy", store="decoded", shard_size=9000, compression="zstd"
+    )
+    assert set(options(again)["versions"]) == {"hdf5plugin", "zstd"}, (
+        "pixels are copied, and not decoded"
+    )
 
 
 def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hdf5plugin", None)
     for options in ({}, {"shard_size": 1000}):
-        with pytest.raises(ConfigError, match=r"need the package hdf5plugin: pip install 'headrace\[hdf5\]'"):
+        with pytest.raises(
+            ConfigError, match=r"need the package hdf5plugin: pip install 'headrace\[hdf5\]'"
+        ):
             pack(Waves(), tmp_path / "out", compression="zstd", **options)  # type: ignore[arg-type]
     assert verify(pack(Waves(), tmp_path / "gzip.h5", compression="gzip")).ok
 

@@ -23,7 +23,11 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The class, as the page has it, beside a file of 60 records; its last line has run."""
     RECORDS.tofile(tmp_path / "data_batch_1.bin")
     monkeypatch.chdir(tmp_path)
-    block = next(code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "class Cifar(" in code)
+    block = next(
+        code
+        for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        if "class Cifar(" in code
+    )
     names: dict[str, Any] = {}
     exec(block, names)
     with names.pop("loader") as loader, loader.dataset:
@@ -35,17 +39,29 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 @pytest.mark.parametrize("parts", [False, True])
 def test_cifar_trains_from_its_pack(cifar: Any, tmp_path: Path, mode: str, parts: bool) -> None:
-    out = pack(cifar("data_batch_1.bin"), tmp_path / "packed", **({"shard_size": "50kB"} if parts else {}))
+    out = pack(
+        cifar("data_batch_1.bin"), tmp_path / "packed", **({"shard_size": "50kB"} if parts else {})
+    )
     assert verify(out).ok and (not parts or pack_status(out).parts == 4)
 
     def epochs(dataset: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        shuffle: Any = mode != "streaming"  # rows of a packed file share blocks, and records of a source that says nothing do not
-        with dataset, create_dataloader(dataset, batch_size=16, seed=7, shuffle=shuffle, num_workers=0) as loader:
-            return [(images.clone(), targets.clone()) for _ in range(2) for images, targets in loader]
+        # rows of a packed file share blocks, and records of a source that says nothing do not
+        shuffle: Any = mode != "streaming"
+        with (
+            dataset,
+            create_dataloader(
+                dataset, batch_size=16, seed=7, shuffle=shuffle, num_workers=0
+            ) as loader,
+        ):
+            return [
+                (images.clone(), targets.clone()) for _ in range(2) for images, targets in loader
+            ]
 
     def step(weights: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         weights = weights.detach().requires_grad_()
-        loss = torch.nn.functional.cross_entropy(images.flatten(1).float() / 255 @ weights, targets % 10)
+        loss = torch.nn.functional.cross_entropy(
+            images.flatten(1).float() / 255 @ weights, targets % 10
+        )
         return (weights - 0.1 * torch.autograd.grad(loss, weights)[0]).detach()
 
     trained = []
@@ -57,7 +73,11 @@ def test_cifar_trains_from_its_pack(cifar: Any, tmp_path: Path, mode: str, parts
     weights = [torch.zeros(3072, 10), torch.zeros(3072, 10)]
     for number, batches in enumerate(zip(*trained, strict=True)):
         (images, targets), (others, theirs) = batches
-        assert torch.equal(images, others) and torch.equal(targets, theirs) and targets.dtype == theirs.dtype, number
+        assert (
+            torch.equal(images, others)
+            and torch.equal(targets, theirs)
+            and targets.dtype == theirs.dtype
+        ), number
         weights = [step(own, *batch) for own, batch in zip(weights, batches, strict=True)]
     assert torch.equal(*weights) and weights[0].abs().sum() > 0
 
@@ -66,5 +86,8 @@ def test_the_pack_holds_plain_rows(cifar: Any, tmp_path: Path) -> None:
     """Also for who reads it with another program: rows of pixels, and labels."""
     out = pack(cifar("data_batch_1.bin"), tmp_path / "out.h5")
     with h5py.File(out) as file:
-        assert file["data"].shape == (60, 3, 32, 32) and file["data"][:].tobytes() == RECORDS[:, 1:].tobytes()
+        assert (
+            file["data"].shape == (60, 3, 32, 32)
+            and file["data"][:].tobytes() == RECORDS[:, 1:].tobytes()
+        )
         assert file["targets"][:].tolist() == RECORDS[:, 0].tolist()

@@ -52,19 +52,30 @@ def test_pack_onto_its_own_file(here):
         for dry_run in (False, True):
             with pytest.raises(ConfigError, match=REFUSED):
                 pack(features, dst, overwrite=True, dry_run=dry_run)
-    for dataset in (features[:2], MemoryEfficientDataset(features), ConcatDataset([features, features]), OwnReader("v1.h5")):
+    for dataset in (
+        features[:2],
+        MemoryEfficientDataset(features),
+        ConcatDataset([features, features]),
+        OwnReader("v1.h5"),
+    ):
         with pytest.raises(ConfigError, match=REFUSED):
             pack(dataset, "v1.h5", overwrite=True)
     with h5py.File("v1.h5") as file, pytest.raises(ConfigError, match=REFUSED):
         pack(OwnReader(file["labels"]), "v1.h5", overwrite=True)
-    assert main(["pack", "v1.h5", "link.h5", "--dataset-name", "features", "--overwrite", "-q"]) == 2
+    assert (
+        main(["pack", "v1.h5", "link.h5", "--dataset-name", "features", "--overwrite", "-q"]) == 2
+    )
     assert (here / "v1.h5").read_bytes() == before
     for _ in range(2):  # another file is replaced as ever
         pack(features, "new.h5", overwrite=True)
 
 
 def test_pack_into_its_own_folder(here):
-    for src, dst in (("photos", "photos/new.h5"), ("album", "photos/new.h5"), ("photos", "album/new.h5")):
+    for src, dst in (
+        ("photos", "photos/new.h5"),
+        ("album", "photos/new.h5"),
+        ("photos", "album/new.h5"),
+    ):
         with pytest.raises(ConfigError, match=REFUSED):
             pack(src, dst)
     for dst in ("photos", "photos/parts"):

@@ -1,4 +1,6 @@
-"""A file stands under its name only when it is whole: killed, interrupted, raced, refused, nothing is left behind."""
+"""A file stands under its name only when it is whole: killed, interrupted, raced, refused,
+nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ import pytest
 
 import headrace
 from headrace.datasets import ImageDataset
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, TargetExistsError, WriteError
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    TargetExistsError,
+    WriteError,
+)
 from headrace.io.local import checksums
 from headrace.packing import pack, verify
 from headrace.packing import part as parts
@@ -49,13 +57,22 @@ Start = Callable[[Path, Path], "subprocess.Popen[str]"]
 def start_packing() -> Iterator[Start]:
     """Starts a process that packs, and stands still when its first samples are written."""
     source = os.path.dirname(os.path.dirname(headrace.__file__))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
+    }
     with contextlib.ExitStack() as stack:
 
         def start(src: Path, dst: Path) -> subprocess.Popen[str]:
             command = [sys.executable, "-c", STOPPED, str(src), str(dst)]
             process = stack.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+                subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
             )
             stack.callback(process.kill)
             assert process.stdout is not None and process.stdout.readline() == "writing\n"
@@ -70,20 +87,28 @@ def test_killed_in_the_middle(photos: Path, tmp_path: Path, start_packing: Start
     process = start_packing(photos, out)
     process.kill()
     process.wait()
-    assert os.listdir(tmp_path) == [".out.h5.part"] and (tmp_path / ".out.h5.part").stat().st_size > 0
+    assert (
+        os.listdir(tmp_path) == [".out.h5.part"] and (tmp_path / ".out.h5.part").stat().st_size > 0
+    )
     assert pack(photos, out) == out
     assert os.listdir(tmp_path) == ["out.h5"] and verify(out).ok and len(ImageDataset(out)) == 24
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
-def test_two_jobs_at_once_and_an_interrupt(photos: Path, tmp_path: Path, start_packing: Start) -> None:
+def test_two_jobs_at_once_and_an_interrupt(
+    photos: Path, tmp_path: Path, start_packing: Start
+) -> None:
     out = tmp_path / "out.h5"
     process = start_packing(photos, out)
-    with pytest.raises(WriteError, match=r"another job is packing to .*out\.h5 \(it holds \.out\.h5\.part\): wait for it"):
+    with pytest.raises(
+        WriteError,
+        match=r"another job is packing to .*out\.h5 \(it holds \.out\.h5\.part\): wait for it",
+    ):
         pack(photos, out)
     pack(photos, tmp_path / "other.h5")  # what is held is the target, not the folder
-    assert sorted(os.listdir(tmp_path)) == [".out.h5.part", "other.h5"]  # the refused job took nothing away
+    # the refused job took nothing away
+    assert sorted(os.listdir(tmp_path)) == [".out.h5.part", "other.h5"]
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode != 0 and "KeyboardInterrupt" in said
@@ -115,8 +140,12 @@ def test_a_dead_writers_file_is_taken_over_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("event", ["removed", "renamed", "replaced"])
-def test_the_file_goes_between_opening_and_locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str) -> None:
-    """Its writer came to an end at that moment: the lock is then on a file that has another name, or none."""
+def test_the_file_goes_between_opening_and_locking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """Its writer came to an end at that moment: the lock is then on a file that has another
+    name, or none.
+    """
     path, calls, flock = tmp_path / ".out.part", [], fcntl.flock
 
     def late(fd: int, how: int) -> None:
@@ -143,7 +172,9 @@ def test_a_link_under_the_temporary_name_is_not_followed(tmp_path: Path) -> None
     assert (tmp_path / "precious").read_bytes() == b"precious"
 
 
-def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_systems_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def no_locks(fd: int, how: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -187,10 +218,18 @@ SYSTEM_ERRORS = [
 
 
 @pytest.mark.quick_every(15)
-@pytest.mark.parametrize(("number", "kind", "message"), SYSTEM_ERRORS, ids=[errno.errorcode[e[0]] for e in SYSTEM_ERRORS])
+@pytest.mark.parametrize(
+    ("number", "kind", "message"), SYSTEM_ERRORS, ids=[errno.errorcode[e[0]] for e in SYSTEM_ERRORS]
+)
 @pytest.mark.parametrize("call", ["pwritev", "pwrite", "fsync", "ftruncate"])
 def test_what_the_system_refuses(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, kind: type[Exception], message: str
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    number: int,
+    kind: type[Exception],
+    message: str,
 ) -> None:
     whole, calls = getattr(os, call), []
 
@@ -210,11 +249,15 @@ def test_what_the_system_refuses(
     assert os.listdir(tmp_path) == ["out.h5"] and (tmp_path / "out.h5").read_bytes() == b"before"
 
 
-def test_full_disk_is_reported_before_reading(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_before_reading(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = shutil.disk_usage(tmp_path)._replace(free=50_000)
     monkeypatch.setattr(parts.shutil, "disk_usage", lambda path: free)
     monkeypatch.setattr(running, "_prepare", lambda *_: pytest.fail("read"))
-    with pytest.raises(WriteError, match=r"the disk is full: it needs .* kB, and 50\.0 kB are free"):
+    with pytest.raises(
+        WriteError, match=r"the disk is full: it needs .* kB, and 50\.0 kB are free"
+    ):
         pack(photos, tmp_path / "out.h5")
     assert os.listdir(tmp_path) == []
 
@@ -229,7 +272,9 @@ def test_a_real_limit_on_the_size_of_files(photos: Path, tmp_path: Path, limit: 
             pack(photos, tmp_path / "out.h5", progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "too large for this file system, or for this user's limit (ulimit -f)" in str(caught.value)
+    assert "too large for this file system, or for this user's limit (ulimit -f)" in str(
+        caught.value
+    )
     assert os.listdir(tmp_path) == []
     pack(photos, tmp_path / "out.h5")  # nothing in the process is broken by it
 
@@ -241,7 +286,9 @@ def test_a_folder_that_this_user_may_not_write(photos: Path, tmp_path: Path) -> 
         pack(photos, tmp_path / "locked" / "out.h5")
 
 
-def test_a_folder_that_may_not_be_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = os.open
 
     def refuse(path: Any, flags: int, *mode: Any) -> int:
@@ -250,14 +297,19 @@ def test_a_folder_that_may_not_be_written(photos: Path, tmp_path: Path, monkeypa
         return whole(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(AccessError, match=r"this user may not write there \(Permission denied\)") as caught:
+    with pytest.raises(
+        AccessError, match=r"this user may not write there \(Permission denied\)"
+    ) as caught:
         pack(photos, tmp_path / "out.h5")
     assert isinstance(caught.value, PermissionError)
 
 
 def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataNotFoundError, match=r"is gone|is no folder"), PartFile(tmp_path / "folder" / "out") as part:
+    with (
+        pytest.raises(DataNotFoundError, match=r"is gone|is no folder"),
+        PartFile(tmp_path / "folder" / "out") as part,
+    ):
         shutil.rmtree(tmp_path / "folder")
         part.commit()
     assert os.listdir(tmp_path) == []
@@ -274,7 +326,9 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_segments")
-def test_samples_are_read_back_while_others_are_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_read_back_while_others_are_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, ahead = list[tuple[int, int]](), list[int]()
     sum_segment, reread = checksums._sum_segment, PartFile.reread
 
@@ -292,7 +346,9 @@ def test_samples_are_read_back_while_others_are_written(photos: Path, tmp_path: 
     pack(photos, tmp_path / "out.h5")
     samples = len(ImageDataset(photos))
     assert ahead == [samples - 1]  # the last one is read at the end
-    assert len(read) == len(set(read)) and sorted(read)[-1][1] == (tmp_path / "out.h5").stat().st_size
+    assert (
+        len(read) == len(set(read)) and sorted(read)[-1][1] == (tmp_path / "out.h5").stat().st_size
+    )
     assert verify(tmp_path / "out.h5").ok
 
 
@@ -311,17 +367,26 @@ def flipping_the_fourth(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("small_segments")
-def test_bit_flips_are_found_while_others_are_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bit_flips_are_found_while_others_are_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flipped = flipping_the_fourth(monkeypatch)
-    with pytest.raises(WriteError, match=r"out\.h5: 1 samples read back are not what was written, the first is number 3:"):
+    with pytest.raises(
+        WriteError,
+        match=r"out\.h5: 1 samples read back are not what was written, the first is number 3:",
+    ):
         pack(photos, tmp_path / "out.h5")
     assert os.listdir(tmp_path) == [] and len(flipped) > 4
 
 
 @pytest.mark.usefixtures("small_segments")
-def test_flips_are_found_while_others_go_to_a_shard(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flips_are_found_while_others_go_to_a_shard(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flipped = flipping_the_fourth(monkeypatch)
-    with pytest.raises(WriteError, match=r"1 samples read back are not what was written, the first is number 3:"):
+    with pytest.raises(
+        WriteError, match=r"1 samples read back are not what was written, the first is number 3:"
+    ):
         pack(photos, tmp_path / "out.zarr", format="zarr")
     assert len(flipped) > 4
     monkeypatch.undo()
@@ -330,7 +395,9 @@ def test_flips_are_found_while_others_go_to_a_shard(photos: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("small_segments")
-def test_a_disk_that_fails_is_noticed_in_the_middle(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_noticed_in_the_middle(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(self: PartFile, start: int, stop: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -348,15 +415,21 @@ def test_a_disk_that_fails_is_noticed_in_the_middle(photos: Path, tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
-def test_bit_flips_are_found_before_the_file_is_named(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bit_flips_are_found_before_the_file_is_named(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reread = PartFile.reread
 
     def flip(self: PartFile) -> None:
         reread(self)
         size = os.fstat(self.fd).st_size
-        os.pwrite(self.fd, bytes([os.pread(self.fd, 1, size - 5)[0] ^ 4]), size - 5)  # in the last sample
+        # in the last sample
+        os.pwrite(self.fd, bytes([os.pread(self.fd, 1, size - 5)[0] ^ 4]), size - 5)
 
     monkeypatch.setattr(PartFile, "reread", flip)
-    with pytest.raises(WriteError, match=r"out\.h5: 1 samples read back are not what was written, the first is number 23"):
+    with pytest.raises(
+        WriteError,
+        match=r"out\.h5: 1 samples read back are not what was written, the first is number 23",
+    ):
         pack(photos, tmp_path / "out.h5")
     assert os.listdir(tmp_path) == []

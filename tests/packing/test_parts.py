@@ -1,4 +1,6 @@
-"""Packs of several parts: equal bytes whoever packs them, and nothing is lost where a job is killed."""
+"""Packs of several parts: equal bytes whoever packs them, and nothing is lost where a job is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Numbers(Dataset[Any]):
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return np.full((1 + index % 3, 4), index, np.float64 if index == self.wrong else np.float32), index
+        return np.full(
+            (1 + index % 3, 4), index, np.float64 if index == self.wrong else np.float32
+        ), index
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +75,11 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=60), st.integers(1, 3000))
 def test_parts_are_ranges_of_samples(sizes: list[int], shard_size: int) -> None:
     edges = edges_of(np.array(sizes, np.int64), shard_size)
-    assert edges[0] == 0 and edges[-1] == len(sizes) and all(a < b for a, b in itertools.pairwise(edges))
+    assert (
+        edges[0] == 0
+        and edges[-1] == len(sizes)
+        and all(a < b for a, b in itertools.pairwise(edges))
+    )
     parts = [sizes[a:b] for a, b in itertools.pairwise(edges)]
     assert all(sum(part) <= shard_size + max(part) for part in parts)
     assert len(parts) <= -(-sum(sizes) // shard_size) + 1
@@ -83,37 +91,53 @@ def test_round_trip(photos: Path, tmp_path: Path, store: str) -> None:
         out = pack(source, tmp_path / "out", store=store, shard_size=SHARD)
         assert pack_status(out).parts > 2 and pack_status(out).joined
         for path in (out, out / "manifest.json", str(out) + "/"):
-            with ImageDataset(path, image_size=(20, 30), normalize=False) as copy, open_dataset(path) as opened:
+            with (
+                ImageDataset(path, image_size=(20, 30), normalize=False) as copy,
+                open_dataset(path) as opened,
+            ):
                 assert isinstance(opened, ImageDataset) and len(opened) == len(copy) == len(source)
                 assert (
                     copy.fingerprint == source.fingerprint
                     and copy.classes == source.classes
                     and np.array_equal(copy.targets, source.targets)
                 )
-                assert all(torch.equal(copy[i][0], source[i][0]) and copy[i][1] == source[i][1] for i in range(len(source)))
+                assert all(
+                    torch.equal(copy[i][0], source[i][0]) and copy[i][1] == source[i][1]
+                    for i in range(len(source))
+                )
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
-def test_batches_are_those_of_one_file(photos: Path, packed: Path, tmp_path: Path, mode: str) -> None:
+def test_batches_are_those_of_one_file(
+    photos: Path, packed: Path, tmp_path: Path, mode: str
+) -> None:
     one = pack(photos, tmp_path / "one.h5")
 
     def batches(path: Path) -> list[Any]:
         with ImageDataset(path, image_size=(8, 8), loading_mode=mode) as dataset:
-            return [(images.clone(), targets.clone()) for images, targets in create_dataloader(dataset, batch_size=5, shuffle=True)]
+            return [
+                (images.clone(), targets.clone())
+                for images, targets in create_dataloader(dataset, batch_size=5, shuffle=True)
+            ]
 
     if mode == "streaming":  # blocks are files there: the samples are equal, their order is not
 
         def key(item: Any) -> Any:
             return item[0].sum().item(), item[1].item()
 
-        ours, theirs = ([key(pair) for batch in batches(path) for pair in zip(*batch, strict=True)] for path in (packed, one))
+        ours, theirs = (
+            [key(pair) for batch in batches(path) for pair in zip(*batch, strict=True)]
+            for path in (packed, one)
+        )
         assert sorted(ours) == sorted(theirs)
     else:
         for ours, theirs in zip(batches(packed), batches(one), strict=True):
             assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
 
 
-def test_each_sidecar_is_read_once(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_sidecar_is_read_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = pack(photos, tmp_path / "out", shard_size=SHARD, part="0/2")
     asked, read = Counter[str](), FolderDestination.read
 
@@ -122,17 +146,28 @@ def test_each_sidecar_is_read_once(photos: Path, tmp_path: Path, monkeypatch: py
         return read(self, name, *reach)
 
     monkeypatch.setattr(FolderDestination, "read", counted)
-    for call in (lambda: pack(photos, out, shard_size=SHARD), lambda: join(out), lambda: verify(out), lambda: pack_status(out)):
+    for call in (
+        lambda: pack(photos, out, shard_size=SHARD),
+        lambda: join(out),
+        lambda: verify(out),
+        lambda: pack_status(out),
+    ):
         asked.clear()
         call()
         assert [asked[f"part-{part:05d}-of-00004.json"] for part in range(4)] == [1] * 4
 
 
-def test_a_remote_folder_is_listed_once(photos: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_folder_is_listed_once(
+    photos: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(f"{photos}/", "/photos/", recursive=True)
     listed, find = list[str](), memory.find
-    monkeypatch.setattr(type(memory), "find", lambda self, path, **options: (listed.append(path), find(path, **options))[1])
+    monkeypatch.setattr(
+        type(memory),
+        "find",
+        lambda self, path, **options: (listed.append(path), find(path, **options))[1],
+    )
     try:
         with ImageDataset("memory://photos", cache_dir=tmp_path / "cache") as source:
             listed.clear()
@@ -162,7 +197,9 @@ def test_same_bytes_whoever_packs(photos: Path, packed: Path, tmp_path: Path, ho
 
 def test_two_jobs_at_once(photos: Path, packed: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        for job in [pool.submit(pack, photos, tmp_path / "out", shard_size=SHARD) for _ in range(2)]:
+        for job in [
+            pool.submit(pack, photos, tmp_path / "out", shard_size=SHARD) for _ in range(2)
+        ]:
             job.result()
     assert contents(tmp_path / "out") == contents(packed)
 
@@ -178,7 +215,9 @@ def test_same_call_goes_on(photos: Path, packed: Path, tmp_path: Path) -> None:
     (out / f".{names[0]}.0123abcd.part").write_bytes(b"of a job that was killed")
     before = {name: os.stat(out / name).st_mtime_ns for name in names[3:]}
     status = pack_status(out)
-    assert (status.missing, status.stale, status.joined) == ([0], [1, 2], False) and len(status.done) == status.parts - 3
+    assert (status.missing, status.stale, status.joined) == ([0], [1, 2], False) and len(
+        status.done
+    ) == status.parts - 3
     assert "missing: 0" in str(status) and "stale: 1-2" in str(status)
     with pytest.raises(DataNotFoundError, match="not complete"):
         ImageDataset(out)
@@ -186,7 +225,9 @@ def test_same_call_goes_on(photos: Path, packed: Path, tmp_path: Path) -> None:
         join(out)
     pack(photos, out, shard_size=SHARD)
     assert contents(out) == contents(packed)
-    assert {name: os.stat(out / name).st_mtime_ns for name in names[3:]} == before, "finished parts stay"
+    assert {name: os.stat(out / name).st_mtime_ns for name in names[3:]} == before, (
+        "finished parts stay"
+    )
 
 
 def test_another_plan_is_refused(photos: Path, packed: Path, tmp_path: Path) -> None:
@@ -198,7 +239,9 @@ def test_another_plan_is_refused(photos: Path, packed: Path, tmp_path: Path) -> 
     assert contents(out) == contents(packed)
     pack(photos, out, shard_size=30_000, overwrite=True)
     assert pack_status(out).joined and pack_status(out).parts < pack_status(packed).parts
-    assert len(list(out.iterdir())) == 2 * pack_status(out).parts + 3, "nothing is left of the other plan"
+    assert len(list(out.iterdir())) == 2 * pack_status(out).parts + 3, (
+        "nothing is left of the other plan"
+    )
     assert contents(pack(photos, tmp_path / "new", shard_size=30_000)) == contents(out)
 
 
@@ -247,7 +290,10 @@ def test_unreadable_samples_are_left_out(photos: Path, tmp_path: Path) -> None:
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["left_out"] == 1 and broken.name in manifest["left_out_first"][0]
     with ImageDataset(out) as packed:
-        assert len(packed) == manifest["samples"] == 23 and packed.fingerprint != ImageDataset(source).fingerprint
+        assert (
+            len(packed) == manifest["samples"] == 23
+            and packed.fingerprint != ImageDataset(source).fingerprint
+        )
     assert verify(out).ok
 
 
@@ -273,7 +319,10 @@ def test_other_programs_read_the_parts(photos: Path, packed: Path) -> None:
                 offsets = file["offsets"][:]
                 for number in range(len(offsets) - 1):
                     image, target = next(samples)
-                    assert file["data"][offsets[number] : offsets[number + 1]].tobytes() == Path(image).read_bytes()
+                    assert (
+                        file["data"][offsets[number] : offsets[number + 1]].tobytes()
+                        == Path(image).read_bytes()
+                    )
                     assert file["targets"][number] == target
         assert next(samples, None) is None
 
@@ -305,7 +354,9 @@ def test_processes_verify_parts(packed: Path, tmp_path: Path) -> None:
     assert len(bad) == len(list(out.glob("part-*.h5"))) and bad == verify(out).bad
     with pytest.raises(ConfigError, match="processes must be an integer of at least 1"):
         verify(out, processes=0)
-    with pytest.raises(ConfigError, match="is one file: processes is for packs of several parts, use workers"):
+    with pytest.raises(
+        ConfigError, match="is one file: processes is for packs of several parts, use workers"
+    ):
         verify(next(packed.glob("part-*.h5")), processes=2)
 
 
@@ -338,7 +389,9 @@ class TestBad:
             ({"shard_size": None, "part": "0/2"}, "pass shard_size"),
         ],
     )
-    def test_arguments(self, photos: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    def test_arguments(
+        self, photos: Path, tmp_path: Path, options: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(ConfigError, match=message):
             pack(photos, tmp_path / "out", **{"shard_size": SHARD, **options})
 
@@ -379,12 +432,16 @@ class Dying(Numbers):
 
 
 @pytest.mark.parametrize("store", [{}, {"store": "jpeg", "max_size": 30}])
-def test_a_share_asks_for_its_own_sizes(photos: Path, tmp_path: Path, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_asks_for_its_own_sizes(
+    photos: Path, tmp_path: Path, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = 3000
     pack(photos, tmp_path / "whole", shard_size=shard, **store)
     pack(photos, tmp_path / "out", shard_size=shard, part="0/3", **store)
     asked, sizes = list[int](), FilesSource.sizes
-    monkeypatch.setattr(FilesSource, "sizes", lambda self, indices: (asked.extend(indices), sizes(self, indices))[1])
+    monkeypatch.setattr(
+        FilesSource, "sizes", lambda self, indices: (asked.extend(indices), sizes(self, indices))[1]
+    )
     for job in (1, 2):
         asked.clear()
         pack(photos, tmp_path / "out", shard_size=shard, part=f"{job}/3", **store)
@@ -395,7 +452,9 @@ def test_a_share_asks_for_its_own_sizes(photos: Path, tmp_path: Path, store: dic
 
 
 class Counted(Numbers):
-    """Counts how often this process pickles it; which packs a part of it when the other one has packed three."""
+    """Counts how often this process pickles it; which packs a part of it when the other one has
+    packed three.
+    """
 
     pickled = 0
 
@@ -405,7 +464,11 @@ class Counted(Numbers):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         end = time.monotonic() + 60
-        while parent_process() is None and (self.out / "plan.json").exists() and time.monotonic() < end:
+        while (
+            parent_process() is None
+            and (self.out / "plan.json").exists()
+            and time.monotonic() < end
+        ):
             if len(list(self.out.glob("part-*.json"))) >= 3:
                 break
             time.sleep(0.01)
@@ -417,7 +480,9 @@ class Counted(Numbers):
 
 
 @pytest.mark.parametrize(("fork_safe", "has_thread"), [(True, False), (False, False), (True, True)])
-def test_a_process_gets_the_dataset_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_safe: bool, has_thread: bool) -> None:
+def test_a_process_gets_the_dataset_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_safe: bool, has_thread: bool
+) -> None:
     """And not with each part: it may know the names of a million files."""
     monkeypatch.setattr(Counted, "pickled", 0)
     monkeypatch.setattr(Counted, "fork_safe", fork_safe, raising=False)
@@ -426,7 +491,8 @@ def test_a_process_gets_the_dataset_once(tmp_path: Path, monkeypatch: pytest.Mon
     if has_thread:
         busy.submit(int).result()  # its thread waits for more
     else:
-        monkeypatch.setattr(threading, "active_count", lambda: 1)  # tests before this one may have left the thread of an event loop
+        # tests before this one may have left the thread of an event loop
+        monkeypatch.setattr(threading, "active_count", lambda: 1)
     with busy:
         pack(Counted(out), out, shard_size=100, processes=2)
     assert pack_status(out).parts > 5 and verify(out).ok
@@ -436,7 +502,11 @@ def test_a_process_gets_the_dataset_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_opens_from_a_server(photos: Path, packed: Path) -> None:
-    with RangeServer(packed) as server, ImageDataset(f"{server.url}/manifest.json") as remote, ImageDataset(photos) as source:
+    with (
+        RangeServer(packed) as server,
+        ImageDataset(f"{server.url}/manifest.json") as remote,
+        ImageDataset(photos) as source,
+    ):
         assert len(remote) == 24 and remote.classes == source.classes
         assert torch.equal(remote[5][0], source[5][0]) and remote[23][1] == source[23][1]
 
@@ -458,8 +528,13 @@ def test_to_a_store(photos: Path, packed: Path, own_cache: None) -> None:
             pack(photos, out, shard_size=30_000, storage_options=options)
         pack(photos, out, processes=2, **where)
         names = [item["Key"] for item in client.list_objects_v2(Bucket="bucket")["Contents"]]
-        stored = {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
-        assert {name.rpartition("/")[2]: hashlib.sha256(data).hexdigest() for name, data in stored.items()} == contents(packed)
+        stored = {
+            name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names
+        }
+        assert {
+            name.rpartition("/")[2]: hashlib.sha256(data).hexdigest()
+            for name, data in stored.items()
+        } == contents(packed)
         assert verify(out, storage_options=options).ok
         with ImageDataset(f"{out}/manifest.json", storage_options=options) as remote:
             assert len(remote) == 24 and torch.equal(remote[7][0], source[7][0])
@@ -482,7 +557,9 @@ pack(
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_kills_lose_nothing(photos: Path, tmp_path: Path, store: str, processes: int) -> None:
-    undisturbed = pack(ImageDataset(photos, image_size=24), tmp_path / "undisturbed", shard_size=6000, store=store)
+    undisturbed = pack(
+        ImageDataset(photos, image_size=24), tmp_path / "undisturbed", shard_size=6000, store=store
+    )
     out, choose = tmp_path / "out", random.Random(f"{store}{processes}")
     kill_four_times(_JOB, [photos, out, 6000, store, processes], out, choose, removes=True)
     assert contents(out) == contents(undisturbed)
@@ -495,7 +572,9 @@ def test_a_single_part_is_the_whole(photos: Path, tmp_path: Path) -> None:
         assert pack_status(out).parts == 1
         with open_dataset(out) as packed:
             assert packed.fingerprint == source.fingerprint
-            resumed, loader = (create_dataloader(one, batch_size=2, num_workers=0) for one in (packed, source))
+            resumed, loader = (
+                create_dataloader(one, batch_size=2, num_workers=0) for one in (packed, source)
+            )
             next(iter(loader))
             resumed.load_state_dict(loader.state_dict())
 
@@ -503,6 +582,9 @@ def test_a_single_part_is_the_whole(photos: Path, tmp_path: Path) -> None:
 def test_a_single_part_of_texts_is_the_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one line\nanother one\nthe last of all\n")
     texts = TextDataset(tmp_path / "a.txt", unit="line")
-    packs = [pack(texts, tmp_path / "one.h5"), *(pack(texts, tmp_path / size, shard_size=size) for size in ("1GB", "20B"))]
+    packs = [
+        pack(texts, tmp_path / "one.h5"),
+        *(pack(texts, tmp_path / size, shard_size=size) for size in ("1GB", "20B")),
+    ]
     assert [pack_status(path).parts for path in packs[1:]] == [1, 2]
     assert len({TextDataset(path).fingerprint for path in packs}) == 1

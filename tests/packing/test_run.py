@@ -55,7 +55,9 @@ def test_round_trip(photos: Path, tmp_path: Path, store: str, mode: str) -> None
         with images(out, loading_mode=mode) as packed:
             check_same(packed, source)
             assert packed.classes == source.classes and packed.class_to_idx == source.class_to_idx
-            assert np.array_equal(packed.targets, source.targets) and packed.targets.dtype == np.int64
+            assert (
+                np.array_equal(packed.targets, source.targets) and packed.targets.dtype == np.int64
+            )
             for (place, target), (path, wanted) in zip(packed.samples, source.samples, strict=True):
                 assert target == wanted and os.path.relpath(path, photos) in place
     assert out == tmp_path / "out.h5" and leftovers(tmp_path) == ["out.h5"]
@@ -73,7 +75,10 @@ def test_decoded_images_are_what_pixels_of_gives(photos: Path, tmp_path: Path, c
     with images(photos, color=color) as source:
         out = pack(source, tmp_path / "out.h5", store="decoded")
         with h5py.File(out) as file:
-            assert file["data"].shape == (24, *SIZE, 3 if color == "RGB" else 1) and file["data"].dtype == np.uint8
+            assert (
+                file["data"].shape == (24, *SIZE, 3 if color == "RGB" else 1)
+                and file["data"].dtype == np.uint8
+            )
             assert all(np.array_equal(file["data"][i], source.pixels_of(i)) for i in range(24))
         with ImageDataset(out, color=color, normalize=False) as packed:
             assert packed.image_size == SIZE
@@ -83,7 +88,11 @@ def test_decoded_images_are_what_pixels_of_gives(photos: Path, tmp_path: Path, c
 def test_other_programs_find_the_files_bytes(photos: Path, tmp_path: Path) -> None:
     out = pack(photos, tmp_path / "out.h5")
     with ImageDataset(photos) as source, h5py.File(out) as file:
-        offsets, names, ends = file["offsets"][:], file["names"][:].tobytes(), file["name_offsets"][:]
+        offsets, names, ends = (
+            file["offsets"][:],
+            file["names"][:].tobytes(),
+            file["name_offsets"][:],
+        )
         assert offsets.dtype == ends.dtype == np.int64 and file["crc32"].dtype == np.uint32
         assert all(file[key].chunks is None for key in file)
         for i, (path, target) in enumerate(source.samples):
@@ -93,7 +102,10 @@ def test_other_programs_find_the_files_bytes(photos: Path, tmp_path: Path) -> No
 
 
 def test_as_rows_of_hdf5(photos: Path, tmp_path: Path) -> None:
-    encoded, decoded = pack(photos, tmp_path / "e.h5"), pack(images(photos), tmp_path / "d.h5", store="decoded")
+    encoded, decoded = (
+        pack(photos, tmp_path / "e.h5"),
+        pack(images(photos), tmp_path / "d.h5", store="decoded"),
+    )
     with (
         ImageDataset(photos) as source,
         HDF5Dataset(encoded, "data") as rows,
@@ -101,12 +113,17 @@ def test_as_rows_of_hdf5(photos: Path, tmp_path: Path) -> None:
     ):
         assert len(rows) == len(pixels) == 24 and rows.fingerprint == source.fingerprint
         for i, (path, target) in enumerate(source.samples):
-            assert rows[i].dtype == torch.uint8 and rows[i].numpy().tobytes() == Path(path).read_bytes()
+            assert (
+                rows[i].dtype == torch.uint8
+                and rows[i].numpy().tobytes() == Path(path).read_bytes()
+            )
             assert pixels[i][0].shape == (*SIZE, 3) and pixels[i][1] == target
 
 
 def test_files_of_every_kind(tmp_path: Path) -> None:
-    """Turned, grey, CMYK, 16 bits, many frames, names that are no UTF-8: the file is kept as it is, and decodes alike."""
+    """Turned, grey, CMYK, 16 bits, many frames, names that are no UTF-8: the file is kept as it
+    is, and decodes alike.
+    """
     bad = make_bad(tmp_path / "odd")
     for kind in UNREADABLE:
         bad[kind].unlink()
@@ -122,18 +139,26 @@ def test_the_same_input_gives_the_same_bytes(photos: Path, tmp_path: Path, store
     shutil.copytree(photos, tmp_path / "copy")
     first = pack(images(photos), tmp_path / "first.h5", store=store, workers=1).read_bytes()
     time.sleep(1.1)  # HDF5 notes whole seconds, where it does
-    second = pack(images(tmp_path / "copy"), tmp_path / "second.h5", store=store, workers=3).read_bytes()
+    second = pack(
+        images(tmp_path / "copy"), tmp_path / "second.h5", store=store, workers=3
+    ).read_bytes()
     assert first == second
-    assert pack(tmp_path / "first.h5", tmp_path / "third.h5").read_bytes() == first  # a packed file's copy too
+    # a packed file's copy too
+    assert pack(tmp_path / "first.h5", tmp_path / "third.h5").read_bytes() == first
 
 
 def test_views(photos: Path, tmp_path: Path) -> None:
     source = images(photos)
-    for number, view in enumerate((source.subset([5, 3, 3, 20]), source.split(0.3)[0], source[4:9], source[4:9].subset([1]))):
+    for number, view in enumerate(
+        (source.subset([5, 3, 3, 20]), source.split(0.3)[0], source[4:9], source[4:9].subset([1]))
+    ):
         out = pack(view, tmp_path / f"{number}.h5")
         check_same(images(out), view)
         assert images(out).classes == source.classes  # of all, as the view's are
-        check_same(images(pack(images(out)[::2], tmp_path / f"{number}b.h5", store="decoded")), images(out)[::2])
+        check_same(
+            images(pack(images(out)[::2], tmp_path / f"{number}b.h5", store="decoded")),
+            images(out)[::2],
+        )
 
 
 def test_a_view_without_samples(photos: Path, tmp_path: Path) -> None:
@@ -156,7 +181,9 @@ TARGETS: list[tuple[str, Callable[[str], Any], type]] = [
 
 
 @pytest.mark.parametrize(("name", "target", "kind"), TARGETS, ids=[t[0] for t in TARGETS])
-def test_targets(photos: Path, tmp_path: Path, name: str, target: Callable[[str], Any], kind: type) -> None:
+def test_targets(
+    photos: Path, tmp_path: Path, name: str, target: Callable[[str], Any], kind: type
+) -> None:
     source = images(photos, targets=target)
     packed = images(pack(source, tmp_path / "out.h5"))
     check_same(packed, source)
@@ -166,14 +193,25 @@ def test_targets(photos: Path, tmp_path: Path, name: str, target: Callable[[str]
 def test_targets_that_are_arrays(photos: Path, tmp_path: Path) -> None:
     source = images(photos, targets=lambda path: np.array([len(path), 0.5], np.float32))
     packed = images(pack(source, tmp_path / "out.h5"))
-    assert all(np.array_equal(packed[i][1], source[i][1]) and packed[i][1].dtype == np.float32 for i in range(24))
+    assert all(
+        np.array_equal(packed[i][1], source[i][1]) and packed[i][1].dtype == np.float32
+        for i in range(24)
+    )
 
 
 @pytest.mark.parametrize(
-    "target", [lambda path: [len(path)] * len(path), lambda path: {"a": [len(path)] * len(path)}, lambda path: None, lambda path: [1, 2]],
+    "target",
+    [
+        lambda path: [len(path)] * len(path),
+        lambda path: {"a": [len(path)] * len(path)},
+        lambda path: None,
+        lambda path: [1, 2],
+    ],
     ids=["ragged", "dicts", "nothing", "lists"],
-)  # fmt: skip
-def test_targets_that_no_file_can_give_back(photos: Path, tmp_path: Path, target: Callable[[str], Any]) -> None:
+)
+def test_targets_that_no_file_can_give_back(
+    photos: Path, tmp_path: Path, target: Callable[[str], Any]
+) -> None:
     source = images(photos, targets=lambda path: target("xx" if "circle" in path else "xxx"))
     with pytest.raises(ConfigError, match=r"targets can't be packed.*targets=None"):
         pack(source, tmp_path / "out.h5")
@@ -197,7 +235,10 @@ def test_many_class_names(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [(), (3,), (4, 2)], ids=["scalar", "1-D", "2-D"])
 def test_arrays(tmp_path: Path, dtype: str, row: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
-    data, labels = rng.integers(0, 2, (40, *row)).astype(dtype), rng.integers(0, 9, 40).astype(">i2")
+    data, labels = (
+        rng.integers(0, 2, (40, *row)).astype(dtype),
+        rng.integers(0, 9, 40).astype(">i2"),
+    )
     with h5py.File(tmp_path / "in.h5", "w") as file:
         file.create_dataset("x", data=data, chunks=(7, *row), compression="gzip")
         file["y"] = labels
@@ -205,8 +246,14 @@ def test_arrays(tmp_path: Path, dtype: str, row: tuple[int, ...]) -> None:
     out = pack(source, tmp_path / "out.h5")
     packed = open_dataset(out, target_name="targets")
     assert type(packed) is HDF5Dataset and packed.fingerprint == source.fingerprint
-    for i, (record, expected) in enumerate(zip(packed.sample_source.read(range(40)), source.sample_source.read(range(40)), strict=True)):
-        assert (record.dtype, record.shape) == (expected.dtype, expected.shape) == (np.dtype(dtype), row)
+    for i, (record, expected) in enumerate(
+        zip(packed.sample_source.read(range(40)), source.sample_source.read(range(40)), strict=True)
+    ):
+        assert (
+            (record.dtype, record.shape)
+            == (expected.dtype, expected.shape)
+            == (np.dtype(dtype), row)
+        )
         assert record.tobytes() == expected.tobytes() == data[i : i + 1].tobytes()
     assert [int(t) for t in packed.targets] == labels.tolist()
     again = pack(out, tmp_path / "again.h5")  # as a path: with its targets
@@ -222,17 +269,32 @@ def test_encoded_images_stay_images_through_hdf5_dataset(photos: Path, tmp_path:
 @pytest.mark.parametrize(
     ("make", "store", "message"),
     [
-        (lambda e, d: ImageDataset(e, image_size=None), "decoded", r"image_size is None: open the dataset with image_size="),
+        (
+            lambda e, d: ImageDataset(e, image_size=None),
+            "decoded",
+            r"image_size is None: open the dataset with image_size=",
+        ),
         (lambda e, d: ImageDataset(d), "encoded", r"pass store='decoded'"),
         (lambda e, d: HDF5Dataset(d), "encoded", r"pass store='decoded'"),
         (lambda e, d: HDF5Dataset(e), "decoded", r"open the file with ImageDataset"),
-        (lambda e, d: ImageDataset(e), "zipped", r"store must be 'encoded', 'jpeg' or 'decoded', not 'zipped'"),
+        (
+            lambda e, d: ImageDataset(e),
+            "zipped",
+            r"store must be 'encoded', 'jpeg' or 'decoded', not 'zipped'",
+        ),
     ],
 )
 def test_stores_that_make_no_sense(
-    photos: Path, tmp_path: Path, make: Callable[[Path, Path], BaseDataset], store: str, message: str
+    photos: Path,
+    tmp_path: Path,
+    make: Callable[[Path, Path], BaseDataset],
+    store: str,
+    message: str,
 ) -> None:
-    encoded, decoded = pack(photos, tmp_path / "e.h5"), pack(images(photos), tmp_path / "d.h5", store="decoded")
+    encoded, decoded = (
+        pack(photos, tmp_path / "e.h5"),
+        pack(images(photos), tmp_path / "d.h5", store="decoded"),
+    )
     with pytest.raises(ConfigError, match=message):
         pack(make(encoded, decoded), tmp_path / "out.h5", store=store)
     assert leftovers(tmp_path) == ["d.h5", "e.h5"]
@@ -243,11 +305,20 @@ def test_datasets_that_can_not_be_packed(photos: Path, tmp_path: Path) -> None:
         def decode(self, record: bytes) -> list[int]:
             return list(record)
 
-    with pytest.raises(ConfigError, match=r"sample 0 can't be packed: it is a list\. Packing takes arrays.*convert it in decode"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"sample 0 can't be packed: it is a list\. Packing takes arrays.*convert it in "
+            r"decode"
+        ),
+    ):
         pack(Mine(images(photos).sample_source), tmp_path / "out.h5")
     for dry_run in (False, True):
         for workers in (0, -1, "two"):
-            with pytest.raises(ConfigError, match=f"workers must be an integer of at least 1 or None, not {workers!r}"):
+            with pytest.raises(
+                ConfigError,
+                match=f"workers must be an integer of at least 1 or None, not {workers!r}",
+            ):
                 pack(photos, tmp_path / "out.h5", workers=workers, dry_run=dry_run)  # type: ignore[call-overload]
 
 
@@ -272,7 +343,10 @@ def test_images_that_may_be_left_out(photos: Path, tmp_path: Path, store: str) -
     shutil.copy(bad["truncated_jpeg"], tmp_path / "in" / "gradient" / "a.jpg")
     shutil.copy(bad["empty_jpeg"], tmp_path / "in" / "noise" / "z.jpg")
     source = images(tmp_path / "in", on_error="skip")
-    with pytest.warns(HeadraceWarning, match=r"out\.h5: 2 of 26 samples can't be read and were left out: .*a\.jpg.*z\.jpg"):
+    with pytest.warns(
+        HeadraceWarning,
+        match=r"out\.h5: 2 of 26 samples can't be read and were left out: .*a\.jpg.*z\.jpg",
+    ):
         out = pack(source, tmp_path / "out.h5", store=store)
     kept = [i for i in range(26) if source.samples[i][0][-5:] not in ("a.jpg", "z.jpg")]
     packed = images(out)
@@ -284,7 +358,8 @@ def test_images_that_may_be_left_out(photos: Path, tmp_path: Path, store: str) -
 def test_a_header_is_all_that_may_be_checked(photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "in")
     bad = make_bad(tmp_path / "odd")
-    shutil.copy(bad["truncated_jpeg"], tmp_path / "in" / "gradient" / "a.jpg")  # a header, and not all pixels
+    # a header, and not all pixels
+    shutil.copy(bad["truncated_jpeg"], tmp_path / "in" / "gradient" / "a.jpg")
     source = images(tmp_path / "in")
     with pytest.raises(SampleError, match=r"a\.jpg"):
         pack(source, tmp_path / "out.h5")
@@ -317,7 +392,9 @@ def test_none_may_be_left_out_of_none(tmp_path: Path) -> None:
 def test_a_callable_is_no_leave_to_make_samples_up(photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos / "circle", tmp_path / "in")
     (tmp_path / "in" / "x.jpg").write_bytes(b"")
-    source = images(tmp_path / "in", targets=None, on_error=lambda index, path, error: torch.zeros(3, *SIZE))
+    source = images(
+        tmp_path / "in", targets=None, on_error=lambda index, path, error: torch.zeros(3, *SIZE)
+    )
     with pytest.raises(SampleError, match=r"x\.jpg"):
         pack(source, tmp_path / "out.h5")
 
@@ -329,7 +406,10 @@ def test_a_file_that_changes_while_it_is_packed(photos: Path, tmp_path: Path) ->
     sizes = source.sample_source.sizes()
     source.sample_source.sizes = lambda indices: sizes[indices]  # type: ignore[method-assign]  # as they were when packing began
     path.write_bytes(path.read_bytes() + b"more")
-    with pytest.raises(SampleError, match=rf"{path.name} changed while it was packed: {sizes[7]:,} bytes.*{sizes[7] + 4:,}"):
+    with pytest.raises(
+        SampleError,
+        match=rf"{path.name} changed while it was packed: {sizes[7]:,} bytes.*{sizes[7] + 4:,}",
+    ):
         pack(source, tmp_path / "out.h5")
     path.unlink()
     with pytest.raises(SampleError, match=path.name):
@@ -337,10 +417,14 @@ def test_a_file_that_changes_while_it_is_packed(photos: Path, tmp_path: Path) ->
     assert leftovers(tmp_path) == ["in"]
 
 
-def test_an_existing_file_is_kept_unless_it_may_be_replaced(photos: Path, tiny_photos: Path, tmp_path: Path) -> None:
+def test_an_existing_file_is_kept_unless_it_may_be_replaced(
+    photos: Path, tiny_photos: Path, tmp_path: Path
+) -> None:
     out = pack(photos, tmp_path / "out.h5")
     before = out.read_bytes()
-    with pytest.raises(TargetExistsError, match=r"out\.h5 is there already: pass overwrite=True \(--overwrite\)") as caught:
+    with pytest.raises(
+        TargetExistsError, match=r"out\.h5 is there already: pass overwrite=True \(--overwrite\)"
+    ) as caught:
         pack(tiny_photos, out)
     assert isinstance(caught.value, FileExistsError) and out.read_bytes() == before
     with pytest.raises(SampleError), warnings.catch_warnings():
@@ -359,7 +443,9 @@ def test_places_that_can_not_be_written(photos: Path, tmp_path: Path) -> None:
         pack(photos, tmp_path)
 
 
-def test_what_is_read_ahead_is_bounded(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_ahead_is_bounded(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However slow the disk, the threads stay a few groups ahead of what is written."""
     monkeypatch.setattr(running, "GROUP_SAMPLES", 1)
     begun, written, ahead = [], [], []
@@ -386,7 +472,9 @@ def test_groups_are_cut_by_bytes_too() -> None:
     sizes = np.arange(1000, 1024)
     large = sizes * (samples.GROUP_BYTES // 3000)
     groups = list(samples.groups_of(large))
-    assert [i for g in groups for i in g] == list(range(24)) and all(len(g) >= 2 for g in groups[:-1])
+    assert [i for g in groups for i in g] == list(range(24)) and all(
+        len(g) >= 2 for g in groups[:-1]
+    )
     assert all(int(large[g.start : g.stop].sum()) <= samples.GROUP_BYTES for g in groups)
     assert [len(g) for g in samples.groups_of(sizes * samples.GROUP_BYTES)] == [1] * 24
 
@@ -394,6 +482,10 @@ def test_groups_are_cut_by_bytes_too() -> None:
 def test_what_the_file_says_of_itself(photos: Path, tmp_path: Path) -> None:
     info = packed_info(pack(images(photos), tmp_path / "out.h5", store="decoded"))
     assert info is not None and (info.kind, info.store, info.count) == ("image", "decoded", 24)
-    assert info.image == {"color": "RGB", "image_size": list(SIZE)} and info.classes == ["circle", "gradient", "noise"]
+    assert info.image == {"color": "RGB", "image_size": list(SIZE)} and info.classes == [
+        "circle",
+        "gradient",
+        "noise",
+    ]
     assert str(tmp_path) not in (tmp_path / "out.h5").read_bytes().decode("latin-1")
     assert str(photos) not in (tmp_path / "out.h5").read_bytes().decode("latin-1")

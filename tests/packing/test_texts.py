@@ -1,4 +1,6 @@
-"""Packed texts: tokens bit for bit, as documents, windows and blocks, in all modes; and every damage is found."""
+"""Packed texts: tokens bit for bit, as documents, windows and blocks, in all modes; and every
+damage is found.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,11 @@ from headrace.storage.hdf5.packed import packed_info
 from headrace.testing.contract import same
 
 MODES = ("lazy", "eager", "cached", "streaming")
-WAYS: dict[str, dict[str, Any]] = {"documents": {"max_length": 9}, "windows": {"max_length": 8, "stride": 5},
-                                   "blocks": {"max_length": 8, "packing": True}}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "documents": {"max_length": 9},
+    "windows": {"max_length": 8, "stride": 5},
+    "blocks": {"max_length": 8, "packing": True},
+}
 
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -60,7 +65,9 @@ def texts(tmp_path: Path) -> Path:
 
 
 def opened(texts: Path, **options: Any) -> TextDataset:
-    return TextDataset(texts, **{"labels": "folders", "cache_dir": texts.parent / "kept", **options})
+    return TextDataset(
+        texts, **{"labels": "folders", "cache_dir": texts.parent / "kept", **options}
+    )
 
 
 def check_same(packed: TextDataset, source: TextDataset) -> None:
@@ -70,24 +77,39 @@ def check_same(packed: TextDataset, source: TextDataset) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
-def test_samples_and_batches_are_those_of_the_texts(texts: Path, tmp_path: Path, way: str, mode: str) -> None:
+def test_samples_and_batches_are_those_of_the_texts(
+    texts: Path, tmp_path: Path, way: str, mode: str
+) -> None:
     out = pack(opened(texts), tmp_path / "out.h5")
-    with opened(texts, **WAYS[way]) as source, TextDataset(out, loading_mode=mode, **WAYS[way]) as packed:
+    with (
+        opened(texts, **WAYS[way]) as source,
+        TextDataset(out, loading_mode=mode, **WAYS[way]) as packed,
+    ):
         assert packed.classes == ["prose", "verse"]
         if mode != "streaming":
             check_same(packed, source)
-        is_laned = mode == "streaming" and way != "documents"  # texts that are files each lie in no blocks, and their tokens do
-        options: dict[str, Any] = {"batch_size": 3, "num_workers": 0, "shuffle": "block" if is_laned else True}
+        # texts that are files each lie in no blocks, and their tokens do
+        is_laned = mode == "streaming" and way != "documents"
+        options: dict[str, Any] = {
+            "batch_size": 3,
+            "num_workers": 0,
+            "shuffle": "block" if is_laned else True,
+        }
         ours, theirs = create_dataloader(packed, **options), create_dataloader(source, **options)
         assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
         assert isinstance(packed.tokenizer, CharTokenizer) and packed.tokenizer.characters is None
 
 
-def test_workers_read_the_same(texts: Path, tmp_path: Path, make_loader: Callable[..., Any]) -> None:
+def test_workers_read_the_same(
+    texts: Path, tmp_path: Path, make_loader: Callable[..., Any]
+) -> None:
     out = pack(opened(texts), tmp_path / "out.h5")
     with TextDataset(out, **WAYS["blocks"]) as packed:
         found = []
-        for options in ({"num_workers": 0}, {"num_workers": 2, "multiprocessing_context": "forkserver"}):
+        for options in (
+            {"num_workers": 0},
+            {"num_workers": 2, "multiprocessing_context": "forkserver"},
+        ):
             found.append(list(make_loader(packed, batch_size=3, **options)))
         assert len(found[0]) == 4 and all(same(a, b) for a, b in zip(*found, strict=True))
         copy = pickle.loads(pickle.dumps(packed))
@@ -100,7 +122,11 @@ def test_lines_and_records_with_targets(tmp_path: Path, unit: str) -> None:
     lines = [json.dumps(row) for row in rows] if unit == "record" else [row["text"] for row in rows]
     path = tmp_path / ("in.jsonl" if unit == "record" else "in.txt")
     path.write_text("\n".join(lines))
-    options: dict[str, Any] = {"unit": unit, "target_field": "score" if unit == "record" else None, "cache_dir": tmp_path / "kept"}
+    options: dict[str, Any] = {
+        "unit": unit,
+        "target_field": "score" if unit == "record" else None,
+        "cache_dir": tmp_path / "kept",
+    }
     with TextDataset(path, **options) as source:
         out = pack(source, tmp_path / "out.h5")
         with TextDataset(out) as packed:
@@ -119,24 +145,59 @@ def test_what_the_file_says(texts: Path, tmp_path: Path) -> None:
     tokenizer = CharTokenizer("abcdé \n'")
     with opened(texts, tokenizer=tokenizer, packing=True, max_length=4, end_token=1) as source:
         out = pack(source, tmp_path / "out.h5")
-        with opened(texts, tokenizer=tokenizer, max_length=None) as documents, h5py.File(out) as file:
-            data, offsets, names, ends = (file[name][:] for name in ("data", "offsets", "names", "name_offsets"))
-            assert (data.dtype, offsets.dtype, file["crc32"].dtype) == (np.uint16, np.int64, np.uint32)
+        with (
+            opened(texts, tokenizer=tokenizer, max_length=None) as documents,
+            h5py.File(out) as file,
+        ):
+            data, offsets, names, ends = (
+                file[name][:] for name in ("data", "offsets", "names", "name_offsets")
+            )
+            assert (data.dtype, offsets.dtype, file["crc32"].dtype) == (
+                np.uint16,
+                np.int64,
+                np.uint32,
+            )
             assert all(file[name].chunks is None for name in file)
             for i in range(7):
-                assert data[offsets[i] : offsets[i + 1]].tolist() == [*documents[i]["input_ids"].tolist(), 1]
-                assert os.path.join(texts, names[ends[i] : ends[i + 1]].tobytes().decode()) == documents.source_of(i)
+                assert data[offsets[i] : offsets[i + 1]].tolist() == [
+                    *documents[i]["input_ids"].tolist(),
+                    1,
+                ]
+                assert os.path.join(
+                    texts, names[ends[i] : ends[i + 1]].tobytes().decode()
+                ) == documents.source_of(i)
             assert file["targets"][:].tolist() == documents.targets.tolist()
         info = packed_info(out)
-        assert info is not None and (info.kind, info.store, info.count, info.fingerprint) == ("text", "tokens", 7, documents.fingerprint)
-        assert info.text == {"tokenizer": repr(tokenizer), "class": "CharTokenizer", "end_token": 1, "unit": "file"}
+        assert info is not None and (info.kind, info.store, info.count, info.fingerprint) == (
+            "text",
+            "tokens",
+            7,
+            documents.fingerprint,
+        )
+        assert info.text == {
+            "tokenizer": repr(tokenizer),
+            "class": "CharTokenizer",
+            "end_token": 1,
+            "unit": "file",
+        }
         with TextDataset(out, packing=True, max_length=4) as packed:
             check_same(packed, source)
-            assert packed.tokenizer.characters == tokenizer.characters and "made with CharTokenizer(" in packed.explain()
+            assert (
+                packed.tokenizer.characters == tokenizer.characters
+                and "made with CharTokenizer(" in packed.explain()
+            )
         with HDF5Dataset(out, target_name="targets") as rows:
-            assert rows[0][0].tolist() == data[: offsets[1]].tolist() and rows[0][0].dtype == torch.uint16 and rows[0][1] == 0
+            assert (
+                rows[0][0].tolist() == data[: offsets[1]].tolist()
+                and rows[0][0].dtype == torch.uint16
+                and rows[0][1] == 0
+            )
         with open_dataset(out) as found, open_dataset(texts) as plain:
-            assert isinstance(found, TextDataset) and isinstance(plain, TextDataset) and len(found) == len(plain) == 7
+            assert (
+                isinstance(found, TextDataset)
+                and isinstance(plain, TextDataset)
+                and len(found) == len(plain) == 7
+            )
 
 
 class Hashing:
@@ -158,7 +219,14 @@ def test_a_tokenizer_that_cannot_be_known_again(texts: Path, tmp_path: Path) -> 
 def test_the_same_texts_give_the_same_bytes(texts: Path, tmp_path: Path) -> None:
     first = pack(opened(texts), tmp_path / "first.h5", workers=1).read_bytes()
     shutil.copytree(texts, tmp_path / "copy")
-    assert pack(opened(tmp_path / "copy", cache_dir=tmp_path / "other"), tmp_path / "second.h5", workers=3).read_bytes() == first
+    assert (
+        pack(
+            opened(tmp_path / "copy", cache_dir=tmp_path / "other"),
+            tmp_path / "second.h5",
+            workers=3,
+        ).read_bytes()
+        == first
+    )
     assert pack(tmp_path / "first.h5", tmp_path / "third.h5").read_bytes() == first
     with TextDataset(tmp_path / "first.h5") as packed, opened(texts) as source:
         check_same(TextDataset(pack(packed[2:5], tmp_path / "view.h5")), packed[2:5])
@@ -169,7 +237,11 @@ def test_no_documents_and_no_tokens(tmp_path: Path, texts: Path) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "blank.txt").write_bytes(b"")
     for number, source in enumerate(
-        (TextDataset(tmp_path / "empty.txt"), TextDataset(tmp_path / "blank.txt", unit="line"), opened(texts)[:0])
+        (
+            TextDataset(tmp_path / "empty.txt"),
+            TextDataset(tmp_path / "blank.txt", unit="line"),
+            opened(texts)[:0],
+        )
     ):
         out = pack(source, tmp_path / f"{number}.h5")
         assert verify(out).ok
@@ -183,18 +255,26 @@ def test_documents_that_cannot_be_read(texts: Path, tmp_path: Path) -> None:
     (texts / "prose" / "0.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(SampleError, match=r"0\.txt: byte 0xff at offset 0 is no utf-8"):
         pack(opened(texts), tmp_path / "out.h5")
-    with pytest.warns(HeadraceWarning, match="1 of 7 documents can.t be read, or tokenised, and are left out"):
+    with pytest.warns(
+        HeadraceWarning, match="1 of 7 documents can.t be read, or tokenised, and are left out"
+    ):
         result = pack_dataset(opened(texts, on_error="skip"), tmp_path / "out.h5")
     (said,) = result.left_out
     assert result.samples == 6 and "0.txt" in said
     with TextDataset(tmp_path / "out.h5") as packed, opened(texts, on_error="skip") as source:
         check_same(packed, source[1:])  # which it is, as far as anybody can tell
     with pytest.warns(HeadraceWarning), pytest.raises(SampleError, match=r"0\.txt"):
-        pack(opened(texts, on_error=lambda *_: {}, cache_dir=tmp_path / "new"), tmp_path / "other.h5")
-    assert not [name for name in os.listdir(tmp_path) if name.endswith(".part") or name == "other.h5"]
+        pack(
+            opened(texts, on_error=lambda *_: {}, cache_dir=tmp_path / "new"), tmp_path / "other.h5"
+        )
+    assert not [
+        name for name in os.listdir(tmp_path) if name.endswith(".part") or name == "other.h5"
+    ]
 
 
-def test_an_interrupted_run_does_not_tokenise_again(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_does_not_tokenise_again(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
 
     class Counting:
@@ -217,17 +297,29 @@ def test_an_interrupted_run_does_not_tokenise_again(texts: Path, tmp_path: Path,
     assert len(made) == 7
 
 
-# --- what makes no sense ----------------------------------------------------------------------------------------------
+# --- what makes no sense --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("unit", "line"), ("tokenizer", CharTokenizer()), ("text_field", "body"), ("labels", "folders"), ("newline", "\n"),
-     ("encoding", "latin-1"), ("errors", "replace")],
-)  # fmt: skip
-def test_what_packing_has_decided_is_refused(texts: Path, tmp_path: Path, name: str, value: Any) -> None:
+    [
+        ("unit", "line"),
+        ("tokenizer", CharTokenizer()),
+        ("text_field", "body"),
+        ("labels", "folders"),
+        ("newline", "\n"),
+        ("encoding", "latin-1"),
+        ("errors", "replace"),
+    ],
+)
+def test_what_packing_has_decided_is_refused(
+    texts: Path, tmp_path: Path, name: str, value: Any
+) -> None:
     out = pack(opened(texts), tmp_path / "out.h5")
-    with pytest.raises(ConfigError, match=rf"{name}=.*out\.h5 holds tokens, so packing has decided this: leave it out"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{name}=.*out\.h5 holds tokens, so packing has decided this: leave it out",
+    ):
         TextDataset(out, **{name: value})
 
 
@@ -247,18 +339,25 @@ def test_other_things_that_make_no_sense(texts: Path, tmp_path: Path) -> None:
         TextDataset(tmp_path / "plain.h5")
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def content(path: Path) -> list[Any]:
     with TextDataset(path, max_length=None) as dataset:
         tokens: Any = dataset.sample_source
         rows = [row.tobytes() for row in dataset.sample_source.read(range(7))]
-        return [tokens.tokens.info, dataset.targets.tolist(), [dataset.source_of(i) for i in range(7)], *rows]
+        return [
+            tokens.tokens.info,
+            dataset.targets.tolist(),
+            [dataset.source_of(i) for i in range(7)],
+            *rows,
+        ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "step", [17, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
 def test_every_flipped_bit_is_found(texts: Path, tmp_path: Path, step: int) -> None:
     """Or lies in a gap that HDF5 leaves between its parts."""
     path = pack(opened(texts), tmp_path / "out.h5")
@@ -288,7 +387,10 @@ def test_a_flipped_bit_names_the_document(texts: Path, tmp_path: Path) -> None:
         raw.write(bytes([byte ^ 4]))
     result = verify(path)
     assert [index for index, _, _ in result.bad] == [2] and result.samples == 7
-    assert result.bad[0][1] == f"{path}, document 2 (prose/4.txt)" and "wrong checksum" in result.bad[0][2]
+    assert (
+        result.bad[0][1] == f"{path}, document 2 (prose/4.txt)"
+        and "wrong checksum" in result.bad[0][2]
+    )
 
 
 @pytest.mark.slow
@@ -307,7 +409,9 @@ def test_damage_in_any_piece_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     for place in range(size):
         with h5py.File(path, "r+") as file:
             file["data"][place] ^= 1
-        assert [index for index, _, _ in verify(path).bad] == [int(np.searchsorted(begins, place, side="right")) - 1]
+        assert [index for index, _, _ in verify(path).bad] == [
+            int(np.searchsorted(begins, place, side="right")) - 1
+        ]
         with h5py.File(path, "r+") as file:
             file["data"][place] ^= 1
 
@@ -356,7 +460,10 @@ def test_a_file_that_changes_under_its_reader(texts: Path, tmp_path: Path, way: 
         else:
             pack(opened(texts)[:6], tmp_path / "new.h5")
             os.replace(tmp_path / "new.h5", path)
-        with pytest.raises((AccessError, FileChangedError), match=r"out\.h5 (can't be read any more|has been changed since it was opened)"):
+        with pytest.raises(
+            (AccessError, FileChangedError),
+            match=r"out\.h5 (can't be read any more|has been changed since it was opened)",
+        ):
             _ = dataset.sample_source.read([0])
         with pytest.raises(HeadraceError, match=r"out\.h5"):
             _ = dataset[0]
@@ -364,9 +471,16 @@ def test_a_file_that_changes_under_its_reader(texts: Path, tmp_path: Path, way: 
 
 def test_pieces_are_those_of_all_documents(texts: Path, tmp_path: Path) -> None:
     path = pack(opened(texts), tmp_path / "out.h5")
-    with TextDataset(path, max_length=None) as documents, TextDataset(path, max_length=5, packing=True) as blocks:
-        joined = list(itertools.chain.from_iterable(documents[i]["input_ids"].tolist() for i in range(7)))
-        assert [token for i in range(len(blocks)) for token in blocks[i]["input_ids"].tolist()] == joined[: 5 * len(blocks)]
+    with (
+        TextDataset(path, max_length=None) as documents,
+        TextDataset(path, max_length=5, packing=True) as blocks,
+    ):
+        joined = list(
+            itertools.chain.from_iterable(documents[i]["input_ids"].tolist() for i in range(7))
+        )
+        assert [
+            token for i in range(len(blocks)) for token in blocks[i]["input_ids"].tolist()
+        ] == joined[: 5 * len(blocks)]
 
 
 CUT = """
@@ -392,5 +506,7 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     whole = Path(packed).read_bytes()
     for _ in range(4):
         Path(packed).write_bytes(whole)
-        job = subprocess.run([sys.executable, "-c", CUT, str(packed)], capture_output=True, text=True, timeout=60)
+        job = subprocess.run(
+            [sys.executable, "-c", CUT, str(packed)], capture_output=True, text=True, timeout=60
+        )
         assert (job.returncode, job.stdout[:6]) == (0, "error:"), job.stderr

@@ -1,4 +1,6 @@
-"""Packing of datasets of the user's own: what their steps give comes out of the file, bit for bit."""
+"""Packing of datasets of the user's own: what their steps give comes out of the file, bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from headrace import BaseDataset, HDF5Dataset, MemoryEfficientDataset, Source, ZarrDataset, pack, verify
+from headrace import (
+    BaseDataset,
+    HDF5Dataset,
+    MemoryEfficientDataset,
+    Source,
+    ZarrDataset,
+    pack,
+    verify,
+)
 from headrace.errors import ConfigError, FormatError, HeadraceWarning, SampleError
 from headrace.packing.options import StoreOptions
 from headrace.packing.run import pack_dataset
@@ -86,12 +96,18 @@ def opened(out: Path, targets: bool = False) -> HDF5Dataset:
 @pytest.mark.parametrize("mode", ["lazy", "eager", "streaming"])
 def test_own_dataset_round_trip(tmp_path: Path, mode: Any) -> None:
     targets = np.arange(40, dtype=np.int16)
-    source = Decoded(records_of(), targets=targets, transform=fail, target_transform=fail, loading_mode=mode)
+    source = Decoded(
+        records_of(), targets=targets, transform=fail, target_transform=fail, loading_mode=mode
+    )
     packed = opened(pack(source, tmp_path / "out.h5", workers=3), targets=True)
     assert len(packed) == 40 and packed.fingerprint == source.fingerprint
     for index in range(40):
         row, target = packed[index]
-        assert row.dtype == torch.float32 and row.numpy().tobytes() == ROWS[index].tobytes() and target == index
+        assert (
+            row.dtype == torch.float32
+            and row.numpy().tobytes() == ROWS[index].tobytes()
+            and target == index
+        )
     assert packed.targets.dtype == np.int16
 
 
@@ -104,8 +120,12 @@ def test_same_dataset_gives_same_bytes(tmp_path: Path) -> None:
 def test_targets_of_split_target_and_views(tmp_path: Path) -> None:
     view = Split(records_of()).subset([7, 3, 3, 20])
     packed = opened(pack(view, tmp_path / "out.h5"), targets=True)
-    assert [int(target) for _, target in packed] == [int(ROWS[index].sum() > 3) for index in (7, 3, 3, 20)]
-    assert [row.numpy().tobytes() for row, _ in packed] == [ROWS[index].tobytes() for index in (7, 3, 3, 20)]
+    assert [int(target) for _, target in packed] == [
+        int(ROWS[index].sum() > 3) for index in (7, 3, 3, 20)
+    ]
+    assert [row.numpy().tobytes() for row, _ in packed] == [
+        ROWS[index].tobytes() for index in (7, 3, 3, 20)
+    ]
 
 
 def test_overridden_decode_of_hdf5_dataset(tmp_path: Path) -> None:
@@ -117,17 +137,24 @@ def test_overridden_decode_of_hdf5_dataset(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with h5py.File(tmp_path / "in" / "in.h5", "w") as file:
         file["data"] = ROWS
-    for name, source in {"cast": HDF5Dataset(tmp_path / "in" / "in.h5", dtype="f8"), "own": Halves(tmp_path / "in" / "in.h5")}.items():
+    for name, source in {
+        "cast": HDF5Dataset(tmp_path / "in" / "in.h5", dtype="f8"),
+        "own": Halves(tmp_path / "in" / "in.h5"),
+    }.items():
         out = pack(source, tmp_path / "out" / f"{name}.h5")
         packed = HDF5Dataset(out)
-        assert verify(out).ok and all(torch.equal(packed[index], torch.as_tensor(source[index])) for index in range(40))
+        assert verify(out).ok and all(
+            torch.equal(packed[index], torch.as_tensor(source[index])) for index in range(40)
+        )
 
 
 def test_zarr_and_wrapped_datasets(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     zarr.save(str(tmp_path / "in.zarr"), ROWS)
     source = ZarrDataset(tmp_path / "in.zarr")
-    for number, dataset in enumerate((source, MemoryEfficientDataset(source), MemoryEfficientDataset(Samples(list(ROWS))))):
+    for number, dataset in enumerate(
+        (source, MemoryEfficientDataset(source), MemoryEfficientDataset(Samples(list(ROWS))))
+    ):
         out = pack(dataset, tmp_path / f"{number}.h5")
         with h5py.File(out) as file:
             assert file["data"][:].tobytes() == ROWS.tobytes()
@@ -144,11 +171,21 @@ def test_torch_datasets(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> N
 
 
 def test_dicts_are_rows_of_named_fields(tmp_path: Path) -> None:
-    samples = [{"x": ROWS[i], "is_even": i % 2 == 0, "inner": {"y": torch.tensor([i, -i])}} for i in range(9)]
-    packed = opened(pack(Samples([(sample, float(i)) for i, sample in enumerate(samples)]), tmp_path / "out.h5"), targets=True)
+    samples = [
+        {"x": ROWS[i], "is_even": i % 2 == 0, "inner": {"y": torch.tensor([i, -i])}}
+        for i in range(9)
+    ]
+    packed = opened(
+        pack(
+            Samples([(sample, float(i)) for i, sample in enumerate(samples)]), tmp_path / "out.h5"
+        ),
+        targets=True,
+    )
     for i, (sample, target) in enumerate(packed):
         assert sorted(sample) == ["inner", "is_even", "x"] and target == float(i)
-        assert sample["x"].numpy().tobytes() == ROWS[i].tobytes() and bool(sample["is_even"]) == (i % 2 == 0)
+        assert sample["x"].numpy().tobytes() == ROWS[i].tobytes() and bool(sample["is_even"]) == (
+            i % 2 == 0
+        )
         assert sample["inner"]["y"].tolist() == [i, -i]
 
 
@@ -159,7 +196,11 @@ def test_arrays_of_any_length(tmp_path: Path) -> None:
     assert info is not None and (info.kind, info.store, info.version) == ("array", "ragged", 2)
     packed = opened(out, targets=True)
     for (row, target), expected in zip(packed, samples, strict=True):
-        assert row.shape == expected.shape and row.numpy().tobytes() == expected.tobytes() and target == len(expected)
+        assert (
+            row.shape == expected.shape
+            and row.numpy().tobytes() == expected.tobytes()
+            and target == len(expected)
+        )
     assert pack(packed.subset([3, 1]), tmp_path / "again.h5").exists()
     assert [len(row) for row in HDF5Dataset(tmp_path / "again.h5")] == [7, 0]
 
@@ -182,12 +223,20 @@ def test_samples_that_may_be_left_out(tmp_path: Path, thread_safe: bool) -> None
     records = [row.tobytes() for row in ROWS]
     records[5], records[30] = b"short", "broken"  # type: ignore[assignment]
     source = Decoded(Records(records, thread_safe), targets=range(40), on_error="skip")
-    with pytest.warns(HeadraceWarning, match="2 of 40 samples can't be read and were left out: sample 5 .*sample 30 "):
+    with pytest.warns(
+        HeadraceWarning,
+        match="2 of 40 samples can't be read and were left out: sample 5 .*sample 30 ",
+    ):
         out = pack(source, tmp_path / "out.h5")
-    assert [target for _, target in opened(out, targets=True)] == [i for i in range(40) if i not in (5, 30)]
+    assert [target for _, target in opened(out, targets=True)] == [
+        i for i in range(40) if i not in (5, 30)
+    ]
     with pytest.raises(SampleError, match="sample 5 can't be decoded"):
         pack(Decoded(Records(records, thread_safe)), tmp_path / "out.h5", overwrite=True)
-    with pytest.raises(SampleError, match="none of 1 samples can be read"), warnings.catch_warnings():
+    with (
+        pytest.raises(SampleError, match="none of 1 samples can be read"),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         pack(source.subset([5]), tmp_path / "out.h5", overwrite=True)
 
@@ -200,7 +249,9 @@ def test_values_that_change_between_passes(tmp_path: Path) -> None:
             self.calls += 1
             return np.zeros(3 if self.calls <= len(self) else 4)
 
-    with pytest.raises(SampleError, match=r"Growing\[0\] changed while it was packed: 24 bytes .*32"):
+    with pytest.raises(
+        SampleError, match=r"Growing\[0\] changed while it was packed: 24 bytes .*32"
+    ):
         pack(Growing(range(3)), tmp_path / "out.h5")
     assert os.listdir(tmp_path) == []
 
@@ -223,19 +274,43 @@ ZEROS = np.zeros(3)
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([ZEROS, None], r"sample 1 can't be packed: it is None\. Packing takes arrays.*convert it in decode, or in __getitem__"),
-        ([ZEROS, "text"], r"sample 1 can't be packed with the others: it is str, and they are arrays"),
+        (
+            [ZEROS, None],
+            r"sample 1 can't be packed: it is None\. Packing takes arrays.*convert it in decode, "
+            r"or in __getitem__",
+        ),
+        (
+            [ZEROS, "text"],
+            r"sample 1 can't be packed with the others: it is str, and they are arrays",
+        ),
         ([[1, 2]], r"sample 0 can't be packed: it is a list"),
         ([(ZEROS, 1, 2)], r"sample 0 can't be packed: it is a tuple.*\(input, target\) tuples"),
         ([np.array(["a"])], r"sample 0 can't be packed: it is an array of <U1"),
         ([{"x": ZEROS, "y": None}], r"sample 0, 'y', can't be packed: it is None"),
-        ([torch.zeros(2, dtype=torch.bfloat16)], r"sample 0 can't be packed: .*BFloat16: convert it"),
-        ([ZEROS, ZEROS.astype("f4")], r"sample 1 .* with the others: it is float32 of shape \[3\], and sample 0 is float64 of shape"),
-        ([np.zeros((3, 2)), np.zeros((3, 3))], r"sample 1 .*\[3, 3\], and sample 0 .*\[3, 2\]: .*only the first axis.*subset\(\)"),
+        (
+            [torch.zeros(2, dtype=torch.bfloat16)],
+            r"sample 0 can't be packed: .*BFloat16: convert it",
+        ),
+        (
+            [ZEROS, ZEROS.astype("f4")],
+            r"sample 1 .* with the others: it is float32 of shape \[3\], and sample 0 is float64 "
+            r"of shape",
+        ),
+        (
+            [np.zeros((3, 2)), np.zeros((3, 3))],
+            r"sample 1 .*\[3, 3\], and sample 0 .*\[3, 2\]: .*only the first axis.*subset\(\)",
+        ),
         ([{"x": ZEROS}, {"x": ZEROS[:2]}], r"sample 1 can't be packed with the others"),
         ([{"x": ZEROS}, {"y": ZEROS}], r"sample 1 can't be packed with the others"),
-        ([(ZEROS, 1), (ZEROS, 1.5)], r"the target of sample 1 can't be packed with the others: it is float64.*give all targets one dtype"),
-        ([(ZEROS, np.zeros(2)), (ZEROS, np.zeros(3))], r"the target of sample 1 can't be packed with the others"),
+        (
+            [(ZEROS, 1), (ZEROS, 1.5)],
+            r"the target of sample 1 can't be packed with the others: it is float64.*give all "
+            r"targets one dtype",
+        ),
+        (
+            [(ZEROS, np.zeros(2)), (ZEROS, np.zeros(3))],
+            r"the target of sample 1 can't be packed with the others",
+        ),
         ([(ZEROS, "cat")], r"the target of sample 0 can't be packed: it is 'cat'"),
         ([(ZEROS, 1), (ZEROS, None)], r"1 of 2 samples have a target: give one to all, or to none"),
     ],
@@ -253,8 +328,14 @@ def test_datasets_without_indices_and_stores(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="Stream is an IterableDataset"):
         pack(Stream(), tmp_path / "out.h5")
-    with pytest.raises(ConfigError, match=r"store='encoded': the samples of this dataset are arrays.*pass store='decoded'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"store='encoded': the samples of this dataset are arrays.*pass store='decoded'",
+    ):
         pack(Samples([ZEROS]), tmp_path / "out.h5", store="encoded")
     with pytest.raises(ConfigError, match="store must be"):
         pack(Samples([ZEROS]), tmp_path / "out.h5", store="zipped")  # type: ignore[arg-type]
-    assert pack_dataset(Samples([ZEROS]), tmp_path / "out.h5", options=StoreOptions("decoded")).store == "decoded"
+    assert (
+        pack_dataset(Samples([ZEROS]), tmp_path / "out.h5", options=StoreOptions("decoded")).store
+        == "decoded"
+    )

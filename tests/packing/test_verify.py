@@ -51,7 +51,9 @@ def test_a_flipped_bit_names_file_row_and_image(packed: Path) -> None:
     _, location, error = result.bad[0]
     assert location == f"{packed}, data, row 2 (noise/noise_000.jpg)" and "wrong checksum" in error
     with ImageDataset(packed) as dataset:
-        with pytest.raises(SampleError, match=r"out\.h5, data, row 2 \(noise/noise_000\.jpg\): wrong checksum"):
+        with pytest.raises(
+            SampleError, match=r"out\.h5, data, row 2 \(noise/noise_000\.jpg\): wrong checksum"
+        ):
             dataset[2]
         dataset[1], dataset[3]
     with ImageDataset(packed, on_error="skip") as dataset:
@@ -59,7 +61,9 @@ def test_a_flipped_bit_names_file_row_and_image(packed: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [DATA, NAMES])
-def test_damage_in_a_store_is_named_by_its_url(tiny_photos: Path, tmp_path: Path, memory: Any, name: str) -> None:
+def test_damage_in_a_store_is_named_by_its_url(
+    tiny_photos: Path, tmp_path: Path, memory: Any, name: str
+) -> None:
     """And not by the temporary file that a part is fetched into."""
     out = pack(tiny_photos, "memory://verify/packed", shard_size="1GB")
     (part,) = (path for path in memory.store if path.endswith(".h5"))
@@ -70,7 +74,9 @@ def test_damage_in_a_store_is_named_by_its_url(tiny_photos: Path, tmp_path: Path
     url = "memory://verify/packed/part-00000-of-00001.h5"
     row = f"{url}, data, row 0 (circle/circle_000.jpg)"
     assert (index, location) == ((0, row) if name == DATA else (-1, url))
-    assert error.startswith(f"{row}: wrong checksum" if name == DATA else f"{url}: 'names' has a wrong checksum")
+    assert error.startswith(
+        f"{row}: wrong checksum" if name == DATA else f"{url}: 'names' has a wrong checksum"
+    )
 
 
 @pytest.mark.parametrize("name", [OFFSETS, NAMES, NAME_OFFSETS, TARGETS])
@@ -96,7 +102,9 @@ def test_a_truncated_file(packed: Path) -> None:
 
 
 def change(packed: Path, name: str, value: object) -> None:
-    """Another dataset under the name, as a program other than headrace could write it, and no checksum that says so."""
+    """Another dataset under the name, as a program other than headrace could write it, and no
+    checksum that says so.
+    """
     with h5py.File(packed, "a") as file:
         said = json.loads(bytes(file.attrs["headrace"]))
         said["checksums"] = {}
@@ -124,19 +132,26 @@ def test_parts_that_do_not_fit_each_other(packed: Path, tmp_path: Path) -> None:
         copy = tmp_path / f"{number}.h5"
         shutil.copy(packed, copy)
         change(copy, name, value)
-        with pytest.raises(FormatError, match=rf"{number}\.h5 is damaged: .*don't fit the 4 samples"):
+        with pytest.raises(
+            FormatError, match=rf"{number}\.h5 is damaged: .*don't fit the 4 samples"
+        ):
             verify(copy)
 
 
 def test_targets_of_another_length(packed: Path) -> None:
     change(packed, TARGETS, np.zeros(3, np.int64))
-    with pytest.raises(FormatError, match=r"'targets' has shape \(3,\), not one row for each of 4 samples"):
+    with pytest.raises(
+        FormatError, match=r"'targets' has shape \(3,\), not one row for each of 4 samples"
+    ):
         ImageDataset(packed)
 
 
 def test_missing_parts(packed: Path) -> None:
     change(packed, OFFSETS, None)
-    with pytest.raises(MissingNameError, match="no dataset 'offsets'; it has: crc32, data, file_crc32, name_offsets, names, targets"):
+    with pytest.raises(
+        MissingNameError,
+        match="no dataset 'offsets'; it has: crc32, data, file_crc32, name_offsets, names, targets",
+    ):
         verify(packed)
 
 

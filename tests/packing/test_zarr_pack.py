@@ -1,4 +1,6 @@
-"""Packs to Zarr: one group whose shards are the parts, read by zarr-python alone, and equal to what was packed."""
+"""Packs to Zarr: one group whose shards are the parts, read by zarr-python alone, and equal to
+what was packed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ from hypothesis import strategies as st
 from numcodecs import blosc
 from torch.utils.data import Dataset
 
-from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset, create_dataloader, open_dataset, pack
+from headrace import (
+    HDF5Dataset,
+    ImageDataset,
+    StreamingDataset,
+    TextDataset,
+    ZarrDataset,
+    create_dataloader,
+    open_dataset,
+    pack,
+)
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,
@@ -49,7 +60,13 @@ STORES = ("encoded", "decoded", "jpeg")
 class Rows(Dataset[Any]):
     """Arrays of one shape, with a target each."""
 
-    def __init__(self, count: int = 30, shape: tuple[int, ...] = (3, 4), dtype: str = "<f4", ragged: int | None = None) -> None:
+    def __init__(
+        self,
+        count: int = 30,
+        shape: tuple[int, ...] = (3, 4),
+        dtype: str = "<f4",
+        ragged: int | None = None,
+    ) -> None:
         self.count, self.shape, self.dtype, self.ragged = count, shape, dtype, ragged
 
     def __len__(self) -> int:
@@ -93,7 +110,10 @@ def test_rows_of_parts_are_whole_chunks(count: int, row: int, shard_size: int) -
     options = rows_options((count, row), np.dtype(np.uint8), shard_size)
     parts = -(-count // options["samples"])
     layout = zarr_layout(count, parts, options)
-    assert options["samples"] % options["chunk"] == 0 and parts * options["samples"] >= count > (parts - 1) * options["samples"]
+    assert (
+        options["samples"] % options["chunk"] == 0
+        and parts * options["samples"] >= count > (parts - 1) * options["samples"]
+    )
     assert options["chunk"] * row <= max(row, 64 << 10) and layout.data.shape == (count, row)
     assert options["samples"] * row < shard_size + 2 * options["chunk"] * row + row
 
@@ -104,7 +124,10 @@ def test_flat_parts_fit_their_shards(sizes: list[int], shard_size: int) -> None:
     options = flat_options(np.array(sizes), np.array(sizes), shard_size)
     step = options["samples"]
     parts = [sum(sizes[start : start + step]) for start in range(0, len(sizes), step)]
-    assert max(parts) <= options["shard"] < max(parts) + options["chunk"] and options["shard"] % options["chunk"] == 0
+    assert (
+        max(parts) <= options["shard"] < max(parts) + options["chunk"]
+        and options["shard"] % options["chunk"] == 0
+    )
 
 
 def test_zarr_python_reads_it_alone(photos: Path, packed: Path, store: str) -> None:
@@ -115,13 +138,21 @@ def test_zarr_python_reads_it_alone(photos: Path, packed: Path, store: str) -> N
         data: Any = group["data"]
         assert np.array_equal(arrays["targets"], source.targets)
         for index, (path, _) in enumerate(source.samples):
-            name = arrays["names"][arrays["name_starts"][index] : arrays["name_stops"][index]].tobytes().decode()
+            name = (
+                arrays["names"][arrays["name_starts"][index] : arrays["name_stops"][index]]
+                .tobytes()
+                .decode()
+            )
             assert path.endswith(name)
             if store == "decoded":
                 assert np.array_equal(data[index], source.pixels_of(index))
             else:
                 image = data[arrays["starts"][index] : arrays["stops"][index]].tobytes()
-                assert image == Path(path).read_bytes() if store == "encoded" else len(image) <= Path(path).stat().st_size
+                assert (
+                    image == Path(path).read_bytes()
+                    if store == "encoded"
+                    else len(image) <= Path(path).stat().st_size
+                )
         assert json.loads(group.attrs["headrace"])["fingerprint"] == source.fingerprint  # type: ignore[arg-type]
 
 
@@ -130,7 +161,9 @@ def test_each_part_has_objects_of_its_own(packed: Path) -> None:
     assert parts > 2
     for folder in (path for path in (packed / "data.zarr").iterdir() if path.is_dir()):
         chunks = sorted(path.name for path in folder.iterdir() if path.name != "zarr.json")
-        assert len(chunks) == parts and {name.split(".")[1] for name in chunks} == {str(part) for part in range(parts)}
+        assert len(chunks) == parts and {name.split(".")[1] for name in chunks} == {
+            str(part) for part in range(parts)
+        }
 
 
 def test_round_trip(photos: Path, packed: Path, store: str, tmp_path: Path) -> None:
@@ -141,18 +174,25 @@ def test_round_trip(photos: Path, packed: Path, store: str, tmp_path: Path) -> N
                 assert copy.fingerprint == source.fingerprint and copy.classes == source.classes
                 assert np.array_equal(copy.targets, source.targets)
                 for index in range(len(source)):
-                    assert torch.equal(copy[index][0], one[index][0]) and copy[index][1] == source[index][1]
+                    assert (
+                        torch.equal(copy[index][0], one[index][0])
+                        and copy[index][1] == source[index][1]
+                    )
                     assert Path(source.samples[index][0]).name in copy.source_of(index)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
-def test_batches_are_those_of_one_file(photos: Path, packed: Path, store: str, mode: str, tmp_path: Path) -> None:
+def test_batches_are_those_of_one_file(
+    photos: Path, packed: Path, store: str, mode: str, tmp_path: Path
+) -> None:
     with opened(photos) as source:
         one = pack(source, tmp_path / "one.h5", store=store)  # type: ignore[call-overload]
 
     def batches(path: Path) -> list[Any]:
         with opened(path, loading_mode=mode) as dataset:
-            loader = create_dataloader(dataset, batch_size=5, shuffle=mode != "streaming", seed=3, num_workers=0)
+            loader = create_dataloader(
+                dataset, batch_size=5, shuffle=mode != "streaming", seed=3, num_workers=0
+            )
             return [(images.clone(), targets.clone()) for images, targets in loader]
 
     for ours, theirs in zip(batches(packed), batches(one), strict=True):
@@ -163,7 +203,10 @@ def test_resumes_in_the_middle(packed: Path) -> None:
     with opened(packed) as dataset:
         loader = create_dataloader(dataset, batch_size=5, shuffle="block", seed=3, num_workers=0)
         whole = [targets.tolist() for _, targets in loader]
-        first, batches = create_dataloader(dataset, batch_size=5, shuffle="block", seed=3, num_workers=0), []
+        first, batches = (
+            create_dataloader(dataset, batch_size=5, shuffle="block", seed=3, num_workers=0),
+            [],
+        )
         for _, targets in first:
             batches.append(targets.tolist())
             if len(batches) == 2:
@@ -174,7 +217,9 @@ def test_resumes_in_the_middle(packed: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["shares", "backwards", "threads", "processes"])
-def test_same_bytes_whoever_packs(photos: Path, packed: Path, store: str, tmp_path: Path, how: str) -> None:
+def test_same_bytes_whoever_packs(
+    photos: Path, packed: Path, store: str, tmp_path: Path, how: str
+) -> None:
     out, parts = tmp_path / "out", pack_status(packed).parts
     if how == "shares":
         for i in range(3):
@@ -212,7 +257,9 @@ def test_same_call_goes_on(photos: Path, packed: Path, store: str, tmp_path: Pat
     assert {path: path.stat().st_mtime_ns for path in data[3:]} == before, "finished parts stay"
 
 
-def test_nobody_opens_what_is_packed_again(photos: Path, packed: Path, store: str, tmp_path: Path) -> None:
+def test_nobody_opens_what_is_packed_again(
+    photos: Path, packed: Path, store: str, tmp_path: Path
+) -> None:
     out = Path(shutil.copytree(packed, tmp_path / "out"))
     for name in ("c.0", "c.1"):
         (out / "data.zarr" / "crc32" / name).unlink()
@@ -235,7 +282,9 @@ def test_another_plan_is_refused(photos: Path, packed: Path, store: str, tmp_pat
             pack(source, out, store=store, shard_size=SHARD)  # type: ignore[call-overload]
         assert contents(out) == contents(packed)
         to_zarr(photos, out, store, shard_size=30_000, overwrite=True)
-        assert contents(out) == contents(to_zarr(photos, tmp_path / "new", store, shard_size=30_000))
+        assert contents(out) == contents(
+            to_zarr(photos, tmp_path / "new", store, shard_size=30_000)
+        )
         pack(source, out, store=store, shard_size=SHARD, overwrite=True)  # type: ignore[call-overload]
         assert not list(out.rglob("*.zarr")), "nothing is left of the other format"
         to_zarr(photos, out, store, overwrite=True)
@@ -248,7 +297,10 @@ def test_a_pack_is_packed_again(photos: Path, packed: Path, store: str, tmp_path
             out = pack(source, tmp_path / f"again-{len(options)}", **options)  # type: ignore[arg-type]
             with opened(out) as copy:
                 assert copy.fingerprint == source.fingerprint and copy.classes == source.classes
-                assert all(torch.equal(copy[i][0], source[i][0]) and copy[i][1] == source[i][1] for i in range(24))
+                assert all(
+                    torch.equal(copy[i][0], source[i][0]) and copy[i][1] == source[i][1]
+                    for i in range(24)
+                )
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "|u1", "<i8", "|b1", "<c8", ">u2", "<f2"])
@@ -258,10 +310,16 @@ def test_arrays(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     assert verify(out).ok and verify(out).samples == 30
     group = zarr.open_group(out / "data.zarr", mode="r")
     assert all(np.array_equal(group["data"][i], np.full(shape, i, dtype)) for i in range(30))  # type: ignore[index]
-    with ZarrDataset(out, target_name="targets") as rows, ZarrDataset(out / "data.zarr", "data", target_name="targets") as same:
+    with (
+        ZarrDataset(out, target_name="targets") as rows,
+        ZarrDataset(out / "data.zarr", "data", target_name="targets") as same,
+    ):
         for index in range(30):
             value, target = rows[index]
-            assert np.array_equal(np.asarray(value), np.full(shape, index, dtype)) and target == same[index][1] == index * 7
+            assert (
+                np.array_equal(np.asarray(value), np.full(shape, index, dtype))
+                and target == same[index][1] == index * 7
+            )
         assert rows.fingerprint == same.fingerprint
     with open_dataset(out) as rows:
         assert isinstance(rows, ZarrDataset) and len(rows) == 30
@@ -271,34 +329,65 @@ def test_arrays(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", ["|u1", ">f4", "<i8"])
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "lz4", None])
 @pytest.mark.parametrize("chunks", [1, 4, None])
-def test_compressed_chunks(tmp_path: Path, dtype: str, compression: str | None, chunks: int | None) -> None:
-    source, how = Rows(shape=(9, 7), dtype=dtype), {"format": "zarr", "shard_size": 8 * 63 * np.dtype(dtype).itemsize}
+def test_compressed_chunks(
+    tmp_path: Path, dtype: str, compression: str | None, chunks: int | None
+) -> None:
+    source, how = (
+        Rows(shape=(9, 7), dtype=dtype),
+        {"format": "zarr", "shard_size": 8 * 63 * np.dtype(dtype).itemsize},
+    )
     out = pack(source, tmp_path / "out", compression=compression, chunks=chunks, workers=3, **how)  # type: ignore[arg-type]
-    again = pack(source, tmp_path / "again", compression=compression, chunks=chunks, part="1/2", workers=1, **how)  # type: ignore[arg-type]
+    again = pack(
+        source,
+        tmp_path / "again",
+        compression=compression,
+        chunks=chunks,
+        part="1/2",
+        workers=1,
+        **how,
+    )  # type: ignore[arg-type]
     pack(source, again, compression=compression, chunks=chunks, part="0/2", **how)  # type: ignore[arg-type]
     assert contents(again) == contents(out) and pack_status(out).parts > 2 and verify(out).ok
     data: Any = zarr.open_array(out / "data.zarr", path="data", mode="r")
-    assert data.chunks[0] == (chunks or 8) and all((data[index] == source[index][0]).all() for index in range(30))
+    assert data.chunks[0] == (chunks or 8) and all(
+        (data[index] == source[index][0]).all() for index in range(30)
+    )
     with ZarrDataset(out, target_name="targets") as rows:
-        assert all(np.array_equal(np.asarray(rows[i][0]), source[i][0]) and rows[i][1] == 7 * i for i in range(30))
+        assert all(
+            np.array_equal(np.asarray(rows[i][0]), source[i][0]) and rows[i][1] == 7 * i
+            for i in range(30)
+        )
         assert "zarr-python" not in rows.explain()
     if compression is not None:
         stored = sum(path.stat().st_size for path in (out / "data.zarr" / "data").glob("c.*"))
-        assert stored < 30 * 63 * np.dtype(dtype).itemsize or chunks == 1, "very small chunks don't get smaller"
+        assert stored < 30 * 63 * np.dtype(dtype).itemsize or chunks == 1, (
+            "very small chunks don't get smaller"
+        )
         with pytest.raises(TargetExistsError, match="compression"):
             pack(source, out, chunks=chunks, **how)  # type: ignore[arg-type]
     shard = out / "data.zarr" / "data" / "c.1.0.0"
     content = bytearray(shard.read_bytes())
     for place, is_sample in ((10, True), (len(content) - 5, False)):
-        shard.write_bytes(bytes(content[:place]) + bytes([content[place] ^ 1]) + bytes(content[place + 1 :]))
+        shard.write_bytes(
+            bytes(content[:place]) + bytes([content[place] ^ 1]) + bytes(content[place + 1 :])
+        )
         bad = [index for index, _, _ in verify(out).bad]
         assert bad == (list(range(8, 8 + data.chunks[0])) if is_sample else [-1])
 
 
 def test_threads_that_encode_leave_blosc_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two that encode at once the first to begin is the first to end."""
-    array, chunk = ArrayLayout("data", (4, 4096), np.dtype("<i8"), 4, 1, compression="lz4"), np.arange(4096).view(np.uint8)
-    both, first_ended, numbers, compress, settings = threading.Barrier(2), threading.Event(), itertools.count(), blosc.compress, []
+    array, chunk = (
+        ArrayLayout("data", (4, 4096), np.dtype("<i8"), 4, 1, compression="lz4"),
+        np.arange(4096).view(np.uint8),
+    )
+    both, first_ended, numbers, compress, settings = (
+        threading.Barrier(2),
+        threading.Event(),
+        itertools.count(),
+        blosc.compress,
+        [],
+    )
 
     def in_turn(*arguments: Any) -> Any:
         number = next(numbers)
@@ -319,7 +408,10 @@ def test_threads_that_encode_leave_blosc_as_it_was(monkeypatch: pytest.MonkeyPat
 
 def test_default_shard_size(tmp_path: Path) -> None:
     out = pack(Rows(), tmp_path / "out", format="zarr")
-    assert pack_status(out).parts == 1 and json.loads((out / "plan.json").read_text())["options"]["shard_size"] == 256_000_000
+    assert (
+        pack_status(out).parts == 1
+        and json.loads((out / "plan.json").read_text())["options"]["shard_size"] == 256_000_000
+    )
 
 
 def test_unreadable_samples_are_left_out(photos: Path, store: str, tmp_path: Path) -> None:
@@ -336,7 +428,9 @@ def test_unreadable_samples_are_left_out(photos: Path, store: str, tmp_path: Pat
         with pytest.warns(HeadraceWarning, match=r"1 samples? can't be read"):
             pack(dataset, out, part="1/2", **how)
         manifest = json.loads((out / "manifest.json").read_text())
-        assert (manifest["left_out"], manifest["samples"]) == (1, 23) and broken.name in manifest["left_out_first"][0]
+        assert (manifest["left_out"], manifest["samples"]) == (1, 23) and broken.name in manifest[
+            "left_out_first"
+        ][0]
         kept = [index for index, (path, _) in enumerate(dataset.samples) if Path(path) != broken]
         with opened(out) as packed, dataset.subset(kept) as view:
             assert len(packed) == 23 and packed.fingerprint == view.fingerprint
@@ -354,7 +448,9 @@ def test_a_sample_that_fails_later_is_an_error(photos: Path, store: str, tmp_pat
         last.write_bytes(bytes(last.stat().st_size))
         with pytest.raises(SampleError, match=last.name) as caught:
             pack(dataset, tmp_path / "out", **how)
-        assert "overwrite=True" in str(caught.value) and any("data/c." in note for note in caught.value.__notes__)
+        assert "overwrite=True" in str(caught.value) and any(
+            "data/c." in note for note in caught.value.__notes__
+        )
         last.write_bytes(b"shorter")
         with pytest.raises((FileChangedError, TargetExistsError)):
             pack(dataset, tmp_path / "out", **how)
@@ -364,7 +460,9 @@ def test_a_sample_that_fails_later_is_an_error(photos: Path, store: str, tmp_pat
 def test_every_flipped_bit_is_found(packed: Path, tmp_path: Path) -> None:
     assert verify(packed).ok and verify(packed).samples == 24
     choose = random.Random(7)
-    for path in sorted(path for path in packed.rglob("*") if path.is_file() and path.suffix != ".crc32"):
+    for path in sorted(
+        path for path in packed.rglob("*") if path.is_file() and path.suffix != ".crc32"
+    ):
         out = Path(shutil.copytree(packed, tmp_path / "out"))
         data = bytearray(path.read_bytes())
         data[choose.randrange(len(data))] ^= 1 << choose.randrange(8)
@@ -381,13 +479,17 @@ def test_every_flipped_bit_is_found(packed: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_sample_is_named(packed: Path, store: str, tmp_path: Path) -> None:
     out = Path(shutil.copytree(packed, tmp_path / "out"))
-    last = max((out / "data.zarr" / "data").glob("c.*"), key=lambda path: int(path.name.split(".")[1]))
+    last = max(
+        (out / "data.zarr" / "data").glob("c.*"), key=lambda path: int(path.name.split(".")[1])
+    )
     data = bytearray(last.read_bytes())
     data[3] ^= 1
     last.write_bytes(data)
     first = json.loads((out / "plan.json").read_text())["edges"][-2]
     named = [index for index, _, _ in verify(out).bad]
-    assert named == ([first] if store != "decoded" else list(range(first, 24))), "of rows: all of the chunk"
+    assert named == ([first] if store != "decoded" else list(range(first, 24))), (
+        "of rows: all of the chunk"
+    )
     with opened(out) as dataset, pytest.raises(SampleError, match="checksum"):
         dataset[first]
     with opened(out) as dataset:
@@ -411,19 +513,36 @@ def test_to_a_store(photos: Path, packed: Path, store: str, own_cache: None) -> 
         client.create_bucket(Bucket="bucket")
         out = to_zarr(photos, "s3://bucket/packed", store, part="0/2", storage_options=options)
         status = pack_status(out, storage_options=options)
-        assert out == "s3://bucket/packed" and status.done == list(range(0, status.parts, 2)) and not status.joined
+        assert (
+            out == "s3://bucket/packed"
+            and status.done == list(range(0, status.parts, 2))
+            and not status.joined
+        )
         to_zarr(photos, out, store, storage_options=options)
         pages = client.list_objects_v2(Bucket="bucket")["Contents"]
-        stored = {item["Key"]: client.get_object(Bucket="bucket", Key=item["Key"])["Body"].read() for item in pages}
-        assert {name.removeprefix("packed/"): hashlib.sha256(data).hexdigest() for name, data in stored.items()} == contents(packed)
+        stored = {
+            item["Key"]: client.get_object(Bucket="bucket", Key=item["Key"])["Body"].read()
+            for item in pages
+        }
+        assert {
+            name.removeprefix("packed/"): hashlib.sha256(data).hexdigest()
+            for name, data in stored.items()
+        } == contents(packed)
         assert verify(out, storage_options=options).ok
         with opened(packed) as local:
             for path in (f"{out}/manifest.json", f"{out}/data.zarr"):
                 for mode in ("lazy", "streaming"):
                     with opened(path, storage_options=options, loading_mode=mode) as remote:
                         assert len(remote) == 24 and remote.fingerprint == source.fingerprint
-                        images = [image for batch, _ in create_dataloader(remote, batch_size=5, shuffle=False) for image in batch]
-                        assert all(torch.equal(image, local[index][0]) for index, image in enumerate(images))
+                        images = [
+                            image
+                            for batch, _ in create_dataloader(remote, batch_size=5, shuffle=False)
+                            for image in batch
+                        ]
+                        assert all(
+                            torch.equal(image, local[index][0])
+                            for index, image in enumerate(images)
+                        )
         key = next(key for key in stored if "/crc32/c.1" in key)
         client.put_object(Bucket="bucket", Key=key, Body=stored[key][:-1])
         assert pack_status(out, storage_options=options).stale == [1]
@@ -431,19 +550,32 @@ def test_to_a_store(photos: Path, packed: Path, store: str, own_cache: None) -> 
 
 def test_shards_are_streamed_as_images(packed: Path) -> None:
     for path in (packed, packed / "data.zarr"):
-        with StreamingDataset(str(path)) as shards, ImageDataset(packed, loading_mode="streaming") as images:
-            ours, theirs = (sorted((image.sum().item(), int(target)) for image, target in each) for each in (shards, images))
+        with (
+            StreamingDataset(str(path)) as shards,
+            ImageDataset(packed, loading_mode="streaming") as images,
+        ):
+            ours, theirs = (
+                sorted((image.sum().item(), int(target)) for image, target in each)
+                for each in (shards, images)
+            )
             assert ours == theirs and len(ours) == 24, "in the order of its own shuffle"
 
 
 class TestBad:
-    """What Zarr can't hold is said before anything is written; and what opens a pack, where another dataset is asked to."""
+    """What Zarr can't hold is said before anything is written; and what opens a pack, where
+    another dataset is asked to.
+    """
 
     def test_another_dataset(self, packed: Path, photos: Path, tmp_path: Path) -> None:
         hdf5 = pack(photos, tmp_path / "hdf5", shard_size=SHARD)
-        refused: list[tuple[Any, Path, str]] = [(HDF5Dataset, packed, "a Zarr group"), (TextDataset, packed, "a Zarr group")]
+        refused: list[tuple[Any, Path, str]] = [
+            (HDF5Dataset, packed, "a Zarr group"),
+            (TextDataset, packed, "a Zarr group"),
+        ]
         for dataset, path, what in [*refused, (ZarrDataset, hdf5, "HDF5 files")]:
-            with pytest.raises(FormatError, match=rf"is a pack, {what} of .* headrace.open_dataset"):
+            with pytest.raises(
+                FormatError, match=rf"is a pack, {what} of .* headrace.open_dataset"
+            ):
                 dataset(path)
         with pytest.raises(FormatError, match="is a pack, HDF5 files"):
             ImageDataset([packed, hdf5])
@@ -482,7 +614,13 @@ pack(
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_kills_lose_nothing(photos: Path, store: str, tmp_path: Path, processes: int) -> None:
-    undisturbed = pack(ImageDataset(photos, image_size=24), tmp_path / "whole", shard_size=6000, store=store, format="zarr")  # type: ignore[call-overload]
+    undisturbed = pack(
+        ImageDataset(photos, image_size=24),
+        tmp_path / "whole",
+        shard_size=6000,
+        store=store,
+        format="zarr",
+    )  # type: ignore[call-overload]
     out, choose = tmp_path / "out", random.Random(f"{store}{processes}")
     kill_four_times(_JOB, [photos, out, store, processes], out, choose)
     assert contents(out) == contents(undisturbed)

@@ -36,10 +36,14 @@ def test_samples_are_those_of_a_loader(photos: Path, make_loader: Any) -> None:
     loader.set_epoch(2)
     images, targets, indices = next(iter(loader))
     assert [item.index for item in shown.items] == indices.tolist()
-    assert [item.caption for item in shown.items] == [dataset.classes[target] for target in targets.tolist()]
+    assert [item.caption for item in shown.items] == [
+        dataset.classes[target] for target in targets.tolist()
+    ]
     for item, image in zip(shown.items, images, strict=True):
         assert (
-            item.value is not None and np.array_equal(item.value, image.numpy()) and item.where == dataset.source_of(int(item.index or 0))
+            item.value is not None
+            and np.array_equal(item.value, image.numpy())
+            and item.where == dataset.source_of(int(item.index or 0))
         )
     assert shown.facts["batch"] == "(float32 [7, 3, 224, 224], int64 [7])"
 
@@ -47,8 +51,12 @@ def test_samples_are_those_of_a_loader(photos: Path, make_loader: Any) -> None:
 def test_a_dataset_that_gives_no_index(photos: Path) -> None:
     dataset = headrace.ImageDataset(photos, image_size=16)
     shown = preview(dataset, count=7, shuffle=False)
-    assert [item.index for item in shown.items] == [None] * 7 and shown.facts["batch"] == "(float32 [7, 3, 16, 16], int64 [7])"
-    assert [item.caption for item in shown.items] == [dataset.classes[dataset[number][1]] for number in range(7)]
+    assert [item.index for item in shown.items] == [None] * 7 and shown.facts[
+        "batch"
+    ] == "(float32 [7, 3, 16, 16], int64 [7])"
+    assert [item.caption for item in shown.items] == [
+        dataset.classes[dataset[number][1]] for number in range(7)
+    ]
 
 
 def test_the_sheet_shows_the_pixels(tmp_path: Path) -> None:
@@ -65,8 +73,8 @@ def test_the_sheet_shows_the_pixels(tmp_path: Path) -> None:
 def test_volumes_are_three_slices_with_labels(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
     for name, dtype in (("raw", "u2"), ("labels", "u1")):
-        group.create_array(name, shape=(32, 32, 32), chunks=(16, 16, 16), dtype=dtype)[:] = np.broadcast_to(
-            np.arange(32) // 8, (32, 32, 32)
+        group.create_array(name, shape=(32, 32, 32), chunks=(16, 16, 16), dtype=dtype)[:] = (
+            np.broadcast_to(np.arange(32) // 8, (32, 32, 32))
         )
     shown = preview(tmp_path / "a.zarr", dataset_name="raw", target_name="labels", patch_shape=16)
     item = shown.items[0]
@@ -79,9 +87,15 @@ def test_texts_tell_tokens_and_padding(tmp_path: Path) -> None:
     for number, text in enumerate(["short", "a longer text"]):
         (tmp_path / f"{number}.txt").write_text(text)
     shown = preview(tmp_path, shuffle=False)
-    assert shown.is_text and [(item.text, item.padding) for item in shown.items] == [("short", 8), ("a longer text", 0)]
+    assert shown.is_text and [(item.text, item.padding) for item in shown.items] == [
+        ("short", 8),
+        ("a longer text", 0),
+    ]
     lines = list(table_lines(shown, 60))
-    assert any("5 tokens + 8 padding  short" in line for line in lines) and max(map(len, lines[2:])) <= 60
+    assert (
+        any("5 tokens + 8 padding  short" in line for line in lines)
+        and max(map(len, lines[2:])) <= 60
+    )
     assert draw_sheet(shown).width == 1100
 
 
@@ -101,13 +115,26 @@ def test_shards_of_other_sizes_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "count"),
-    [((3, 9, 8), "u1", 1), ((9, 8, 3), "f4", 1), ((1, 9, 8), "f4", 1), ((9, 8), "i4", 1), ((9, 8, 7), "u2", 3), ((2, 9, 8, 7), "u2", 3),
-     ((5, 9, 8, 3), "u1", 3), ((100,), "f4", 1), ((), "f8", 1), ((0, 4), "u1", 0), ((4, 4), "?", 1)],
-)  # fmt: skip
+    [
+        ((3, 9, 8), "u1", 1),
+        ((9, 8, 3), "f4", 1),
+        ((1, 9, 8), "f4", 1),
+        ((9, 8), "i4", 1),
+        ((9, 8, 7), "u2", 3),
+        ((2, 9, 8, 7), "u2", 3),
+        ((5, 9, 8, 3), "u1", 3),
+        ((100,), "f4", 1),
+        ((), "f8", 1),
+        ((0, 4), "u1", 0),
+        ((4, 4), "?", 1),
+    ],
+)
 def test_arrays_of_any_shape_are_pictures(shape: tuple[int, ...], dtype: str, count: int) -> None:
     array = (np.random.default_rng(0).random(shape) * 5).astype(dtype)
     pictures = pictures_of(array, value_range([array]))
-    assert len(pictures) == count and all(one.dtype == np.uint8 and one.ndim == 3 and one.shape[2] == 3 for one in pictures)
+    assert len(pictures) == count and all(
+        one.dtype == np.uint8 and one.ndim == 3 and one.shape[2] == 3 for one in pictures
+    )
 
 
 def test_what_is_not_finite_is_drawn() -> None:
@@ -124,19 +151,47 @@ def test_a_dataset_without_samples(tmp_path: Path) -> None:
 
 def test_targets_of_several_columns_are_named(tmp_path: Path) -> None:
     folder = make_street_labels(make_street(tmp_path))
-    shown = preview(folder / "images", targets=folder / "labels.csv", target_name=["weather", "lamps"], count=3, shuffle=False)
+    shown = preview(
+        folder / "images",
+        targets=folder / "labels.csv",
+        target_name=["weather", "lamps"],
+        count=3,
+        shuffle=False,
+    )
     dataset = headrace.ImageDataset(folder / "images", targets=folder / "labels.csv")
     for number, item in enumerate(shown.items):
         target = dataset[number][1]
-        assert item.caption == f"weather {dataset.column_classes['weather'][target['weather']]}, lamps {target['lamps']}"
-    cells = headrace.SparseDataset(write_anndata(tmp_path / "a.h5ad", random_matrix(9, 4)), targets=["kind", "age"], return_index=True)
-    assert [item.caption for item in preview(cells, count=2, shuffle=False).items] == ["kind B cell, age 0", "kind NK, age 0.5"]
+        assert item.caption == (
+            f"weather {dataset.column_classes['weather'][target['weather']]}, lamps "
+            f"{target['lamps']}"
+        )
+    cells = headrace.SparseDataset(
+        write_anndata(tmp_path / "a.h5ad", random_matrix(9, 4)),
+        targets=["kind", "age"],
+        return_index=True,
+    )
+    assert [item.caption for item in preview(cells, count=2, shuffle=False).items] == [
+        "kind B cell, age 0",
+        "kind NK, age 0.5",
+    ]
 
 
 def test_boxes_are_drawn_and_objects_counted(tmp_path: Path) -> None:
     folder = make_coco(tmp_path, 6)
-    shown = preview(folder / "images", targets=folder / "instances.json", count=6, shuffle=False, image_size=(48, 64))
-    assert [item.caption for item in shown.items][:5] == ["1 mill", "1 mill, 1 wheel", "2 mill, 1 wheel", "1 mill", "0 objects"]
+    shown = preview(
+        folder / "images",
+        targets=folder / "instances.json",
+        count=6,
+        shuffle=False,
+        image_size=(48, 64),
+    )
+    assert [item.caption for item in shown.items][:5] == [
+        "1 mill",
+        "1 mill, 1 wheel",
+        "2 mill, 1 wheel",
+        "1 mill",
+        "0 objects",
+    ]
     sheet = np.asarray(draw_sheet(shown, cell=64))
     assert (sheet == (250, 60, 180)).all(axis=-1).sum() > 200
 
@@ -144,7 +199,10 @@ def test_boxes_are_drawn_and_objects_counted(tmp_path: Path) -> None:
 def test_masks_are_drawn_beside_their_images(tmp_path: Path) -> None:
     folder = make_masks(tmp_path, 6)
     shown = preview(folder / "images", targets=folder / "masks", count=6, image_size=16)
-    assert all(item.value.shape == (3, 16, 16) and item.target.shape == (16, 16) and not item.caption for item in shown.items)
+    assert all(
+        item.value.shape == (3, 16, 16) and item.target.shape == (16, 16) and not item.caption
+        for item in shown.items
+    )
 
 
 def test_letters_that_no_font_has_are_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +239,15 @@ def test_letters_that_no_font_has_are_escapes(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_command_takes_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_coco(tmp_path, 6)
-    command = ["preview", str(folder / "images"), "--targets", str(folder / "instances.json"), "-o", str(tmp_path / "a.png"), "--json"]
+    command = [
+        "preview",
+        str(folder / "images"),
+        "--targets",
+        str(folder / "instances.json"),
+        "-o",
+        str(tmp_path / "a.png"),
+        "--json",
+    ]
     assert main(command) == 0
     assert {one["caption"] for one in json.loads(capsys.readouterr().out)["samples"]} == {
         "1 mill",
@@ -192,16 +258,37 @@ def test_the_command_takes_targets(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_command_writes_a_picture(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "turned.py").write_text(
-        "import numpy, torch\ndef upside(image):\n    return torch.from_numpy(numpy.array(image)[::-1].copy())\n"
+        "import numpy, torch\ndef upside(image):\n    return "
+        "torch.from_numpy(numpy.array(image)[::-1].copy())\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-    assert main(["preview", str(photos), "-o", "a.png", "--count", "5", "--transform", "turned:upside", "--json"]) == 0
+    assert (
+        main(
+            [
+                "preview",
+                str(photos),
+                "-o",
+                "a.png",
+                "--count",
+                "5",
+                "--transform",
+                "turned:upside",
+                "--json",
+            ]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
-    assert len(told["samples"]) == 5 and told["facts"]["batch"] == "(uint8 [5, 48, 64, 3], int64 [5])"
+    assert (
+        len(told["samples"]) == 5 and told["facts"]["batch"] == "(uint8 [5, 48, 64, 3], int64 [5])"
+    )
     with Image.open("a.png") as sheet:
         assert sheet.format == "PNG"
     assert main(["preview", str(photos)]) == 2 and "pass -o sheet.png" in capsys.readouterr().err
@@ -218,8 +305,14 @@ def test_the_command_writes_a_picture(
         (["-o", "a.png", "--patch-shape", "8"], "option for"),
     ],
 )
-def test_wrong_use_is_told(arguments: list[str], said: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_wrong_use_is_told(
+    arguments: list[str],
+    said: str,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
     assert main(["preview", str(photos), *arguments]) == 2
@@ -229,13 +322,22 @@ def test_wrong_use_is_told(arguments: list[str], said: str, photos: Path, tmp_pa
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("import headrace\nnumber = 1 / 0", "can't be imported: ZeroDivisionError: division by zero"),
+        (
+            "import headrace\nnumber = 1 / 0",
+            "can't be imported: ZeroDivisionError: division by zero",
+        ),
         ("def augment(image:", "can't be imported: SyntaxError"),
         ("def augment(image):\n    return image.turned", "augment raised AttributeError: "),
     ],
 )
-def test_a_fault_of_a_transform_is_its_own(program: str, said: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_fault_of_a_transform_is_its_own(
+    program: str,
+    said: str,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     name = f"faulty_{abs(hash(program)) % 10**8}"
     (tmp_path / f"{name}.py").write_text(program)
     monkeypatch.chdir(tmp_path)
@@ -250,14 +352,21 @@ def test_terminals_get_pictures_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
-    assert _way_of_terminal(Output(stream=terminal)) is None and _way_of_terminal(Output(stream=io.StringIO())) is None
+    assert (
+        _way_of_terminal(Output(stream=terminal)) is None
+        and _way_of_terminal(Output(stream=io.StringIO())) is None
+    )
     monkeypatch.setenv("TERM_PROGRAM", "WezTerm")
     assert _way_of_terminal(Output(stream=terminal)) is _for_iterm
     monkeypatch.setenv("TERM", "xterm-kitty")
     assert _way_of_terminal(Output(stream=terminal)) is _for_kitty
     sheet = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 90, 3), np.uint8))
     pieces = _for_kitty(sheet).split("\x1b\\")[:-1]
-    assert len(pieces) > 1 and pieces[0].startswith("\x1b_Ga=T,f=100,m=1;") and pieces[-1].startswith("\x1b_Gm=0;")
+    assert (
+        len(pieces) > 1
+        and pieces[0].startswith("\x1b_Ga=T,f=100,m=1;")
+        and pieces[-1].startswith("\x1b_Gm=0;")
+    )
     assert _for_iterm(sheet).startswith("\x1b]1337;File=inline=1")
 
 
@@ -270,7 +379,16 @@ def test_a_field_called_index_is_shown(tmp_path: Path) -> None:
 def test_sparse_rows_are_shown(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "cells.h5", "w") as file:
         group = file.create_group("X")
-        group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [2, 3]})
+        group.attrs.update(
+            {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [2, 3]}
+        )
         group["data"], group["indices"], group["indptr"] = np.float32([1, 2]), [0, 2], [0, 1, 2]
-    dense, csr = (preview(SparseDataset(tmp_path / "cells.h5", "X", layout=layout), shuffle=False) for layout in ("dense", "csr"))
-    assert [item.value.ravel().tolist() for item in csr.items] == [item.value.tolist() for item in dense.items] == [[1, 0, 0], [0, 0, 2]]
+    dense, csr = (
+        preview(SparseDataset(tmp_path / "cells.h5", "X", layout=layout), shuffle=False)
+        for layout in ("dense", "csr")
+    )
+    assert (
+        [item.value.ravel().tolist() for item in csr.items]
+        == [item.value.tolist() for item in dense.items]
+        == [[1, 0, 0], [0, 0, 2]]
+    )

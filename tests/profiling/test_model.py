@@ -44,7 +44,9 @@ def test_the_loader_alone_has_no_step() -> None:
 def test_gains() -> None:
     assert gain(COSTS, COSTS.with_workers(3)) == pytest.approx(3)
     assert gain(COSTS, COSTS.without(0.008, computes=True)) == pytest.approx(5)
-    assert gain(costs(step=0.005), costs(step=0.005).with_workers(4)) == pytest.approx(2), "the step is the limit then"
+    assert gain(costs(step=0.005), costs(step=0.005).with_workers(4)) == pytest.approx(2), (
+        "the step is the limit then"
+    )
     waiting = costs(cpu=0.001)
     assert waiting.without(0.005, computes=False).cpu == 0.001
 
@@ -53,7 +55,9 @@ def test_gains() -> None:
 def test_scaled_to_what_was_measured(workers: int) -> None:
     measured = costs(workers=workers, main=0.001, cpu=0.004).scaled_to(150)
     assert measured.loading() == pytest.approx(150)
-    assert costs(workers=1).scaled_to(1e6).work == pytest.approx(0.005), "measurements that contradict each other are not believed"
+    assert costs(workers=1).scaled_to(1e6).work == pytest.approx(0.005), (
+        "measurements that contradict each other are not believed"
+    )
 
 
 def test_the_fewest_workers_that_are_best() -> None:
@@ -76,7 +80,9 @@ def in_c() -> None:
 
 @pytest.mark.slow
 def test_code_that_holds_the_lock_is_told_from_code_that_lets_go() -> None:
-    """Of several tries the median, and both beside each other: other processes may hold the cores, and make all wake-ups late."""
+    """Of several tries the median, and both beside each other: other processes may hold the
+    cores, and make all wake-ups late.
+    """
     held = sorted(gil_fraction(in_python, 0.3) or 0.0 for _ in range(5))[2]
     free = sorted(gil_fraction(in_c, 0.3) or 0.0 for _ in range(5))[2]
     assert held > 0.5 and held > free
@@ -89,4 +95,6 @@ def test_workers_get_a_share_of_busy_cores() -> None:
     beside = costs(cores=2, others=1.0)
     assert beside.loop() == pytest.approx(100)
     assert beside.with_workers(2).loop() == pytest.approx(100 * 4 / 3)
-    assert costs(cores=2, others=9.0, cpu=0.001).with_workers(2).loop() == pytest.approx(200), "who waits needs no core"
+    assert costs(cores=2, others=9.0, cpu=0.001).with_workers(2).loop() == pytest.approx(200), (
+        "who waits needs no core"
+    )

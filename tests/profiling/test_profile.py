@@ -64,7 +64,9 @@ class Waiting(Source):
 
 
 class Slow(BaseDataset):
-    def __init__(self, read: float = 0.0, decode: float = 0.0, transform: Any = None, mode: Any = "lazy") -> None:
+    def __init__(
+        self, read: float = 0.0, decode: float = 0.0, transform: Any = None, mode: Any = "lazy"
+    ) -> None:
         self._decode = decode
         super().__init__(Waiting(read), transform=transform, loading_mode=mode)
 
@@ -117,7 +119,12 @@ def test_the_slow_stage_is_named(dataset: Any, options: dict[str, Any], limit: s
     [stage] = [stage for stage in profile.stages if stage.is_limit]
     assert stage.name.startswith(limit) and stage.share is not None and stage.share > 0.5
     assert profile.most_gain is not None and profile.most_gain > 2
-    assert {one.name for one in profile.advice} & {"num_workers", "loading_mode", "transform", "collate_fn"}
+    assert {one.name for one in profile.advice} & {
+        "num_workers",
+        "loading_mode",
+        "transform",
+        "collate_fn",
+    }
     assert all(one.predicted > 1 and one.measured is None for one in profile.advice)
 
 
@@ -135,20 +142,30 @@ def test_advice_is_measured() -> None:
     [cached] = [one for one in profile.advice if one.name == "loading_mode"]
     assert cached.measured is not None and cached.spread is not None
     assert cached.spread[0] <= cached.measured <= cached.spread[1] and cached.measured > 2
-    assert 'loading_mode="cached"' in profile.config_to_paste() or "num_workers" in profile.config_to_paste()
+    assert (
+        'loading_mode="cached"' in profile.config_to_paste()
+        or "num_workers" in profile.config_to_paste()
+    )
 
 
 @pytest.mark.slow
 def test_of_workers_too() -> None:
     profile = profile_dataloader(loader_of(Slow(decode=0.005), num_workers=2), rest, 6.0)
     assert profile.limit == "decode" and profile.workers == 2
-    assert {one["worker_pid"] for one in profile.batches} and len({one["worker_pid"] for one in profile.batches}) == 2
+    assert {one["worker_pid"] for one in profile.batches} and len(
+        {one["worker_pid"] for one in profile.batches}
+    ) == 2
 
 
 @pytest.mark.slow
 def test_without_a_step_the_loader_is_measured_alone() -> None:
     profile = profile_dataloader(loader_of(Slow(read=0.005)), seconds=SECONDS)
-    assert profile.limit == "read" and not profile.has_step and profile.free_per_second is None and profile.most_gain is None
+    assert (
+        profile.limit == "read"
+        and not profile.has_step
+        and profile.free_per_second is None
+        and profile.most_gain is None
+    )
     assert profile.loading_per_second == profile.samples_per_second
 
 
@@ -159,7 +176,11 @@ def test_the_loader_is_left_as_it_is() -> None:
     iterator = iter(loader)
     first, state, random = next(iterator), loader.state_dict(), torch.get_rng_state()
     profile_dataloader(loader, rest, SECONDS)
-    assert loader.state_dict() == state and torch.equal(torch.get_rng_state(), random) and loader.get_stats()["batches"] == 1
+    assert (
+        loader.state_dict() == state
+        and torch.equal(torch.get_rng_state(), random)
+        and loader.get_stats()["batches"] == 1
+    )
     assert len(list(iterator)) == 23 and first.shape == (4, 8)
 
 
@@ -168,11 +189,17 @@ def test_the_loader_is_left_as_it_is() -> None:
 @pytest.mark.slow
 def test_samples_that_are_skipped_are_skipped(kind: str, tmp_path: Path) -> None:
     if kind == "photos":
-        loader = loader_of(ImageDataset(bad_photos(tmp_path / "bad"), image_size=16, on_error="skip"), batch_size=8)
+        loader = loader_of(
+            ImageDataset(bad_photos(tmp_path / "bad"), image_size=16, on_error="skip"), batch_size=8
+        )
     else:
         loader = loader_of(SquareDataset(bad=[5, 30], on_error="skip"))
     profile = profile_dataloader(loader, lambda batch: time.sleep(0.05), SECONDS)
-    assert profile.samples_per_second > 0 and {stage.name for stage in profile.stages} >= {"read (warm)", "decode", "collate"}
+    assert profile.samples_per_second > 0 and {stage.name for stage in profile.stages} >= {
+        "read (warm)",
+        "decode",
+        "collate",
+    }
     list(loader)
     assert loader.get_stats()["skipped"] == 2, "what the profile has skipped is not the loader's"
 
@@ -256,7 +283,11 @@ def test_samples_without_numbers() -> None:
 
     for loader in (DataLoader(Count(), batch_size=4), loader_of(Count())):
         profile = profile_dataloader(loader, rest, SECONDS)
-        assert profile.limit in ("sample", "read", "workers") and profile.most_gain is not None and profile.most_gain > 2
+        assert (
+            profile.limit in ("sample", "read", "workers")
+            and profile.most_gain is not None
+            and profile.most_gain > 2
+        )
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
@@ -265,32 +296,55 @@ def test_blocks_are_advised_where_chunks_are_decoded(tmp_path: Path, compression
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         rows = np.random.default_rng(0).integers(0, 99, (512, 4096), np.uint8)
         file.create_dataset("data", data=rows, chunks=(64, 4096), compression=compression)
-    profile = profile_dataloader(loader_of(HDF5Dataset(tmp_path / "rows.h5"), batch_size=8, shuffle=True), seconds=SECONDS)
+    profile = profile_dataloader(
+        loader_of(HDF5Dataset(tmp_path / "rows.h5"), batch_size=8, shuffle=True), seconds=SECONDS
+    )
     assert any("shuffle='block'" in one.code for one in profile.advice) == (compression is not None)
 
 
 def test_images_are_read_cold_and_warm(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.profiling.profile._NOISE", math.inf)  # of a machine that is busy otherwise
-    profile = profile_dataloader(loader_of(ImageDataset(photos, image_size=16), batch_size=8), seconds=SECONDS)
+    # of a machine that is busy otherwise
+    monkeypatch.setattr("headrace.profiling.profile._NOISE", math.inf)
+    profile = profile_dataloader(
+        loader_of(ImageDataset(photos, image_size=16), batch_size=8), seconds=SECONDS
+    )
     names = [stage.name for stage in profile.stages]
     assert names[:5] == ["read (cold)", "read (warm)", "decode", "transform", "collate"]
     assert all(stage.samples_per_second > 0 for stage in profile.stages)
-    assert all(stage.ceiling for stage in profile.stages if stage.name in ("read (warm)", "decode", "collate"))
+    assert all(
+        stage.ceiling
+        for stage in profile.stages
+        if stage.name in ("read (warm)", "decode", "collate")
+    )
 
 
-@pytest.mark.parametrize(("measured", "limit"), [(None, "workers"), (1.5, "workers"), (1.02, "decode")])
-def test_more_workers_that_do_not_help_are_not_the_limit(measured: float | None, limit: str) -> None:
-    times = {f"{stage}_seconds": 0.0 for stage in STAGES} | {"decode_seconds": 9.0, "work_seconds": 10.0, "work_cpu_seconds": 10.0}
+@pytest.mark.parametrize(
+    ("measured", "limit"), [(None, "workers"), (1.5, "workers"), (1.02, "decode")]
+)
+def test_more_workers_that_do_not_help_are_not_the_limit(
+    measured: float | None, limit: str
+) -> None:
+    times = {f"{stage}_seconds": 0.0 for stage in STAGES} | {
+        "decode_seconds": 9.0,
+        "work_seconds": 10.0,
+        "work_cpu_seconds": 10.0,
+    }
     turn = Turn(samples=1000, batches=10, seconds=10.0, wait=8.0, times=times)
     costs = Costs(work=0.01, cpu=0.01, main=0.0, step=0.002, step_cpu=0.0, workers=1, cores=4)
     found = Found(loader_of(Slow()), turn, turn, Turn(), 5.0, Alone(), costs, None)
     assert find_limit(found) == "workers"
-    candidate = Candidate(Advice("num_workers", "", "", 4.0, measured, options={"num_workers": 4}), None)
+    candidate = Candidate(
+        Advice("num_workers", "", "", 4.0, measured, options={"num_workers": 4}), None
+    )
     assert _after_trying("workers", [candidate], found) == limit
 
 
 def test_workers_that_wait_are_not_too_few() -> None:
-    times = {f"{stage}_seconds": 0.0 for stage in STAGES} | {"read_seconds": 9.0, "work_seconds": 10.0, "work_cpu_seconds": 1.0}
+    times = {f"{stage}_seconds": 0.0 for stage in STAGES} | {
+        "read_seconds": 9.0,
+        "work_seconds": 10.0,
+        "work_cpu_seconds": 1.0,
+    }
     turn = Turn(samples=1000, batches=10, seconds=10.0, wait=8.0, times=times)
     costs = Costs(work=0.01, cpu=0.001, main=0.0, step=0.002, step_cpu=0.0, workers=1, cores=4)
     found = Found(loader_of(Slow()), turn, turn, Turn(), 5.0, Alone(), costs, None)
@@ -302,7 +356,9 @@ def test_workers_that_wait_are_not_too_few() -> None:
 @pytest.fixture(scope="module")
 def large_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """JPEGs of 640 x 480."""
-    return make_photos(tmp_path_factory.mktemp("large"), classes=("noise",), per_class=16, size=(640, 480))
+    return make_photos(
+        tmp_path_factory.mktemp("large"), classes=("noise",), per_class=16, size=(640, 480)
+    )
 
 
 @pytest.mark.slow
@@ -310,16 +366,30 @@ def test_images_may_be_smaller_and_uint8(large_photos: Path) -> None:
     loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4)
     profile = profile_dataloader(loader, rest, SECONDS)
     advice = {one.name: one for one in profile.advice}
-    assert "--store jpeg --max-size 120 --quality 90" in advice["smaller files"].code and str(large_photos) in advice["smaller files"].code
+    assert (
+        "--store jpeg --max-size 120 --quality 90" in advice["smaller files"].code
+        and str(large_photos) in advice["smaller files"].code
+    )
     assert advice["smaller files"].predicted > 1.2
     view = as_uint8(loader.dataset)
     assert view is not None and next(iter(loader_of(view)))[0].dtype == torch.uint8
-    assert as_uint8(view) is None and as_uint8(ImageDataset(large_photos, transform=lambda image: image)) is None
-    assert smaller_files(ImageDataset(large_photos, image_size=600), lambda epoch: loader._plan.requests(epoch, 0)) is None
+    assert (
+        as_uint8(view) is None
+        and as_uint8(ImageDataset(large_photos, transform=lambda image: image)) is None
+    )
+    assert (
+        smaller_files(
+            ImageDataset(large_photos, image_size=600),
+            lambda epoch: loader._plan.requests(epoch, 0),
+        )
+        is None
+    )
 
 
 @pytest.mark.slow
-def test_uint8_until_the_device_is_no_advice(large_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uint8_until_the_device_is_no_advice(
+    large_photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(data, "is_accelerator", lambda device: device is not None)
     loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4, device="cpu")
     profile = profile_dataloader(loader, rest, SECONDS)
@@ -330,7 +400,9 @@ def test_uint8_until_the_device_is_no_advice(large_photos: Path, monkeypatch: py
 def test_of_other_batches_the_step_gets_one_that_it_knows(large_photos: Path) -> None:
     loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4)
     view, seen = as_uint8(loader.dataset), []
-    candidate = Candidate(Advice("uint8", "", "", 1.2), lambda: (loader_of(view), None), None, keeps_batch=True)
+    candidate = Candidate(
+        Advice("uint8", "", "", 1.2), lambda: (loader_of(view), None), None, keeps_batch=True
+    )
     try_advice(loader, candidate, None, lambda batch: seen.append(batch[0].dtype), 3.0)
     assert candidate.advice.measured is not None and set(seen) == {torch.float32}
 
@@ -341,7 +413,10 @@ def test_advice_that_can_not_be_tried_says_so() -> None:
 
     candidate = Candidate(Advice("num_workers", "", "", 2.0), variant)
     try_advice(loader_of(Slow()), candidate, None, None, 1.0)
-    assert candidate.advice.measured is None and candidate.advice.not_measured == "it could not be tried: no room"
+    assert (
+        candidate.advice.measured is None
+        and candidate.advice.not_measured == "it could not be tried: no room"
+    )
 
 
 # -- what is refused
@@ -383,25 +458,71 @@ def made() -> Profile:
     ]
     advice = [
         Advice(
-            "num_workers", "1 of 4 cores", "create_dataloader(dataset, num_workers=4)", 2.0, 1.9, (1.8, 2.1), options={"num_workers": 4}
+            "num_workers",
+            "1 of 4 cores",
+            "create_dataloader(dataset, num_workers=4)",
+            2.0,
+            1.9,
+            (1.8, 2.1),
+            options={"num_workers": 4},
         ),
-        Advice("packing", "it is large", "headrace pack", 1.5, not_measured="not measured: it writes a file"),
+        Advice(
+            "packing",
+            "it is large",
+            "headrace pack",
+            1.5,
+            not_measured="not measured: it writes a file",
+        ),
     ]
-    told = {"epoch": 0, "samples": 4, "step_seconds": 0.01, "wait_seconds": 0.02, "work_seconds": 0.03, "worker_pid": 7}
+    told = {
+        "epoch": 0,
+        "samples": 4,
+        "step_seconds": 0.01,
+        "wait_seconds": 0.02,
+        "work_seconds": 0.03,
+        "worker_pid": 7,
+    }
     stage_times = {f"{stage}_seconds": 0.004 for stage in STAGES}
-    batches = [{**told, **stage_times, "step": n, "began": 1.02 + n / 20, "received": 1.05 + n / 20} for n in range(9)]
+    batches = [
+        {**told, **stage_times, "step": n, "began": 1.02 + n / 20, "received": 1.05 + n / 20}
+        for n in range(9)
+    ]
     series = [(0.5, 100.0, 10**9), (1.0, 120.0, 2 * 10**9)]
     return Profile(
-        "Loader(<Slow>)", "Decoding & more holds the loop back.", "decode", True, 100.0, 110.0, 300.0, 3.0, 0.7, 0.9, "transform", 1, 4,
-        stages, advice, {"batch_size": 4}, batches, series, 9.0,
-    )  # fmt: skip
+        "Loader(<Slow>)",
+        "Decoding & more holds the loop back.",
+        "decode",
+        True,
+        100.0,
+        110.0,
+        300.0,
+        3.0,
+        0.7,
+        0.9,
+        "transform",
+        1,
+        4,
+        stages,
+        advice,
+        {"batch_size": 4},
+        batches,
+        series,
+        9.0,
+    )
 
 
 def test_a_profile_as_text() -> None:
     text = str(made())
     assert text.splitlines()[0] == "Decoding & more holds the loop back."
-    assert "x3.00 is the most that data can gain" in text and "<-- limit" in text and "x1.80 to x2.10" in text
-    assert "not measured: it writes a file" in text and "the transform holds the interpreter's lock (90% of its time held)" in text
+    assert (
+        "x3.00 is the most that data can gain" in text
+        and "<-- limit" in text
+        and "x1.80 to x2.10" in text
+    )
+    assert (
+        "not measured: it writes a file" in text
+        and "the transform holds the interpreter's lock (90% of its time held)" in text
+    )
     assert text.endswith("the best of what was measured: create_dataloader(dataset, num_workers=4)")
     assert json.loads(json.dumps(made().as_dict()))["advice"][0]["spread"] == [1.8, 2.1]
 
@@ -424,7 +545,9 @@ def test_a_list_of_tensors_is_as_many_samples() -> None:
     running = Running(loader_of(Slow(transform=torch.as_tensor), collate_fn="list"))
     try:
         kept = running.first(2)
-        assert [(len(batch), batch[0].shape, samples) for batch, samples in kept] == [(4, (8,), 4)] * 2
+        assert [(len(batch), batch[0].shape, samples) for batch, samples in kept] == [
+            (4, (8,), 4)
+        ] * 2
         free, loop = run_step(kept, rest, 0.01), running.run(0.01, rest)
         assert (free.samples, loop.samples) == (4 * free.batches, 4 * loop.batches)
     finally:
@@ -435,7 +558,13 @@ def test_turns_are_joined() -> None:
     first = Turn(10, 2, 1.0, 0.5, series=[(0.5, 10.0, 7)], others=1.0)
     second = Turn(30, 4, 3.0, 0.5, series=[(1.0, 20.0, 8)], others=2.0)
     whole = joined([first, second])
-    assert (whole.samples, whole.batches, whole.seconds, whole.wait, whole.others) == (40, 6, 4.0, 1.0, 1.5)
+    assert (whole.samples, whole.batches, whole.seconds, whole.wait, whole.others) == (
+        40,
+        6,
+        4.0,
+        1.0,
+        1.5,
+    )
     assert whole.series == [(0.5, 10.0, 7), (2.0, 20.0, 8)] and whole.rate == 10.0
 
 
@@ -448,7 +577,12 @@ def test_frozen_code_is_called_once() -> None:
 
     frozen = Frozen(transform)
     first, second = frozen(1), frozen(2)
-    assert calls == [1] and torch.equal(first[0], second[0]) and first[0] is not second[0] and first[1]["a"] is not second[1]["a"]
+    assert (
+        calls == [1]
+        and torch.equal(first[0], second[0])
+        and first[0] is not second[0]
+        and first[1]["a"] is not second[1]["a"]
+    )
 
 
 # -- the command
@@ -487,13 +621,25 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("ending", ["", ".py"])
 @pytest.mark.quick_every(2)
-def test_the_command(program: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    program: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "out.html"
-    command = ["profile", f"{program}{ending}:loader", "--step", f"{program}:step", "--seconds", "2", "--html", str(page)]
+    command = [
+        "profile",
+        f"{program}{ending}:loader",
+        "--step",
+        f"{program}:step",
+        "--seconds",
+        "2",
+        "--html",
+        str(page),
+    ]
     assert main(command) == 0
     shown = capsys.readouterr().out
     [stage] = re.findall(r"^step +([\d.,]+) ", shown, re.MULTILINE)
-    assert 0 < float(stage) <= 20 and f"written: {page}" in shown  # samples a second: 4 in 0.2 s at most
+    # samples a second: 4 in 0.2 s at most
+    assert 0 < float(stage) <= 20 and f"written: {page}" in shown
     assert page.read_text().startswith("<!doctype html>")
 
 
@@ -517,8 +663,12 @@ def test_the_command_prints_json(photos: Path, capsys: pytest.CaptureFixture[str
         (["none"], "none"),
     ],
 )
-def test_wrong_use_of_the_command(program: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", *(one.replace("{}", program) for one in arguments), "--seconds", "1"]) == 2
+def test_wrong_use_of_the_command(
+    program: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["profile", *(one.replace("{}", program) for one in arguments), "--seconds", "1"]) == 2
+    )
     assert message in capsys.readouterr().err
 
 

@@ -25,13 +25,18 @@ from headrace.profiling.tune import _Search
 
 pytestmark = pytest.mark.quick_every(2)
 
-GPU = "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 79.15 GiB total capacity; 77.1 GiB already allocated)"
+GPU = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 79.15 GiB total capacity; 77.1 GiB "
+    "already allocated)"
+)
 
 
 class Step:
     """A training step on a device with room for so many samples."""
 
-    def __init__(self, room: int, error: Callable[[], BaseException] = lambda: torch.OutOfMemoryError(GPU)) -> None:
+    def __init__(
+        self, room: int, error: Callable[[], BaseException] = lambda: torch.OutOfMemoryError(GPU)
+    ) -> None:
         self.room, self.error, self.sizes = room, error, list[int]()
 
     def __call__(self, size: int) -> None:
@@ -60,7 +65,9 @@ def real() -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Without a collection of garbage after each size, which takes a tenth of a second among so many tests, and a thread beside it."""
+    """Without a collection of garbage after each size, which takes a tenth of a second among so
+    many tests, and a thread beside it.
+    """
     if "real" not in request.fixturenames:
         monkeypatch.setattr(tune, "free_caches", lambda: None)
         monkeypatch.setattr(tune, "HostRoom", lambda _: Boundless())
@@ -69,11 +76,20 @@ def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
 # -- the search
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
-@given(room=st.integers(1, 300), start=st.integers(1, 300), multiple=st.integers(1, 9), limit=st.integers(300, 400) | st.just(None))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
+@given(
+    room=st.integers(1, 300),
+    start=st.integers(1, 300),
+    multiple=st.integers(1, 9),
+    limit=st.integers(300, 400) | st.just(None),
+)
 @example(room=63, start=64, multiple=1, limit=None)
 @example(room=300, start=300, multiple=1, limit=300)
-def test_it_is_the_largest_that_fits(room: int, start: int, multiple: int, limit: int | None) -> None:
+def test_it_is_the_largest_that_fits(
+    room: int, start: int, multiple: int, limit: int | None
+) -> None:
     step = Step(room)
     expected = min(room, limit or room) // multiple * multiple
     if not expected:
@@ -83,7 +99,9 @@ def test_it_is_the_largest_that_fits(room: int, start: int, multiple: int, limit
     assert find_max_batch_size(step, start, limit, multiple_of=multiple) == expected
     assert all(size % multiple == 0 for size in step.sizes)
     assert not limit or max(step.sizes) <= limit
-    assert step.sizes.count(expected) == 2, "an optimizer's state comes with the first step, and is there in the second"
+    assert step.sizes.count(expected) == 2, (
+        "an optimizer's state comes with the first step, and is there in the second"
+    )
     assert all(step.sizes.count(size) == (2 if size <= room else 1) for size in step.sizes)
 
 
@@ -104,7 +122,8 @@ def test_what_fits_once_but_not_twice_does_not_fit() -> None:
     held: set[int] = set()
 
     def step(size: int) -> None:
-        if size > 100 - (20 if held else 0):  # the optimizer's state, made at the end of the first step
+        # the optimizer's state, made at the end of the first step
+        if size > 100 - (20 if held else 0):
             raise torch.OutOfMemoryError(GPU)
         held.add(1)
 
@@ -126,7 +145,9 @@ def test_a_step_that_heeds_no_size_is_said_to() -> None:
 
 def test_not_even_one_is_an_error_that_says_why() -> None:
     step = Step(0)
-    with pytest.raises(BudgetError, match=r"not even a batch of 1 fits \(OutOfMemoryError: CUDA out of memory") as caught:
+    with pytest.raises(
+        BudgetError, match=r"not even a batch of 1 fits \(OutOfMemoryError: CUDA out of memory"
+    ) as caught:
         find_max_batch_size(step)
     assert step.sizes == [64, 32, 16, 8, 4, 2, 1]
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
@@ -137,12 +158,18 @@ def test_not_even_one_is_an_error_that_says_why() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"start": 0}, "start"), ({"start": 2.0}, "start"), ({"start": True}, "start"),
-        ({"limit": 0}, "limit"), ({"limit": 63}, "limit=63"),
-        ({"multiple_of": 0}, "multiple_of"), ({"start": 1, "limit": 7, "multiple_of": 8}, "multiple_of=8"), ({"reset": 3}, "reset"),
-        ({"max_memory_usage": 0}, "max_memory_usage"), ({"max_memory_usage": "much"}, "max_memory_usage"),
+        ({"start": 0}, "start"),
+        ({"start": 2.0}, "start"),
+        ({"start": True}, "start"),
+        ({"limit": 0}, "limit"),
+        ({"limit": 63}, "limit=63"),
+        ({"multiple_of": 0}, "multiple_of"),
+        ({"start": 1, "limit": 7, "multiple_of": 8}, "multiple_of=8"),
+        ({"reset": 3}, "reset"),
+        ({"max_memory_usage": 0}, "max_memory_usage"),
+        ({"max_memory_usage": "much"}, "max_memory_usage"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("real")
 def test_arguments_that_make_no_sense(options: dict[str, Any], word: str) -> None:
     step = Step(10)
@@ -181,19 +208,30 @@ def raised_from(cause: BaseException) -> BaseException:
 OUT_OF_MEMORY: dict[str, Callable[[], BaseException]] = {
     "torch": lambda: torch.OutOfMemoryError(GPU),
     "cuda": lambda: torch.cuda.OutOfMemoryError(GPU),
-    "kernel": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    "kernel": lambda: RuntimeError(
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
+    ),
     "hip": lambda: RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"),
-    "cublas": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cublas": lambda: RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
     "cudnn": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-    "cudnn sizes": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a ..."),
-    "mps": lambda: RuntimeError("MPS backend out of memory (MPS allocated: 17.98 GB, other allocations: 1.2 GB, max allowed: 18.13 GB)"),
+    "cudnn sizes": lambda: RuntimeError(
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a ..."
+    ),
+    "mps": lambda: RuntimeError(
+        "MPS backend out of memory (MPS allocated: 17.98 GB, other allocations: 1.2 GB, max "
+        "allowed: 18.13 GB)"
+    ),
     "mps buffer": lambda: RuntimeError("Invalid buffer size: 32.00 GB"),
     "host": no_room_on_the_host,
     "numpy": no_room_for_numpy,
     "python": MemoryError,
     "budget": lambda: BudgetError("the batch ring needs 9 GB"),
     "fork": lambda: OSError(errno.ENOMEM, "Cannot allocate memory"),
-    "mmap": lambda: RuntimeError("unable to mmap 1024 bytes from file </torch_1>: Cannot allocate memory (12)"),
+    "mmap": lambda: RuntimeError(
+        "unable to mmap 1024 bytes from file </torch_1>: Cannot allocate memory (12)"
+    ),
     "wrapped": lambda: raised_from(raised_from(torch.OutOfMemoryError(GPU))),
 }
 
@@ -207,11 +245,16 @@ def test_it_backs_off(kind: str) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied (96x3 and 4x5)"), RuntimeError("CUDA error: device-side assert triggered"),
-        ValueError("out of memory"), OSError(errno.ENOSPC, "No space left on device"), AssertionError(), KeyboardInterrupt(), SystemExit(3),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (96x3 and 4x5)"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        ValueError("out of memory"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        AssertionError(),
+        KeyboardInterrupt(),
+        SystemExit(3),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_any_other_error_passes_with_the_size(error: BaseException) -> None:
     step = Step(100, lambda: error)
     with pytest.raises(type(error)) as caught:
@@ -219,7 +262,9 @@ def test_any_other_error_passes_with_the_size(error: BaseException) -> None:
     assert caught.value is error and step.sizes == [64, 64, 128]
     if isinstance(error, Exception):
         assert error.__notes__ == ["headrace: in find_max_batch_size, with a batch size of 128"]
-    assert any(entry.name == "__call__" for entry in caught.traceback), "its traceback shows the step"
+    assert any(entry.name == "__call__" for entry in caught.traceback), (
+        "its traceback shows the step"
+    )
 
 
 # -- what is left behind
@@ -319,7 +364,10 @@ def test_it_logs_what_it_tries(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "headrace.profiling"):
         find_max_batch_size(Step(100), start=100, limit=101)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0].startswith("batch size 100: runs; the process has grown by ") and lines[-1] == "find_max_batch_size: 100"
+    assert (
+        lines[0].startswith("batch size 100: runs; the process has grown by ")
+        and lines[-1] == "find_max_batch_size: 100"
+    )
     assert lines[1] == f"batch size 101: OutOfMemoryError: {GPU}"
 
 
@@ -340,7 +388,10 @@ def test_a_real_training_step_on_the_host() -> None:
             torch.empty(1 << 50)
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert find_max_batch_size(step, start=40, limit=41, reset=lambda: model.load_state_dict(before)) == 40
+    assert (
+        find_max_batch_size(step, start=40, limit=41, reset=lambda: model.load_state_dict(before))
+        == 40
+    )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -348,7 +399,9 @@ def test_a_real_training_step_on_the_host() -> None:
 
 
 class Host:
-    """A host on which a step takes `fixed` bytes and `each` for a sample; one that takes more than is free is killed."""
+    """A host on which a step takes `fixed` bytes and `each` for a sample; one that takes more
+    than is free is killed.
+    """
 
     def __init__(self, free: int, each: int, fixed: int = 0, keeps: float = 0.0) -> None:
         self.free, self.each, self.fixed, self.keeps = free, each, fixed, keeps
@@ -357,7 +410,10 @@ class Host:
         self.room = HostRoom(1.0, limits=self.limits, own=lambda: self.now, peak=self.peak)
 
     def limits(self) -> list[Limit]:
-        return [Limit("wide", 10**12, 0), Limit("cgroup v2 /job memory.max", 10**9, 10**9 - self.free + self.now - self.base)]
+        return [
+            Limit("wide", 10**12, 0),
+            Limit("cgroup v2 /job memory.max", 10**9, 10**9 - self.free + self.now - self.base),
+        ]
 
     def peak(self, run: Callable[[], None]) -> int:
         run()
@@ -370,12 +426,19 @@ class Host:
         return _Search(self.sizes.append, None, 1, self.room).largest(start, limit)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
 @given(
-    true=st.integers(64, 100_000), each=st.integers(1, 100), fixed=st.integers(0, 1000), keeps=st.sampled_from([0.0, 0.5, 1.0]),
+    true=st.integers(64, 100_000),
+    each=st.integers(1, 100),
+    fixed=st.integers(0, 1000),
+    keeps=st.sampled_from([0.0, 0.5, 1.0]),
     start=st.integers(2, 64),
-)  # fmt: skip
-def test_what_would_be_killed_is_not_tried(true: int, each: int, fixed: int, keeps: float, start: int) -> None:
+)
+def test_what_would_be_killed_is_not_tried(
+    true: int, each: int, fixed: int, keeps: float, start: int
+) -> None:
     host = Host(true * each + fixed * each, each, fixed * each, keeps)
     with pytest.warns(HeadraceWarning, match="was not tried"):
         found = host.largest(start)
@@ -387,7 +450,10 @@ def test_the_warning_has_the_numbers() -> None:
     with pytest.warns(HeadraceWarning) as warned:
         assert Host(1_000_000, 1000).largest(64) == 1000
     said = str(warned[0].message)
-    assert "1000 runs; 2000 was not tried, since it would take about 2.0 MB of the host's memory, of which 1.0 MB may be taken" in said
+    assert (
+        "1000 runs; 2000 was not tried, since it would take about 2.0 MB of the host's memory, of "
+        "which 1.0 MB may be taken" in said
+    )
     assert "cgroup v2 /job memory.max" in said
 
 
@@ -413,7 +479,9 @@ def test_a_neighbour_that_takes_everything_ends_it() -> None:
         assert _Search(step, None, 1, host.room).largest(64, 1 << 20) == 512
 
 
-@pytest.mark.parametrize(("usage", "expected"), [(0.5, 500), (1.0, 1000), (200_000, 200), ("300kB", 300), ("5GB", 1000)])
+@pytest.mark.parametrize(
+    ("usage", "expected"), [(0.5, 500), (1.0, 1000), (200_000, 200), ("300kB", 300), ("5GB", 1000)]
+)
 def test_the_user_says_how_much_may_be_taken(usage: Any, expected: int) -> None:
     host = Host(1_000_000, 1000, keeps=1.0)
     host.room = HostRoom(usage, limits=host.limits, own=lambda: host.now, peak=host.peak)
@@ -422,7 +490,12 @@ def test_the_user_says_how_much_may_be_taken(usage: Any, expected: int) -> None:
 
 
 def test_ranks_of_a_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+    }.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(HeadraceWarning):
         assert 242 <= Host(1_000_000, 1000).largest(16) <= 250

@@ -1,4 +1,6 @@
-"""suggest_num_workers gives the number that the measured rates speak for, and leaves everything as it was."""
+"""suggest_num_workers gives the number that the measured rates speak for, and leaves everything
+as it was.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,25 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 
-from headrace import BudgetError, ConfigError, DataLoaderConfig, ImageDataset, Loader, SampleError, create_dataloader, suggest_num_workers
-from headrace.profiling.workers import SuggestedWorkers, _chosen, _Jobs, _measured, _numbers, _rate, plain_loader
+from headrace import (
+    BudgetError,
+    ConfigError,
+    DataLoaderConfig,
+    ImageDataset,
+    Loader,
+    SampleError,
+    create_dataloader,
+    suggest_num_workers,
+)
+from headrace.profiling.workers import (
+    SuggestedWorkers,
+    _chosen,
+    _Jobs,
+    _measured,
+    _numbers,
+    _rate,
+    plain_loader,
+)
 from tests.conftest import living_children
 from tests.testing.test_contract import SquareDataset
 
@@ -32,11 +51,18 @@ QUICK: dict[str, Any] = {"seconds": 0.01, "most": 1, "batch_size": 8}
         ({0: 100.0, 1: 90.0, 2: 104.0}, None, 0, "within 5 %"),
         ({0: 10.0, 1: 12.0, 2: 21.0}, 11.0, 1, "keep up with a step of 0.09091 s"),
         ({0: 10.0, 1: 12.0, 2: 21.0}, 10.0, 0, "keep up"),
-        ({0: 10.0, 1: 20.0, 2: 20.5}, 40.0, 1, "nothing keeps up with a step of 0.025 s, 40.0 batches/s: the fewest within 5 %"),
+        (
+            {0: 10.0, 1: 20.0, 2: 20.5},
+            40.0,
+            1,
+            "nothing keeps up with a step of 0.025 s, 40.0 batches/s: the fewest within 5 %",
+        ),
         ({0: 3.0}, None, 0, "within 5 %"),
     ],
 )
-def test_the_fewest_that_suffice(rates: dict[int, float], target: float | None, expected: int, reason: str) -> None:
+def test_the_fewest_that_suffice(
+    rates: dict[int, float], target: float | None, expected: int, reason: str
+) -> None:
     found = _chosen(rates, target)
     assert found == expected and reason in found.reason and found.rates == rates
 
@@ -49,8 +75,12 @@ def test_which_numbers_are_tried() -> None:
     assert _numbers(8, 7) == [0, 1, 7]
 
 
-def measured(speeds: dict[int, float], target: float | None = None, room: int = 99) -> tuple[dict[int, float], list[tuple[int, int]]]:
-    """What is measured of loaders with these rates, and the numbers and epochs in which that was done."""
+def measured(
+    speeds: dict[int, float], target: float | None = None, room: int = 99
+) -> tuple[dict[int, float], list[tuple[int, int]]]:
+    """What is measured of loaders with these rates, and the numbers and epochs in which that was
+    done.
+    """
     tried: list[tuple[int, int]] = []
 
     @contextlib.contextmanager
@@ -67,9 +97,15 @@ def measured(speeds: dict[int, float], target: float | None = None, room: int = 
 def test_what_is_measured() -> None:
     rates, tried = measured({0: 10, 1: 10, 2: 20, 3: 30, 4: 31})
     assert rates == {0: 10, 1: 10, 2: 20, 3: 30, 4: 31}
-    assert tried == [(0, 0), (0, 1), (1, 2), (2, 3), (3, 4), (4, 5)], "the first does not count, and each has an epoch of its own"
-    assert list(measured({0: 10, 1: 20, 2: 20.5, 3: 20, 4: 90})[0]) == [0, 1, 2, 3], "two in a row that gain nothing end it"
-    assert list(measured({0: 10, 1: 9, 2: 18, 3: 18, 4: 30, 6: 30})[0]) == [0, 1, 2, 3, 4, 6], "but not one"
+    assert tried == [(0, 0), (0, 1), (1, 2), (2, 3), (3, 4), (4, 5)], (
+        "the first does not count, and each has an epoch of its own"
+    )
+    assert list(measured({0: 10, 1: 20, 2: 20.5, 3: 20, 4: 90})[0]) == [0, 1, 2, 3], (
+        "two in a row that gain nothing end it"
+    )
+    assert list(measured({0: 10, 1: 9, 2: 18, 3: 18, 4: 30, 6: 30})[0]) == [0, 1, 2, 3, 4, 6], (
+        "but not one"
+    )
     assert list(measured({0: 10, 1: 12, 2: 20, 3: 30}, target=11)[0]) == [0, 1], "enough is enough"
     assert list(measured({0: 10, 1: 20, 2: 30, 3: 40}, room=1)[0]) == [0, 1], "no room for more"
 
@@ -129,8 +165,15 @@ def test_slow_batches_end_it_too() -> None:
 
 def test_it_is_an_int_that_explains_itself() -> None:
     found = SuggestedWorkers(2, {0: 101.23456, 1: 99.0, 2: 198.5}, "because")
-    assert found == 2 and isinstance(found, int) and str(found) == f"{found}" == "2" and range(5)[found] == 2
-    assert repr(found) == "SuggestedWorkers(2, rates={0: 101.2, 1: 99.0, 2: 198.5}, reason='because')"
+    assert (
+        found == 2
+        and isinstance(found, int)
+        and str(found) == f"{found}" == "2"
+        and range(5)[found] == 2
+    )
+    assert (
+        repr(found) == "SuggestedWorkers(2, rates={0: 101.2, 1: 99.0, 2: 198.5}, reason='because')"
+    )
     assert found.explain().splitlines() == [
         "num_workers  batches/s   of best",
         "          0        101.2      51%",
@@ -139,7 +182,12 @@ def test_it_is_an_int_that_explains_itself() -> None:
         "num_workers=2: because",
     ]
     for other in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
-        assert type(other) is SuggestedWorkers and other == 2 and other.rates == found.rates and other.reason == "because"
+        assert (
+            type(other) is SuggestedWorkers
+            and other == 2
+            and other.rates == found.rates
+            and other.reason == "because"
+        )
     assert create_dataloader(SquareDataset(), num_workers=found).num_workers == 2
     assert DataLoader(TensorDataset(torch.zeros(3)), num_workers=found).num_workers == 2
 
@@ -154,20 +202,32 @@ def test_a_dataset_is_measured_and_left_as_it_was(photos: Path) -> None:
     with ImageDataset(photos, image_size=32, loading_mode="cached") as dataset:
         found = suggest_num_workers(dataset, **QUICK)
         assert found in (0, 1) and set(found.rates) == {0, 1} and min(found.rates.values()) > 0
-        assert dataset.loading_mode == "cached" and dataset.mode.stats()["held"] == 0, "its cache is not filled"
+        assert dataset.loading_mode == "cached" and dataset.mode.stats()["held"] == 0, (
+            "its cache is not filled"
+        )
         assert not living_children()
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
 
 
 def test_a_path_is_opened_and_closed(photos: Path) -> None:
-    assert suggest_num_workers(photos, image_size=16, loading_mode="eager", progress=False, **{**QUICK, "most": 0}) == 0
+    assert (
+        suggest_num_workers(
+            photos, image_size=16, loading_mode="eager", progress=False, **{**QUICK, "most": 0}
+        )
+        == 0
+    )
 
 
 def test_a_loader_is_measured_with_its_options() -> None:
     seen: list[Any] = []
     loader = create_dataloader(SquareDataset(), batch_size=5, num_workers=1, drop_last=True, seed=9)
     state = loader.state_dict()
-    assert suggest_num_workers(loader, seconds=0.01, most=0, step=lambda batch: seen.append(len(batch))) == 0
+    assert (
+        suggest_num_workers(
+            loader, seconds=0.01, most=0, step=lambda batch: seen.append(len(batch))
+        )
+        == 0
+    )
     assert set(seen) == {5} and loader.state_dict() == state
     loader.close()
 
@@ -185,15 +245,26 @@ def test_a_torch_loader_is_copied(workers: int) -> None:
         DataLoader(data, batch_size=None, sampler=[3, 1]),
         DataLoader(Stream(), batch_size=4),
         DataLoader(Stream(), batch_size=None),
-        DataLoader(data, batch_size=3, num_workers=1, prefetch_factor=3, timeout=50, multiprocessing_context="fork"),
+        DataLoader(
+            data,
+            batch_size=3,
+            num_workers=1,
+            prefetch_factor=3,
+            timeout=50,
+            multiprocessing_context="fork",
+        ),
     ]:
         other = plain_loader(loader, workers)
         assert other.num_workers == workers and other is not loader
         if not workers:
-            assert repr(list(other)) == repr(list(loader if not loader.num_workers else DataLoader(data, batch_size=3)))
+            assert repr(list(other)) == repr(
+                list(loader if not loader.num_workers else DataLoader(data, batch_size=3))
+            )
         elif loader.num_workers:
             assert (other.prefetch_factor, other.timeout) == (3, 50)
-    found = suggest_num_workers(DataLoader(data, batch_size=4, num_workers=1), seconds=0.01, most=workers)
+    found = suggest_num_workers(
+        DataLoader(data, batch_size=4, num_workers=1), seconds=0.01, most=workers
+    )
     assert set(found.rates) == set(range(workers + 1))
 
 
@@ -208,14 +279,20 @@ def test_workers_that_the_budget_has_no_room_for_are_not_tried() -> None:
         assert loader.config.num_workers == 0
     with jobs(3, 0) as loader:
         assert loader is None
-    with pytest.raises(BudgetError), _Jobs(Large(), DataLoaderConfig(batch_size=8, max_memory_usage=batch), {})(0, 0):
+    with (
+        pytest.raises(BudgetError),
+        _Jobs(Large(), DataLoaderConfig(batch_size=8, max_memory_usage=batch), {})(0, 0),
+    ):
         pass
 
 
 def test_a_block_shuffle_has_turns() -> None:
     assert _Jobs(SquareDataset(), None, {"shuffle": "block", "turns": 6}).turns() == 6
     assert _Jobs(SquareDataset(), None, {}).turns() is None
-    assert _Jobs(Loader(SquareDataset(), shuffle="block", turns=4, num_workers=0), None, {}).turns() == 4
+    assert (
+        _Jobs(Loader(SquareDataset(), shuffle="block", turns=4, num_workers=0), None, {}).turns()
+        == 4
+    )
     assert _Jobs(DataLoader(TensorDataset(torch.zeros(3))), None, {}).turns() is None
 
 
@@ -261,11 +338,18 @@ def test_samples_that_cannot_be_read_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"seconds": 0}, "seconds"), ({"seconds": float("inf")}, "seconds"), ({"most": -1}, "most"), ({"most": 1.5}, "most"),
-        ({"step": 0}, "step"), ({"step": "fast"}, "step"), ({"step": True}, "step"), ({"num_workers": 2}, "num_workers"),
-        ({"batchsize": 2}, "batchsize"), ({"batch_size": 64, "drop_last": True}, "no batch"),
+        ({"seconds": 0}, "seconds"),
+        ({"seconds": float("inf")}, "seconds"),
+        ({"most": -1}, "most"),
+        ({"most": 1.5}, "most"),
+        ({"step": 0}, "step"),
+        ({"step": "fast"}, "step"),
+        ({"step": True}, "step"),
+        ({"num_workers": 2}, "num_workers"),
+        ({"batchsize": 2}, "batchsize"),
+        ({"batch_size": 64, "drop_last": True}, "no batch"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         suggest_num_workers(SquareDataset(), **{"seconds": 0.01, "most": 0, **options})

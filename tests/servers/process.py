@@ -9,7 +9,8 @@ from typing import Self
 
 
 class ServerProcess:
-    """Runs a module that prints its port and serves on loopback until its stdin ends; a context manager.
+    """Runs a module that prints its port and serves on loopback until its stdin ends; a context
+    manager.
 
     Args:
         module: its name.
@@ -24,7 +25,9 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         root = Path(__file__).parents[2]
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, cwd=root)
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, cwd=root
+        )
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
         return self

@@ -1,17 +1,20 @@
-"""A server of byte ranges, as slow and as faulty as a test wants it: a process of its own on loopback.
+"""A server of byte ranges, as slow and as faulty as a test wants it: a process of its own on
+loopback.
 
     python -m tests.servers.ranges FOLDER
 
-prints the port. GET and HEAD of /NAME (with slashes: below folders) give the file, with Range, ETag and If-Match. POST /_set takes JSON
-of what is to be from now on:
+prints the port. GET and HEAD of /NAME (with slashes: below folders) give the file, with Range, ETag
+and If-Match. POST /_set takes JSON of what is to be from now on:
 
 * latency: seconds before each answer; bandwidth: bytes a second over all answers; 0: no limit.
-* faults: {kind: probability}, of "500", "503", "429", "403", "reset", "short" (the body ends early), "less" and "more" (a whole body of
-  another length), "hang" (never answers), "wrong" (a flipped byte), "whole" (the range is ignored).
+* faults: {kind: probability}, of "500", "503", "429", "403", "reset", "short" (the body ends
+  early), "less" and "more" (a whole body of another length), "hang" (never answers), "wrong" (a
+  flipped byte), "whole" (the range is ignored).
 * denied: names of files that nobody may have (403).
 * seed: of the faults; most: how many there are at most; null: no limit.
 
-GET /_counts gives what was asked for since the last call: {"requests", "bytes", "faults", "ranges": [[name, start, stop], ...]}.
+GET /_counts gives what was asked for since the last call: {"requests", "bytes", "faults", "ranges":
+[[name, start, stop], ...]}.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ class RangeServer(ServerProcess):
 
     def set(self, **settings: Any) -> None:
         """From now on."""
-        request = urllib.request.Request(f"{self.url}/_set", json.dumps(settings).encode(), method="POST")
+        request = urllib.request.Request(
+            f"{self.url}/_set", json.dumps(settings).encode(), method="POST"
+        )
         urllib.request.urlopen(request, timeout=10).close()
 
     def counts(self) -> dict[str, Any]:
@@ -113,7 +118,13 @@ class _Answers:
         try:
             with open(os.path.join(self._folder, name), "rb") as file:
                 status = os.fstat(file.fileno())
-                tag = '"' + hashlib.md5(f"{status.st_size} {status.st_mtime_ns} {status.st_ino}".encode()).hexdigest() + '"'
+                tag = (
+                    '"'
+                    + hashlib.md5(
+                        f"{status.st_size} {status.st_mtime_ns} {status.st_ino}".encode()
+                    ).hexdigest()
+                    + '"'
+                )
                 if request.headers.get("If-Match", tag) != tag:
                     return web.Response(status=412)
                 start, stop = _range(request.headers.get("Range"), status.st_size)
@@ -129,9 +140,17 @@ class _Answers:
         if request.headers.get("Range") is not None:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{status.st_size}"
         self._counts["ranges"].append([name, start, stop])
-        return await self._send(request, body, headers, fault, is_part=request.headers.get("Range") is not None and fault != "whole")
+        return await self._send(
+            request,
+            body,
+            headers,
+            fault,
+            is_part=request.headers.get("Range") is not None and fault != "whole",
+        )
 
-    async def _send(self, request: Any, body: bytes, headers: dict[str, str], fault: str, is_part: bool) -> Any:
+    async def _send(
+        self, request: Any, body: bytes, headers: dict[str, str], fault: str, is_part: bool
+    ) -> Any:
         from aiohttp import web
 
         if fault == "wrong" and body:
@@ -197,7 +216,8 @@ async def _serve(folder: str) -> None:
     await site.start()
     assert site._server is not None
     print(site._server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # until whoever started it is gone
+    # until whoever started it is gone
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m tests.servers.s3
 
-prints the port. Buckets and objects come by S3's own interface (`S3Server.client`). It looks at no credentials until `S3Server.guard`
-is called, and from then on asks for those of `S3Server.user`.
+prints the port. Buckets and objects come by S3's own interface (`S3Server.client`). It looks at no
+credentials until `S3Server.guard` is called, and from then on asks for those of `S3Server.user`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class S3Server(ServerProcess):
         import boto3
 
         place = {"endpoint_url": self.url, "region_name": "us-east-1"}
-        return boto3.client(service, aws_access_key_id="somebody", aws_secret_access_key="something", **place)
+        return boto3.client(
+            service, aws_access_key_id="somebody", aws_secret_access_key="something", **place
+        )
 
     def reset(self) -> None:
         """Nothing is there any more, and credentials don't count."""
@@ -42,10 +44,15 @@ class S3Server(ServerProcess):
         self._post("reset-auth", b"inf")
 
     def user(self, *may: dict[str, Any]) -> dict[str, str]:
-        """The key and the secret of a new user who may do what these statements of a policy say; or everything in S3."""
+        """The key and the secret of a new user who may do what these statements of a policy say;
+        or everything in S3.
+        """
         iam = self.client("iam")
         iam.create_user(UserName="reader")
-        policy = {"Version": "2012-10-17", "Statement": list(may) or [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+        policy = {
+            "Version": "2012-10-17",
+            "Statement": list(may) or [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+        }
         iam.put_user_policy(UserName="reader", PolicyName="all", PolicyDocument=json.dumps(policy))
         made = iam.create_access_key(UserName="reader")["AccessKey"]
         return {"key": made["AccessKeyId"], "secret": made["SecretAccessKey"]}
@@ -55,7 +62,9 @@ class S3Server(ServerProcess):
         self._post("reset-auth", str(after).encode())
 
     def _post(self, name: str, body: bytes = b"") -> None:
-        request = urllib.request.Request(f"{self.url}/moto-api/{name}", body, {"Content-Type": "text/plain"}, method="POST")
+        request = urllib.request.Request(
+            f"{self.url}/moto-api/{name}", body, {"Content-Type": "text/plain"}, method="POST"
+        )
         urllib.request.urlopen(request, timeout=10).close()
 
 
@@ -65,7 +74,9 @@ def main() -> None:
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    server = make_server(
+        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True
+    )
     print(server.server_port, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdin.read()  # until whoever started it is gone

@@ -1,8 +1,10 @@
-"""Reads a file by h5py or zarr-python, and by headrace, in a process that may crash, hang or run out of memory.
+"""Reads a file by h5py or zarr-python, and by headrace, in a process that may crash, hang or run
+out of memory.
 
-Run by `fuzz.py` with the number of a descriptor: a socket, over which cases come and outcomes go. Each case is answered twice, first for
-the library, then for headrace, so that the one who asks knows who crashed. A parent that has imported everything forks the process that
-does the work, and forks another when that one ends.
+Run by `fuzz.py` with the number of a descriptor: a socket, over which cases come and outcomes go.
+Each case is answered twice, first for the library, then for headrace, so that the one who asks
+knows who crashed. A parent that has imported everything forks the process that does the work, and
+forks another when that one ends.
 """
 
 from __future__ import annotations
@@ -43,9 +45,13 @@ _DONE = 77  # how a process ends that nobody asks any more
 _CASES = 400  # of one process: libraries leak what they could not open
 
 Row = tuple[str, Any]
-"""("value", plain terms) or ("error", class and message) or ("escaped", the same of an error that is none of headrace's)."""
+"""("value", plain terms) or ("error", class and message) or ("escaped", the same of an error
+that is none of headrace's).
+"""
 Outcome = dict[Any, Row]
-"""Rows by number; or "open" alone, where it can't be opened; the number of rows is under "length"."""
+"""Rows by number; or "open" alone, where it can't be opened; the number of rows is under
+"length".
+"""
 
 
 def rows_of(length: int, row_bytes: int) -> list[int]:
@@ -64,7 +70,11 @@ def plain(value: Any) -> Any:
         if array.dtype.hasobject:
             return (array.shape, [plain(item) for item in array.reshape(-1).tolist()])
         data = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).tobytes()
-        return array.dtype.newbyteorder("=").str, array.shape, data if len(data) < 4096 else hashlib.sha256(data).hexdigest()
+        return (
+            array.dtype.newbyteorder("=").str,
+            array.shape,
+            data if len(data) < 4096 else hashlib.sha256(data).hexdigest(),
+        )
     return value
 
 
@@ -84,10 +94,16 @@ def _by_library(path: Path, kind: str) -> Outcome:
                     stack.callback(_close, store)
                 array = _zarr_array(store)
             shape = tuple(array.shape)
-            length, row_bytes = shape[0], int(np.prod(shape[1:], dtype=object)) * array.dtype.itemsize
+            length, row_bytes = (
+                shape[0],
+                int(np.prod(shape[1:], dtype=object)) * array.dtype.itemsize,
+            )
         except Exception as error:
             return {"open": _failure(error)}
-        outcome["length"], outcome["missed"] = ("value", length), ("value", kind == HDF5 and _misses(array))
+        outcome["length"], outcome["missed"] = (
+            ("value", length),
+            ("value", kind == HDF5 and _misses(array)),
+        )
         for row in rows_of(length, row_bytes):
             try:
                 outcome[row] = ("value", plain(array[row]))
@@ -97,7 +113,9 @@ def _by_library(path: Path, kind: str) -> Outcome:
 
 
 def _misses(dataset: h5py.Dataset) -> bool:
-    """Does HDF5 list chunks that it does not find when they are asked for? So it is where their keys in its index are damaged."""
+    """Does HDF5 list chunks that it does not find when they are asked for? So it is where their
+    keys in its index are damaged.
+    """
     listed: list[Any] = []
     if dataset.chunks is not None and not dataset.is_virtual:
         with contextlib.suppress(Exception):
@@ -123,20 +141,29 @@ def _zarr_array(store: Any) -> Any:
 
 
 def _by_library_twice(path: Path, kind: str) -> Outcome:
-    """Rows that h5py does not fill, and which hold what lay in memory, are known by memory that held something else."""
+    """Rows that h5py does not fill, and which hold what lay in memory, are known by memory that
+    held something else.
+    """
     libc = ctypes.CDLL(None)
     found = []
     for pattern in (0x11, 0x77)[: 1 + (kind == HDF5)]:
         libc.mallopt(_PERTURB, pattern)
         found.append(_by_library(path, kind))
     libc.mallopt(_PERTURB, 0)
-    return {key: row if row == found[-1].get(key) else ("unstable", row[1]) for key, row in found[0].items()}
+    return {
+        key: row if row == found[-1].get(key) else ("unstable", row[1])
+        for key, row in found[0].items()
+    }
 
 
 def _by_headrace(path: Path, kind: str, number: int) -> Outcome:
-    """Through a source or a dataset, rows alone and in a batch, with and without held chunks: by the number of the case."""
+    """Through a source or a dataset, rows alone and in a batch, with and without held chunks: by
+    the number of the case.
+    """
     try:
-        return _by_dataset(path, kind) if number % 4 == 3 else _by_source(path, kind, hold=number % 2)
+        return (
+            _by_dataset(path, kind) if number % 4 == 3 else _by_source(path, kind, hold=number % 2)
+        )
     except HeadraceError as error:
         return {"open": _failure(error)}
     except Exception as error:
@@ -166,7 +193,11 @@ def _by_dataset(path: Path, kind: str) -> Outcome:
         source = dataset.sample_source
         outcome: Outcome = {"length": ("value", len(dataset)), "how": ("value", source.how()[NAME])}
         for row in rows_of(len(dataset), getattr(source, "_row_bytes", 0)):
-            outcome[row] = _row(lambda row=row: source.read([row])[0] if _is_object(source) else _numpy(dataset[row]))
+            outcome[row] = _row(
+                lambda row=row: (
+                    source.read([row])[0] if _is_object(source) else _numpy(dataset[row])
+                )
+            )
         dataset.blocks() if len(dataset) < 1 << 20 else None
     return outcome
 
@@ -205,11 +236,14 @@ def _work(pipe: Connection, folder: Path) -> None:
             os._exit(_DONE)
         kind, files, seed = case
         for whose in (0, 1):
-            place = folder / f"{os.getpid()}-{number}-{whose}"  # a path of its own: HDF5 shares what is still open
+            # a path of its own: HDF5 shares what is still open
+            place = folder / f"{os.getpid()}-{number}-{whose}"
             place.mkdir()
             try:
                 path = write(kind, files, place)
-                pipe.send(_by_headrace(path, kind, seed) if whose else _by_library_twice(path, kind))
+                pipe.send(
+                    _by_headrace(path, kind, seed) if whose else _by_library_twice(path, kind)
+                )
             finally:
                 shutil.rmtree(place, ignore_errors=True)
     pipe.send(None)

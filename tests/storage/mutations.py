@@ -1,7 +1,7 @@
 """Ways to damage a file.
 
-A mutation is a name and three integers, which are taken modulo whatever they choose from: so any integers make sense, and whoever draws
-them (hypothesis, or `random`) need not know the file.
+A mutation is a name and three integers, which are taken modulo whatever they choose from: so any
+integers make sense, and whoever draws them (hypothesis, or `random`) need not know the file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,106 @@ from tests.storage.specimens import FOLDER, Files
 
 _METADATA = ("zarr.json", ".zarray", ".zgroup")
 _JSON_VALUES: list[Any] = [
-    *(0, 1, 2, 3, 4, 6, 7, -1, 2**31 - 1, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**400, 0.5, 3.0, 1e308, float("nan")),
-    *(None, True, False, "", "x", "/", ".", "../", "\0", "NaN", "Infinity", "0x7fc00000", "AAAA", [], {}, [0], [1, 2], [[]], {"name": "x"}),
-    *("<i4", ">i4", "<f4", "<i8", "|u1", "|S4", "|O", "<M8[s]", "<U2", "int32", "float32", "int64", "uint8", "bool", "complex64", "string"),
-    *("C", "F", "start", "end", "little", "big", "zlib", "gzip", "zstd", "blosc", "crc32c", "bytes", "default", "v2", "array", "group"),
-    *([7, 3], [3, 2], [1, 1], [2**62, 3], [7, 2**40], [2**40, 2**40], [2**31, 2**31], [0, 3], [7], [7, 3, 1], [1, 0], [7, -3], [3.0, 2]),
-    *({"name": "gzip", "configuration": {"level": 1}}, {"name": "bytes"}, {"id": "zlib", "level": 1}, {"id": "shuffle", "elementsize": 0}),
+    *(
+        0,
+        1,
+        2,
+        3,
+        4,
+        6,
+        7,
+        -1,
+        2**31 - 1,
+        2**40,
+        2**53,
+        2**62,
+        2**63 - 1,
+        2**63,
+        2**64 - 1,
+        10**400,
+        0.5,
+        3.0,
+        1e308,
+        float("nan"),
+    ),
+    *(
+        None,
+        True,
+        False,
+        "",
+        "x",
+        "/",
+        ".",
+        "../",
+        "\0",
+        "NaN",
+        "Infinity",
+        "0x7fc00000",
+        "AAAA",
+        [],
+        {},
+        [0],
+        [1, 2],
+        [[]],
+        {"name": "x"},
+    ),
+    *(
+        "<i4",
+        ">i4",
+        "<f4",
+        "<i8",
+        "|u1",
+        "|S4",
+        "|O",
+        "<M8[s]",
+        "<U2",
+        "int32",
+        "float32",
+        "int64",
+        "uint8",
+        "bool",
+        "complex64",
+        "string",
+    ),
+    *(
+        "C",
+        "F",
+        "start",
+        "end",
+        "little",
+        "big",
+        "zlib",
+        "gzip",
+        "zstd",
+        "blosc",
+        "crc32c",
+        "bytes",
+        "default",
+        "v2",
+        "array",
+        "group",
+    ),
+    *(
+        [7, 3],
+        [3, 2],
+        [1, 1],
+        [2**62, 3],
+        [7, 2**40],
+        [2**40, 2**40],
+        [2**31, 2**31],
+        [0, 3],
+        [7],
+        [7, 3, 1],
+        [1, 0],
+        [7, -3],
+        [3.0, 2],
+    ),
+    *(
+        {"name": "gzip", "configuration": {"level": 1}},
+        {"name": "bytes"},
+        {"id": "zlib", "level": 1},
+        {"id": "shuffle", "elementsize": 0},
+    ),
 ]
 
 
@@ -37,10 +131,15 @@ def damaged(kind: str, files: Files, mutations: list[Mutation]) -> Files:
     """The files after some mutations."""
     for mutation in mutations:
         if mutation.name in _OF_FOLDERS:
-            files = _OF_FOLDERS[mutation.name](files, mutation) if kind == FOLDER and files else files
+            files = (
+                _OF_FOLDERS[mutation.name](files, mutation) if kind == FOLDER and files else files
+            )
         elif files:
             name = sorted(files)[mutation.file % len(files)]
-            files = {**files, name: _OF_BYTES[mutation.name](files[name], mutation.at, mutation.what)}
+            files = {
+                **files,
+                name: _OF_BYTES[mutation.name](files[name], mutation.at, mutation.what),
+            }
     return files
 
 
@@ -48,7 +147,15 @@ def random_mutations(random: random.Random) -> list[Mutation]:
     """One mostly, and sometimes several."""
     count = random.choice((1, 1, 1, 1, 2, 3, 8))
     big = 1 << 32
-    return [Mutation(random.choice(NAMES), random.randrange(big), random.randrange(big), random.randrange(big)) for _ in range(count)]
+    return [
+        Mutation(
+            random.choice(NAMES),
+            random.randrange(big),
+            random.randrange(big),
+            random.randrange(big),
+        )
+        for _ in range(count)
+    ]
 
 
 # -- bytes
@@ -71,7 +178,20 @@ def _overwrite(data: bytes, at: int, what: int) -> bytes:
 def _integer(data: bytes, at: int, what: int) -> bytes:
     """An aligned integer becomes an extreme one."""
     width = (4, 8)[what & 1]
-    extremes = [0, 1, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1, len(data), len(data) - 1, len(data) + 1]
+    extremes = [
+        0,
+        1,
+        2**31 - 1,
+        2**31,
+        2**40,
+        2**62,
+        2**63 - 1,
+        2**63,
+        2**64 - 1,
+        len(data),
+        len(data) - 1,
+        len(data) + 1,
+    ]
     new = extremes[(what >> 1) % len(extremes)] & (1 << 8 * width) - 1
     return _put(data, at % max(1, len(data)) // width * width, new.to_bytes(width, "little"))
 
@@ -139,7 +259,9 @@ def _empty(files: Files, mutation: Mutation) -> Files:
 
 
 def _edit(files: Files, mutation: Mutation) -> Files:
-    """Another value somewhere in the metadata; or a key that is deleted, or two members of a list that change places."""
+    """Another value somewhere in the metadata; or a key that is deleted, or two members of a
+    list that change places.
+    """
     name = _one(files, mutation.file, metadata=True)
     try:
         said = json.loads(files[name or ""])
@@ -161,9 +283,20 @@ def _edit(files: Files, mutation: Mutation) -> Files:
 
 
 def _places(said: Any) -> list[tuple[Any, Any]]:
-    keys = list(said) if isinstance(said, dict) else list(range(len(said))) if isinstance(said, list) else []
+    keys = (
+        list(said)
+        if isinstance(said, dict)
+        else list(range(len(said)))
+        if isinstance(said, list)
+        else []
+    )
     return [place for key in keys for place in ((said, key), *_places(said[key]))]
 
 
-_OF_FOLDERS: dict[str, Callable[[Files, Mutation], Files]] = {"delete": _delete, "replace": _replace, "empty": _empty, "edit": _edit}
+_OF_FOLDERS: dict[str, Callable[[Files, Mutation], Files]] = {
+    "delete": _delete,
+    "replace": _replace,
+    "empty": _empty,
+    "edit": _edit,
+}
 NAMES = [*_OF_BYTES, *_OF_FOLDERS, "edit", "integer", "flip"]

@@ -1,7 +1,7 @@
 """Measures what an index of very many files costs. Run as a process of its own by test_scale.py.
 
-Arguments: the number of files. It prints a line of JSON: bytes a sample, and bytes that a further worker takes. The names are made
-up, by a file system that only lists.
+Arguments: the number of files. It prints a line of JSON: bytes a sample, and bytes that a further
+worker takes. The names are made up, by a file system that only lists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ class MadeUp(fsspec.AbstractFileSystem):
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         return {"name": path, "type": "directory", "size": 0}
 
-    def find(self, path: str, maxdepth: Any = None, withdirs: bool = False, detail: bool = False, **kwargs: Any) -> list[str]:
+    def find(
+        self,
+        path: str,
+        maxdepth: Any = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
         type(self).listed += 1
         return [f"{path}/{name_of(i)}" for i in range(int(path))]
 
@@ -76,7 +83,11 @@ def main() -> None:
     dataset = ImageDataset(f"madeup://{n}")
     taken = held() - before
     names = sum(len(name) for name in dataset.sample_source.listing.names)
-    said: dict[str, Any] = {"path_bytes": names / n, "bytes_a_sample": (taken - names) / n, "classes": len(dataset.classes)}
+    said: dict[str, Any] = {
+        "path_bytes": names / n,
+        "bytes_a_sample": (taken - names) / n,
+        "classes": len(dataset.classes),
+    }
     for method in ("fork", "spawn"):
         length, _, listed, large = worker_of(dataset, method)
         small = worker_of(tiny, method)[-1]

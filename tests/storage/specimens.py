@@ -1,6 +1,7 @@
 """The small files that the tests of damage begin with.
 
-Each is small enough that a random byte of it is as likely metadata as data, and large enough to have several chunks with edges.
+Each is small enough that a random byte of it is as likely metadata as data, and large enough to
+have several chunks with edges.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def _dataset(dtype: str = "<i4", **how: Any) -> Any:
 
 
 def _partly(file: h5py.File) -> None:
-    file.create_dataset(NAME, (N, *ROW), "<i4", chunks=_CHUNKS, fillvalue=7, compression="gzip")[:4] = values()[:4]
+    file.create_dataset(NAME, (N, *ROW), "<i4", chunks=_CHUNKS, fillvalue=7, compression="gzip")[
+        :4
+    ] = values()[:4]
 
 
 def _strings(file: h5py.File) -> None:
@@ -92,7 +95,9 @@ def _strings(file: h5py.File) -> None:
 
 
 def _vlen(file: h5py.File) -> None:
-    rows = file.create_dataset(NAME, (N,), h5py.vlen_dtype(np.dtype("<i4")), chunks=(3,), compression="gzip")
+    rows = file.create_dataset(
+        NAME, (N,), h5py.vlen_dtype(np.dtype("<i4")), chunks=(3,), compression="gzip"
+    )
     for number in range(N):
         rows[number] = np.arange(number)
 
@@ -211,7 +216,9 @@ def source_of(kind: str, path: Path) -> HDF5Source | ZarrSource:
 
 
 def rows_or_errors(kind: str, path: Path) -> list[Any]:
-    """Each row, or the error of headrace's that it gave; where the file can't be opened, that error for each row."""
+    """Each row, or the error of headrace's that it gave; where the file can't be opened, that
+    error for each row.
+    """
     try:
         source = source_of(kind, path)
     except HeadraceError as error:
@@ -230,4 +237,8 @@ def wrong_rows(found: list[Any], originals: list[Any]) -> list[int]:
     """Those that are neither errors nor what they should be."""
     assert len(found) == len(originals)
     pairs = enumerate(zip(found, originals, strict=True))
-    return [number for number, (row, original) in pairs if not isinstance(row, HeadraceError) and not same(row, original)]
+    return [
+        number
+        for number, (row, original) in pairs
+        if not isinstance(row, HeadraceError) and not same(row, original)
+    ]

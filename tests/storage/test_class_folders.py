@@ -23,15 +23,27 @@ OPENED: dict[str, tuple[Callable[[Path], Any], Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("ending", OPENED)
-@pytest.mark.parametrize("names", [("train/1", "val/1"), ("testing/1", "validation/1"), ("test-00000-of-00001", "train-00000-of-00001")])
-def test_splits_read_as_one_are_warned_of(ending: str, names: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/1", "val/1"),
+        ("testing/1", "validation/1"),
+        ("test-00000-of-00001", "train-00000-of-00001"),
+    ],
+)
+def test_splits_read_as_one_are_warned_of(
+    ending: str, names: tuple[str, str], tmp_path: Path
+) -> None:
     write, opened = OPENED[ending]
     paths = [tmp_path / f"{name}{ending}" for name in names]
     for path in paths:
         path.parent.mkdir(exist_ok=True)
         write(path)
     first, second = (path.relative_to(tmp_path).parts[0] for path in paths)
-    with pytest.warns(HeadraceWarning, match=f"{first} and {second} are called as parts of a data set, and are read as one"):
+    with pytest.warns(
+        HeadraceWarning,
+        match=f"{first} and {second} are called as parts of a data set, and are read as one",
+    ):
         opened(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error", HeadraceWarning)

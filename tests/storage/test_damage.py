@@ -20,7 +20,18 @@ from headrace.errors import FileChangedError, FormatError, HeadraceError, Sample
 from headrace.storage.arrays import codecs
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.zarr.rows import ZarrSource
-from tests.storage.specimens import FOLDER, HDF5, NAME, N, Specimen, rows_or_errors, specimens, values, write, wrong_rows
+from tests.storage.specimens import (
+    FOLDER,
+    HDF5,
+    NAME,
+    N,
+    Specimen,
+    rows_or_errors,
+    specimens,
+    values,
+    write,
+    wrong_rows,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +50,12 @@ def originals(specimen: Specimen, place: Path) -> list[Any]:
 def chunk_bytes(specimen: Specimen, place: Path) -> list[tuple[str, int]]:
     """File and place of each stored byte of the chunks."""
     if specimen.kind == FOLDER:
-        return [(name, at) for name, data in specimen.files.items() if not name.endswith(METADATA) for at in range(len(data))]
+        return [
+            (name, at)
+            for name, data in specimen.files.items()
+            if not name.endswith(METADATA)
+            for at in range(len(data))
+        ]
     found: list[Any] = []
     place.mkdir()
     with h5py.File(specimen.write(place)) as file:
@@ -58,7 +74,10 @@ def test_files_that_are_cut(tmp_path: Path, name: str) -> None:
     expected, errors = originals(specimen, tmp_path / "whole"), 0
     for number in range(20):
         file = draw.choice(sorted(specimen.files))
-        cut = {**specimen.files, file: specimen.files[file][: draw.randrange(len(specimen.files[file]))]}
+        cut = {
+            **specimen.files,
+            file: specimen.files[file][: draw.randrange(len(specimen.files[file]))],
+        }
         place = tmp_path / str(number)
         place.mkdir()
         found = rows_or_errors(specimen.kind, write(specimen.kind, cut, place))
@@ -69,11 +88,23 @@ def test_files_that_are_cut(tmp_path: Path, name: str) -> None:
 
 # -- flipped bytes
 
-GUARDED = [f"HDF5 {libver}, {name}" for libver in ("earliest", "latest") for name in ("fletcher32", "gzip, fletcher32", "gzip, shuffle")]
-GUARDED += ["Zarr 2, zlib", "Zarr 2, gzip", "Zarr 3, gzip", "Zarr 3, zstd, checksum", "Zarr 3, crc32c", "Zarr 3, sharded"]
+GUARDED = [
+    f"HDF5 {libver}, {name}"
+    for libver in ("earliest", "latest")
+    for name in ("fletcher32", "gzip, fletcher32", "gzip, shuffle")
+]
+GUARDED += [
+    "Zarr 2, zlib",
+    "Zarr 2, gzip",
+    "Zarr 3, gzip",
+    "Zarr 3, zstd, checksum",
+    "Zarr 3, crc32c",
+    "Zarr 3, sharded",
+]
 UNGUARDED = [f"HDF5 latest, {name}" for name in ("lz4", "zstd", "blosc", "blosc, zstd")]
 UNGUARDED += ["Zarr 2, blosc", "Zarr 3, blosc", "Zarr 3, zstd"]
-NO_DATA = {"gzip": 1 / 3, "zlib": 1 / 8}  # parts of a stream that mean nothing: times and names in its head, bits between its blocks
+# parts of a stream that mean nothing: times and names in its head, bits between its blocks
+NO_DATA = {"gzip": 1 / 3, "zlib": 1 / 8}
 
 
 @pytest.mark.quick_every(8)
@@ -87,12 +118,16 @@ def test_each_flipped_byte_is_found_where_there_is_a_checksum(tmp_path: Path, na
             data[at] ^= pattern
             place = tmp_path / "flipped"
             place.mkdir()
-            found = rows_or_errors(specimen.kind, write(specimen.kind, {**specimen.files, file: bytes(data)}, place))
+            found = rows_or_errors(
+                specimen.kind, write(specimen.kind, {**specimen.files, file: bytes(data)}, place)
+            )
             assert not wrong_rows(found, expected), (file, at, pattern)
             unnoticed += not any(isinstance(row, HeadraceError) for row in found)
             shutil.rmtree(place)
             tried += 1
-    share = next((share for part, share in NO_DATA.items() if part in name and "fletcher32" not in name), 0)
+    share = next(
+        (share for part, share in NO_DATA.items() if part in name and "fletcher32" not in name), 0
+    )
     assert unnoticed <= share * tried
 
 
@@ -105,20 +140,26 @@ def test_flipped_bytes_without_a_checksum_are_rows_or_errors(tmp_path: Path, nam
         data[at] ^= 1 << at % 8
         place = tmp_path / "flipped"
         place.mkdir()
-        for row in rows_or_errors(specimen.kind, write(specimen.kind, {**specimen.files, file: bytes(data)}, place)):
+        for row in rows_or_errors(
+            specimen.kind, write(specimen.kind, {**specimen.files, file: bytes(data)}, place)
+        ):
             assert isinstance(row, HeadraceError) or row.shape == (3,)
         shutil.rmtree(place)
 
 
 @pytest.mark.parametrize("compressor", ["lz4", "zstd", "blosclz", "zlib"])
 @pytest.mark.parametrize("shuffle", [0, 1, 2])
-def test_blosc_fills_what_it_gives(monkeypatch: pytest.MonkeyPatch, compressor: str, shuffle: int) -> None:
+def test_blosc_fills_what_it_gives(
+    monkeypatch: pytest.MonkeyPatch, compressor: str, shuffle: int
+) -> None:
     """Whatever a byte becomes, an error or values that were decoded: never what lay in memory."""
     stored = numcodecs.Blosc(compressor, 5, shuffle, 64).encode(np.arange(40, dtype="u4") % 7)
     made = np.empty
 
     def decoded(data: bytes, before: int) -> bytes | None:
-        monkeypatch.setattr(codecs.np, "empty", lambda *given: np.full(*given[:1], before, *given[1:]))
+        monkeypatch.setattr(
+            codecs.np, "empty", lambda *given: np.full(*given[:1], before, *given[1:])
+        )
         try:
             return bytes(codecs.Pipeline([codecs.Blosc()]).decode(data, 160))
         except FormatError:
@@ -132,9 +173,13 @@ def test_blosc_fills_what_it_gives(monkeypatch: pytest.MonkeyPatch, compressor: 
             assert decoded(data, 0) == decoded(data, 255), (at, byte)
 
 
-@pytest.mark.parametrize("name", ["Zarr 2 zip, raw", "Zarr 2 zip, zstd", "Zarr 3 zip, raw", "Zarr 3 zip, zstd"])
+@pytest.mark.parametrize(
+    "name", ["Zarr 2 zip, raw", "Zarr 2 zip, zstd", "Zarr 3 zip, raw", "Zarr 3 zip, zstd"]
+)
 def test_flipped_bytes_in_zip_files_are_found(tmp_path: Path, name: str) -> None:
-    """By the zip file's own checksums, also where rows are parts of chunks; but for names in its directory: those chunks are missing."""
+    """By the zip file's own checksums, also where rows are parts of chunks; but for names in its
+    directory: those chunks are missing.
+    """
     specimen = ALL[name]
     expected = originals(specimen, tmp_path / "whole")
     for at in range(specimen.files["a"].index(b"PK\x01\x02")):
@@ -142,7 +187,9 @@ def test_flipped_bytes_in_zip_files_are_found(tmp_path: Path, name: str) -> None
         data[at] ^= 0x04
         place = tmp_path / str(at)
         place.mkdir()
-        assert not wrong_rows(rows_or_errors(specimen.kind, write(specimen.kind, {"a": bytes(data)}, place)), expected), at
+        assert not wrong_rows(
+            rows_or_errors(specimen.kind, write(specimen.kind, {"a": bytes(data)}, place)), expected
+        ), at
 
 
 # -- chunk files
@@ -150,12 +197,18 @@ def test_flipped_bytes_in_zip_files_are_found(tmp_path: Path, name: str) -> None
 
 def store(place: Path, **how: Any) -> tuple[Path, Path]:
     """A store, and the file of its first chunk, which has rows 0 to 2."""
-    array = zarr.open_group(place, mode="w").create_array(NAME, shape=(N, 3), dtype="<i4", **{"chunks": (3, 3), **how})
+    array = zarr.open_group(place, mode="w").create_array(
+        NAME, shape=(N, 3), dtype="<i4", **{"chunks": (3, 3), **how}
+    )
     array[...] = values()
     return place, place / NAME / "c" / "0" / "0"
 
 
-@pytest.mark.parametrize("how", [{"compressors": None}, {"compressors": [zarr.codecs.GzipCodec()]}, {}], ids=["raw", "gzip", "zstd"])
+@pytest.mark.parametrize(
+    "how",
+    [{"compressors": None}, {"compressors": [zarr.codecs.GzipCodec()]}, {}],
+    ids=["raw", "gzip", "zstd"],
+)
 def test_chunk_files_of_the_wrong_size_or_kind(tmp_path: Path, how: Any) -> None:
     path, chunk = store(tmp_path / "a.zarr", **how)
     wrong_files(path, chunk, 2, 3)
@@ -168,7 +221,9 @@ def test_row_files_of_the_wrong_size_or_kind(tmp_path: Path, how: Any) -> None:
 
 
 def wrong_files(path: Path, chunk: Path, row: int, other: int) -> None:
-    """The file of the first chunk, in which one row lies, and not the other, is damaged in several ways."""
+    """The file of the first chunk, in which one row lies, and not the other, is damaged in
+    several ways.
+    """
     whole = chunk.read_bytes()
     for wrong in (b"", whole[:-1], whole + b"x", whole + whole, whole[: len(whole) // 2]):
         chunk.write_bytes(wrong)
@@ -182,7 +237,9 @@ def wrong_files(path: Path, chunk: Path, row: int, other: int) -> None:
     with pytest.raises(FormatError, match=r"chunk \(0, 0\) of 'x' is missing, and missing='error'"):
         ZarrSource(path, NAME, missing="error").read([row])
     chunk.mkdir()
-    with pytest.raises(FormatError, match=r"x/c/0/0 is a folder, where a file with a chunk should be"):
+    with pytest.raises(
+        FormatError, match=r"x/c/0/0 is a folder, where a file with a chunk should be"
+    ):
         ZarrSource(path, NAME).read([row])
     with pytest.raises(SampleError, match=rf"sample {row} can't be read: .* is a folder"):
         ZarrDataset(path, NAME)[row]
@@ -205,7 +262,10 @@ def test_a_zip_file_that_is_replaced_says_so(tmp_path: Path) -> None:
     dataset = ZarrDataset(path, NAME)
     assert np.array_equal(dataset[0], values()[0])
     path.write_bytes(specimen.files["a"] + b"\0")
-    with pytest.raises(FileChangedError, match=r"a\.zip was changed after the dataset was opened, .*: open the dataset again"):
+    with pytest.raises(
+        FileChangedError,
+        match=r"a\.zip was changed after the dataset was opened, .*: open the dataset again",
+    ):
         dataset[6]
 
 
@@ -217,10 +277,16 @@ def test_errors_of_h5py_name_the_file_and_the_dataset(tmp_path: Path, name: str)
     """Chunks and heaps that only h5py reads, all of them overwritten."""
     specimen = ALL[f"HDF5 earliest, {name}"]
     data = bytearray(specimen.files["a"])
-    begin = data.index(b"GCOL") if b"GCOL" in data else min(at for _, at in chunk_bytes(specimen, tmp_path / "listed"))
+    begin = (
+        data.index(b"GCOL")
+        if b"GCOL" in data
+        else min(at for _, at in chunk_bytes(specimen, tmp_path / "listed"))
+    )
     data[begin + 16 :] = b"\xff" * (len(data) - begin - 16)
     path = write(HDF5, {"a": bytes(data)}, tmp_path)
-    with pytest.raises(FormatError, match=r"a\.h5: 'x' is damaged, or holds what h5py can't read \(\w+: "):
+    with pytest.raises(
+        FormatError, match=r"a\.h5: 'x' is damaged, or holds what h5py can't read \(\w+: "
+    ):
         HDF5Source(path, NAME).read(range(N))
     with pytest.raises(SampleError, match=re.escape(f"sample {N - 1} can't be read: {path}")):
         HDF5Dataset(path, NAME)[N - 1]

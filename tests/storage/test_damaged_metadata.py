@@ -1,4 +1,5 @@
-"""Damage to what describes the data is an error that names it, or gives the same rows as the library.
+"""Damage to what describes the data is an error that names it, or gives the same rows as the
+library.
 
 Each of these was found by fuzz.py.
 """
@@ -28,18 +29,26 @@ ALL = {specimen.name: specimen for specimen in specimens()}
 
 
 def with_key(specimen: Specimen, place: Path, old: tuple[int, ...], new: tuple[int, ...]) -> Path:
-    """The file with another key in the B-tree that leads to its chunks: coordinates, and a zero at the end."""
+    """The file with another key in the B-tree that leads to its chunks: coordinates, and a zero
+    at the end.
+    """
     data = specimen.files["a"]
     key = b"".join(number.to_bytes(8, "little") for number in (*old, 0))
     assert data.count(key) >= 1
     at = data.index(key, data.index(b"TREE\x01"))
-    changed = data[:at] + b"".join(number.to_bytes(8, "little") for number in (*new, 0)) + data[at + len(key) :]
+    changed = (
+        data[:at]
+        + b"".join(number.to_bytes(8, "little") for number in (*new, 0))
+        + data[at + len(key) :]
+    )
     return write(HDF5, {"a": changed}, place)
 
 
 @pytest.mark.parametrize("new", [(4161, 0), (0, 0), (3, 2)], ids=["beyond", "again", "twice"])
 def test_keys_of_chunks_that_are_out_of_order(tmp_path: Path, new: tuple[int, ...]) -> None:
-    """HDF5 looks chunks up by their order, and lists them as they are: what it lists it may not find."""
+    """HDF5 looks chunks up by their order, and lists them as they are: what it lists it may not
+    find.
+    """
     path = with_key(ALL["HDF5 earliest, raw"], tmp_path, (6, 0), new)
     source = HDF5Source(path, NAME)
     assert source.how() == {NAME: "h5py: the index of its chunks is unusual"}
@@ -48,14 +57,22 @@ def test_keys_of_chunks_that_are_out_of_order(tmp_path: Path, new: tuple[int, ..
     source.close()
 
 
-@pytest.mark.parametrize(("field", "said"), [("size", "a chunk of '/x' has 0 bytes"), ("offset", "lies beyond its")])
-def test_chunks_without_bytes_and_beyond_what_can_be_counted(tmp_path: Path, field: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "said"), [("size", "a chunk of '/x' has 0 bytes"), ("offset", "lies beyond its")]
+)
+def test_chunks_without_bytes_and_beyond_what_can_be_counted(
+    tmp_path: Path, field: str, said: str
+) -> None:
     """HDF5 crashes over those without bytes, where there are checksums."""
     specimen, found = ALL["HDF5 earliest, gzip, shuffle"], list[Any]()
     with h5py.File(specimen.write(tmp_path)) as file:
         file[NAME].id.chunk_iter(found.append)
     data, last = bytearray(specimen.files["a"]), found[-1]
-    key = last.size.to_bytes(4, "little") + bytes(4) + b"".join(number.to_bytes(8, "little") for number in (*last.chunk_offset, 0))
+    key = (
+        last.size.to_bytes(4, "little")
+        + bytes(4)
+        + b"".join(number.to_bytes(8, "little") for number in (*last.chunk_offset, 0))
+    )
     at = data.index(key + last.byte_offset.to_bytes(8, "little"))
     if field == "size":
         data[at : at + 4] = bytes(4)
@@ -73,7 +90,9 @@ def test_chunks_of_what_grows(tmp_path: Path, libver: str, maxshape: Any) -> Non
     data = np.arange(78, dtype="i4").reshape(13, 6)
     with h5py.File(tmp_path / "a.h5", "w", libver=libver) as file:
         file.create_dataset("x", data=data, chunks=(4, 2), maxshape=maxshape, compression="gzip")
-        some = file.create_dataset("some", (13, 6), "i4", chunks=(4, 2), maxshape=maxshape, compression="gzip")
+        some = file.create_dataset(
+            "some", (13, 6), "i4", chunks=(4, 2), maxshape=maxshape, compression="gzip"
+        )
         some[12, 5] = some[1, 3] = 9
     for name in ("x", "some"):
         source = HDF5Source(tmp_path / "a.h5", name)
@@ -95,7 +114,12 @@ def store(place: Path, version: int) -> tuple[Path, dict[str, Any]]:
 
 
 def codecs_3(**options: Any) -> Any:
-    return {"codecs": [{"name": "bytes", "configuration": options}, {"name": "zstd", "configuration": {"level": 0, "checksum": False}}]}
+    return {
+        "codecs": [
+            {"name": "bytes", "configuration": options},
+            {"name": "zstd", "configuration": {"level": 0, "checksum": False}},
+        ]
+    }
 
 
 def keys_3(separator: Any) -> Any:
@@ -151,14 +175,18 @@ def test_metadata_that_make_no_sense(tmp_path: Path, version: int, changes: dict
     except HeadraceError as error:
         assert "a.zarr" in str(error)
         return
-    assert expected is not None and all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert expected is not None and all(
+        np.array_equal(a, b) for a, b in zip(found, expected, strict=True)
+    )
 
 
 def test_a_key_that_is_missing(tmp_path: Path) -> None:
     for version in (2, 3):
         path, said = store(tmp_path / f"{version}.zarr", version)
         for key in said:
-            path.write_text(json.dumps({name: value for name, value in said.items() if name != key}))
+            path.write_text(
+                json.dumps({name: value for name, value in said.items() if name != key})
+            )
             try:
                 rows = ZarrSource(tmp_path / f"{version}.zarr", NAME).read(range(N))
             except HeadraceError:
@@ -187,7 +215,10 @@ def test_zip_files_whose_directory_or_metadata_are_damaged(tmp_path: Path) -> No
         "differ": (places["x/zarr.json"] + 30, b"#"),
         "x/c/0/0 has a wrong checksum": (places["x/c/0/0"] + 50, b"#"),
         "no file begins where x/c/0/0 should": (places["x/c/0/0"], b"#"),
-        "is damaged, or holds what zipfile can't read|is no Zarr store": (whole.index(b"PK\x01\x02"), b"#"),
+        "is damaged, or holds what zipfile can't read|is no Zarr store": (
+            whole.index(b"PK\x01\x02"),
+            b"#",
+        ),
     }
     for said, (at, byte) in changes.items():
         path.write_bytes(whole[:at] + byte + whole[at + 1 :])

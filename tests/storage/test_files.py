@@ -51,7 +51,10 @@ class TestReading:
         assert source.read([2, 0, 2]) == [contents()[i] for i in (2, 0, 2)]
         assert source.read([]) == [] and source.read(np.array([1])) == contents()[1:2]
         assert [source.location(i) for i in range(3)] == [str(tmp_path / n) for n in NAMES]
-        assert source.sizes().tolist() == [len(c) for c in contents()] and source.sizes().dtype == np.int64
+        assert (
+            source.sizes().tolist() == [len(c) for c in contents()]
+            and source.sizes().dtype == np.int64
+        )
         assert source.blocks() is None
 
     @pytest.mark.parametrize("kind", ["memory", "file", "zip"])
@@ -80,7 +83,17 @@ class TestReading:
         assert list(source.listing.names) == source.read(range(4)) == wanted
         assert [source.read([i])[0] for i in range(4)] == wanted
 
-    @pytest.mark.parametrize("name", [b"caf\xe9.jpg", "naïve 日本.jpg".encode(), b"new\nline.jpg", b" .jpg", b"-rf.jpg", b"a\\b.jpg"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            b"caf\xe9.jpg",
+            "naïve 日本.jpg".encode(),
+            b"new\nline.jpg",
+            b" .jpg",
+            b"-rf.jpg",
+            b"a\\b.jpg",
+        ],
+    )
     def test_odd_names(self, tmp_path: Path, name: bytes) -> None:
         path = os.path.join(os.fsencode(tmp_path), name)
         with open(path, "wb") as file:
@@ -100,7 +113,9 @@ class TestReading:
         memory.put(f"{tmp_path}/", "/d/", recursive=True)
         source = FilesSource(tmp_path if where == "local" else "memory://d", ENDINGS)
         seen: list[list[bytes]] = []
-        threads = [threading.Thread(target=lambda: seen.append(source.read([0, 1, 2]))) for _ in range(8)]
+        threads = [
+            threading.Thread(target=lambda: seen.append(source.read([0, 1, 2]))) for _ in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -126,8 +141,12 @@ class TestErrors:
             ["ftp://alice:hunter2@one.org/d", "ftp://alice:hunter2@two.org/d"],
         ],
     )
-    def test_more_than_one_file_system(self, memory: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        """It would be read from the first one only: files of the others would be missing, or be taken for others."""
+    def test_more_than_one_file_system(
+        self, memory: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would be read from the first one only: files of the others would be missing, or be
+        taken for others.
+        """
         filesystem = fsspec.get_filesystem_class(urls[0].split(":")[0])
         monkeypatch.setattr("headrace.io.remote.client.open_filesystem", lambda *_: filesystem)
         with pytest.raises(ConfigError, match="more than one") as caught:
@@ -145,7 +164,12 @@ class TestErrors:
         with pytest.raises(SampleError, match="sample 1 can't be read") as caught:
             list(dataset.__getitems__([0, 1, 2]))
         text = str(caught.value)
-        assert str(tmp_path / NAMES[1]) in text and "No such file" in text and "\n" not in text and "on_error" in text
+        assert (
+            str(tmp_path / NAMES[1]) in text
+            and "No such file" in text
+            and "\n" not in text
+            and "on_error" in text
+        )
         assert isinstance(caught.value.__cause__, FileNotFoundError)
         assert dataset.__getitems__([0, 2]) == [contents()[0], contents()[2]]
         dataset.close()
@@ -157,7 +181,9 @@ class TestErrors:
         os.unlink(copy.samples[0][0])
         assert len(copy.__getitems__([0, 1, 2])) == 2
 
-    def test_a_file_that_may_not_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_that_may_not_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refused(_: LocalFiles, path: str) -> bytes:
             raise PermissionError(13, "Permission denied", path)
 
@@ -172,14 +198,19 @@ class TestErrors:
         dataset = BaseDataset(FilesSource("memory://d", ENDINGS), on_error="skip")
         memory.rm("/d/2.jpg")
         assert dataset.__getitems__([0, 1, 2, 3]) == [b"\0", b"\1", b"\3"]
-        assert dataset.sample_reader.take_report()["skipped_samples"][0][:2] == (2, "memory://d/2.jpg")
+        assert dataset.sample_reader.take_report()["skipped_samples"][0][:2] == (
+            2,
+            "memory://d/2.jpg",
+        )
 
 
 class TestSignedURLs:
     def test_are_read_and_never_shown(self, tmp_path: Path) -> None:
         fill(tmp_path)
         with plain_server(tmp_path, signature="sig=s3cr3t") as host:
-            source = FilesSource([f"{host}/a/1.jpg?sig=s3cr3t", f"{host}/b/1.jpg?x=/y&sig=s3cr3t"], ENDINGS)
+            source = FilesSource(
+                [f"{host}/a/1.jpg?sig=s3cr3t", f"{host}/b/1.jpg?x=/y&sig=s3cr3t"], ENDINGS
+            )
             assert source.read([0, 1]) == [contents()[0], contents()[2]]
             assert source.location(0) == f"{host}/a/1.jpg"
             dataset = BaseDataset(source)
@@ -196,7 +227,9 @@ class TestSignedURLs:
             pytest.raises((AccessError, DataNotFoundError, SampleError)) as caught,
         ):
             FilesSource(f"{host}/a/1.jpg?sig=wr0ng", ENDINGS)
-        assert "wr0ng" not in f"{caught.value} {caught.value.__cause__}" and "a/1.jpg" in str(caught.value)
+        assert "wr0ng" not in f"{caught.value} {caught.value.__cause__}" and "a/1.jpg" in str(
+            caught.value
+        )
 
 
 class TestFingerprint:
@@ -209,7 +242,8 @@ class TestFingerprint:
         (two / "notes.txt").write_text("no sample")
         assert FilesSource(two, ENDINGS).fingerprint() == one
         assert FilesSource(str(two / "*/*.*"), ENDINGS).fingerprint() == one
-        assert FilesSource([two / "a", two / "b"], ENDINGS).fingerprint() != one  # other names: 1.jpg instead of a/1.jpg
+        # other names: 1.jpg instead of a/1.jpg
+        assert FilesSource([two / "a", two / "b"], ENDINGS).fingerprint() != one
         assert BaseDataset(FilesSource(two, ENDINGS)).fingerprint == one
 
     @pytest.mark.parametrize(
@@ -228,16 +262,29 @@ class TestFingerprint:
         assert FilesSource(fill(tmp_path / "two", names), ENDINGS).fingerprint() != one
 
     def test_knows_where_a_name_ends(self) -> None:
-        lists = [[b"ab", b"c"], [b"a", b"bc"], [b"abc"], [b"abc", b""], [b"", b"abc"], [b"c", b"ab"]]
+        lists = [
+            [b"ab", b"c"],
+            [b"a", b"bc"],
+            [b"abc"],
+            [b"abc", b""],
+            [b"", b"abc"],
+            [b"c", b"ab"],
+        ]
         assert len({fingerprint_names(*PackedNames(names).arrays) for names in lists}) == len(lists)
 
     def test_is_the_same_for_ever(self) -> None:
-        assert fingerprint_names(*PackedNames([b"a/1.jpg", b"b/2.png"]).arrays) == "7d3c31252c619afbceb3ec9890352f88"
+        assert (
+            fingerprint_names(*PackedNames([b"a/1.jpg", b"b/2.png"]).arrays)
+            == "7d3c31252c619afbceb3ec9890352f88"
+        )
 
     def test_is_the_same_for_long_lists_and_needs_no_copy_of_them(self) -> None:
         packed = PackedNames(b"%040d" % i for i in range(200_000))
         data, offsets = packed.arrays
-        whole = hashlib.blake2b(b"".join([np.int64(200_000).tobytes(), np.diff(offsets).tobytes(), data.tobytes()]), digest_size=16)
+        whole = hashlib.blake2b(
+            b"".join([np.int64(200_000).tobytes(), np.diff(offsets).tobytes(), data.tobytes()]),
+            digest_size=16,
+        )
         tracemalloc.start()
         assert fingerprint_names(data, offsets) == whole.hexdigest()
         assert tracemalloc.get_traced_memory()[1] < 2_000_000 < data.nbytes
@@ -251,9 +298,23 @@ class _Cloud(fsspec.AbstractFileSystem):
     cachable = False
     asked: ClassVar[list[str]] = []
 
-    def find(self, path: str, maxdepth: Any = None, withdirs: bool = False, detail: bool = False, **kwargs: Any) -> Any:
+    def find(
+        self,
+        path: str,
+        maxdepth: Any = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         type(self).asked.append(f"find {path}")
-        infos = {f"{path}/{i}.jpg": {"name": f"{path}/{i}.jpg", "type": "file", "size": i if i != 7 else None} for i in range(10)}
+        infos = {
+            f"{path}/{i}.jpg": {
+                "name": f"{path}/{i}.jpg",
+                "type": "file",
+                "size": i if i != 7 else None,
+            }
+            for i in range(10)
+        }
         self.dircache[path] = list(infos.values())
         return infos if detail else list(infos)
 
@@ -285,7 +346,8 @@ class TestListingsOfRemoteFileSystems:
         source = FilesSource("cloud://bucket", ENDINGS)
         cloud.asked.clear()
         assert source.sizes().tolist() == [0, 1, 2, 3, 4, 5, 6, 70, 8, 9]
-        assert cloud.asked == ["find bucket", "info bucket/7.jpg"]  # of one the listing does not know
+        # of one the listing does not know
+        assert cloud.asked == ["find bucket", "info bucket/7.jpg"]
 
     def test_are_not_asked_for_where_files_were_named(self, cloud: Any) -> None:
         source = FilesSource(["cloud://bucket/3.jpg", "cloud://bucket/5.jpg"], ENDINGS)
@@ -293,7 +355,9 @@ class TestListingsOfRemoteFileSystems:
         assert source.sizes().tolist() == [70, 70]
         assert cloud.asked == ["info bucket/3.jpg", "info bucket/5.jpg"]
 
-    def test_show_no_secret_when_they_fail(self, cloud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_show_no_secret_when_they_fail(
+        self, cloud: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         source = FilesSource("cloud://bucket", ENDINGS)
 
         def fail(*_: Any, **__: Any) -> Any:

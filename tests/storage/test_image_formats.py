@@ -1,4 +1,6 @@
-"""Images in AVIF, HEIC and JPEG XL are read where Pillow or a plugin can; else the package to install is named."""
+"""Images in AVIF, HEIC and JPEG XL are read where Pillow or a plugin can; else the package to
+install is named.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from headrace import ConfigError, ImageDataset, SampleError
 from headrace.datasets.image import opening, pixels
 from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import image_shape
-from headrace.storage.image_formats import AVIF, BY_PLUGIN, HEIC, JPEG_XL, ImageFormat, format_by_content, is_readable
+from headrace.storage.image_formats import (
+    AVIF,
+    BY_PLUGIN,
+    HEIC,
+    JPEG_XL,
+    ImageFormat,
+    format_by_content,
+    is_readable,
+)
 
 HEADS = {
     AVIF: b"\x00\x00\x00\x1cftypmif1\x00\x00\x00\x00mif1avifmiaf",
@@ -34,21 +44,29 @@ def test_images_are_read_upright(wanted: ImageFormat, tmp_path: Path) -> None:
     data = path.read_bytes()
     assert format_by_content(data) is wanted
     found = decode_image(data)
-    upright = corner if wanted is JPEG_XL else np.rot90(corner, -1)  # JPEG XL keeps the orientation elsewhere
+    # JPEG XL keeps the orientation elsewhere
+    upright = corner if wanted is JPEG_XL else np.rot90(corner, -1)
     assert image_shape(data) == found.shape[:2] == upright.shape[:2]
     assert np.abs(found.astype(int) - upright).mean() < 5
     assert ImageDataset(tmp_path, targets=None)[0][0].shape == (3, 224, 224)
 
 
 @pytest.mark.parametrize("wanted", BY_PLUGIN, ids=lambda one: one.name)
-def test_a_missing_package_is_named(wanted: ImageFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(
+    wanted: ImageFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (opening, pixels):
         monkeypatch.setattr(module, "is_readable", lambda one: False)
     assert format_by_content(HEADS[wanted]) is wanted
     Image.new("RGB", (4, 3)).save(tmp_path / "1.png")
     (tmp_path / "2.png").write_bytes(HEADS[wanted])
-    with pytest.raises(SampleError, match=rf"2\.png.* needs the package {wanted.package}: pip install"):
+    with pytest.raises(
+        SampleError, match=rf"2\.png.* needs the package {wanted.package}: pip install"
+    ):
         ImageDataset(tmp_path, targets=None)[1]
     (tmp_path / "2.png").rename(tmp_path / f"2{wanted.endings[0].upper()}")
-    with pytest.raises(ConfigError, match=rf"1 of 2 images .* needs the package {wanted.package}: pip .*; the first: 2\."):
+    with pytest.raises(
+        ConfigError,
+        match=rf"1 of 2 images .* needs the package {wanted.package}: pip .*; the first: 2\.",
+    ):
         ImageDataset(tmp_path, targets=None)

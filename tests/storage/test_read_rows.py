@@ -76,35 +76,55 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 file.create_dataset(name, data=rows(">f8" if name == "gzip" else "i4"), **how)
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plist.set_layout(h5py.h5d.COMPACT)
-        h5py.h5d.create(file.id, b"compact", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((N, 6, 5)), plist)
+        h5py.h5d.create(
+            file.id, b"compact", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((N, 6, 5)), plist
+        )
         file["compact"][...] = rows()
         file["labels"] = np.arange(N)
-        file.create_dataset("packed labels", data=np.arange(N, dtype="u2"), chunks=(50,), compression="gzip")
+        file.create_dataset(
+            "packed labels", data=np.arange(N, dtype="u2"), chunks=(50,), compression="gzip"
+        )
         file["texts"] = [f"text {i}" for i in range(N)]
         sparse = file.create_dataset("sparse", (N, 3), "i2", chunks=(8, 3), fillvalue=7)
         sparse[90:100] = 1
-        file.create_dataset("pairs", data=np.zeros(N, [("a", "i4"), ("b", "f8", (2,))]), chunks=(16,))
+        file.create_dataset(
+            "pairs", data=np.zeros(N, [("a", "i4"), ("b", "f8", (2,))]), chunks=(16,)
+        )
         ragged = file.create_dataset("ragged", (N,), h5py.vlen_dtype("i4"))
         for i in range(N):
             ragged[i] = np.arange(i % 4)
         file["single"] = 3.0
     root = zarr.open_group(folder / "b.zarr", mode="w")
-    for name, shards, compressors in (("zstd", None, "auto"), ("raw", None, None), ("shards", (64, 6, 5), "auto")):
-        root.create_array(name, data=rows(), chunks=(16, 6, 5), shards=shards, compressors=compressors)
+    for name, shards, compressors in (
+        ("zstd", None, "auto"),
+        ("raw", None, None),
+        ("shards", (64, 6, 5), "auto"),
+    ):
+        root.create_array(
+            name, data=rows(), chunks=(16, 6, 5), shards=shards, compressors=compressors
+        )
     return folder
 
 
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize("name", [*LAYOUTS, "labels", "packed labels", "sparse", "pairs"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_rows_are_those_of_numpy(folder: Path, name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_those_of_numpy(
+    folder: Path, name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.storage.read_rows._WORTH", 100)
     with h5py.File(folder / "a.h5") as file:
         whole = file[name][...]
     for what, indices in INDICES.items():
         found = read_rows(folder / "a.h5", name, indices, threads=threads)
-        expected = whole[np.asarray(indices, np.int64) if isinstance(indices, (list, range)) else indices]
-        assert type(found) is type(expected) and found.dtype == expected.dtype and found.shape == expected.shape, what
+        expected = whole[
+            np.asarray(indices, np.int64) if isinstance(indices, (list, range)) else indices
+        ]
+        assert (
+            type(found) is type(expected)
+            and found.dtype == expected.dtype
+            and found.shape == expected.shape
+        ), what
         assert found.tobytes() == expected.tobytes(), what
 
 
@@ -114,7 +134,10 @@ def test_rows_of_zarr(folder: Path, name: str, direct: bool) -> None:
     whole = zarr.open_group(folder / "b.zarr")[name][...]
     for what, indices in INDICES.items():
         found = read_rows(folder / "b.zarr", name, indices, direct=direct)
-        assert np.array_equal(found, whole[np.asarray(indices, np.int64) if isinstance(indices, (list, range)) else indices]), what
+        assert np.array_equal(
+            found,
+            whole[np.asarray(indices, np.int64) if isinstance(indices, (list, range)) else indices],
+        ), what
 
 
 @pytest.mark.parametrize("name", ["gzip", "lzf", "texts", "ragged"])
@@ -123,7 +146,9 @@ def test_rows_by_h5py_alone(folder: Path, name: str) -> None:
         whole = file[name][...]
     for direct in (True, False):
         found = read_rows(folder / "a.h5", name, [5, -1, 5], direct=direct)
-        assert found.dtype == whole.dtype and all(np.array_equal(one, whole[index]) for one, index in zip(found, [5, -1, 5], strict=True))
+        assert found.dtype == whole.dtype and all(
+            np.array_equal(one, whole[index]) for one, index in zip(found, [5, -1, 5], strict=True)
+        )
 
 
 def test_scratch_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +157,12 @@ def test_scratch_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch
         whole = file["contiguous"][...]
     for stretch in (1, 1000, 1 << 20):
         monkeypatch.setattr("headrace.storage.arrays.gather._STRETCH", stretch)
-        for indices in (np.arange(0, N, 2), DRAWS.permutation(N), np.arange(N), DRAWS.integers(0, N, 50)):
+        for indices in (
+            np.arange(0, N, 2),
+            DRAWS.permutation(N),
+            np.arange(N),
+            DRAWS.integers(0, N, 50),
+        ):
             assert np.array_equal(read_rows(folder / "a.h5", "contiguous", indices), whole[indices])
 
 
@@ -143,9 +173,20 @@ def test_several_files_are_one_array(folder: Path, tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["data"] = whole[-1]
     indices = [19, 0, 7, 6, -1, 7]
-    assert np.array_equal(read_rows(tmp_path / "*.h5", "data", indices), np.concatenate(whole)[indices])
-    assert np.array_equal(read_rows([tmp_path / "2.h5", tmp_path / "0.h5"], None, slice(None)), np.concatenate([whole[2], whole[0]]))
-    with pytest.raises(FormatError, match=r"a\.h5 and .*0\.h5 can't be one array: rows of int64 \[\] here, and of int64 \[3\] there"):
+    assert np.array_equal(
+        read_rows(tmp_path / "*.h5", "data", indices), np.concatenate(whole)[indices]
+    )
+    assert np.array_equal(
+        read_rows([tmp_path / "2.h5", tmp_path / "0.h5"], None, slice(None)),
+        np.concatenate([whole[2], whole[0]]),
+    )
+    with pytest.raises(
+        FormatError,
+        match=(
+            r"a\.h5 and .*0\.h5 can't be one array: rows of int64 \[\] here, and of int64 \[3\] "
+            r"there"
+        ),
+    ):
         with h5py.File(tmp_path / "a.h5", "w") as file:
             file["data"] = np.arange(3)
         read_rows(tmp_path / "*.h5", "data", 0)
@@ -163,9 +204,14 @@ def test_an_open_dataset_is_read_again(folder: Path) -> None:
             read_rows(view, None, 3)
         with pytest.raises(ConfigError, match="rows of 'gzip', not of 'raw'"):
             read_rows(dataset, "raw", 0)
-    with ZarrDataset(folder / "b.zarr", "zstd") as rows_, ZarrDataset(folder / "b.zarr", "zstd", patch_shape=(3, 3)) as patches:
+    with (
+        ZarrDataset(folder / "b.zarr", "zstd") as rows_,
+        ZarrDataset(folder / "b.zarr", "zstd", patch_shape=(3, 3)) as patches,
+    ):
         assert read_rows(rows_, None, [1, 2]).shape == (2, 6, 5)
-        with pytest.raises(ConfigError, match="whose samples are the rows of one array, not a ZarrDataset"):
+        with pytest.raises(
+            ConfigError, match="whose samples are the rows of one array, not a ZarrDataset"
+        ):
             read_rows(patches, None, 0)
 
 
@@ -191,7 +237,9 @@ def test_rows_far_away(folder: Path, tmp_path: Path) -> None:
         for name in ("contiguous", "gzip", "cut"):
             with h5py.File(folder / "a.h5") as file:
                 expected = file[name][...][indices]
-            assert np.array_equal(read_rows(f"{server.url}/a.h5", name, indices, cache_dir=tmp_path), expected)
+            assert np.array_equal(
+                read_rows(f"{server.url}/a.h5", name, indices, cache_dir=tmp_path), expected
+            )
         found = read_rows(f"{server.url}/b.zarr", "shards", indices, cache_dir=tmp_path)
     assert np.array_equal(found, zarr.open_group(folder / "b.zarr")["shards"][...][indices])
 
@@ -215,7 +263,9 @@ def test_indices_that_make_no_sense(folder: Path, indices: Any, message: str) ->
         read_rows(folder / "a.h5", "raw", indices)
 
 
-def test_arguments_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_that_make_no_sense(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(MissingNameError, match="no dataset 'none'"):
         read_rows(folder / "a.h5", "none", 0)
     with pytest.raises(FormatError, match="'single' is a single value"):
@@ -226,7 +276,9 @@ def test_arguments_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch:
         read_rows(folder / "a.h5", "raw", 0, threads=0)
     with pytest.raises(ConfigError, match="read_rows has no 'thread': did you mean threads"):
         read_rows(folder / "a.h5", "raw", 0, thread=2)  # type: ignore[call-arg]
-    with pytest.raises(DataNotFoundError, match=r"one of 2 paths, has no file that ends in any of .*\.h5"):
+    with pytest.raises(
+        DataNotFoundError, match=r"one of 2 paths, has no file that ends in any of .*\.h5"
+    ):
         read_rows([folder / "a.h5", tmp_path], "raw", 0)
     with pytest.raises(DataNotFoundError, match="does not exist"):
         read_rows(tmp_path / "none.h5", "raw", 0)
@@ -234,8 +286,12 @@ def test_arguments_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch:
     with pytest.raises(FormatError, match="is no HDF5 file and no Zarr store"):
         read_rows(tmp_path / "a.txt", "raw", 0)
     monkeypatch.setattr("headrace.storage.read_rows._WORTH", 100)
-    monkeypatch.setattr("headrace.storage.read_rows.memory_limits", lambda: [Limit("a test", 1000, 0)])
-    with pytest.raises(BudgetError, match=r"300 rows take .* and .* are free \(a test\): ask for fewer"):
+    monkeypatch.setattr(
+        "headrace.storage.read_rows.memory_limits", lambda: [Limit("a test", 1000, 0)]
+    )
+    with pytest.raises(
+        BudgetError, match=r"300 rows take .* and .* are free \(a test\): ask for fewer"
+    ):
         read_rows(folder / "a.h5", "raw", slice(None))
 
 
@@ -251,7 +307,10 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_torch(folder: Path) -> None:
-    code = f"import sys, headrace; headrace.read_rows({str(folder / 'a.h5')!r}, 'gzip', [3, 1]); sys.exit('torch' in sys.modules)"
+    code = (
+        f"import sys, headrace; headrace.read_rows({str(folder / 'a.h5')!r}, 'gzip', [3, 1]); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -276,17 +335,25 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file.create_dataset(name, data=NUMBERS, **how)
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plist.set_layout(h5py.h5d.COMPACT)
-        h5py.h5d.create(file.id, b"compact", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((N,)), plist)
+        h5py.h5d.create(
+            file.id, b"compact", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((N,)), plist
+        )
         file["compact"][...] = NUMBERS
         layout = h5py.VirtualLayout((N,), "i4")
         layout[:] = h5py.VirtualSource(file["contiguous"])
         file.create_virtual_dataset("virtual", layout)
-        pairs = file.create_dataset("pairs", (N,), [("a", "i4"), ("b", "f8")], chunks=(1,), compression="gzip")
+        pairs = file.create_dataset(
+            "pairs", (N,), [("a", "i4"), ("b", "f8")], chunks=(1,), compression="gzip"
+        )
         pairs["a"] = NUMBERS
         for name, chunks in (("partly", 16), ("partly, alone", 1)):
             file.create_dataset(name, (N,), "i4", chunks=(chunks,), fillvalue=7)[:16] = NUMBERS[:16]
     root = zarr.open_group(folder / "b.zarr", mode="w", zarr_format=2)
-    for name, chunks, compressor in (("alone", 1, numcodecs.Zstd()), ("bz2, alone", 1, numcodecs.BZ2()), ("bz2", 16, numcodecs.BZ2())):
+    for name, chunks, compressor in (
+        ("alone", 1, numcodecs.Zstd()),
+        ("bz2, alone", 1, numcodecs.BZ2()),
+        ("bz2", 16, numcodecs.BZ2()),
+    ):
         root.create_array(name, data=NUMBERS, chunks=(chunks,), compressors=[compressor])
     return folder
 
@@ -308,7 +375,9 @@ def dirty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("dirty")
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_rows_that_are_numbers(numbers: Path, direct: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_numbers(
+    numbers: Path, direct: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.storage.read_rows._WORTH", 100)
     with h5py.File(numbers / "a.h5") as file:
         arrays = {(str(numbers / "a.h5"), name): file[name][...] for name in file}
@@ -318,12 +387,19 @@ def test_rows_that_are_numbers(numbers: Path, direct: bool, threads: int, monkey
     for (path, name), whole in arrays.items():
         for what, indices in INDICES.items():
             found = read_rows(path, name, indices, direct=direct, threads=threads)
-            expected = whole[np.asarray(indices, np.int64) if isinstance(indices, (list, range)) else indices]
-            assert type(found) is type(expected) and found.tobytes() == expected.tobytes(), (name, what)
+            expected = whole[
+                np.asarray(indices, np.int64) if isinstance(indices, (list, range)) else indices
+            ]
+            assert type(found) is type(expected) and found.tobytes() == expected.tobytes(), (
+                name,
+                what,
+            )
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (400,)])
-def test_what_was_never_written_in_a_file_with_a_user_block(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_what_was_never_written_in_a_file_with_a_user_block(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=512) as file:
         file.create_dataset("data", shape, "i8", fillvalue=-1)
         file.create_dataset("written", data=np.arange(4))

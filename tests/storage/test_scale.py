@@ -39,15 +39,23 @@ def test_an_index_of_many_files_is_small(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sum(array.nbytes for array in arrays) == path_bytes + 8 * (n + 1) + 8 * n
     assert held - path_bytes < 20 * n < LIMIT * n
     assert peak < 4 * path_bytes + 100 * n  # the file system's own list is most of it
-    assert [dataset.samples[i] for i in (0, n - 1)] == [(f"{n}/{name_of(0)}", 0), (f"{n}/{name_of(n - 1)}", n // CLASS_SIZE - 1)]
+    assert [dataset.samples[i] for i in (0, n - 1)] == [
+        (f"{n}/{name_of(0)}", 0),
+        (f"{n}/{name_of(n - 1)}", n // CLASS_SIZE - 1),
+    ]
 
 
 @pytest.mark.slow
 def test_ten_million_files_and_a_further_worker() -> None:
     n, source = 10_000_000, str(Path(headrace.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
+    }
     command = [sys.executable, "-m", "tests.storage.scale", str(n)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert said["bytes_a_sample"] < LIMIT and said["after_workers"] < LIMIT, said

@@ -32,7 +32,11 @@ class Words(Source):
 
 def test_the_rest_follows() -> None:
     source = Words()
-    assert (len(source), source.read([2, 0, 2]), source.fingerprint()) == (3, ["three", "one", "three"], "words")
+    assert (len(source), source.read([2, 0, 2]), source.fingerprint()) == (
+        3,
+        ["three", "one", "three"],
+        "words",
+    )
     assert source.blocks() is None
     assert source.location(1) == "Words[1]"
     assert pickle.loads(pickle.dumps(source)).read([1]) == ["two"]
@@ -40,7 +44,11 @@ def test_the_rest_follows() -> None:
 
 @pytest.mark.parametrize("left_out", ["__len__", "read", "fingerprint"])
 def test_what_must_be_there(left_out: str) -> None:
-    methods = {name: getattr(Words, name) for name in ("__len__", "read", "fingerprint") if name != left_out}
+    methods = {
+        name: getattr(Words, name)
+        for name in ("__len__", "read", "fingerprint")
+        if name != left_out
+    }
     with pytest.raises(TypeError, match=left_out):
         type("Incomplete", (Source,), methods)()
 

@@ -35,7 +35,9 @@ class TestImageFolder(DatasetContract):
         return ImageDataset(self.path, **options)
 
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]]:
-        return ImageDataset(bad_photos(self.path.parent / "bad-photos"), image_size=32, **options), [2, 13]
+        return ImageDataset(
+            bad_photos(self.path.parent / "bad-photos"), image_size=32, **options
+        ), [2, 13]
 
 
 class TestImageFolderResized(DatasetContract):
@@ -100,14 +102,22 @@ class TestOwnFormat(DatasetContract):
 
 def test_values_of_other_dtypes_are_not_the_same() -> None:
     rows = np.zeros((2, 3), np.int32)
-    assert same(rows, rows.copy()) and not same(rows, rows.view(np.uint32)) and not same(rows, rows.astype("f4"))
-    assert not same(torch.zeros(3, dtype=torch.int32), torch.zeros(3)) and not same(rows, rows.reshape(3, 2))
+    assert (
+        same(rows, rows.copy())
+        and not same(rows, rows.view(np.uint32))
+        and not same(rows, rows.astype("f4"))
+    )
+    assert not same(torch.zeros(3, dtype=torch.int32), torch.zeros(3)) and not same(
+        rows, rows.reshape(3, 2)
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1, 3), (3, 1, 2)], ids=str)
 def test_tensors_are_the_same_however_they_lie(shape: tuple[int, ...]) -> None:
     dense = torch.arange(64.0).as_strided(shape, [1] * len(shape)).clone()
-    spread = torch.zeros([extent * 2 for extent in shape])[tuple(slice(None, None, 2) for _ in shape)]
+    spread = torch.zeros([extent * 2 for extent in shape])[
+        tuple(slice(None, None, 2) for _ in shape)
+    ]
     spread.copy_(dense)
     assert same(dense, spread) and same(spread, dense) and not same(dense.double(), spread)
     assert not dense.numel() or not same(dense, spread + 1)
@@ -122,7 +132,14 @@ class TestHDF5Chunks(DatasetContract):
         if not self.path.exists():
             with h5py.File(self.path, "w") as file:
                 rows = np.random.default_rng(3).integers(0, 255, (37, 5, 4), dtype=np.uint8)
-                file.create_dataset("data", data=rows, chunks=(4, 3, 4), compression="gzip", shuffle=True, fletcher32=True)
+                file.create_dataset(
+                    "data",
+                    data=rows,
+                    chunks=(4, 3, 4),
+                    compression="gzip",
+                    shuffle=True,
+                    fletcher32=True,
+                )
 
     def make(self, **options: Any) -> BaseDataset:
         return HDF5Dataset(self.path, "data", **options)
@@ -151,7 +168,9 @@ class TestHDF5Strings(DatasetContract):
             with h5py.File(self.path, "w") as file:
                 file["words"] = [f"word {number} " * (number % 5) for number in range(30)]
                 file["numbers"] = np.arange(30.0)
-                file["pairs"] = np.array([(number, number / 3) for number in range(30)], [("a", ">i4"), ("b", "f8")])
+                file["pairs"] = np.array(
+                    [(number, number / 3) for number in range(30)], [("a", ">i4"), ("b", "f8")]
+                )
 
     def make(self, **options: Any) -> BaseDataset:
         return HDF5Dataset(self.path, ["words", "numbers", "pairs"], **options)
@@ -166,8 +185,12 @@ class TestZarrRows(DatasetContract):
         if not self.path.exists():
             root = zarr.open_group(self.path, mode="w")
             rows = np.random.default_rng(3).integers(0, 255, (37, 5, 4), dtype=np.uint8)
-            root.create_array("data", shape=rows.shape, dtype="u1", chunks=(2, 5, 4), shards=(8, 5, 4))[...] = rows
-            root.create_array("labels", shape=(37,), dtype="i8", chunks=(10,))[...] = np.arange(37) % 4
+            root.create_array(
+                "data", shape=rows.shape, dtype="u1", chunks=(2, 5, 4), shards=(8, 5, 4)
+            )[...] = rows
+            root.create_array("labels", shape=(37,), dtype="i8", chunks=(10,))[...] = (
+                np.arange(37) % 4
+            )
 
     def make(self, **options: Any) -> BaseDataset:
         return ZarrDataset(self.path, "data", target_name="labels", **options)
@@ -180,10 +203,28 @@ class TestZarrPatches(DatasetContract):
     def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self.path = tmp_path_factory.getbasetemp() / "contract-volume.zarr"
         if not self.path.exists():
-            root, random = zarr.open_group(self.path, mode="w", zarr_format=2), np.random.default_rng(3)
-            volume, labels = random.integers(0, 255, (2, 9, 11, 13)), random.integers(0, 5, (9, 11, 13))
-            root.create_array("volume", shape=volume.shape, dtype="i2", chunks=(1, 4, 5, 6))[...] = volume
-            root.create_array("labels", shape=labels.shape, dtype="u1", chunks=(4, 4, 4))[...] = labels
+            root, random = (
+                zarr.open_group(self.path, mode="w", zarr_format=2),
+                np.random.default_rng(3),
+            )
+            volume, labels = (
+                random.integers(0, 255, (2, 9, 11, 13)),
+                random.integers(0, 5, (9, 11, 13)),
+            )
+            root.create_array("volume", shape=volume.shape, dtype="i2", chunks=(1, 4, 5, 6))[
+                ...
+            ] = volume
+            root.create_array("labels", shape=labels.shape, dtype="u1", chunks=(4, 4, 4))[...] = (
+                labels
+            )
 
     def make(self, **options: Any) -> BaseDataset:
-        return ZarrDataset(self.path, "volume", target_name="labels", patch_shape=(4, 4, 4), stride=3, edges="pad", **options)
+        return ZarrDataset(
+            self.path,
+            "volume",
+            target_name="labels",
+            patch_shape=(4, 4, 4),
+            stride=3,
+            edges="pad",
+            **options,
+        )

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "show what lies in the cache folder, and remove what is old"
 DESCRIPTION = (
-    "Show what headrace keeps in a cache folder, how old it is and whose. All of it is made again when it is needed. With --prune what "
+    "Show what headrace keeps in a cache folder, how old it is and whose. All of it is made again "
+    "when it is needed. With --prune what "
     "was not used for long is removed, and what killed processes left behind."
 )
 EXAMPLES = """\
@@ -31,10 +32,22 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument("--dir", metavar="FOLDER", help="the cache_dir of a dataset (default: the user's cache folder)")
-    parser.add_argument("--prune", action="store_true", help="remove what was not used for long, and what killed processes left")
     parser.add_argument(
-        "--older", type=_age, default=30 * 86400, metavar="AGE", help="with --prune: unused for AGE, such as 12h, 30d (default: 30d)"
+        "--dir",
+        metavar="FOLDER",
+        help="the cache_dir of a dataset (default: the user's cache folder)",
+    )
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="remove what was not used for long, and what killed processes left",
+    )
+    parser.add_argument(
+        "--older",
+        type=_age,
+        default=30 * 86400,
+        metavar="AGE",
+        help="with --prune: unused for AGE, such as 12h, 30d (default: 30d)",
     )
 
 
@@ -55,10 +68,22 @@ def run(given: argparse.Namespace, output: Output) -> int:
     removed = remove_entries(entries, given.older) if given.prune else []
     gone = {entry.path for entry in removed}
     left = [entry for entry in entries if entry.path not in gone]
-    told: dict[str, Any] = {"folder": folder, "nbytes": sum(entry.nbytes for entry in left), "kinds": _kinds(left)}
+    told: dict[str, Any] = {
+        "folder": folder,
+        "nbytes": sum(entry.nbytes for entry in left),
+        "kinds": _kinds(left),
+    }
     if given.prune:
-        told["removed"] = {"files": len(removed), "nbytes": sum(entry.nbytes for entry in removed), "kinds": _kinds(removed)}
-    command = "headrace cache --prune" if given.dir is None else f"headrace cache --dir {shlex.quote(given.dir)} --prune"
+        told["removed"] = {
+            "files": len(removed),
+            "nbytes": sum(entry.nbytes for entry in removed),
+            "kinds": _kinds(removed),
+        }
+    command = (
+        "headrace cache --prune"
+        if given.dir is None
+        else f"headrace cache --dir {shlex.quote(given.dir)} --prune"
+    )
     output.show(told, _lines(told, command, output))
     return 0
 
@@ -95,10 +120,16 @@ def _name_of(user: int) -> str:
 def _lines(told: dict[str, Any], pruning: str, output: Output) -> Iterator[str]:
     from headrace.memory.budget import format_size
 
-    yield f"{output.paint(visible(told['folder']), 'bold')}: {format_size(told['nbytes']) if told['kinds'] else 'nothing is kept here'}"
+    yield (
+        f"{output.paint(visible(told['folder']), 'bold')}: "
+        f"{format_size(told['nbytes']) if told['kinds'] else 'nothing is kept here'}"
+    )
     for kind in told["kinds"]:
         ages = f"used {_shown(kind['newest_s'])} to {_shown(kind['oldest_s'])} ago"
-        yield f"  {format_size(kind['nbytes']):>9}  {kind['files']:>6,} files  {kind['what']}, of {kind['user']}, {ages}"
+        yield (
+            f"  {format_size(kind['nbytes']):>9}  {kind['files']:>6,} files  {kind['what']}, of "
+            f"{kind['user']}, {ages}"
+        )
     if "removed" in told:
         removed = told["removed"]
         yield f"removed: {removed['files']:,} files, {format_size(removed['nbytes'])}"

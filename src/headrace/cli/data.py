@@ -1,4 +1,6 @@
-"""The options of verbs that open data: declared once, for `info`, `preview`, `profile` and `pack`."""
+"""The options of verbs that open data: declared once, for `info`, `preview`, `profile` and
+`pack`.
+"""
 
 from __future__ import annotations
 
@@ -26,35 +28,89 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--targets",
         metavar="PATH",
-        help="of images, in place of class folders: a folder of masks, annotations of COCO, or a table of labels by file; none: no targets",
+        help=(
+            "of images, in place of class folders: a folder of masks, annotations of COCO, or a "
+            "table of labels by file; none: no targets"
+        ),
     )
     data.add_argument(
         "--target-name",
         metavar="NAME",
         action="append",
-        help="of that table, or of a table of samples: the column of the targets; given several times, several (default: of labels all); "
+        help="of that table, or of a table of samples: the column of the targets; given several "
+        "times, several (default: of labels all); "
         "of HDF5 and Zarr: the array of the targets, or labels (default: none)",
     )
-    data.add_argument("--unused-targets", choices=("raise", "skip"), help="targets of files that are not there (default: raise)")
-    data.add_argument("--delimiter", metavar="C", help="between the cells of a .csv of labels, or of texts (default: a comma; .tsv: a tab)")
-    data.add_argument("--masks", action="store_true", help="of annotations of COCO: the outlines of objects too")
-    data.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array (default: 'data', or the only one)")
-    data.add_argument("--patch-shape", metavar="N[,N...]", type=_extents, help="of a Zarr volume: the extents of a patch")
-    data.add_argument("--image-column", metavar="NAME", help="of a table such as Parquet: the column of encoded images")
+    data.add_argument(
+        "--unused-targets",
+        choices=("raise", "skip"),
+        help="targets of files that are not there (default: raise)",
+    )
+    data.add_argument(
+        "--delimiter",
+        metavar="C",
+        help="between the cells of a .csv of labels, or of texts (default: a comma; .tsv: a tab)",
+    )
+    data.add_argument(
+        "--masks", action="store_true", help="of annotations of COCO: the outlines of objects too"
+    )
+    data.add_argument(
+        "--dataset-name",
+        metavar="NAME",
+        help="of HDF5 and Zarr: the array (default: 'data', or the only one)",
+    )
+    data.add_argument(
+        "--patch-shape",
+        metavar="N[,N...]",
+        type=_extents,
+        help="of a Zarr volume: the extents of a patch",
+    )
+    data.add_argument(
+        "--image-column",
+        metavar="NAME",
+        help="of a table such as Parquet: the column of encoded images",
+    )
     data.add_argument(
         "--text-column",
         metavar="NAME",
         help="of a table such as Parquet: the column of texts",
     )
-    data.add_argument("--columns", metavar="NAME", action="append", help="of a table: a column to read, may be given again (default: all)")
-    data.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
+    data.add_argument(
+        "--columns",
+        metavar="NAME",
+        action="append",
+        help="of a table: a column to read, may be given again (default: all)",
+    )
+    data.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="leave out samples that can't be read (default: stop at the first)",
+    )
     texts = parser.add_argument_group("texts")
-    texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
-    texts.add_argument("--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)")
-    texts.add_argument("--text-field", metavar="NAME", help="of records: the field of the text (default: text)")
-    texts.add_argument("--target-field", metavar="NAME", help="of records: the field of the target, numbers or classes")
+    texts.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="a JSON file of the package `tokenizers` (default: each character is a token)",
+    )
+    texts.add_argument(
+        "--unit",
+        choices=UNITS,
+        help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)",
+    )
+    texts.add_argument(
+        "--text-field", metavar="NAME", help="of records: the field of the text (default: text)"
+    )
+    texts.add_argument(
+        "--target-field",
+        metavar="NAME",
+        help="of records: the field of the target, numbers or classes",
+    )
     texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
-    texts.add_argument("--cache-dir", metavar="DIR", help="where tokens are kept while they are made (default: the user's cache folder)")
+    texts.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="where tokens are kept while they are made (default: the user's cache folder)",
+    )
     texts.add_argument("--encoding", help="of the texts (default: utf-8)")
 
 
@@ -91,8 +147,14 @@ def text_options(options: dict[str, Any]) -> set[str]:
     return options.keys() & names
 
 
-def open_data(path: str, options: dict[str, Any], opens: Callable[..., BaseDataset] | None = None, are_texts: bool = False) -> BaseDataset:
-    """Texts, where an option says so that only they have, or `are_texts`; else what the path holds, which `opens` opens.
+def open_data(
+    path: str,
+    options: dict[str, Any],
+    opens: Callable[..., BaseDataset] | None = None,
+    are_texts: bool = False,
+) -> BaseDataset:
+    """Texts, where an option says so that only they have, or `are_texts`; else what the path holds,
+    which `opens` opens.
 
     Raises:
         HeadraceError: it can't be opened.
@@ -111,7 +173,9 @@ def _tokenizer(path: str) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise ConfigError("--tokenizer needs the package `tokenizers`: pip install tokenizers") from None
+        raise ConfigError(
+            "--tokenizer needs the package `tokenizers`: pip install tokenizers"
+        ) from None
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # of the package's own kind, which is Exception itself

@@ -33,7 +33,9 @@ _SAME = (
 )
 _FLAGS = {**{name: f"--{name.replace('_', '-')}" for name in _SAME}, "image_size": "--size"}
 _DESTS = {"image_size": "size"}
-_ARGUMENT = re.compile(rf"\b({'|'.join(_FLAGS)})=(?:'([\w./-]+)'|\"([\w./-]+)\"|([\w-]+)|\(height, width\))?")
+_ARGUMENT = re.compile(
+    rf"\b({'|'.join(_FLAGS)})=(?:'([\w./-]+)'|\"([\w./-]+)\"|([\w-]+)|\(height, width\))?"
+)
 _NAME = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
 _IN_WORDS = {
     'pass on_error="skip"': ("skip_bad", "pass --skip-bad"),
@@ -44,8 +46,14 @@ _IN_WORDS = {
     "pass encoding= or errors=": ("encoding", "pass encoding="),
     "name one as dataset_name": ("dataset_name", "name one by dataset_name="),
     "name one of them as dataset_name": ("dataset_name", "name one of them by dataset_name="),
-    "use fewer workers or a smaller batch_size, or raise max_memory_usage": ("", "or use a machine with more memory"),
-    "raise PIL.Image.MAX_IMAGE_PIXELS": ("store", "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS"),
+    "use fewer workers or a smaller batch_size, or raise max_memory_usage": (
+        "",
+        "or use a machine with more memory",
+    ),
+    "raise PIL.Image.MAX_IMAGE_PIXELS": (
+        "store",
+        "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS",
+    ),
     "pass delimiter=';'": ("delimiter", "pass --delimiter ';'"),
     "pass delimiter='|'": ("delimiter", "pass --delimiter '|'"),
     "pass delimiter=','": ("delimiter", "pass --delimiter ','"),
@@ -53,15 +61,22 @@ _IN_WORDS = {
     ": use ImageDataset": ("unit", ": leave out the options for texts"),
     ": use TextDataset": ("unit", ": pass --unit file"),
 }
-"""Words of messages, the argument of a verb that makes them a flag ("": every verb), and the words with it."""
+"""Words of messages, the argument of a verb that makes them a flag ("": every verb), and the
+words with it.
+"""
 
 
 def as_flags(message: str, given: argparse.Namespace) -> str:
-    """A message of an error or a warning, with the flags that the verb has: ``unit='file'`` is ``--unit file``."""
+    """A message of an error or a warning, with the flags that the verb has: ``unit='file'`` is
+    ``--unit file``.
+    """
     for words, (name, instead) in _IN_WORDS.items():
         if not name or name in given:
             message = message.replace(words, instead)
-    return _ARGUMENT.sub(lambda found: _as_flag(found) if _DESTS.get(found[1], found[1]) in given else found[0], message)
+    return _ARGUMENT.sub(
+        lambda found: _as_flag(found) if _DESTS.get(found[1], found[1]) in given else found[0],
+        message,
+    )
 
 
 def _as_flag(found: re.Match[str]) -> str:
@@ -76,7 +91,12 @@ def number(least: int, most: int | None = None) -> Callable[[str], int]:
     wanted = f"{least} or more" if most is None else f"one from {least} to {most}"
 
     def parsed(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text) and (most is None or int(text) <= most)):
+        if not (
+            text.isascii()
+            and text.isdigit()
+            and least <= int(text)
+            and (most is None or int(text) <= most)
+        ):
             raise argparse.ArgumentTypeError(f"{text!r} is no such number: write {wanted}")
         return int(text)
 
@@ -114,7 +134,10 @@ def imported(option: str, text: str) -> Any:
     """
     match = _NAME.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{option} {text}: write MODULE:NAME or FILE.py:NAME, such as my_project.transforms:augment")
+        raise ConfigError(
+            f"{option} {text}: write MODULE:NAME or FILE.py:NAME, such as "
+            "my_project.transforms:augment"
+        )
     module, folder = match["module"], os.getcwd()
     if module.endswith(".py"):
         path = os.path.abspath(os.path.expanduser(module))
@@ -128,7 +151,9 @@ def imported(option: str, text: str) -> Any:
     except HeadraceError:
         raise
     except Exception as error:
-        raise ConfigError(f"{option}: {module} can't be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{option}: {module} can't be imported: {type(error).__name__}: {error}"
+        ) from error
     for name in match["name"].split("."):
         if not hasattr(found, name):
             raise ConfigError(f"{option}: {module} has no {match['name']}")

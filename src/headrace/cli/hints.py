@@ -6,7 +6,14 @@ import argparse
 import os
 import shlex
 
-from headrace.errors import ConfigError, DataNotFoundError, FileChangedError, FormatError, MissingNameError, SampleError
+from headrace.errors import (
+    ConfigError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    MissingNameError,
+    SampleError,
+)
 from headrace.io.paths import is_url, redact
 
 
@@ -16,14 +23,18 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def next_command(error: BaseException, given: argparse.Namespace) -> str | None:
-    """The command that tells more of what is wrong, or puts it right; None: the message says it all."""
+    """The command that tells more of what is wrong, or puts it right; None: the message says it
+    all.
+    """
     verb, path = getattr(given, "verb", None), _path_of(given)
     if verb is None:
         return None
     if verb == "join" and path is not None and os.path.isdir(path):
         return f"headrace status {shlex.quote(redact(path))}"
     dst = getattr(given, "dst", None)
-    if isinstance(dst, str) and not (is_url(dst) or os.path.isdir(os.path.dirname(os.path.abspath(os.path.expanduser(dst))))):
+    if isinstance(dst, str) and not (
+        is_url(dst) or os.path.isdir(os.path.dirname(os.path.abspath(os.path.expanduser(dst))))
+    ):
         return None
     if isinstance(error, DataNotFoundError) and path is not None:
         nearest = path if os.path.isdir(path) and verb != "info" else _nearest_folder(path)

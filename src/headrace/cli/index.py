@@ -1,4 +1,6 @@
-"""`headrace index`: writes beside shards what a dataset must know of them before it reads them by URL."""
+"""`headrace index`: writes beside shards what a dataset must know of them before it reads them
+by URL.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from headrace.cli.output import Output
 
 SUMMARY = "write beside each shard what must be known of it to read it by URL"
 DESCRIPTION = (
-    "Write beside each shard what must be known of it before its samples can be read by URL: the first run then begins in "
+    "Write beside each shard what must be known of it before its samples can be read by URL: the "
+    "first run then begins in "
     "a few round trips."
 )
 EXAMPLES = """\
@@ -21,7 +24,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, a glob or a URL")
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="a file, a folder, a glob or a URL"
+    )
 
 
 def run(given: argparse.Namespace, output: Output) -> int:

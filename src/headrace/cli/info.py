@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 SUMMARY = "show what a file, a folder or a URL holds, and what a random sample costs"
 DESCRIPTION = (
-    "Show what a path holds: format, samples, arrays with their layout and sizes, classes; by which path headrace reads it, what a "
-    "random sample costs, and what would make that less. Reads headers, and no more data than it takes to know them."
+    "Show what a path holds: format, samples, arrays with their layout and sizes, classes; by "
+    "which path headrace reads it, what a "
+    "random sample costs, and what would make that less. Reads headers, and no more data than it "
+    "takes to know them."
 )
 EXAMPLES = """\
 examples:
@@ -38,8 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument("path", metavar="PATH", help="a file, a folder, a glob or a URL")
     add_data_options(parser)
-    parser.add_argument("--all", action="store_true", help=f"show all arrays and classes, and not the first {_NODES} and {_CLASSES}")
-    parser.add_argument("--timeout", type=seconds, default=20.0, metavar="S", help="seconds that a server has to answer (default: 20)")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help=f"show all arrays and classes, and not the first {_NODES} and {_CLASSES}",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=20.0,
+        metavar="S",
+        help="seconds that a server has to answer (default: 20)",
+    )
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
@@ -53,24 +65,38 @@ def run(given: argparse.Namespace, output: Output) -> int:
     options = data_options(given)
     if options.keys() - {"dataset_name"}:
         _tell_opened(report, open_data(given.path, options))
-    output.show({"headrace": headrace.__version__, **report.as_dict()}, _Page(report, output, given.all).lines())
+    output.show(
+        {"headrace": headrace.__version__, **report.as_dict()},
+        _Page(report, output, given.all).lines(),
+    )
     return 1 if not report.files else 0
 
 
 def _tell_opened(report: Report, dataset: BaseDataset) -> None:
-    """Tells what a dataset with the options that were given says itself: samples, classes, how it is opened."""
+    """Tells what a dataset with the options that were given says itself: samples, classes, how
+    it is opened.
+    """
     from collections import Counter
 
     from headrace.datasets import StreamingDataset
 
     with dataset:
         if not isinstance(dataset, StreamingDataset):
-            report.samples, report.samples_are, report.samples_estimated = len(dataset), "with these options", False
+            report.samples, report.samples_are, report.samples_estimated = (
+                len(dataset),
+                "with these options",
+                False,
+            )
         report.opens_as = f"headrace.{repr(dataset).partition('  # ')[0]}"
         report.fingerprint = dataset.fingerprint
         names, targets = getattr(dataset, "classes", None), dataset.targets
         report.classes = None
-        if isinstance(names, list) and names and getattr(targets, "ndim", 0) == 1 and targets.dtype.kind in "iu":
+        if (
+            isinstance(names, list)
+            and names
+            and getattr(targets, "ndim", 0) == 1
+            and targets.dtype.kind in "iu"
+        ):
             counts = Counter(targets.tolist())
             report.classes = {name: counts[number] for number, name in enumerate(names)}
             report.classes_are = "targets"
@@ -147,7 +173,9 @@ class _Page:
     def _wrapped(self, name: str, text: str) -> Iterator[str]:
         """A name and what there is to say of it, on as many lines as the terminal needs."""
         room = (self._output.width or 10**6) - 14
-        first, *rest = textwrap.wrap(text, max(20, room), break_long_words=False, break_on_hyphens=False) or [""]
+        first, *rest = textwrap.wrap(
+            text, max(20, room), break_long_words=False, break_on_hyphens=False
+        ) or [""]
         yield f"  {self._output.paint(f'{shortened(name, 11):<11}', 'dim')} {first}"
         for line in rest:
             yield f"{'':14}{line}"
@@ -159,7 +187,10 @@ class _Page:
         nodes = report.nodes[: self._nodes]
         sizes = _sizes_of(report.nodes)
         whole = max(1, sizes.get("", 0))
-        names = [f"{branch}{visible(node.path.rpartition('/')[2] or '/')}" for node, branch in zip(nodes, _branches(nodes), strict=True)]
+        names = [
+            f"{branch}{visible(node.path.rpartition('/')[2] or '/')}"
+            for node, branch in zip(nodes, _branches(nodes), strict=True)
+        ]
         is_narrow = output.columns < _NARROW
         room = min(max(map(len, names)), output.columns - 22 if is_narrow else output.columns // 3)
         for node, name in zip(nodes, names, strict=True):
@@ -167,9 +198,16 @@ class _Page:
             share = 0.0 if stored is None else stored / whole
             about = "~" if node.is_estimate else ""
             size = "?" if stored is None else f"{about}{self._size(stored)}"
-            bar = "" if is_narrow or stored is None else output.paint(("█" * round(share * _BAR)).ljust(_BAR), "cyan") + " "
+            bar = (
+                ""
+                if is_narrow or stored is None
+                else output.paint(("█" * round(share * _BAR)).ljust(_BAR), "cyan") + " "
+            )
             told = "" if stored is None else f"{share:5.0%}"
-            yield f"{shortened(name, room):<{room}} {size:>10} {told:>5} {bar}{'' if is_narrow else self._described(node)}".rstrip()
+            yield (
+                f"{shortened(name, room):<{room}} {size:>10} {told:>5} "
+                f"{bar}{'' if is_narrow else self._described(node)}"
+            ).rstrip()
             if is_narrow and node.kind != "group":
                 yield from self._wrapped("", self._described(node))
         if len(nodes) < len(report.nodes):
@@ -178,9 +216,17 @@ class _Page:
     def _described(self, node: Node) -> str:
         if node.kind == "link":
             return self._output.paint(f"→ {visible(node.details.get('to', ''))}", "dim")
-        parts = [visible(node.dtype or ""), str(list(node.shape))] if node.kind == "array" and node.shape is not None else []
+        parts = (
+            [visible(node.dtype or ""), str(list(node.shape))]
+            if node.kind == "array" and node.shape is not None
+            else []
+        )
         if node.kind == "array":
-            cut = f" {list(node.chunks)}" if node.chunks and node.layout in ("chunked", "sharded") else ""
+            cut = (
+                f" {list(node.chunks)}"
+                if node.chunks and node.layout in ("chunked", "sharded")
+                else ""
+            )
             shards = f" in shards {list(node.shards)}" if node.shards else ""
             written = node.chunks_written
             parts.append(f"{node.layout or 'no values'}{cut}{shards}")
@@ -188,23 +234,36 @@ class _Page:
                 parts.append(" + ".join(node.codecs))
             if written is not None and node.layout == "chunked" and node.nbytes and not written:
                 parts.append("nothing written")
-        parts += [f"{name} {self._told(name, value)}" for name, value in node.details.items() if name not in ("files", "levels")]
+        parts += [
+            f"{name} {self._told(name, value)}"
+            for name, value in node.details.items()
+            if name not in ("files", "levels")
+        ]
         return visible("  ".join(part for part in parts if part))
 
     # -- classes
 
     def _class_bars(self, classes: dict[str, int]) -> Iterator[str]:
         output = self._output
-        yield output.paint(f"{len(classes):,} classes", "bold") + f" ({visible(self._report.classes_are)})"
+        yield (
+            output.paint(f"{len(classes):,} classes", "bold")
+            + f" ({visible(self._report.classes_are)})"
+        )
         shown = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[: self._classes]
-        most, room = max(classes.values(), default=1) or 1, min(max((len(visible(name)) for name, _ in shown), default=1), 24)
+        most, room = (
+            max(classes.values(), default=1) or 1,
+            min(max((len(visible(name)) for name, _ in shown), default=1), 24),
+        )
         widest = max(1, min(2 * _BAR, output.columns - room - 14))
         for name, count in shown:
             bar = output.paint("█" * max(1, round(count / most * widest)) if count else "", "cyan")
             yield f"  {shortened(visible(name), room):<{room}} {count:>9,} {bar}".rstrip()
         if len(shown) < len(classes):
             rest = sum(classes.values()) - sum(count for _, count in shown)
-            yield f"  ... and {len(classes) - len(shown):,} more with {rest:,} samples: --all shows them"
+            yield (
+                f"  ... and {len(classes) - len(shown):,} more with {rest:,} samples: --all shows "
+                "them"
+            )
 
     # -- costs
 
@@ -214,9 +273,15 @@ class _Page:
         yield paint(f"{first.sample} at random{of}", "bold")
         yield from self._wrapped("read by", visible(first.way))
         yield from self._wrapped("costs", self._cost(first))
-        others = [one for one in self._report.access[1:] if (one.amplification >= 2 or one.by_library) and one.total >= _RARE * first.total]
+        others = [
+            one
+            for one in self._report.access[1:]
+            if (one.amplification >= 2 or one.by_library) and one.total >= _RARE * first.total
+        ]
         for access in others[:_CLASSES]:
-            yield from self._wrapped("also", f"{visible(access.name)}: {visible(access.way)}; {self._cost(access)}")
+            yield from self._wrapped(
+                "also", f"{visible(access.name)}: {visible(access.way)}; {self._cost(access)}"
+            )
 
     def _cost(self, access: Access) -> str:
         size = "" if access.nbytes is None else f" for {self._size(access.nbytes)}"
@@ -224,16 +289,29 @@ class _Page:
             return f"about {self._size(access.read)} read"
         if not access.chunks:
             pieces = f" in {access.reads:,.0f} pieces" if access.reads > 1 else ""
-            return f"nothing is decoded as a whole, about {self._size(access.read)} read{pieces}{size}"
-        count = f"{access.chunks:,.0f}" if access.chunks == int(access.chunks) else f"{access.chunks:,.1f}"
+            return (
+                f"nothing is decoded as a whole, about {self._size(access.read)} read{pieces}{size}"
+            )
+        count = (
+            f"{access.chunks:,.0f}"
+            if access.chunks == int(access.chunks)
+            else f"{access.chunks:,.1f}"
+        )
         what = "image" if access.sample == "an image" else "chunk"
         times = f" ({access.amplification:,.0f} times as much)" if access.amplification >= 2 else ""
-        decoded = f"{count} {what}{'s' * (access.chunks != 1)} decoded, {self._size(access.decoded)}{size}{times}"
+        decoded = (
+            f"{count} {what}{'s' * (access.chunks != 1)} decoded, "
+            f"{self._size(access.decoded)}{size}{times}"
+        )
         return f"{decoded}; about {self._size(access.read)} read"
 
     def _advice(self, advice: Advice) -> Iterator[str]:
         paint = self._output.paint
-        gain = f": at least {advice.gain:g} times as many random samples a second" if advice.gain else ""
+        gain = (
+            f": at least {advice.gain:g} times as many random samples a second"
+            if advice.gain
+            else ""
+        )
         size = f"; takes about {self._size(advice.nbytes)}" if advice.nbytes else ""
         yield from self._wrapped("because", f"{visible(advice.why)}{gain}{size}")
         if advice.command or advice.code:
@@ -269,4 +347,6 @@ def _branches(nodes: list[Node]) -> Iterator[str]:
             continue
         parts = node.path.split("/")
         above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-        yield "".join("    " if path in last else "│   " for path in above) + ("└── " if node.path in last else "├── ")
+        yield "".join("    " if path in last else "│   " for path in above) + (
+            "└── " if node.path in last else "├── "
+        )

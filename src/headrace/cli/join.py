@@ -7,7 +7,10 @@ import argparse
 from headrace.cli.output import Output
 
 SUMMARY = "complete a pack whose parts are all done"
-DESCRIPTION = "Check the sidecars of all parts, and write the manifest. `headrace pack` does so by itself where it packs the last part."
+DESCRIPTION = (
+    "Check the sidecars of all parts, and write the manifest. `headrace pack` does so by itself "
+    "where it packs the last part."
+)
 EXAMPLES = """\
 examples:
   %(prog)s packed              writes packed/manifest.json

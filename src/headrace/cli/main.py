@@ -17,7 +17,19 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from headrace import __version__
-from headrace.cli import bench, cache, env, index, info, join, pack, preview, profile, status, verify
+from headrace.cli import (
+    bench,
+    cache,
+    env,
+    index,
+    info,
+    join,
+    pack,
+    preview,
+    profile,
+    status,
+    verify,
+)
 from headrace.cli.flags import as_flags
 from headrace.cli.hints import exit_code_of, next_command
 from headrace.cli.output import Output, has_colors, one_line, write
@@ -30,7 +42,10 @@ VERBS = {
     **{"pack": pack, "verify": verify, "status": status, "join": join, "index": index},
     **{"cache": cache, "env": env},
 }
-_QUIET, _JSON = "print nothing but errors and warnings", 'print one JSON document; an error too, as {"error": ...}'
+_QUIET, _JSON = (
+    "print nothing but errors and warnings",
+    'print one JSON document; an error too, as {"error": ...}',
+)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -39,7 +54,9 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith("examples:"):
             return super()._fill_text(text, width, indent)
-        return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
+        return textwrap.fill(
+            " ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent
+        )
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,7 +66,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses flags in the name of the verb that lacks them; argparse leaves this to the whole command."""
+        """Refuses flags in the name of the verb that lacks them; argparse leaves this to the
+        whole command.
+        """
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -58,7 +77,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints usage, error and the next command, and exits with 2."""
         self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: error: {message}{self._remedy(message)}\nnext: {self.prog} --help\n")
+        self.exit(
+            2, f"{self.prog}: error: {message}{self._remedy(message)}\nnext: {self.prog} --help\n"
+        )
 
     def _remedy(self, message: str) -> str:
         """What was meant by a wrong verb, or by a flag that the verb lacks."""
@@ -71,7 +92,11 @@ class Parser(argparse.ArgumentParser):
         flag = re.search(r"unrecognized arguments: --([\w-]+)", message)
         if flag is None:
             return ""
-        flags = {action.dest: action.option_strings[-1] for action in self._actions if action.option_strings}
+        flags = {
+            action.dest: action.option_strings[-1]
+            for action in self._actions
+            if action.option_strings
+        }
         name = flag[1].replace("-", "_")
         instead = synonyms(name, flags)
         if instead is not None:
@@ -86,12 +111,15 @@ def parser_of(verbs: dict[str, ModuleType], version: str) -> Parser:
         prog="headrace",
         description="See, prepare and measure training data for PyTorch.",
         epilog="examples:\n  %(prog)s info photos/train\n  %(prog)s pack photos/train train.h5\n\n"
-        "Exit codes: 0 fine; 1 something is wrong with the data; 2 used wrongly, or it could not be done; 130 interrupted.",
+        "Exit codes: 0 fine; 1 something is wrong with the data; 2 used wrongly, or it could not "
+        "be done; 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"headrace {version}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, module in verbs.items():
-        verb = subparsers.add_parser(name, help=module.SUMMARY, description=module.DESCRIPTION, epilog=module.EXAMPLES)
+        verb = subparsers.add_parser(
+            name, help=module.SUMMARY, description=module.DESCRIPTION, epilog=module.EXAMPLES
+        )
         module.add_arguments(verb)
         verb.add_argument("--json", action="store_true", help=_JSON)
         verb.add_argument("-q", "--quiet", action="store_true", help=_QUIET)
@@ -110,12 +138,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
-    """Run a verb: errors and warnings are one line on stderr, which begins with the program's name; the next command may follow."""
+    """Run a verb: errors and warnings are one line on stderr, which begins with the program's
+    name; the next command may follow.
+    """
     output = Output(getattr(given, "json", False), getattr(given, "quiet", False))
     if output.as_json or output.quiet:
         given.no_progress = True
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: Any = None,
+    ) -> None:
         _tell(program, "warning", as_flags(one_line(message), given))
 
     try:
@@ -125,7 +162,8 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
     except (HeadraceError, OSError) as error:
         code = exit_code_of(error)
         message = one_line(error)
-        if "dataset_name" in given:  # a verb that opens data: arguments that its messages name are flags here
+        # a verb that opens data: arguments that its messages name are flags here
+        if "dataset_name" in given:
             message = as_flags(message, given)
         _tell(program, "error", message, next_command(error, given))
         output.show_error(error, message, code)
@@ -137,7 +175,12 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
         import traceback
 
         traceback.print_exc()
-        _tell(program, "error", f"{type(error).__name__}, which headrace does not expect: please report it", "headrace env")
+        _tell(
+            program,
+            "error",
+            f"{type(error).__name__}, which headrace does not expect: please report it",
+            "headrace env",
+        )
         output.show_error(error, one_line(error), 2)
         return 2
 

@@ -1,4 +1,6 @@
-"""Prints what a verb has to say: text for people, or one JSON document; colours on a terminal only."""
+"""Prints what a verb has to say: text for people, or one JSON document; colours on a terminal
+only.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ class Output:
         width: columns that lines should fit in; None where it is no terminal.
     """
 
-    def __init__(self, as_json: bool = False, quiet: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, as_json: bool = False, quiet: bool = False, stream: TextIO | None = None
+    ) -> None:
         self.as_json, self.quiet = as_json, quiet
         self._stream = stream
         self.is_terminal: bool = is_terminal(self.stream)
-        self.width: int | None = max(_NARROWEST, shutil.get_terminal_size().columns) if self.is_terminal else None
+        self.width: int | None = (
+            max(_NARROWEST, shutil.get_terminal_size().columns) if self.is_terminal else None
+        )
         self._is_plain = not has_colors(self.stream)
         self._is_ascii = not _can_print("".join(_ASCII), self.stream)
 
@@ -65,11 +71,20 @@ class Output:
     def show_json(self, value: Any) -> None:
         """Prints the document, where JSON is wanted."""
         if self.as_json:
-            self._print(json.dumps(_plain(value), indent=1, ensure_ascii=not _can_print("é", self.stream), allow_nan=False))
+            self._print(
+                json.dumps(
+                    _plain(value),
+                    indent=1,
+                    ensure_ascii=not _can_print("é", self.stream),
+                    allow_nan=False,
+                )
+            )
 
     def show_error(self, error: BaseException, message: str, code: int) -> None:
         """Prints an error as JSON, where JSON is wanted; people read it elsewhere."""
-        self.show_json({"error": {"type": type(error).__name__, "message": message, "exit_code": code}})
+        self.show_json(
+            {"error": {"type": type(error).__name__, "message": message, "exit_code": code}}
+        )
 
     def _print(self, text: str) -> None:
         if self._is_ascii and not self.as_json:
@@ -79,7 +94,9 @@ class Output:
 
 
 def write(text: str, stream: TextIO) -> None:
-    """Writes text, whatever its encoding; where nobody reads any more (``| head``), the rest is dropped, and the exit code stays true."""
+    """Writes text, whatever its encoding; where nobody reads any more (``| head``), the rest is
+    dropped, and the exit code stays true.
+    """
     if not _can_print(text, stream):
         encoding = _encoding_of(stream)
         text = text.encode(encoding, "backslashreplace").decode(encoding)
@@ -91,7 +108,9 @@ def write(text: str, stream: TextIO) -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Lets a stream whose reader is gone lead nowhere, so that Python doesn't complain at its end either."""
+    """Lets a stream whose reader is gone lead nowhere, so that Python doesn't complain at its
+    end either.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, stream.fileno())
@@ -105,8 +124,12 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def has_colors(stream: TextIO) -> bool:
-    """True if colours are wanted: on a terminal, unless NO_COLOR is set (https://no-color.org) or the terminal has none."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """True if colours are wanted: on a terminal, unless NO_COLOR is set (https://no-color.org)
+    or the terminal has none.
+    """
+    return (
+        is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def _encoding_of(stream: TextIO) -> str:
@@ -128,7 +151,9 @@ def one_line(message: object) -> str:
 
 def visible(text: object) -> str:
     """A name out of a file, without what would move the cursor or colour the terminal."""
-    return "".join(one if unicodedata.category(one)[0] != "C" else ascii(one)[1:-1] for one in str(text))
+    return "".join(
+        one if unicodedata.category(one)[0] != "C" else ascii(one)[1:-1] for one in str(text)
+    )
 
 
 def shortened(text: str, columns: int) -> str:
@@ -140,12 +165,16 @@ def shortened(text: str, columns: int) -> str:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, by name. (The module `dataclasses` takes as long to import as all of a verb's help.)"""
+    """The fields of a dataclass, by name. (The module `dataclasses` takes as long to import as
+    all of a verb's help.)
+    """
     return {name: getattr(value, name) for name in type(value).__dataclass_fields__}
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say: of dataclasses their fields; numbers that are none become null, NumPy's numbers Python's."""
+    """What JSON can say: of dataclasses their fields; numbers that are none become null, NumPy's
+    numbers Python's.
+    """
     if hasattr(type(value), "__dataclass_fields__"):
         return _plain(fields_of(value))
     if isinstance(value, Mapping):

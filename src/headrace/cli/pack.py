@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from headrace.packing.run import PackResult
 
 SUMMARY = "pack images, texts or arrays into an HDF5 file, or several"
-DESCRIPTION = "Pack a folder of images or texts into an HDF5 file, or several, verified, with targets, names and checksums."
+DESCRIPTION = (
+    "Pack a folder of images or texts into an HDF5 file, or several, verified, with targets, "
+    "names and checksums."
+)
 EXAMPLES = """\
 examples:
   %(prog)s photos/train train.h5
@@ -50,45 +53,121 @@ _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument("src", metavar="SRC", help="folder of images (class folders give the targets) or texts, glob, URL, or HDF5 file")
-    parser.add_argument("dst", metavar="DST", help="HDF5 file to write, or with --shard-size a folder; what it is in must be there")
+    parser.add_argument(
+        "src",
+        metavar="SRC",
+        help="folder of images (class folders give the targets) or texts, glob, URL, or HDF5 file",
+    )
+    parser.add_argument(
+        "dst",
+        metavar="DST",
+        help="HDF5 file to write, or with --shard-size a folder; what it is in must be there",
+    )
     parser.add_argument(
         "--store",
         choices=("encoded", "jpeg", "decoded"),
-        help="encoded: the bytes of the image files; jpeg: re-encoded where that is smaller; decoded: the pixels at --size "
+        help="encoded: the bytes of the image files; jpeg: re-encoded where that is smaller; "
+        "decoded: the pixels at --size "
         "(default: as SRC has them, so encoded for a folder)",
     )
-    parser.add_argument("--max-size", type=int, metavar="N", help="with --store jpeg: pixels of the longer side at most (default: any)")
-    parser.add_argument("--quality", type=int, default=90, metavar="N", help="with --store jpeg: 1 to 100 (default: 90)")
+    parser.add_argument(
+        "--max-size",
+        type=int,
+        metavar="N",
+        help="with --store jpeg: pixels of the longer side at most (default: any)",
+    )
+    parser.add_argument(
+        "--quality",
+        type=int,
+        default=90,
+        metavar="N",
+        help="with --store jpeg: 1 to 100 (default: 90)",
+    )
     parser.add_argument(
         "--check",
         choices=("decode", "header"),
         default="decode",
-        help="of encoded images: decode each once, or look at its header alone, which is ten times as fast (default: decode)",
-    )
-    parser.add_argument("--size", type=_size, help="with --store decoded: 224, or HxW such as 192x256 (default: 224)")
-    parser.add_argument("--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)")
-    parser.add_argument(
-        "--compression", choices=COMPRESSIONS, help="of arrays and decoded images, in chunks; gzip needs no plugin of h5py (default: none)"
+        help=(
+            "of encoded images: decode each once, or look at its header alone, which is ten times "
+            "as fast (default: decode)"
+        ),
     )
     parser.add_argument(
-        "--chunks", type=count, metavar="N", help="of those: samples a chunk (default: contiguous; compressed, below 1 MiB)"
+        "--size",
+        type=_size,
+        help="with --store decoded: 224, or HxW such as 192x256 (default: 224)",
+    )
+    parser.add_argument(
+        "--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)"
+    )
+    parser.add_argument(
+        "--compression",
+        choices=COMPRESSIONS,
+        help=(
+            "of arrays and decoded images, in chunks; gzip needs no plugin of h5py (default: none)"
+        ),
+    )
+    parser.add_argument(
+        "--chunks",
+        type=count,
+        metavar="N",
+        help="of those: samples a chunk (default: contiguous; compressed, below 1 MiB)",
     )
     add_data_options(parser)
-    parser.add_argument("--end-token", type=int, metavar="ID", help="of texts: an id that is put behind each document")
-    parser.add_argument("--workers", type=count, metavar="N", help="threads that read and decode (default: one for each core)")
+    parser.add_argument(
+        "--end-token",
+        type=int,
+        metavar="ID",
+        help="of texts: an id that is put behind each document",
+    )
+    parser.add_argument(
+        "--workers",
+        type=count,
+        metavar="N",
+        help="threads that read and decode (default: one for each core)",
+    )
     parts = parser.add_argument_group("several parts")
     parts.add_argument(
-        "--format", choices=("hdf5", "zarr"), help="of the parts; zarr: the shards of one Zarr 3 group in the folder DST (default: hdf5)"
+        "--format",
+        choices=("hdf5", "zarr"),
+        help="of the parts; zarr: the shards of one Zarr 3 group in the folder DST (default: hdf5)",
     )
-    parts.add_argument("--shard-size", metavar="SIZE", help="of a part, such as 1GB; DST is a folder then (default: one file; zarr: 256MB)")
-    parts.add_argument("--part", metavar="i/N", help="pack each N-th part from i on (0 to N - 1): one of N jobs")
+    parts.add_argument(
+        "--shard-size",
+        metavar="SIZE",
+        help="of a part, such as 1GB; DST is a folder then (default: one file; zarr: 256MB)",
+    )
+    parts.add_argument(
+        "--part", metavar="i/N", help="pack each N-th part from i on (0 to N - 1): one of N jobs"
+    )
     parts.add_argument("--parts", metavar="a:b", help="pack the parts a to b - 1")
-    parts.add_argument("--processes", type=count, default=1, metavar="N", help="that pack parts at the same time (default: 1)")
-    parts.add_argument("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers pack the parts, such as tcp://node:8786")
-    parser.add_argument("--dry-run", action="store_true", help="plan, write nothing, and print the parts, the room and the time needed")
-    parser.add_argument("--overwrite", action="store_true", help="replace DST if it is there; of several parts the plan")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bars (never shown but on a terminal)")
+    parts.add_argument(
+        "--processes",
+        type=count,
+        default=1,
+        metavar="N",
+        help="that pack parts at the same time (default: 1)",
+    )
+    parts.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="of a Dask scheduler whose workers pack the parts, such as tcp://node:8786",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="plan, write nothing, and print the parts, the room and the time needed",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace DST if it is there; of several parts the plan",
+    )
+    parser.add_argument(
+        "--no-progress",
+        action="store_true",
+        help="no progress bars (never shown but on a terminal)",
+    )
     parser.set_defaults(program=parser.prog)
 
 
@@ -102,9 +181,17 @@ def run(given: argparse.Namespace, output: Output) -> int:
             return _plan(given, output)
         if given.shard_size is not None or given.format == "zarr":
             return _pack_parts(given, output)
-        if given.part is not None or given.parts is not None or given.processes != 1 or given.dask is not None:
-            raise ConfigError("--part, --parts, --processes and --dask need --shard-size, such as 1GB")
-        PartFile(given.dst, given.overwrite)  # says at once what can't be written, before SRC is searched through
+        if (
+            given.part is not None
+            or given.parts is not None
+            or given.processes != 1
+            or given.dask is not None
+        ):
+            raise ConfigError(
+                "--part, --parts, --processes and --dask need --shard-size, such as 1GB"
+            )
+        # says at once what can't be written, before SRC is searched through
+        PartFile(given.dst, given.overwrite)
         with _open(given.src, _options(given), given.end_token is not None) as dataset:
             result = pack_dataset(
                 dataset,
@@ -151,7 +238,15 @@ def _plan(given: argparse.Namespace, output: Output) -> int:
 def _store_options(given: argparse.Namespace) -> StoreOptions:
     from headrace.packing.options import StoreOptions
 
-    return StoreOptions(given.store, given.max_size, given.quality, given.check, given.end_token, given.compression, given.chunks)
+    return StoreOptions(
+        given.store,
+        given.max_size,
+        given.quality,
+        given.check,
+        given.end_token,
+        given.compression,
+        given.chunks,
+    )
 
 
 def _pack_parts(given: argparse.Namespace, output: Output) -> int:
@@ -159,7 +254,10 @@ def _pack_parts(given: argparse.Namespace, output: Output) -> int:
     from headrace.packing.api import pack_folder
     from headrace.packing.status import manifest_of
 
-    with _open(given.src, _options(given), given.end_token is not None) as dataset, _executor(given.dask) as executor:
+    with (
+        _open(given.src, _options(given), given.end_token is not None) as dataset,
+        _executor(given.dask) as executor,
+    ):
         status = pack_folder(
             dataset,
             given.dst,
@@ -175,7 +273,11 @@ def _pack_parts(given: argparse.Namespace, output: Output) -> int:
             overwrite=given.overwrite,
             progress=False if given.no_progress else None,
         )
-    opened = [f"open it: headrace.open_dataset({redact(manifest_of(status.folder))!r})"] if status.joined else []
+    opened = (
+        [f"open it: headrace.open_dataset({redact(manifest_of(status.folder))!r})"]
+        if status.joined
+        else []
+    )
     output.show(status, [str(status), *opened])
     return 0
 
@@ -189,7 +291,9 @@ def _executor(address: str | None) -> Iterator[Executor | None]:
     try:
         from distributed import Client
     except ImportError:
-        raise ConfigError("--dask needs the package `distributed`: pip install 'headrace[dask]'") from None
+        raise ConfigError(
+            "--dask needs the package `distributed`: pip install 'headrace[dask]'"
+        ) from None
     try:
         client = Client(address, timeout=_PATIENCE_S)
     except (OSError, ValueError) as error:
@@ -217,21 +321,39 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
 
     options = data_options(given)
     texts = text_options(options)
-    images = {name: value for name, value in (("image_size", given.size), ("color", given.color)) if value is not None}
-    is_of_images = bool(images) or not {"targets", "target_name", "unused_targets", "masks"}.isdisjoint(options)
+    images = {
+        name: value
+        for name, value in (("image_size", given.size), ("color", given.color))
+        if value is not None
+    }
+    is_of_images = bool(images) or not {
+        "targets",
+        "target_name",
+        "unused_targets",
+        "masks",
+    }.isdisjoint(options)
     if given.store != "decoded" and images:
-        raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
+        raise ConfigError(
+            "--size and --color change the pixels, and need --store decoded (encoded images stay "
+            "as they are)"
+        )
     if (texts or given.end_token is not None) and (is_of_images or given.store is not None):
         raise ConfigError(
-            "--store, --size, --color, --targets, --target-name and --masks are for images, and what else is said is for texts"
+            "--store, --size, --color, --targets, --target-name and --masks are for images, and "
+            "what else is said is for texts"
         )
     if (is_of_images or texts) and is_hdf5(given.src):
         info = packed_info(given.src)
         if texts:
-            raise ConfigError(f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts")
+            raise ConfigError(
+                f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts"
+            )
         is_more = bool(images) or not {"targets", "unused_targets", "masks"}.isdisjoint(options)
         if (info is None or info.kind != "image") and is_more:
-            raise ConfigError(f"--size, --color, --targets and --masks are for images, and {redact(given.src)} holds arrays")
+            raise ConfigError(
+                f"--size, --color, --targets and --masks are for images, and {redact(given.src)} "
+                "holds arrays"
+            )
     return {**options, **images}
 
 
@@ -249,7 +371,8 @@ def _summary(result: PackResult) -> str:
     left_out = f", {len(result.left_out):,} left out" if result.left_out else ""
     rate = result.nbytes / 1e6 / max(result.seconds, 1e-9)
     return (
-        f"{redact(result.path)}: {result.samples:,} samples{classes}{left_out}, {format_size(result.nbytes)} in "
+        f"{redact(result.path)}: {result.samples:,} samples{classes}{left_out}, "
+        f"{format_size(result.nbytes)} in "
         f"{result.seconds:.1f} s ({rate:.1f} MB/s), store {result.store}"
     )
 

@@ -14,7 +14,8 @@ from headrace.errors import AccessError, ConfigError, HeadraceError
 
 SUMMARY = "find what holds a training back, and measure what helps"
 DESCRIPTION = (
-    "Measure what holds a training back: the step, the number of workers, reading, decoding, a transform or a collate function; and what "
+    "Measure what holds a training back: the step, the number of workers, reading, decoding, a "
+    "transform or a collate function; and what "
     "would help, by how much. --apply measures each advice beside the loader as it is."
 )
 EXAMPLES = """\
@@ -30,14 +31,40 @@ under `if __name__ == "__main__":`.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument("target", metavar="TARGET", help="a path, or MODULE:NAME of a loader, of a dataset, or of what returns one")
-    parser.add_argument("--step", metavar="MODULE:NAME", help="a function that is called with each batch: the training step")
-    parser.add_argument("--batch-size", type=count, default=64, metavar="N", help="of the loader of a path or a dataset (default: 64)")
-    parser.add_argument("--seconds", type=seconds, default=60.0, metavar="S", help="for all of it, about (default: 60)")
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="a path, or MODULE:NAME of a loader, of a dataset, or of what returns one",
+    )
+    parser.add_argument(
+        "--step",
+        metavar="MODULE:NAME",
+        help="a function that is called with each batch: the training step",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=count,
+        default=64,
+        metavar="N",
+        help="of the loader of a path or a dataset (default: 64)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="for all of it, about (default: 60)",
+    )
     parser.add_argument("--apply", action="store_true", help="measure the advice too")
-    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing from elsewhere")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write a page that needs nothing from elsewhere"
+    )
     add_data_options(parser)
-    parser.add_argument("--plot", metavar="FILE", help="write a picture, .png or .svg (pip install 'headrace[plot]')")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="write a picture, .png or .svg (pip install 'headrace[plot]')",
+    )
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
@@ -45,9 +72,13 @@ def run(given: argparse.Namespace, output: Output) -> int:
     for name in ("html", "plot"):
         folder = os.path.dirname(os.path.abspath(getattr(given, name) or "."))
         if not os.path.isdir(folder):
-            raise ConfigError(f"--{name}: the folder {folder} does not exist: create it, or name another one")
+            raise ConfigError(
+                f"--{name}: the folder {folder} does not exist: create it, or name another one"
+            )
         if not os.access(folder, os.W_OK):
-            raise AccessError(f"--{name}: this user may not write to the folder {folder}: name another one")
+            raise AccessError(
+                f"--{name}: this user may not write to the folder {folder}: name another one"
+            )
     if given.seconds < 1:
         raise ConfigError("--seconds: nothing can be told in less than 1 second")
     from headrace.profiling import profile_dataloader
@@ -82,7 +113,9 @@ def _loader_of(target: str, batch_size: int, options: dict[str, Any]) -> tuple[A
         loader = create_dataloader(dataset, batch_size=batch_size)
         return loader, [loader, dataset]
     if options:
-        raise ConfigError(f"{target} is a name in a program, and options of data are for a path: leave them out")
+        raise ConfigError(
+            f"{target} is a name in a program, and options of data are for a path: leave them out"
+        )
     found = imported("TARGET", target)
     if callable(found) and not hasattr(found, "__getitem__") and not isinstance(found, DataLoader):
         found = _call(target, found)
@@ -94,7 +127,9 @@ def _loader_of(target: str, batch_size: int, options: dict[str, Any]) -> tuple[A
 
 def _step_of(target: str) -> Callable[[Any], Any]:
     if not is_name(target):
-        raise ConfigError(f"--step: {target!r} names no function: write MODULE:NAME or FILE.py:NAME")
+        raise ConfigError(
+            f"--step: {target!r} names no function: write MODULE:NAME or FILE.py:NAME"
+        )
     function = imported("--step", target)
     if not callable(function):
         raise ConfigError(f"--step: {target} is no function, but a {type(function).__name__}")

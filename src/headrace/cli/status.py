@@ -7,7 +7,10 @@ import argparse
 from headrace.cli.output import Output
 
 SUMMARY = "show which parts of a pack are done, missing or stale"
-DESCRIPTION = "Show how far a pack of several parts is: which are done, missing, or stale (of another plan). Reads no samples."
+DESCRIPTION = (
+    "Show how far a pack of several parts is: which are done, missing, or stale (of another "
+    "plan). Reads no samples."
+)
 EXAMPLES = """\
 examples:
   %(prog)s packed
@@ -19,7 +22,9 @@ Exit code 1: parts are missing or stale, or the manifest is.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument("path", metavar="FOLDER", help="that `headrace pack --shard-size` writes to")
+    parser.add_argument(
+        "path", metavar="FOLDER", help="that `headrace pack --shard-size` writes to"
+    )
 
 
 def run(given: argparse.Namespace, output: Output) -> int:

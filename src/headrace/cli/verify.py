@@ -11,7 +11,9 @@ from headrace.cli.output import Output, one_line, visible
 from headrace.errors import HeadraceError
 
 SUMMARY = "read packed files again and compare each sample with its checksum"
-DESCRIPTION = "Read packed files, and compare every sample, the names and the targets with their checksums."
+DESCRIPTION = (
+    "Read packed files, and compare every sample, the names and the targets with their checksums."
+)
 EXAMPLES = """\
 examples:
   %(prog)s train.h5 val.h5
@@ -25,10 +27,25 @@ _SHOWN = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument("paths", nargs="+", metavar="FILE", help="a file that `headrace pack` wrote, or a folder of parts")
-    parser.add_argument("--workers", type=count, metavar="N", help="threads that read (default: one for each core)")
-    parser.add_argument("--processes", type=count, default=1, metavar="N", help="that verify parts at the same time (default: 1)")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar (never shown but on a terminal)")
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="FILE",
+        help="a file that `headrace pack` wrote, or a folder of parts",
+    )
+    parser.add_argument(
+        "--workers", type=count, metavar="N", help="threads that read (default: one for each core)"
+    )
+    parser.add_argument(
+        "--processes",
+        type=count,
+        default=1,
+        metavar="N",
+        help="that verify parts at the same time (default: 1)",
+    )
+    parser.add_argument(
+        "--no-progress", action="store_true", help="no progress bar (never shown but on a terminal)"
+    )
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
@@ -38,18 +55,28 @@ def run(given: argparse.Namespace, output: Output) -> int:
     results, codes = list[Any](), list[int]()
     for path in given.paths:
         try:
-            result = verify(path, workers=given.workers, processes=given.processes, progress=False if given.no_progress else None)
+            result = verify(
+                path,
+                workers=given.workers,
+                processes=given.processes,
+                progress=False if given.no_progress else None,
+            )
         except (HeadraceError, OSError) as error:
             if len(given.paths) == 1:
                 raise
             message = one_line(error)
-            results.append({"path": path, "error": {"type": type(error).__name__, "message": message}})
+            results.append(
+                {"path": path, "error": {"type": type(error).__name__, "message": message}}
+            )
             codes.append(exit_code_of(error))
             output.show_lines([f"{visible(path)}: not verified: {message}"])
             continue
         results.append(result)
         codes.append(0 if result.ok else 1)
-        lines = [f"{result.path}: {result.samples:,} samples, {f'{len(result.bad):,} damaged' if result.bad else 'all sound'}"]
+        lines = [
+            f"{result.path}: {result.samples:,} samples, "
+            f"{f'{len(result.bad):,} damaged' if result.bad else 'all sound'}"
+        ]
         for number, location, why in result.bad[:_SHOWN]:
             said = one_line(why).removeprefix(f"{location}: ")
             lines.append(f"  {'' if number < 0 else f'sample {number}, '}{location}: {said}")

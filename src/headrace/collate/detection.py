@@ -12,10 +12,12 @@ from headrace.errors import CollateError
 
 
 class DetectionCollator:
-    """Collates pairs (image, dict of its objects) to images and a list of dicts, as torchvision's detection models take them.
+    """Collates pairs (image, dict of its objects) to images and a list of dicts, as torchvision's
+    detection models take them.
 
     Args:
-        stack: True: stack the images, which must have equal shapes, to [batch, C, H, W]. False: return a list of tensors.
+        stack: True: stack the images, which must have equal shapes, to [batch, C, H, W]. False:
+            return a list of tensors.
     """
 
     @checks_keywords
@@ -29,17 +31,31 @@ class DetectionCollator:
             CollateError: a sample is not such a pair; or images to be stacked differ in shape.
         """
         for number, sample in enumerate(samples):
-            if not isinstance(sample, (tuple, list)) or len(sample) < 2 or not isinstance(sample[1], Mapping):
+            if (
+                not isinstance(sample, (tuple, list))
+                or len(sample) < 2
+                or not isinstance(sample[1], Mapping)
+            ):
                 raise CollateError(
-                    number, f' is {shape_of(sample)}: pairs of an image and a dict are needed; use collate_fn="list" for others'
+                    number,
+                    f" is {shape_of(sample)}: pairs of an image and a dict are needed; use "
+                    'collate_fn="list" for others',
                 )
-        return stack_tree(list(samples), self._special, 'Give images one shape (ImageDataset: image_size=), or pass collate_fn="list"')
+        return stack_tree(
+            list(samples),
+            self._special,
+            'Give images one shape (ImageDataset: image_size=), or pass collate_fn="list"',
+        )
 
     def _special(self, values: list[Any], path: FieldPath) -> Any:
         place = path[0].names[0] if len(path) == 1 else None
         if place == "0" and not self.stack:
             return [owned(value) for value in values]
-        return [{name: owned(value) for name, value in one.items()} for one in values] if place == "1" else USUAL
+        return (
+            [{name: owned(value) for name, value in one.items()} for one in values]
+            if place == "1"
+            else USUAL
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(stack={self.stack})"

@@ -42,10 +42,15 @@ class Fields:
     """
 
     def __init__(self, given: Field | Iterable[Field], argument: str) -> None:
-        names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        names = (
+            list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        )
         for name in names:
             if isinstance(name, bool) or not isinstance(name, (str, int)):
-                raise ConfigError(f"{argument} must hold keys (texts) or positions (integers) of a sample, not a {type(name).__name__}")
+                raise ConfigError(
+                    f"{argument} must hold keys (texts) or positions (integers) of a sample, not "
+                    f"a {type(name).__name__}"
+                )
         self.names: tuple[str, ...] = tuple(str(name) for name in names)
         self.argument: str = argument
 
@@ -58,17 +63,24 @@ class Fields:
         return name
 
     def check(self, met: set[str], sample: Any) -> None:
-        """Raises a ConfigError where a name was not met in the samples; the message lists what there is."""
+        """Raises a ConfigError where a name was not met in the samples; the message lists what
+        there is.
+        """
         for name in self.names:
             if name not in met:
-                raise ConfigError(f"{self.argument}: the samples have no field {name!r} of that kind; they have: {_names_in(sample)}")
+                raise ConfigError(
+                    f"{self.argument}: the samples have no field {name!r} of that kind; they "
+                    f"have: {_names_in(sample)}"
+                )
 
 
 def _means(name: str, path: FieldPath) -> bool:
     if len(path) == 1:
         return name in path[0].names
     parts = name.split(".")
-    return len(parts) == len(path) and all(part in step.names for part, step in zip(parts, path, strict=True))
+    return len(parts) == len(path) and all(
+        part in step.names for part, step in zip(parts, path, strict=True)
+    )
 
 
 def _names_in(sample: Any) -> str:

@@ -33,31 +33,48 @@ class Normalization:
     fits_grey: bool = False
     dtype: torch.dtype = torch.float32
 
-    def factors(self, channels: int, white: int = WHITE) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What pixels from 0 to `white` are multiplied with, and what is added then: float32 [C, 1, 1] each. Two roundings, which are the
-        same everywhere. None: the statistics are of another number of channels."""
+    def factors(
+        self, channels: int, white: int = WHITE
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What pixels from 0 to `white` are multiplied with, and what is added then: float32 [C, 1,
+        1] each. Two roundings, which are the same everywhere. None: the statistics are of another
+        number of channels.
+        """
         means, stds = self.means, self.stds
         if len(means) == 1 or len(means) == channels:
-            scale, shift = [1 / (white * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
+            scale, shift = (
+                [1 / (white * s) for s in stds],
+                [-m / s for m, s in zip(means, stds, strict=True)],
+            )
         elif channels == 1 and self.fits_grey:
             scale, shift = [len(stds) / (white * sum(stds))], [-sum(means) / sum(stds)]
         else:
             return None
         return _factor(scale), _factor(shift)
 
-    def normalized(self, pixels: torch.Tensor, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-        """Images uint8 [C, H, W] or [batch, C, H, W], normalised on the device where they are: of this `dtype`, in two passes.
+    def normalized(
+        self, pixels: torch.Tensor, memory_format: torch.memory_format | None = None
+    ) -> torch.Tensor:
+        """Images uint8 [C, H, W] or [batch, C, H, W], normalised on the device where they are: of
+        this `dtype`, in two passes.
 
-        Each pass rounds to float32, as on the host, so devices whose arithmetic is IEEE's give the host's values. Nothing waits for the
-        device but the first call there, which copies the factors.
+        Each pass rounds to float32, as on the host, so devices whose arithmetic is IEEE's give the
+        host's values. Nothing waits for the device but the first call there, which copies the
+        factors.
 
         Args:
             pixels: of as many channels as there are statistics.
             memory_format: of the result, where there is a batch; None: contiguous.
         """
         scale, shift = _factors_on(self, pixels.shape[-3], pixels.device)
-        layout = memory_format if memory_format is not None and pixels.ndim == 4 else torch.contiguous_format
-        made = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device, memory_format=layout)
+        layout = (
+            memory_format
+            if memory_format is not None and pixels.ndim == 4
+            else torch.contiguous_format
+        )
+        made = torch.empty(
+            pixels.shape, dtype=torch.float32, device=pixels.device, memory_format=layout
+        )
         torch.mul(pixels, scale, out=made)
         out = made if self.dtype is torch.float32 else torch.empty_like(made, dtype=self.dtype)
         return torch.add(made, shift, out=out)
@@ -74,8 +91,12 @@ def check_normalize(value: object) -> None:
 
 
 @functools.lru_cache(64)
-def _factors_on(normalization: Normalization, channels: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors on a device: kept, since copying them from memory that is not pinned waits for the copies before."""
+def _factors_on(
+    normalization: Normalization, channels: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors on a device: kept, since copying them from memory that is not pinned waits for
+    the copies before.
+    """
     factors = normalization.factors(channels)
     assert factors is not None, "checked where the batch was made"
     return factors[0].to(device), factors[1].to(device)

@@ -46,26 +46,36 @@ class Collators:
         self._entries: dict[str, Collator] = {}
 
     def register(
-        self, name: str, modality: str | None = None, description: str = "", *, factory: bool | None = None
+        self,
+        name: str,
+        modality: str | None = None,
+        description: str = "",
+        *,
+        factory: bool | None = None,
     ) -> Callable[[Collate], Collate]:
         """Returns a decorator that registers a collate function, or something that makes one.
 
-        A collate function is a callable ``(samples, **options) -> batch``. A factory ``(**options) -> collate function``, or a class with
-        callable instances, makes one.
+        A collate function is a callable ``(samples, **options) -> batch``. A factory ``(**options)
+        -> collate function``, or a class with callable instances, makes one.
 
         Args:
             name: the name for `get` and ``collate_fn=``.
             modality: a second name, which refers to the last registration of the modality.
             description: one line of text, for `list`.
-            factory: True: the function is called with the options and returns the collate function. False: it is the collate function
-                itself. None: a class with callable instances is a factory, and so is a function that can be called without arguments, such
-                as ``make(task=None, **options)``. A factory with a required argument, ``make(tokenizer)``, needs ``factory=True``.
+            factory: True: the function is called with the options and returns the collate function.
+                False: it is the collate function itself. None: a class with callable instances is a
+                factory, and so is a function that can be called without arguments, such as
+                ``make(task=None, **options)``. A factory with a required argument,
+                ``make(tokenizer)``, needs ``factory=True``.
 
         Raises:
             ConfigError: the name is not a str, or the registered object is not callable.
         """
         if not isinstance(name, str) or not name:
-            raise ConfigError(f'the name of a collator must be a text, not {name!r}: write @collators.register("name")')
+            raise ConfigError(
+                f"the name of a collator must be a text, not {name!r}: write "
+                '@collators.register("name")'
+            )
 
         def add(function: Collate) -> Collate:
             if not callable(function):
@@ -83,25 +93,40 @@ class Collators:
             return missing_attribute(self, name)
 
     def get(self, name_or_modality: str = "", **options: Any) -> Collate:
-        """Returns the collate function with that name, or the last one registered for that modality.
+        """Returns the collate function with that name, or the last one registered for that
+        modality.
 
-        A factory or a class is called with `options`. For a collate function they are bound as keywords.
+        A factory or a class is called with `options`. For a collate function they are bound as
+        keywords.
 
         Raises:
-            ConfigError: no name is given; there is no such function, and the message lists the names; or a factory or class does not take
-                these options, or does not return a callable.
+            ConfigError: no name is given; there is no such function, and the message lists the
+                names; or a factory or class does not take these options, or does not return a
+                callable.
         """
         if not name_or_modality:
             given = next(iter(options.values()), "pad")
-            raise ConfigError(f"collators.get takes the name or modality first: write collators.get({described(given)})")
+            raise ConfigError(
+                "collators.get takes the name or modality first: write "
+                f"collators.get({described(given)})"
+            )
         entry = self._entries.get(name_or_modality)
         if entry is None:
             fitting = [e for e in self._entries.values() if e.modality == name_or_modality]
             if not fitting:
-                names = ", ".join(sorted({*self._entries, *(e.modality for e in self._entries.values() if e.modality)}))
+                names = ", ".join(
+                    sorted(
+                        {
+                            *self._entries,
+                            *(e.modality for e in self._entries.values() if e.modality),
+                        }
+                    )
+                )
                 instead = COLLATORS.get(name_or_modality)
                 remedy = f"use {instead!r}" if instead in self._entries else f"there are: {names}"
-                raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; {remedy}")
+                raise ConfigError(
+                    f"collate_fn: no collator is called {name_or_modality!r}; {remedy}"
+                )
             entry = fitting[-1]
         function = entry.function
         if not entry.is_factory:
@@ -111,12 +136,16 @@ class Collators:
             try:
                 signature.bind(**options)
             except TypeError as error:
-                raise ConfigError(f"collator {entry.name!r}: {error}; it is {_name_of(function)}{signature}") from None
+                raise ConfigError(
+                    f"collator {entry.name!r}: {error}; it is {_name_of(function)}{signature}"
+                ) from None
         made = function(**options)
         if not callable(made):
             raise ConfigError(
-                f"collator {entry.name!r} is registered as a factory, and {_name_of(function)} returned a {type(made).__name__} where a "
-                "collate function should be: if it takes samples and returns their batch, register it with factory=False"
+                f"collator {entry.name!r} is registered as a factory, and {_name_of(function)} "
+                f"returned a {type(made).__name__} where a "
+                "collate function should be: if it takes samples and returns their batch, "
+                "register it with factory=False"
             )
         return cast(Collate, made)
 
@@ -137,21 +166,38 @@ def _name_of(function: Collate) -> str:
 
 
 def _looks_like_factory(function: Collate) -> bool:
-    """True for a class whose instances can be called, which `list` is not, and for a function that can be called without an argument."""
+    """True for a class whose instances can be called, which `list` is not, and for a function
+    that can be called without an argument.
+    """
     if isinstance(function, type):
         return any("__call__" in vars(base) for base in function.__mro__)
     signature = _signature_of(function)
-    if signature is None or any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):  # a wrapper: (*args, **kwargs)
+    # a wrapper: (*args, **kwargs)
+    if signature is None or any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
         return False
-    return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    return all(
+        p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in signature.parameters.values()
+    )
 
 
 collators = Collators()
 """The registry of collate functions. `register`, `get` and `list` are its methods."""
-collators.register("default", description="stack samples of one shape; structure and dtypes are kept")(stack_collate)
+collators.register(
+    "default", description="stack samples of one shape; structure and dtypes are kept"
+)(stack_collate)
 collators.register("list", description="the samples as a list, as they are")(list_collate)
-collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(pad_collate)
-collators.register("variable_length", description="pairs: inputs as a list of tensors, targets stacked")(variable_length_collate)
-collators.register("detection", description="images, and the objects in each as a list of dicts")(DetectionCollator)
-collators.register("text", modality="text", description="texts or tokens for a language model, with labels")(TextCollator)
-collators.register("vision", modality="image", description="images, normalised on their way into the batch")(VisionCollator)
+collators.register(
+    "pad", description="sequences padded to one length, with attention_mask and lengths"
+)(pad_collate)
+collators.register(
+    "variable_length", description="pairs: inputs as a list of tensors, targets stacked"
+)(variable_length_collate)
+collators.register("detection", description="images, and the objects in each as a list of dicts")(
+    DetectionCollator
+)
+collators.register(
+    "text", modality="text", description="texts or tokens for a language model, with labels"
+)(TextCollator)
+collators.register(
+    "vision", modality="image", description="images, normalised on their way into the batch"
+)(VisionCollator)

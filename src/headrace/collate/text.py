@@ -21,74 +21,96 @@ from headrace.tokenizer import encode_texts, vocabulary_of
 
 IGNORED = -100
 """The label that torch's cross entropy ignores."""
-_ONE_SHAPE = "Give all one shape, or name the field in pad_values= to have it padded, where it has one number a token"
+_ONE_SHAPE = (
+    "Give all one shape, or name the field in pad_values= to have it padded, where it has one "
+    "number a token"
+)
 _ALONG = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "position_ids": 0}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
 
 
 def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
-    """Attention mask for packed blocks: a token may attend to itself and to earlier tokens of its document.
+    """Attention mask for packed blocks: a token may attend to itself and to earlier tokens of its
+    document.
 
-    Pass it as ``attn_mask`` to ``torch.nn.functional.scaled_dot_product_attention``. It has length x length entries per block, 1 MiB for
-    length 1,024.
+    Pass it as ``attn_mask`` to ``torch.nn.functional.scaled_dot_product_attention``. It has length
+    x length entries per block, 1 MiB for length 1,024.
 
     Args:
-        document_ids: integer tensor [batch, length] on any device, as returned by `TextDataset` with ``packing=True``.
+        document_ids: integer tensor [batch, length] on any device, as returned by `TextDataset`
+            with ``packing=True``.
 
     Returns:
-        bool [batch, 1, length, length] on the same device: [b, 0, i, j] is True if token i of block b may attend to token j.
+        bool [batch, 1, length, length] on the same device: [b, 0, i, j] is True if token i of block
+            b may attend to token j.
 
     Raises:
         ConfigError: it is not such a tensor.
     """
     is_integer = isinstance(document_ids, torch.Tensor) and document_ids.dtype in _INTEGERS
     if not is_integer or document_ids.ndim != 2:
-        raise ConfigError(f"document_ids is {shape_of(document_ids)}: it must be a tensor of integers [batch, length]")
+        raise ConfigError(
+            f"document_ids is {shape_of(document_ids)}: it must be a tensor of integers [batch, "
+            "length]"
+        )
     positions = torch.arange(document_ids.shape[1], device=document_ids.device)
     is_same = document_ids[:, :, None] == document_ids[:, None, :]
     return is_same.logical_and_(positions[:, None] >= positions).unsqueeze(1)
 
 
 class TextCollator:
-    """Collates texts or tokens to a dict of padded tensors, for a language model or a text classifier.
+    """Collates texts or tokens to a dict of padded tensors, for a language model or a text
+    classifier.
 
-    A sample is a text, a sequence of ids (1-D tensor or array of integers, list of ints), a dict with "input_ids" or with a text, or a pair
-    of one of these and a target, which becomes "labels". Texts are tokenised here, all texts of a batch at once. The batch contains
+    A sample is a text, a sequence of ids (1-D tensor or array of integers, list of ints), a dict
+    with "input_ids" or with a text, or a pair of one of these and a target, which becomes "labels".
+    Texts are tokenised here, all texts of a batch at once. The batch contains
 
     * ``input_ids``: int64 [batch, length];
-    * ``attention_mask``: int64 [batch, length], 1 at tokens, 0 at padding; or the mask of the samples, padded;
-    * ``token_type_ids``, ``position_ids``, and the fields in `pad_values`: [batch, length], if samples have them;
+    * ``attention_mask``: int64 [batch, length], 1 at tokens, 0 at padding; or the mask of the
+      samples, padded;
+    * ``token_type_ids``, ``position_ids``, and the fields in `pad_values`: [batch, length], if
+      samples have them;
     * ``labels``: int64 [batch, length], or as described below;
-    * all other fields, stacked like `stack_collate` does. A text that was tokenised here and ``special_tokens_mask`` are removed.
+    * all other fields, stacked like `stack_collate` does. A text that was tokenised here and
+      ``special_tokens_mask`` are removed.
 
-    Labels of the samples are kept, at "labels", at "label" (a class, which becomes "labels"), or as the target of a pair. Sequences of
-    integers (one per token) are padded with -100, everything else is stacked. Samples without labels get those of a causal model.
+    Labels of the samples are kept, at "labels", at "label" (a class, which becomes "labels"), or as
+    the target of a pair. Sequences of integers (one per token) are padded with -100, everything
+    else is stacked. Samples without labels get those of a causal model.
 
-    ``labels="causal"`` and ``labels="masked"`` request the labels of a language model; a class then stays at "label". Causal: the ids, with
-    -100 at padding (models shift them themselves), or the samples' own labels, one per token. Masked: 15 % of the tokens are chosen, never
-    special tokens or padding. Of these 80 % become the mask token, 10 % a random token, and 10 % stay; labels are -100 elsewhere (Devlin et
-    al., BERT, 2019). They are drawn from torch's global generator, which headrace's loader seeds by (seed, epoch, step).
+    ``labels="causal"`` and ``labels="masked"`` request the labels of a language model; a class then
+    stays at "label". Causal: the ids, with -100 at padding (models shift them themselves), or the
+    samples' own labels, one per token. Masked: 15 % of the tokens are chosen, never special tokens
+    or padding. Of these 80 % become the mask token, 10 % a random token, and 10 % stay; labels are
+    -100 elsewhere (Devlin et al., BERT, 2019). They are drawn from torch's global generator, which
+    headrace's loader seeds by (seed, epoch, step).
 
-    Like HuggingFace's collators, it truncates only on request: without ``truncation=True``, a sample longer than `max_length` is an error.
-    Truncated texts keep the special tokens at their end; ids lose their end.
+    Like HuggingFace's collators, it truncates only on request: without ``truncation=True``, a
+    sample longer than `max_length` is an error. Truncated texts keep the special tokens at their
+    end; ids lose their end.
 
     Args:
-        tokenizer: a callable from a text to a list of ids (tiktoken's ``encode``), a HuggingFace tokenizer, slow or fast, a
-            `tokenizers.Tokenizer`, or an object with ``encode_batch`` or ``encode``. None: samples are ids already.
-        labels: "auto": the samples' own labels, or else those of a causal model. "causal" or "masked": as above. None: only the samples'
-            own.
+        tokenizer: a callable from a text to a list of ids (tiktoken's ``encode``), a HuggingFace
+            tokenizer, slow or fast, a `tokenizers.Tokenizer`, or an object with ``encode_batch`` or
+            ``encode``. None: samples are ids already.
+        labels: "auto": the samples' own labels, or else those of a causal model. "causal" or
+            "masked": as above. None: only the samples' own.
         mlm_probability: fraction of tokens that "masked" chooses.
         padding, max_length, pad_to_multiple_of, truncation: see `pad_collate`.
         padding_side: "right" or "left". None: the tokenizer's, else "right".
         text_field: key of the text in a dict.
-        pad_values: additional fields with one number per token, and their padding values; or other padding values for the fields above.
-        pad_token_id: id of padding. None: the tokenizer's, else its end-of-text id, else 0. Padding is masked, so any id works.
+        pad_values: additional fields with one number per token, and their padding values; or other
+            padding values for the fields above.
+        pad_token_id: id of padding. None: the tokenizer's, else its end-of-text id, else 0. Padding
+            is masked, so any id works.
         mask_token_id, vocab_size, special_token_ids: for "masked". None: the tokenizer's.
 
     Raises:
-        ConfigError: an argument is invalid, or a tokenizer is needed and missing. In a call: a sample is none of the above or too long, or
-            its fields don't fit each other. The message names sample, field and remedy.
+        ConfigError: an argument is invalid, or a tokenizer is needed and missing. In a call: a
+            sample is none of the above or too long, or its fields don't fit each other. The message
+            names sample, field and remedy.
     """
 
     @checks_keywords
@@ -113,14 +135,26 @@ class TextCollator:
         self._text = short_call("TextCollator", TextCollator, locals())
         if labels not in ("auto", "causal", "masked", None):
             raise ConfigError(f"labels must be 'auto', 'causal', 'masked' or None, not {labels!r}")
-        if isinstance(mlm_probability, bool) or not isinstance(mlm_probability, (int, float)) or not 0 < mlm_probability <= 1:
-            raise ConfigError(f"mlm_probability must be above 0 and at most 1, not {mlm_probability!r}")
+        if (
+            isinstance(mlm_probability, bool)
+            or not isinstance(mlm_probability, (int, float))
+            or not 0 < mlm_probability <= 1
+        ):
+            raise ConfigError(
+                f"mlm_probability must be above 0 and at most 1, not {mlm_probability!r}"
+            )
         known = vocabulary_of(tokenizer)
         self.tokenizer: Any = tokenizer
         self.mlm_probability: float = mlm_probability
         self.text_field: str = text_field
         self.labels = labels
-        self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, padding_side or known.side or "right")
+        self._padding = Padding(
+            padding,
+            max_length,
+            pad_to_multiple_of,
+            truncation,
+            padding_side or known.side or "right",
+        )
         self.pad_token_id: int = _id("pad_token_id", pad_token_id, known.pad) or 0
         self.mask_token_id: int | None = _id("mask_token_id", mask_token_id, known.mask)
         self.vocab_size: int | None = _id("vocab_size", vocab_size, known.size, least=1)
@@ -129,14 +163,25 @@ class TextCollator:
             raise ConfigError(f"special_token_ids must hold integers, not {special_token_ids!r}")
         self._special = special
         pads = {} if pad_values is None else pad_values
-        if not isinstance(pads, Mapping) or not all(isinstance(value, numbers.Number) for value in pads.values()):
-            raise ConfigError(f"pad_values must be a mapping from field to number, not {pad_values!r}")
+        if not isinstance(pads, Mapping) or not all(
+            isinstance(value, numbers.Number) for value in pads.values()
+        ):
+            raise ConfigError(
+                f"pad_values must be a mapping from field to number, not {pad_values!r}"
+            )
         self._values: dict[str, Number] = {"input_ids": self.pad_token_id, **_ALONG, **pads}
         if labels == "masked":
             for name in ("mask_token_id", "vocab_size"):
                 if getattr(self, name) is None:
-                    has = "there is no tokenizer" if tokenizer is None else f"the {type(tokenizer).__name__} has none"
-                    raise ConfigError(f"labels='masked' needs {name}, and {has}: pass a tokenizer with a mask token, or {name}=")
+                    has = (
+                        "there is no tokenizer"
+                        if tokenizer is None
+                        else f"the {type(tokenizer).__name__} has none"
+                    )
+                    raise ConfigError(
+                        f"labels='masked' needs {name}, and {has}: pass a tokenizer with a mask "
+                        f"token, or {name}="
+                    )
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         """Collates samples into a batch."""
@@ -156,9 +201,13 @@ class TextCollator:
         return self._text
 
     def join(
-        self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], own: npt.NDArray[np.int64] | None = None
+        self,
+        ids: npt.NDArray[Any],
+        lengths: npt.NDArray[np.int64],
+        own: npt.NDArray[np.int64] | None = None,
     ) -> dict[str, Any] | None:
-        """Collates concatenated ids without other fields, with the same result as a call, bit for bit.
+        """Collates concatenated ids without other fields, with the same result as a call, bit for
+        bit.
 
         Args:
             ids: [sum of lengths] any integers.
@@ -166,11 +215,16 @@ class TextCollator:
             own: [sum of lengths] labels of the samples. None: they have none.
 
         Returns:
-            The batch. None: the collator needs the samples themselves (to mask or truncate them, to pad labels differently, or to raise an
-                error).
+            The batch. None: the collator needs the samples themselves (to mask or truncate them, to
+                pad labels differently, or to raise an error).
         """
         pad = self._values["input_ids"]
-        if self.labels == "masked" or type(pad) is not int or not -(1 << 63) <= pad < 1 << 63 or self._values["attention_mask"] != 0:
+        if (
+            self.labels == "masked"
+            or type(pad) is not int
+            or not -(1 << 63) <= pad < 1 << 63
+            or self._values["attention_mask"] != 0
+        ):
             return None
         if own is not None and "labels" in self._values:
             return None
@@ -201,21 +255,36 @@ class TextCollator:
         elif isinstance(sample, (torch.Tensor, np.ndarray, list)):
             record = {"input_ids": sample}
         else:
-            reason = f" is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with 'input_ids' or {self.text_field!r}, "
+            reason = (
+                f" is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with "
+                f"'input_ids' or {self.text_field!r}, "
+            )
             raise CollateError(number, reason, "and pairs of one of these and a target")
         if target is not None:
             record["labels"] = target
         if self.labels in ("auto", None) and "label" in record:
             if "labels" in record:
-                reason = "leave one out for a classifier, or pass labels='causal' for a language model, which keeps both as they are"
-                raise CollateError(number, f" has 'label' and 'labels', and either may be its labels: {reason}")
+                reason = (
+                    "leave one out for a classifier, or pass labels='causal' for a language "
+                    "model, which keeps both as they are"
+                )
+                raise CollateError(
+                    number, f" has 'label' and 'labels', and either may be its labels: {reason}"
+                )
             record["labels"] = record.pop("label")
         elif self.labels == "masked" and "labels" in record:
             reason = "leave them out of the samples, or pass labels=None"
             raise CollateError(number, f" has labels, and labels='masked' makes its own: {reason}")
         elif self.labels == "causal" and "labels" in record and not is_sequence(record["labels"]):
-            reason = "leave labels= out for a classifier; for a language model leave the class out, or have it at 'label'"
-            raise CollateError(number, f" has a class at 'labels', and labels='causal' makes labels of the tokens: {reason}")
+            reason = (
+                "leave labels= out for a classifier; for a language model leave the class out, or "
+                "have it at 'label'"
+            )
+            raise CollateError(
+                number,
+                " has a class at 'labels', and labels='causal' makes labels of the tokens: "
+                f"{reason}",
+            )
         return record
 
     def _tokenise(self, records: list[dict[str, Any]]) -> None:
@@ -223,24 +292,45 @@ class TextCollator:
         for number in untokenised:
             if not isinstance(records[number].get(self.text_field), str):
                 has = ", ".join(map(repr, records[number])) or "nothing"
-                reason = f" has neither 'input_ids' nor a text at {self.text_field!r}; it has: {has}: pass text_field="
+                reason = (
+                    f" has neither 'input_ids' nor a text at {self.text_field!r}; it has: {has}: "
+                    "pass text_field="
+                )
                 raise CollateError(number, reason)
             if self.tokenizer is None:
-                reason = "any callable from a text to a list of ids does; or have the dataset give 'input_ids'"
-                raise CollateError(number, f" is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), {reason}")
+                reason = (
+                    "any callable from a text to a list of ids does; or have the dataset give "
+                    "'input_ids'"
+                )
+                raise CollateError(
+                    number,
+                    " is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), "
+                    f"{reason}",
+                )
         if untokenised:
             limit = self._padding.max_length if self._padding.truncation else None
             texts = [records[number].pop(self.text_field) for number in untokenised]
-            for number, encoded in zip(untokenised, encode_texts(self.tokenizer, texts, limit), strict=True):
+            for number, encoded in zip(
+                untokenised, encode_texts(self.tokenizer, texts, limit), strict=True
+            ):
                 records[number] = {**encoded, **records[number]}
 
     def _check(self, record: dict[str, Any], number: int) -> None:
         """One number a token, in each field that has them; a mask where there is none."""
         ids = _numbers(record["input_ids"])
-        if ids is None or ids.dtype == torch.bool or ids.dtype.is_floating_point or ids.dtype.is_complex:
+        if (
+            ids is None
+            or ids.dtype == torch.bool
+            or ids.dtype.is_floating_point
+            or ids.dtype.is_complex
+        ):
             given = record["input_ids"]
             batched = " (use [0] of a batch of one)" if getattr(given, "ndim", 1) == 2 else ""
-            raise CollateError(number, f" at ['input_ids'] is {shape_of(given)}: it must be a sequence of integers{batched}")
+            raise CollateError(
+                number,
+                f" at ['input_ids'] is {shape_of(given)}: it must be a sequence of "
+                f"integers{batched}",
+            )
         if "attention_mask" not in record:
             record["attention_mask"] = torch.ones_like(ids, dtype=torch.int64)
         if self.labels != "masked":
@@ -251,7 +341,10 @@ class TextCollator:
             row = _numbers(record[name])
             if row is None or len(row) != len(ids):
                 has = f"a {shape_of(record[name])}" if row is None else f"{len(row)} numbers"
-                raise CollateError(number, f" has {len(ids)} ids, and {has} at [{name!r}]: give it one number a token")
+                raise CollateError(
+                    number,
+                    f" has {len(ids)} ids, and {has} at [{name!r}]: give it one number a token",
+                )
             if name == "input_ids" or name in _ALONG:
                 record[name] = row.to(torch.int64)
 
@@ -262,7 +355,12 @@ class TextCollator:
             return USUAL
         name = path[0].names[0]
         pad = self._values.get(name)
-        if pad is None and name == "labels" and is_sequence(example_of(values)) and _holds_integers(example_of(values)):
+        if (
+            pad is None
+            and name == "labels"
+            and is_sequence(example_of(values))
+            and _holds_integers(example_of(values))
+        ):
             pad = IGNORED
         return USUAL if pad is None else self._padding.apply(to_rows(values, path), pad, path)[0]
 
@@ -302,9 +400,13 @@ def _numbers(value: Any) -> torch.Tensor | None:
 
 def _holds_integers(value: Any) -> bool:
     if isinstance(value, list):
-        return all(isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in value)
+        return all(
+            isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in value
+        )
     if isinstance(value, torch.Tensor):
-        return not (value.dtype == torch.bool or value.dtype.is_floating_point or value.dtype.is_complex)
+        return not (
+            value.dtype == torch.bool or value.dtype.is_floating_point or value.dtype.is_complex
+        )
     return value.dtype.kind in "iu" if isinstance(value, np.ndarray) else False
 
 

@@ -22,7 +22,8 @@ from headrace.storage.sparse.frames import Column, joined_column
 
 
 class ArrayFormat(SampleFormat):
-    """Rows as tensors of their dtype, or of another one; strings, compounds and rows of any length in plain terms; dicts of these.
+    """Rows as tensors of their dtype, or of another one; strings, compounds and rows of any length
+    in plain terms; dicts of these.
 
     Args:
         dtype: that numbers are cast to; None: they stay as they are.
@@ -41,7 +42,10 @@ class ArrayFormat(SampleFormat):
         values: str | None = None,
     ) -> None:
         self.dtype, self.is_plain = dtype, is_plain and values is None
-        self._are_bytes, self._are_texts = values is not None, values == "str" and encoding is not None
+        self._are_bytes, self._are_texts = (
+            values is not None,
+            values == "str" and encoding is not None,
+        )
         self._encoding, self._spec = encoding, spec if self.is_plain else None
         self.stores_values: bool = self.is_plain and dtype is None
         self.casts_to = dtype if self.is_plain else None
@@ -61,7 +65,11 @@ class ArrayFormat(SampleFormat):
 
     def value_spec(self) -> ArraySpec | None:
         spec = self._spec
-        return None if spec is None or spec[1].kind not in "biufc" else ArraySpec(spec[0], self.dtype or spec[1])
+        return (
+            None
+            if spec is None or spec[1].kind not in "biufc"
+            else ArraySpec(spec[0], self.dtype or spec[1])
+        )
 
     def to_input(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -72,11 +80,15 @@ class ArrayFormat(SampleFormat):
 
     def sample_nbytes(self) -> int | None:
         spec = self.value_spec()
-        return None if spec is None else int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+        return (
+            None if spec is None else int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+        )
 
 
 class ArrayDataset(BaseDataset):
-    """Rows of arrays as tensors; several arrays as dicts of them. The common part of `HDF5Dataset` and `ZarrDataset`."""
+    """Rows of arrays as tensors; several arrays as dicts of them. The common part of
+    `HDF5Dataset` and `ZarrDataset`.
+    """
 
     reads_urls = True
     classes: list[str] | None = None
@@ -85,13 +97,19 @@ class ArrayDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         if not self._format.is_plain or "decode" in self._overridden:
             return None
-        sources: list[Any] = self.sample_source.sources if isinstance(self.sample_source, ConcatSource) else [self.sample_source]
+        sources: list[Any] = (
+            self.sample_source.sources
+            if isinstance(self.sample_source, ConcatSource)
+            else [self.sample_source]
+        )
         dtype = self._format.dtype
         factor = 1 if dtype is None else dtype.itemsize / max(1, sources[0].dtype.itemsize)
         return int(sum(source.total_bytes for source in sources) * factor)
 
 
-def joined_rows(sources: Sequence[ArraysSource], dtype: DTypeArgument | None, encoding: str | None = "utf-8") -> tuple[Any, ArrayFormat]:
+def joined_rows(
+    sources: Sequence[ArraysSource], dtype: DTypeArgument | None, encoding: str | None = "utf-8"
+) -> tuple[Any, ArrayFormat]:
     """Several sources of rows as one, and the format of the samples.
 
     Raises:
@@ -102,14 +120,22 @@ def joined_rows(sources: Sequence[ArraysSource], dtype: DTypeArgument | None, en
     for other in sources[1:]:
         if other.rows_are != first.rows_are:
             raise FormatError(
-                f"{other.path} and {first.path} can't be one dataset: rows of {other.rows_are} here, and of {first.rows_are} there"
+                f"{other.path} and {first.path} can't be one dataset: rows of {other.rows_are} "
+                f"here, and of {first.rows_are} there"
             )
     for name, kind in first.dtypes.items():
         field = long_doubles_in(kind)
         if field or (field == "" and cast_to is None):
-            remedy = "convert that field" if field else 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
+            remedy = (
+                "convert that field"
+                if field
+                else 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
+            )
             what = f"{name!r}, field {field!r}," if field else repr(name) if name else "it"
-            raise FormatError(f"{first.path}: {what} holds long doubles ({kind}), which torch does not have: {remedy}")
+            raise FormatError(
+                f"{first.path}: {what} holds long doubles ({kind}), which torch does not have: "
+                f"{remedy}"
+            )
     source: Any = first if len(sources) == 1 else ConcatSource(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
     return source, ArrayFormat(cast_to, encoding, source.array_spec, plain, _values_of(sources))
@@ -122,7 +148,8 @@ def _values_of(sources: Sequence[ArraysSource]) -> str | None:
     for other, kind in zip(sources, values, strict=True):
         if kind != values[0]:
             raise FormatError(
-                f"{other.path} and {sources[0].path} can't be one dataset: samples are {kind or 'arrays'} here, and "
+                f"{other.path} and {sources[0].path} can't be one dataset: samples are "
+                f"{kind or 'arrays'} here, and "
                 f"{values[0] or 'arrays'} there"
             )
     return values[0]
@@ -134,18 +161,28 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
     Raises:
         ConfigError: these, or that of the targets, are no names.
     """
-    names = dataset_name if dataset_name is None or isinstance(dataset_name, str) else tuple(dataset_name)
+    names = (
+        dataset_name
+        if dataset_name is None or isinstance(dataset_name, str)
+        else tuple(dataset_name)
+    )
     if isinstance(names, tuple) and not (names and all(isinstance(name, str) for name in names)):
-        raise ConfigError(f"dataset_name must be the name of an array, or a list of such, not {dataset_name!r}")
+        raise ConfigError(
+            f"dataset_name must be the name of an array, or a list of such, not {dataset_name!r}"
+        )
     if not (target_name is None or isinstance(target_name, str)):
         raise ConfigError(f"target_name must be the name of one array, not {target_name!r}")
     return names
 
 
 def labelled_targets(
-    columns: Sequence[npt.NDArray[Any] | Column], paths: Sequence[str], name: str, encoding: str | None = "utf-8"
+    columns: Sequence[npt.NDArray[Any] | Column],
+    paths: Sequence[str],
+    name: str,
+    encoding: str | None = "utf-8",
 ) -> tuple[Any, list[str] | None]:
-    """The targets of several files, one after the other, and the names of their classes; None: they have none.
+    """The targets of several files, one after the other, and the names of their classes; None: they
+    have none.
 
     Args:
         columns: of each file; of AnnData's tables `Column`s.
@@ -158,18 +195,33 @@ def labelled_targets(
     if not any(isinstance(column, Column) for column in columns):
         arrays = [column for column in columns if not isinstance(column, Column)]
         return joined_targets(arrays, paths, name, encoding), None
-    joined = joined_column([column if isinstance(column, Column) else Column(column) for column in columns], name)
-    return joined.values.tolist() if joined.values.dtype == object else joined.values, joined.categories
+    joined = joined_column(
+        [column if isinstance(column, Column) else Column(column) for column in columns], name
+    )
+    return (
+        joined.values.tolist() if joined.values.dtype == object else joined.values,
+        joined.categories,
+    )
 
 
-def joined_targets(columns: Sequence[npt.NDArray[Any]], paths: Sequence[str], name: str, encoding: str | None = "utf-8") -> Any:
-    """The targets of several files, one after the other; strings and compounds in plain terms, compounds of numbers as dicts.
+def joined_targets(
+    columns: Sequence[npt.NDArray[Any]],
+    paths: Sequence[str],
+    name: str,
+    encoding: str | None = "utf-8",
+) -> Any:
+    """The targets of several files, one after the other; strings and compounds in plain terms,
+    compounds of numbers as dicts.
 
     Raises:
         FormatError: a string is not in that encoding.
     """
     kinds = {column.dtype for column in columns}
-    if len(kinds) == 1 and (fields := columns[0].dtype.fields) and all(kind.base.kind in "biufc" for kind, *_ in fields.values()):
+    if (
+        len(kinds) == 1
+        and (fields := columns[0].dtype.fields)
+        and all(kind.base.kind in "biufc" for kind, *_ in fields.values())
+    ):
         return ColumnTargets.of_rows(np.concatenate(columns))
     if any(not is_plain(column.dtype) for column in columns):
         values = []

@@ -1,6 +1,7 @@
 """Tells numbers from texts in columns of text, such as those of CSV files.
 
-A cell is a number only where it is written as numbers are: "007", "+7" and digits of other scripts are texts.
+A cell is a number only where it is written as numbers are: "007", "+7" and digits of other scripts
+are texts.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Column(NamedTuple):
 
     Attributes:
         values: integers or floats, and None for an empty cell; or the texts.
-        same: two texts of one number, such as "1.10" and "1.1", for which the column is texts, and may be meant as numbers.
+        same: two texts of one number, such as "1.10" and "1.1", for which the column is texts, and
+            may be meant as numbers.
     """
 
     values: list[Any]
@@ -53,7 +55,9 @@ class Column(NamedTuple):
 
 
 def parsed(cells: Sequence[str]) -> Column:
-    """A column of integers, of floats, or of texts: numbers only where no two texts become one number."""
+    """A column of integers, of floats, or of texts: numbers only where no two texts become one
+    number.
+    """
     distinct = {cell for cell in cells if cell.strip()}
     for kind in (integer_in, float_in):
         try:

@@ -1,4 +1,6 @@
-"""Datasets over another one, which says what a sample is, with a mode, a budget and an order of their own."""
+"""Datasets over another one, which says what a sample is, with a mode, a budget and an order of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,31 @@ class DelegatingDataset(BaseDataset):
         **options: of `BaseDataset`.
     """
 
-    def __init__(self, inner: BaseDataset, source: Source, adds_transforms: bool = False, **options: Any) -> None:
+    def __init__(
+        self, inner: BaseDataset, source: Source, adds_transforms: bool = False, **options: Any
+    ) -> None:
         self._inner, self._adds_transforms = inner, adds_transforms
-        super().__init__(source, sample_format=wrapped_format(inner), targets=inner.targets, **options)
+        super().__init__(
+            source, sample_format=wrapped_format(inner), targets=inner.targets, **options
+        )
         self.fork_safe: bool = inner.fork_safe
         self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
         chosen = inner._chosen  # the samples inside are numbered as there
         columns = inner.label_columns
         if columns is not BaseDataset.label_columns:
-            self.label_columns: Mapping[str, Any] = columns if chosen is None else ColumnsOfView(columns, chosen)
+            self.label_columns: Mapping[str, Any] = (
+                columns if chosen is None else ColumnsOfView(columns, chosen)
+            )
         for name in ("classes", "class_to_idx", "column_classes"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
 
     def _with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
-        return (self._format, chained(transform)) if self._adds_transforms else super()._with_transform(transform)
+        return (
+            (self._format, chained(transform))
+            if self._adds_transforms
+            else super()._with_transform(transform)
+        )
 
     def seed_index(self, index: int) -> int:
         return self._inner.seed_index(super().seed_index(index))
@@ -44,7 +56,11 @@ class DelegatingDataset(BaseDataset):
     def seeded_objects(self) -> Iterator[Any]:
         """First the inner dataset's: each generator gets the stream that it has there."""
         inner = public_attributes(self._inner)
-        inner.update(transform=self.transform, target_transform=self.target_transform, transforms=self.transforms)
+        inner.update(
+            transform=self.transform,
+            target_transform=self.target_transform,
+            transforms=self.transforms,
+        )
         yield from inner.values()
         yield from super().seeded_objects()
 

@@ -1,7 +1,7 @@
 """The finished samples of a foreign dataset as records.
 
-`FinishedSamples` is their source: each is read under random numbers of its own, and is at once made a `PackedSample`, which shares no
-memory with the dataset. `Finished` is the dataset over it.
+`FinishedSamples` is their source: each is read under random numbers of its own, and is at once made
+a `PackedSample`, which shares no memory with the dataset. `Finished` is the dataset over it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ ALONE: Final[Any] = type("Alone", (), {"__repr__": lambda self: "ALONE"})()
 
 
 class FinishedFormat(SampleFormat):
-    """Samples that another dataset has finished: pairs of input and target where they are tuples of two, else inputs as a whole.
+    """Samples that another dataset has finished: pairs of input and target where they are tuples of
+    two, else inputs as a whole.
 
     Args:
         needs_pairs: True if transforms are called that get a target.
@@ -55,7 +56,8 @@ class FinishedFormat(SampleFormat):
             return sample
         if self._needs_pairs:
             raise ConfigError(
-                f"target_transform and transforms have no meaning here: sample {index} is no tuple of two, and so has no target; "
+                f"target_transform and transforms have no meaning here: sample {index} is no "
+                "tuple of two, and so has no target; "
                 "transform= gets it as a whole"
             )
         return sample, ALONE
@@ -75,7 +77,12 @@ class Finished(BaseDataset):
 
     def __init__(self, dataset: Any, seed: int, needs_pairs: bool = False) -> None:
         source = FinishedSamples(dataset, seed)
-        super().__init__(source, sample_format=FinishedFormat(needs_pairs), targets=_targets_of(dataset, len(source)), seed=seed)
+        super().__init__(
+            source,
+            sample_format=FinishedFormat(needs_pairs),
+            targets=_targets_of(dataset, len(source)),
+            seed=seed,
+        )
         self.fork_safe: bool = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
         for name in ("classes", "class_to_idx"):
             if hasattr(dataset, name):
@@ -86,7 +93,8 @@ class Finished(BaseDataset):
     def held_as(self) -> str:
         if not self._has_fingerprint:
             raise ConfigError(
-                f"shared='machine': nobody can tell whether another process holds the samples of the same {self.name}: give it an "
+                "shared='machine': nobody can tell whether another process holds the samples of "
+                f"the same {self.name}: give it an "
                 "attribute `fingerprint`, a text that says what its samples are"
             )
         return f"finished samples of {self.name}, seed {self.seed}"
@@ -95,8 +103,8 @@ class Finished(BaseDataset):
 class FinishedSamples(Source):
     """A foreign dataset's samples as records.
 
-    What a sample draws at random depends on (seed, its index) alone: not on the epoch, the process, nor the samples around it. So
-    does what headrace's own datasets inside of it draw.
+    What a sample draws at random depends on (seed, its index) alone: not on the epoch, the process,
+    nor the samples around it. So does what headrace's own datasets inside of it draw.
 
     Args:
         dataset: has ``__getitem__`` and ``__len__``; ``__getitems__`` is used where there is one.
@@ -106,7 +114,8 @@ class FinishedSamples(Source):
         ConfigError: it is no map-style dataset.
     """
 
-    thread_safe = False  # the random generators of a process are common to its threads, and who knows about the dataset
+    # the random generators of a process are common to its threads, and who knows about the dataset
+    thread_safe = False
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._length = _length_of(dataset)
@@ -117,7 +126,8 @@ class FinishedSamples(Source):
     def _reset(self) -> None:
         self._draws = False
         self._seeder: SampleSeeder | None = None
-        self._lock = PerProcess(threading.Lock)  # a thread of the parent may hold the parent's while it forks
+        # a thread of the parent may hold the parent's while it forks
+        self._lock = PerProcess(threading.Lock)
 
     def __len__(self) -> int:
         return self._length
@@ -129,7 +139,8 @@ class FinishedSamples(Source):
                 packed = self._read(wanted, seeder)
             if self._seeder is None:
                 self._seeder = SampleSeeder(self._dataset)
-                if len(self._seeder.generators) != len(seeder.generators):  # some datasets make their generators when they are first read
+                # some datasets make their generators when they are first read
+                if len(self._seeder.generators) != len(seeder.generators):
                     with preserved_rng(self._seeder):
                         packed = self._read(wanted, self._seeder)
             return packed
@@ -140,11 +151,16 @@ class FinishedSamples(Source):
             samples = self._batch(indices)
             if rng_states(seeder) == before:
                 return [PackedSample.of(sample) for sample in samples]
-            self._draws = True  # random numbers that depend on the whole batch: each sample has to be read by itself
+            # random numbers that depend on the whole batch: each sample has to be read by itself
+            self._draws = True
         packed = []
         for index in indices:
             seeder(self._seed, 0, index)
-            packed.append(PackedSample.of(self._batch([index])[0] if self._answers_batches else self._dataset[index]))
+            packed.append(
+                PackedSample.of(
+                    self._batch([index])[0] if self._answers_batches else self._dataset[index]
+                )
+            )
         return packed
 
     def _batch(self, indices: list[int]) -> Sequence[Any]:
@@ -164,7 +180,11 @@ class FinishedSamples(Source):
         return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_draws", "_seeder", "_lock")}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("_draws", "_seeder", "_lock")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -172,10 +192,11 @@ class FinishedSamples(Source):
 
 
 class PackedSample:
-    """A sample of any structure: its pickle, and behind one another the bytes of its arrays and tensors.
+    """A sample of any structure: its pickle, and behind one another the bytes of its arrays and
+    tensors.
 
-    Each `open` gives the same structure with types, dtypes, shapes and bits, over the memory of this object. A tensor takes its
-    own bytes, and not those of the storage that it is a view of.
+    Each `open` gives the same structure with types, dtypes, shapes and bits, over the memory of
+    this object. A tensor takes its own bytes, and not those of the storage that it is a view of.
     """
 
     __slots__ = ("data", "head", "sizes")
@@ -195,11 +216,16 @@ class PackedSample:
         pieces: list[memoryview] = []
         file = io.BytesIO()
         try:
-            _Pickler(file, protocol=5, buffer_callback=lambda buffer: pieces.append(buffer.raw())).dump(sample)
+            _Pickler(
+                file, protocol=5, buffer_callback=lambda buffer: pieces.append(buffer.raw())
+            ).dump(sample)
         except MemoryError:
             raise
         except Exception as error:
-            raise TypeError(f"a sample must be picklable, so that it can be held, and {_type_of(sample)} is not: {error}") from error
+            raise TypeError(
+                f"a sample must be picklable, so that it can be held, and {_type_of(sample)} is "
+                f"not: {error}"
+            ) from error
         sizes = [piece.nbytes for piece in pieces]
         packed = cls(file.getvalue(), sizes, np.empty(sum(map(up, sizes)), np.uint8))
         for buffer, piece in zip(packed._buffers(), pieces, strict=True):
@@ -234,18 +260,31 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not is_dense(value):
             return reduced(value)
-        flat = value.resolve_conj().resolve_neg().contiguous().as_strided((value.numel(),), (1,))  # a size of 1 keeps any stride
-        return _tensor, (pickle.PickleBuffer(flat.view(torch.uint8).numpy().data), value.dtype, tuple(value.shape))
+        # a size of 1 keeps any stride
+        flat = value.resolve_conj().resolve_neg().contiguous().as_strided((value.numel(),), (1,))
+        return _tensor, (
+            pickle.PickleBuffer(flat.view(torch.uint8).numpy().data),
+            value.dtype,
+            tuple(value.shape),
+        )
 
 
-def _tensor(data: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _tensor(
+    data: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
     if not data.nbytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
 def _type_of(sample: Any) -> str:
-    items = sample.values() if isinstance(sample, dict) else sample if isinstance(sample, (tuple, list)) else ()
+    items = (
+        sample.values()
+        if isinstance(sample, dict)
+        else sample
+        if isinstance(sample, (tuple, list))
+        else ()
+    )
     inside = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
     return f"{type(sample).__name__} of {inside}" if inside else type(sample).__name__
 
@@ -253,16 +292,25 @@ def _type_of(sample: Any) -> str:
 def _length_of(dataset: Any) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
-        raise ConfigError(f"data_path: {name} is an IterableDataset, which gives no sample by index: pass a map-style dataset, or a path")
+        raise ConfigError(
+            f"data_path: {name} is an IterableDataset, which gives no sample by index: pass a "
+            "map-style dataset, or a path"
+        )
     if isinstance(dataset, Mapping):
-        raise ConfigError(f"data_path: {name} is a mapping, whose keys are no indices: pass one of its values, or a path")
+        raise ConfigError(
+            f"data_path: {name} is a mapping, whose keys are no indices: pass one of its values, "
+            "or a path"
+        )
     wanted = "pass a path, or a dataset with __getitem__ and __len__"
     if isinstance(dataset, type):
         raise ConfigError(f"data_path: {dataset.__name__} is a class: {wanted}")
     missing = [method for method in ("__getitem__", "__len__") if not hasattr(dataset, method)]
     if missing:
         what = described(dataset)
-        raise ConfigError(f"data_path: {what} is no path and no map-style dataset, for it has no {' and no '.join(missing)}: {wanted}")
+        raise ConfigError(
+            f"data_path: {what} is no path and no map-style dataset, for it has no "
+            f"{' and no '.join(missing)}: {wanted}"
+        )
     try:
         return len(dataset)
     except (TypeError, NotImplementedError) as error:
@@ -274,5 +322,7 @@ def _targets_of(dataset: Any, length: int) -> Any:
     targets: Any = getattr(dataset, "targets", None)
     if isinstance(targets, torch.Tensor):
         targets = targets.numpy(force=True)
-    is_column = isinstance(targets, (list, tuple)) or (isinstance(targets, np.ndarray) and targets.ndim)
+    is_column = isinstance(targets, (list, tuple)) or (
+        isinstance(targets, np.ndarray) and targets.ndim
+    )
     return targets if is_column and len(targets) == length else None

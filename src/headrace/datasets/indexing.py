@@ -30,7 +30,18 @@ from headrace.storage.zarr.zips import INDEX as ZIP
 
 _INDEXED = Kind(
     "files with an index",
-    (".tar", ".h5", ".hdf5", ".he5", ".h5ad", *JSON_LINES, ".txt", ".arrow", ".feather", ".zarr.zip"),
+    (
+        ".tar",
+        ".h5",
+        ".hdf5",
+        ".he5",
+        ".h5ad",
+        *JSON_LINES,
+        ".txt",
+        ".arrow",
+        ".feather",
+        ".zarr.zip",
+    ),
     stores=(".zarr",),
     recognizes=is_zarr,
 )
@@ -42,29 +53,38 @@ _KINDS |= dict.fromkeys((".txt", ".md", *FORMATS), LINES)
 
 
 def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[str]:
-    """Writes an index file next to each data file, so that a dataset opens its URL in few round trips.
+    """Writes an index file next to each data file, so that a dataset opens its URL in few round
+    trips.
 
-    An index contains what a dataset must know before it can read samples. The index of ``train.tar`` is ``train.tar.index``; upload both.
-    It is valid for that version of the file only: write it again when the file changes.
+    An index contains what a dataset must know before it can read samples. The index of
+    ``train.tar`` is ``train.tar.index``; upload both. It is valid for that version of the file
+    only: write it again when the file changes.
 
     Args:
-        data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar, .h5, .h5ad, .txt, .md, .csv, .tsv, .json,
-            .jsonl, .ndjson, .arrow, .feather, .zarr.zip and .zarr (of sharded arrays). Folders are searched for .tar, .h5, .h5ad, .txt,
-            .jsonl, .ndjson, .arrow, .feather, .zarr.zip and .zarr.
+        data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar,
+            .h5, .h5ad, .txt, .md, .csv, .tsv, .json, .jsonl, .ndjson, .arrow, .feather, .zarr.zip
+            and .zarr (of sharded arrays). Folders are searched for .tar, .h5, .h5ad, .txt, .jsonl,
+            .ndjson, .arrow, .feather, .zarr.zip and .zarr.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:
         The paths or URLs of the written indexes.
 
     Raises:
-        ConfigError: an option is invalid; or a file can't have an index, such as compressed texts, which are unpacked on each machine.
-        DataNotFoundError, AccessError, FormatError, RemoteError: a file is missing, can't be read, or is damaged.
+        ConfigError: an option is invalid; or a file can't have an index, such as compressed texts,
+            which are unpacked on each machine.
+        DataNotFoundError, AccessError, FormatError, RemoteError: a file is missing, can't be read,
+            or is damaged.
         WriteError: the index can't be written there.
     """
     check_names("write_index", options, ServerKeywords.__optional_keys__)
     remote, written = RemoteOptions.taken_from(options), []
     files = resolve(data_path, _INDEXED, remote)
-    urls = files.urls() if files.is_remote else [f"file://{os.path.abspath(path)}" for path in files.urls()]
+    urls = (
+        files.urls()
+        if files.is_remote
+        else [f"file://{os.path.abspath(path)}" for path in files.urls()]
+    )
     server: RemoteFiles = files.server or RemoteFiles(urls[0], remote)
     try:
         for url in urls:
@@ -77,22 +97,30 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
     return written
 
 
-def _wanted(url: str, is_remote: bool, server: RemoteFiles, is_only: bool) -> Iterator[tuple[str, IndexKind]]:
+def _wanted(
+    url: str, is_remote: bool, server: RemoteFiles, is_only: bool
+) -> Iterator[tuple[str, IndexKind]]:
     """The files of a URL that get an index, and its kind."""
     path = url if is_remote else url.removeprefix("file://")
     if is_zarr(path) and not path.lower().endswith(".zip"):
         arrays = list(indexed(ZarrUrl(url.rstrip("/"), server)))
         if not arrays and is_only:
-            raise ConfigError(f"{redact(path)} has no array with shards, so there is nothing to write an index of")
+            raise ConfigError(
+                f"{redact(path)} has no array with shards, so there is nothing to write an index of"
+            )
         yield from ((one, SHARDS) for one in arrays)
         return
     if ".zarr" in os.path.dirname(path):  # a file of a store is no shard
         return
     kind = _kind_of(url)
     if kind is None and is_compressed(path.partition("?")[0]):
-        raise ConfigError(f"{redact(path)} is compressed, and is unpacked on each machine: it has no index")
+        raise ConfigError(
+            f"{redact(path)} is compressed, and is unpacked on each machine: it has no index"
+        )
     if kind is None:
-        raise ConfigError(f"{redact(path)} has no index: those of {', '.join(_KINDS)} and .zarr have one")
+        raise ConfigError(
+            f"{redact(path)} has no index: those of {', '.join(_KINDS)} and .zarr have one"
+        )
     yield url, kind
 
 
@@ -112,5 +140,8 @@ def _write(url: str, data: bytes, local: bool, files: RemoteFiles) -> str:
         raise AccessError(f"{redact(url)} can't be written: {redact(error)}") from None
     except Exception as error:  # of whatever library speaks to that server
         cause = redact(error) or type(error).__name__
-        raise WriteError(f"{redact(url)} can't be written ({cause}): write the index of a local copy, and upload it") from None
+        raise WriteError(
+            f"{redact(url)} can't be written ({cause}): write the index of a local copy, and "
+            "upload it"
+        ) from None
     return url

@@ -30,23 +30,27 @@ from headrace.storage.source import Source
 class MemoryEfficientDataset(DelegatingDataset):
     """Wraps any dataset in one of the four loading modes, within the memory budget.
 
-    For a path or a headrace dataset, the cached values and the samples are the same as those of `open_dataset` or of that dataset in this
-    mode, bit for bit. For any other dataset the finished samples are cached. Their random numbers are keyed by (`seed`, index) and are the
-    same in every epoch, so pass random transforms as `transform=` here. Its samples must be picklable. Samples are copies, so a transform
-    may modify them.
+    For a path or a headrace dataset, the cached values and the samples are the same as those of
+    `open_dataset` or of that dataset in this mode, bit for bit. For any other dataset the finished
+    samples are cached. Their random numbers are keyed by (`seed`, index) and are the same in every
+    epoch, so pass random transforms as `transform=` here. Its samples must be picklable. Samples
+    are copies, so a transform may modify them.
 
     Args:
-        data_path: a path, URL, glob or list of these, whose format is detected; a headrace dataset in mode "lazy", or a view of one; or any
-            map-style dataset (with ``__getitem__`` and ``__len__``).
-        max_memory_usage: memory budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
+        data_path: a path, URL, glob or list of these, whose format is detected; a headrace dataset
+            in mode "lazy", or a view of one; or any map-style dataset (with ``__getitem__`` and
+            ``__len__``).
+        max_memory_usage: memory budget, as a fraction of the memory that is free at first use, or
+            bytes ("500MB").
         loading_mode: see `LoadingMode`.
-        transform: a callable that is applied to the input. A sample of another library's dataset is ``(input, target)`` if it is a tuple of
-            two; otherwise the whole sample is the input.
+        transform: a callable that is applied to the input. A sample of another library's dataset is
+            ``(input, target)`` if it is a tuple of two; otherwise the whole sample is the input.
         target_transform: a callable that is applied to the target.
-        transforms: a callable that takes input and target and returns both, or a list of such callables. Not allowed together with
-            `transform` or `target_transform`.
-        **options: see `BaseDataset`; for a path also the options of its format, such as ``image_size=``. A headrace dataset keeps its own
-            transforms, seed, hold, on_error, return_index and progress, unless they are given here.
+        transforms: a callable that takes input and target and returns both, or a list of such
+            callables. Not allowed together with `transform` or `target_transform`.
+        **options: see `BaseDataset`; for a path also the options of its format, such as
+            ``image_size=``. A headrace dataset keeps its own transforms, seed, hold, on_error,
+            return_index and progress, unless they are given here.
 
     Attributes:
         targets: targets of the wrapped dataset, if it has one for each sample.
@@ -69,12 +73,20 @@ class MemoryEfficientDataset(DelegatingDataset):
         transforms: JointTransform = None,
         **options: Any,
     ) -> None:
-        given: dict[str, Any] = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
+        given: dict[str, Any] = {
+            "transform": transform,
+            "target_transform": target_transform,
+            "transforms": transforms,
+        }
         of_format = {name: options.pop(name) for name in [*options] if name not in COMMON}
         check_names(type(self).__name__, of_format, known_keywords(), OF_LOADERS)
-        check_common({**given, **options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode})
+        check_common(
+            {**given, **options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode}
+        )
         self._opened_here = _is_path(data_path)
-        self.data_path: Any = data_path if self._opened_here else getattr(data_path, "data_path", None)
+        self.data_path: Any = (
+            data_path if self._opened_here else getattr(data_path, "data_path", None)
+        )
         inner: BaseDataset
         self._adds_transforms = False
         if self._opened_here:
@@ -82,29 +94,56 @@ class MemoryEfficientDataset(DelegatingDataset):
             inner = open_dataset(data_path, **held, **given, **of_format)
             given = {name: getattr(inner, name) for name in given}  # without what it does itself
         elif of_format:
-            raise ConfigError(f"{', '.join(of_format)}: an option for paths, and data_path is a dataset here: give it to that dataset")
+            raise ConfigError(
+                f"{', '.join(of_format)}: an option for paths, and data_path is a dataset here: "
+                "give it to that dataset"
+            )
         elif isinstance(data_path, BaseDataset):
             inner, given = self._adopt(data_path, given, options)
         else:
-            inner = Finished(data_path, options.get("seed", 42), needs_pairs=transforms is not None or target_transform is not None)
+            inner = Finished(
+                data_path,
+                options.get("seed", 42),
+                needs_pairs=transforms is not None or target_transform is not None,
+            )
         source = inner.sample_source if inner._chosen is None else ViewSource(inner)
         adds = self._adds_transforms
-        super().__init__(inner, source, adds, loading_mode=loading_mode, max_memory_usage=max_memory_usage, **given, **options)
+        super().__init__(
+            inner,
+            source,
+            adds,
+            loading_mode=loading_mode,
+            max_memory_usage=max_memory_usage,
+            **given,
+            **options,
+        )
         self._memory_monitor: MemoryMonitor | None = None
 
-    def _adopt(self, dataset: BaseDataset, given: dict[str, Any], options: dict[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
-        """A dataset of headrace's as it is wrapped, and the transforms that hold; `options` get what it brings along."""
+    def _adopt(
+        self, dataset: BaseDataset, given: dict[str, Any], options: dict[str, Any]
+    ) -> tuple[BaseDataset, dict[str, Any]]:
+        """A dataset of headrace's as it is wrapped, and the transforms that hold; `options` get
+        what it brings along.
+        """
         if dataset.loading_mode is not LoadingMode.LAZY:
             raise ConfigError(
-                f"data_path: a {type(dataset).__name__} with loading_mode={dataset.loading_mode.value!r} would hold its samples a second "
+                f"data_path: a {type(dataset).__name__} with "
+                f"loading_mode={dataset.loading_mode.value!r} would hold its samples a second "
                 "time: make it with loading_mode='lazy'"
             )
         names = [name for name, transform in given.items() if transform is not None]
         self._adds_transforms = bool(names)
         if names and is_random_in(dataset):
-            raise ConfigError(f"{', '.join(names)}: the {type(dataset).__name__} has transforms already: give them to one of the two")
+            raise ConfigError(
+                f"{', '.join(names)}: the {type(dataset).__name__} has transforms already: give "
+                "them to one of the two"
+            )
         brought = {name: getattr(dataset, name) for name in ("seed", "on_error", "return_index")}
-        for name, value in {**brought, "hold": dataset._hold, "progress": dataset._progress}.items():
+        for name, value in {
+            **brought,
+            "hold": dataset._hold,
+            "progress": dataset._progress,
+        }.items():
             options.setdefault(name, value)
         if options["hold"] != dataset._hold:
             dataset = copy.copy(dataset)
@@ -121,10 +160,15 @@ class MemoryEfficientDataset(DelegatingDataset):
     # -- what users see
 
     def explain(self) -> str:
-        """Describes what is wrapped, how samples are read, what is cached, and the state of the memory budget."""
+        """Describes what is wrapped, how samples are read, what is cached, and the state of the
+        memory budget.
+        """
         first, *rest = super().explain().split("\n")
         if isinstance(self._inner, Finished):
-            what = f"{self._inner.name}: its finished samples are held; random transforms belong in transform= here"
+            what = (
+                f"{self._inner.name}: its finished samples are held; random transforms belong in "
+                "transform= here"
+            )
         else:
             view = "" if self._inner._chosen is None else "a view of "
             how = ", opened from its path" if self._opened_here else ""
@@ -132,7 +176,9 @@ class MemoryEfficientDataset(DelegatingDataset):
         return Lines("\n".join([first, f"it wraps {what}", *rest]))
 
     def close(self) -> None:
-        """Frees what is cached, and closes what was opened from a path. The dataset can be used again afterwards."""
+        """Frees what is cached, and closes what was opened from a path. The dataset can be used
+        again afterwards.
+        """
         if self._chosen is not None:
             return
         if self._mode is not None:
@@ -190,4 +236,6 @@ class _Shown:
 def _is_path(data_path: Any) -> bool:
     """True for a path, or a list of paths."""
     one = (str, bytes, os.PathLike)
-    return isinstance(data_path, one) or (isinstance(data_path, (list, tuple)) and all(isinstance(path, one) for path in data_path))
+    return isinstance(data_path, one) or (
+        isinstance(data_path, (list, tuple)) and all(isinstance(path, one) for path in data_path)
+    )

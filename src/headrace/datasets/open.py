@@ -34,18 +34,41 @@ from headrace.storage.tar.source import TARS
 from headrace.storage.zarr.packed import packed_zarr_kind
 from headrace.storage.zarr.stores import ZARR
 
-_OF_KIND: dict[str, type[BaseDataset]] = {"image": ImageDataset, "text": TextDataset, EPISODES: EpisodeDataset}
+_OF_KIND: dict[str, type[BaseDataset]] = {
+    "image": ImageDataset,
+    "text": TextDataset,
+    EPISODES: EpisodeDataset,
+}
 """What `headrace.pack` made of images and texts, by the kind that the pack says; and episodes."""
-_OF_EPISODES = {"keys", "groups", "episodes", "window", "static", "pad_before", "pad_after", "decode_nwb"}
+_OF_EPISODES = {
+    "keys",
+    "groups",
+    "episodes",
+    "window",
+    "static",
+    "pad_before",
+    "pad_after",
+    "decode_nwb",
+}
 """Options that episodes alone have."""
 _KINDS: dict[type[BaseDataset], str] = {
-    ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays",
-    SparseDataset: "sparse matrices", StreamingDataset: "shards", EpisodeDataset: "episodes", TableDataset: "tables",
-}  # fmt: skip
+    ImageDataset: "images",
+    TextDataset: "texts",
+    HDF5Dataset: "HDF5 arrays",
+    ZarrDataset: "Zarr arrays",
+    SparseDataset: "sparse matrices",
+    StreamingDataset: "shards",
+    EpisodeDataset: "episodes",
+    TableDataset: "tables",
+}
 _CLASSES: dict[Kind, type[BaseDataset]] = {
-    IMAGES: ImageDataset, TARS: StreamingDataset, TEXTS: TextDataset, HDF5: HDF5Dataset, ZARR: ZarrDataset,
+    IMAGES: ImageDataset,
+    TARS: StreamingDataset,
+    TEXTS: TextDataset,
+    HDF5: HDF5Dataset,
+    ZARR: ZarrDataset,
     TABLES: TableDataset,
-}  # fmt: skip
+}
 """By what there is; what comes first here is read where several kinds lie side by side."""
 
 _OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of(SparseDataset)
@@ -55,27 +78,31 @@ _OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of
 def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
     """Opens a path as the dataset class of its format.
 
-    The format is detected from file names (HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; Zarr: .zarr; shards: .tar; tables: .parquet, .pq,
-    .arrow, .feather, .npy, .npz; and those of images and texts), for local files also from their content. Folders are searched; of a folder
-    behind a URL only the first files count. A path without any recognised file is opened as images. Shards are opened as a
-    `StreamingDataset`.
+    The format is detected from file names (HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; Zarr: .zarr;
+    shards: .tar; tables: .parquet, .pq, .arrow, .feather, .npy, .npz; and those of images and
+    texts), for local files also from their content. Folders are searched; of a folder behind a URL
+    only the first files count. A path without any recognised file is opened as images. Shards are
+    opened as a `StreamingDataset`.
 
-    HDF5 files and Zarr stores are episodes if "data" is a group of numbered groups with several arrays each (robomimic, LIBERO), if they
-    have "meta/episode_ends" next to a group "data" (Diffusion Policy), or if an option is given that only episodes have, such as `window`.
+    HDF5 files and Zarr stores are episodes if "data" is a group of numbered groups with several
+    arrays each (robomimic, LIBERO), if they have "meta/episode_ends" next to a group "data"
+    (Diffusion Policy), or if an option is given that only episodes have, such as `window`.
 
-    An HDF5 file or a Zarr store with a sparse matrix of AnnData ("X", or nothing else) is opened as a `SparseDataset`, unless
-    `dataset_name` is given.
+    An HDF5 file or a Zarr store with a sparse matrix of AnnData ("X", or nothing else) is opened as
+    a `SparseDataset`, unless `dataset_name` is given.
 
-    If a folder contains several formats, the first of these is opened: images, .tar shards, texts, HDF5 files or Zarr stores, tables. HDF5
-    files next to Zarr stores are an error. The metadata files that HuggingFace's `datasets` writes next to tables do not count as texts.
+    If a folder contains several formats, the first of these is opened: images, .tar shards, texts,
+    HDF5 files or Zarr stores, tables. HDF5 files next to Zarr stores are an error. The metadata
+    files that HuggingFace's `datasets` writes next to tables do not count as texts.
 
     Args:
-        data_path: as in `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset`, `SparseDataset`, `TableDataset` or
-            `StreamingDataset`.
+        data_path: as in `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`,
+            `ZarrDataset`, `SparseDataset`, `TableDataset` or `StreamingDataset`.
         **options: passed to the dataset class.
 
     Raises:
-        ConfigError: an option belongs to another format; or HDF5 files and Zarr stores are in one folder.
+        ConfigError: an option belongs to another format; or HDF5 files and Zarr stores are in one
+            folder.
         DataNotFoundError: the path does not exist, or contains no file of a known format.
         FormatError: a file has another format.
     """
@@ -87,11 +114,15 @@ def _opened(data_path: DataPath, options: dict[str, Any]) -> BaseDataset:
     cls: Any = _class_of(data_path, options)
     for name in options:
         if name not in keywords_of(cls):
-            takers = " and ".join(kind for other, kind in _KINDS.items() if name in keywords_of(other))
+            takers = " and ".join(
+                kind for other, kind in _KINDS.items() if name in keywords_of(other)
+            )
             first = redact(entries_of(data_path)[0])
             instead = synonyms(name, keywords_of(cls))
             remedy = f"use {instead}" if instead else "leave it out"
-            raise ConfigError(f"{first}: {name} is an option for {takers}, and here are {_KINDS[cls]}: {remedy}")
+            raise ConfigError(
+                f"{first}: {name} is an option for {takers}, and here are {_KINDS[cls]}: {remedy}"
+            )
     dataset: BaseDataset = cls(data_path, **options)
     return dataset
 
@@ -102,7 +133,9 @@ def known_keywords() -> frozenset[str]:
 
 
 def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]:
-    """The class that opens a path; of a sparse matrix that lies elsewhere than usual `options` get the group."""
+    """The class that opens a path; of a sparse matrix that lies elsewhere than usual `options`
+    get the group.
+    """
     remote = RemoteOptions.taken_from(dict(options))
     kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True, is_alone=True)
     if (kind is HDF5 or kind is ZARR) and _OF_EPISODES & options.keys():
@@ -114,12 +147,18 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
             if kind is HDF5
             else packed_zarr_kind(data_path, remote, None if is_named else kind_of_store)
         )
-        if not told and not options.keys() & _OF_ARRAYS and (group := find_matrix(data_path, remote, kind)) is not None:
+        if (
+            not told
+            and not options.keys() & _OF_ARRAYS
+            and (group := find_matrix(data_path, remote, kind)) is not None
+        ):
             options.setdefault("group", group)
             return SparseDataset
         return _OF_KIND.get(told, _CLASSES[kind])
     if kind is None and isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
         raise FormatError(
-            f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, Zarr, .tar, Parquet, Arrow and .npy"
+            f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, "
+            "Zarr, .tar, Parquet, Arrow and .npy"
         )
-    return ImageDataset if kind is None else _CLASSES[kind]  # which says what is there, where nothing is known
+    # which says what is there, where nothing is known
+    return ImageDataset if kind is None else _CLASSES[kind]

@@ -19,7 +19,9 @@ from headrace.storage.zarr.volumes import Extents
 
 
 class FormatOptions(SharedOptions, RemoteKeywords, total=False):
-    """Keywords of the datasets that `open_dataset` opens, except `StreamingDataset` and except names that a loader takes too."""
+    """Keywords of the datasets that `open_dataset` opens, except `StreamingDataset` and except
+    names that a loader takes too.
+    """
 
     transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
     loading_mode: LoadingMode | ModeName

@@ -1,4 +1,6 @@
-"""Batches whose images stay uint8, for a device that normalises them: of which datasets and collate functions, and how."""
+"""Batches whose images stay uint8, for a device that normalises them: of which datasets and
+collate functions, and how.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class PixelBatches(ABC):
 
     @abstractmethod
     def make(self, request: BatchRequest, on_host: Make) -> tuple[MadeBatch, list[torch.Tensor]]:
-        """A batch, and those of its tensors that are to be normalised: none where it can be made on the host alone now.
+        """A batch, and those of its tensors that are to be normalised: none where it can be made on
+        the host alone now.
 
         Args:
             request: names the samples.
@@ -53,8 +56,8 @@ class PixelBatches(ABC):
 class OfDataset(PixelBatches):
     """Of a dataset that normalises, by a view of it that doesn't.
 
-    A user may set a transform, targets or other attributes at any time: the view follows, and where samples may be made of normalised
-    images, the host normalises them.
+    A user may set a transform, targets or other attributes at any time: the view follows, and where
+    samples may be made of normalised images, the host normalises them.
 
     Args:
         dataset, collating: for which `look_at_images` finds no reason against it.
@@ -115,7 +118,8 @@ class Images(NamedTuple):
 
     Attributes:
         pixels: makes batches whose images the device normalises.
-        why_on_host: why the host makes images what they are. None for both: nobody here normalises images.
+        why_on_host: why the host makes images what they are. None for both: nobody here normalises
+            images.
     """
 
     pixels: PixelBatches | None = None
@@ -132,16 +136,34 @@ class Images(NamedTuple):
 
 
 def look_at_images(dataset: Any, collating: Collating) -> Images:
-    """Where the images of a dataset and a collate function are normalised, on their way to a device."""
+    """Where the images of a dataset and a collate function are normalised, on their way to a
+    device.
+    """
     left, function = _left(dataset), collating.function
-    if type(function) is VisionCollator and collating.calls(function) and not isinstance(left, Unnormalized):
+    if (
+        type(function) is VisionCollator
+        and collating.calls(function)
+        and not isinstance(left, Unnormalized)
+    ):
         found = function.device_normalization
-        return Images(OfCollator(function, found)) if isinstance(found, Normalization) else Images(why_on_host=found or left)
+        return (
+            Images(OfCollator(function, found))
+            if isinstance(found, Normalization)
+            else Images(why_on_host=found or left)
+        )
     if not isinstance(left, Unnormalized):
         return Images(why_on_host=left)
     if not isinstance(dataset, BaseDataset):
-        return Images(why_on_host=f"a {type(dataset).__name__} holds their dataset; headrace's own subset() and split() don't hinder it")
-    if not (collating.stacks or (_only_joins(function) and function is not None and collating.calls(function))):
+        return Images(
+            why_on_host=(
+                f"a {type(dataset).__name__} holds their dataset; headrace's own subset() and "
+                "split() don't hinder it"
+            )
+        )
+    if not (
+        collating.stacks
+        or (_only_joins(function) and function is not None and collating.calls(function))
+    ):
         name = getattr(function, "__name__", type(function).__name__)
         return Images(why_on_host=f"the collate function ({name}) may look at them")
     why = _may_look_at_images(dataset)
@@ -167,7 +189,10 @@ def numbers_of(batch: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
 def _left(dataset: Any) -> Unnormalized | str | None:
     """What the dataset, or one that it holds, says of its images."""
     for part in parts_of(dataset, opaque=BaseDataset):
-        if isinstance(part, BaseDataset) and (left := part.sample_format.unnormalized()) is not None:
+        if (
+            isinstance(part, BaseDataset)
+            and (left := part.sample_format.unnormalized()) is not None
+        ):
             return left
     return None
 

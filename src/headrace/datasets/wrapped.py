@@ -9,7 +9,9 @@ from torch.utils.data import Subset
 
 
 def parts_of(dataset: Any, opaque: type | tuple[type, ...] = ()) -> Iterator[Any]:
-    """A dataset and, each once, those that it holds as `dataset` or `datasets`, and so on; not those inside of an `opaque` one."""
+    """A dataset and, each once, those that it holds as `dataset` or `datasets`, and so on; not
+    those inside of an `opaque` one.
+    """
     waiting, seen = [dataset], set[int]()
     while waiting:
         part = waiting.pop()
@@ -25,7 +27,9 @@ def parts_of(dataset: Any, opaque: type | tuple[type, ...] = ()) -> Iterator[Any
 
 
 def answers_batches(dataset: Any) -> bool:
-    """True if it has a ``__getitems__`` that counts. A torch Subset always has one: it hands a batch on, or makes it sample by sample."""
+    """True if it has a ``__getitems__`` that counts. A torch Subset always has one: it hands a
+    batch on, or makes it sample by sample.
+    """
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")

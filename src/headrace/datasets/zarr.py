@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import DTypeArgument, cast, dtype_named
-from headrace.datasets.arrays import ArrayDataset, ArrayFormat, checked_names, joined_rows, labelled_targets
+from headrace.datasets.arrays import (
+    ArrayDataset,
+    ArrayFormat,
+    checked_names,
+    joined_rows,
+    labelled_targets,
+)
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import HasTargets
 from headrace.datasets.core.options import PathOptions, split_options
@@ -29,14 +35,21 @@ from headrace.storage.zarr.packed import PackedGroup, packed_group
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
 from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import ZARR
-from headrace.storage.zarr.volumes import Extents, ZarrArray, array_or_level, check_row_targets, patch_source
+from headrace.storage.zarr.volumes import (
+    Extents,
+    ZarrArray,
+    array_or_level,
+    check_row_targets,
+    patch_source,
+)
 
 
 class LabelledPatches(ArrayFormat):
     """Pairs of a patch and a patch of labels.
 
     Args:
-        dtype: that the numbers of patches are cast to, and labels are not; None: they stay as they are.
+        dtype: that the numbers of patches are cast to, and labels are not; None: they stay as they
+            are.
     """
 
     splits_targets = True
@@ -57,53 +70,67 @@ class LabelledPatches(ArrayFormat):
 class ZarrDataset(ArrayDataset):
     """Rows of Zarr arrays, or patches of volumes, as tensors of the array's dtype.
 
-    Rows: the first axis, or the one that `axis` names, is the sample axis. With `target_name` a sample is ``(row, target)``. With several
-    names it is a dict with one row of each.
+    Rows: the first axis, or the one that `axis` names, is the sample axis. With `target_name` a
+    sample is ``(row, target)``. With several names it is a dict with one row of each.
 
-    Patches: with `patch_shape`. With `target_name` a sample is ``(patch, patch of the labels)``. Labels have the last axes of the volume.
-    Labels of an OME-NGFF image may have voxels of another size; each voxel of the image then gets the label of the nearest one.
+    Patches: with `patch_shape`. With `target_name` a sample is ``(patch, patch of the labels)``.
+    Labels have the last axes of the volume. Labels of an OME-NGFF image may have voxels of another
+    size; each voxel of the image then gets the label of the nearest one.
 
     Args:
-        data_path: a Zarr store of version 2 or 3, as a folder, a zip file, or a URL (of a zip file: ending in .zip); or several, as a
-            folder with stores in it (.zarr, .zarr.zip), a glob, a pattern with braces or a list. Rows or patches of several stores are
-            concatenated.
-        dataset_name: path of the array in the store, or (for rows) a list of paths. None: the only array. Or path of an image of OME-NGFF
-            0.4 or 0.5; None: the store itself.
-        target_name: path of the targets: for rows an array with one row per sample, for patches an array of labels, for an OME-NGFF image
-            the name of one of its labels. For rows of an AnnData store also a categorical column of `obs` ("obs/kind"): targets are class
-            numbers (-1 for missing values).
-        transform: a callable that is applied to the row or patch as a tensor. For patches with labels, `transforms` receives both.
+        data_path: a Zarr store of version 2 or 3, as a folder, a zip file, or a URL (of a zip file:
+            ending in .zip); or several, as a folder with stores in it (.zarr, .zarr.zip), a glob, a
+            pattern with braces or a list. Rows or patches of several stores are concatenated.
+        dataset_name: path of the array in the store, or (for rows) a list of paths. None: the only
+            array. Or path of an image of OME-NGFF 0.4 or 0.5; None: the store itself.
+        target_name: path of the targets: for rows an array with one row per sample, for patches an
+            array of labels, for an OME-NGFF image the name of one of its labels. For rows of an
+            AnnData store also a categorical column of `obs` ("obs/kind"): targets are class numbers
+            (-1 for missing values).
+        transform: a callable that is applied to the row or patch as a tensor. For patches with
+            labels, `transforms` receives both.
         loading_mode: see `LoadingMode`.
-        patch_shape: size of a patch along the last axes; -1: the whole axis. Earlier axes are whole. Or a dict of sizes by axis name, if
-            the store names its axes. Or one size for all spatial axes: those of an OME-NGFF image, those named x, y and z, or else the last
+        patch_shape: size of a patch along the last axes; -1: the whole axis. Earlier axes are
+            whole. Or a dict of sizes by axis name, if the store names its axes. Or one size for all
+            spatial axes: those of an OME-NGFF image, those named x, y and z, or else the last
             three; all other axes (channels, time) are whole. None: samples are rows.
-        stride: step between patches along the same axes. None: `patch_shape`, so that patches don't overlap.
-        axis: for rows: the sample axis: its number, negative from the end, or its name if the store or an OME-NGFF image names its axes.
-            Samples have the other axes. The targets have one row per sample. Default: the first axis.
-        scale: resolution level of an OME-NGFF image: the one with the voxel size nearest to this, in the image's unit. A number: the
-            smallest extent of a voxel. Several: the extents along the spatial axes. A dict: the extents along the axes it names. None: the
-            finest level.
-        edges: what to do with the rest at the end of an axis: "drop" it, "pad" the last patch, or "shift" the last patch back, so that it
-            overlaps. A volume that is smaller than a patch is an error, except with "pad".
+        stride: step between patches along the same axes. None: `patch_shape`, so that patches don't
+            overlap.
+        axis: for rows: the sample axis: its number, negative from the end, or its name if the store
+            or an OME-NGFF image names its axes. Samples have the other axes. The targets have one
+            row per sample. Default: the first axis.
+        scale: resolution level of an OME-NGFF image: the one with the voxel size nearest to this,
+            in the image's unit. A number: the smallest extent of a voxel. Several: the extents
+            along the spatial axes. A dict: the extents along the axes it names. None: the finest
+            level.
+        edges: what to do with the rest at the end of an axis: "drop" it, "pad" the last patch, or
+            "shift" the last patch back, so that it overlaps. A volume that is smaller than a patch
+            is an error, except with "pad".
         pad: for edges="pad": "reflect", "edge" or "constant" (the array's fill value; labels: 0).
-        boxes: parts of the volume to take patches from, as pairs of corners (first, and one past the last) along the same axes. None: the
-            whole volume.
-        dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16. Labels are not cast. None: unchanged.
-        missing: chunks that were never written: "fill": use the fill value; "error": raise an error.
-        direct: True: read the files directly if their layout is supported, which is faster. False: always use zarr-python. Samples are the
-            same; `explain()` names the path of each array and the reason.
+        boxes: parts of the volume to take patches from, as pairs of corners (first, and one past
+            the last) along the same axes. None: the whole volume.
+        dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16. Labels are not
+            cast. None: unchanged.
+        missing: chunks that were never written: "fill": use the fill value; "error": raise an
+            error.
+        direct: True: read the files directly if their layout is supported, which is faster. False:
+            always use zarr-python. Samples are the same; `explain()` names the path of each array
+            and the reason.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
         classes: class names of a categorical target. None: targets are not categories.
 
     Raises:
-        ConfigError: URLs of several servers, or URLs mixed with local paths; invalid sizes; an option for patches without `patch_shape`; no
-            resolution level of about that scale; or labels whose axes or units differ from those of the image.
-        DataNotFoundError, FormatError: a store does not exist; it is not a Zarr store, or its metadata are damaged.
+        ConfigError: URLs of several servers, or URLs mixed with local paths; invalid sizes; an
+            option for patches without `patch_shape`; no resolution level of about that scale; or
+            labels whose axes or units differ from those of the image.
+        DataNotFoundError, FormatError: a store does not exist; it is not a Zarr store, or its
+            metadata are damaged.
         AccessError, RemoteError: a server refuses a request, or does not answer.
-        MissingNameError: there is no such array, or there are several and no name was given; the message lists them. Over HTTP they are
-            known only if the store has consolidated metadata.
+        MissingNameError: there is no such array, or there are several and no name was given; the
+            message lists them. Over HTTP they are known only if the store has consolidated
+            metadata.
         BudgetError: a decoded chunk does not fit the memory budget.
     """
 
@@ -143,29 +170,54 @@ class ZarrDataset(ArrayDataset):
         is_one = dataset_name is None or isinstance(dataset_name, str)
         axis = checked_axis(axis)
         if axis != 0 and patch_shape is not None:
-            raise ConfigError("axis is for rows, and patches are cut along all axes: leave it out, or leave out patch_shape")
+            raise ConfigError(
+                "axis is for rows, and patches are cut along all axes: leave it out, or leave out "
+                "patch_shape"
+            )
         if patch_shape is None:
-            given = {"stride": stride is not None, "boxes": boxes is not None, "edges": edges != "drop", "pad": pad != "reflect"}
+            given = {
+                "stride": stride is not None,
+                "boxes": boxes is not None,
+                "edges": edges != "drop",
+                "pad": pad != "reflect",
+            }
             if any(given.values()):
-                raise ConfigError(f"{next(filter(given.get, given))} goes with patches: give patch_shape too")
+                raise ConfigError(
+                    f"{next(filter(given.get, given))} goes with patches: give patch_shape too"
+                )
             if not is_one and scale is not None:
                 raise ConfigError("scale= goes with one dataset_name, of an image of OME-NGFF")
         elif not is_one:
             raise ConfigError("patches come from one array of each store: give one dataset_name")
         elif boxes is not None and len(paths) > 1:
-            raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
+            raise ConfigError(
+                f"boxes are parts of one volume, and data_path names {len(paths)} stores: make "
+                "one dataset of each"
+            )
         arrays = list[ZarrArray]()
         nodes = [dataset_name if isinstance(dataset_name, str) else None, target_name]
-        is_pack = patch_shape is None and scale is None and axis == 0 and dataset_name in (None, DATA)
-        is_pack = is_pack and all(packed_group(opened.store(path, nodes)) is not None for path in paths)
+        is_pack = (
+            patch_shape is None and scale is None and axis == 0 and dataset_name in (None, DATA)
+        )
+        is_pack = is_pack and all(
+            packed_group(opened.store(path, nodes)) is not None for path in paths
+        )
         if not is_pack and (dataset_name is None or isinstance(dataset_name, str)):
-            arrays = [array_or_level(opened.store(path, nodes), dataset_name, scale) for path in paths]
+            arrays = [
+                array_or_level(opened.store(path, nodes), dataset_name, scale) for path in paths
+            ]
         if patch_shape is None:
             if target_name is not None:
                 for array in arrays:
                     check_row_targets(array, target_name)
-            names: list[Any] = [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
-            along: list[int | str] = [array.axis(axis) for array in arrays] if is_one and axis != 0 else [axis] * len(paths)
+            names: list[Any] = (
+                [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
+            )
+            along: list[int | str] = (
+                [array.axis(axis) for array in arrays]
+                if is_one and axis != 0
+                else [axis] * len(paths)
+            )
             sources: list[Any] = (
                 [PackedGroup(path, opened) for path in paths]
                 if is_pack
@@ -176,14 +228,32 @@ class ZarrDataset(ArrayDataset):
             )
             source, sample_format = joined_rows(sources, dtype)
             if target_name is not None:
-                columns = [_targets(source, opened.store(path), opened, target_name) for source, path in zip(sources, paths, strict=True)]
-                targets, self.classes = labelled_targets(columns, [source.path for source in sources], target_name)
+                columns = [
+                    _targets(source, opened.store(path), opened, target_name)
+                    for source, path in zip(sources, paths, strict=True)
+                ]
+                targets, self.classes = labelled_targets(
+                    columns, [source.path for source in sources], target_name
+                )
         else:
             cast_to, how = dtype_named(dtype), (patch_shape, stride, edges, pad, boxes)
-            self._volumes = [(patch_source(array, target_name, opened, *how), array) for array in arrays]
+            self._volumes = [
+                (patch_source(array, target_name, opened, *how), array) for array in arrays
+            ]
             source = _joined_volumes(self._volumes)
-            sample_format = ArrayFormat(cast_to, None, source.array_spec, True) if target_name is None else LabelledPatches(cast_to)
-        super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)
+            sample_format = (
+                ArrayFormat(cast_to, None, source.array_spec, True)
+                if target_name is None
+                else LabelledPatches(cast_to)
+            )
+        super().__init__(
+            source,
+            sample_format=sample_format,
+            targets=targets,
+            transform=transform,
+            loading_mode=loading_mode,
+            **common,
+        )
 
     def corner_of(self, index: int) -> tuple[int, ...]:
         """Lowest corner of a patch in the volume, along the axes of `patch_shape`.
@@ -211,7 +281,8 @@ class ZarrDataset(ArrayDataset):
         return source.place(whole) if isinstance(source, ConcatSource) else (0, whole)
 
     def position_of(self, index: int) -> tuple[float, ...]:
-        """Position of the centre of a patch's lowest voxel, in the image's units, along the axes of `patch_shape`.
+        """Position of the centre of a patch's lowest voxel, in the image's units, along the axes of
+        `patch_shape`.
 
         Raises:
             ConfigError: samples are rows, or the volume is not an OME-NGFF image.
@@ -222,13 +293,17 @@ class ZarrDataset(ArrayDataset):
 
     @property
     def axes(self) -> tuple[str, ...] | None:
-        """Names of the axes of a patch, such as ("c", "z", "y", "x"). None: the volume is not an OME-NGFF image."""
+        """Names of the axes of a patch, such as ("c", "z", "y", "x"). None: the volume is not an
+        OME-NGFF image.
+        """
         image = self._volumes[0][1].image if self._volumes else None
         return None if image is None else image.names
 
     @property
     def voxel_size(self) -> tuple[float, ...] | None:
-        """Distance between voxels along each of `axes`, in the (first) image's units. None: the volume is not an OME-NGFF image."""
+        """Distance between voxels along each of `axes`, in the (first) image's units. None: the
+        volume is not an OME-NGFF image.
+        """
         level = self._volumes[0][1].level if self._volumes else None
         return None if level is None else level.scale
 
@@ -236,9 +311,13 @@ class ZarrDataset(ArrayDataset):
         lines = super().explain().splitlines()
         if self._volumes and (found := self._volumes[0][1]).image is not None:
             sizes = zip(found.image.axes, self.voxel_size or (), strict=True)
-            size = ", ".join(f"{axis.name} {extent:g} {axis.unit}".rstrip() for axis, extent in sizes)
+            size = ", ".join(
+                f"{axis.name} {extent:g} {axis.unit}".rstrip() for axis, extent in sizes
+            )
             first = f" (the first of {len(self._volumes)} images)" if len(self._volumes) > 1 else ""
-            lines.insert(2, f"level {found.name!r} of {len(found.image.levels)}: voxels of {size}{first}")
+            lines.insert(
+                2, f"level {found.name!r} of {len(found.image.levels)}: voxels of {size}{first}"
+            )
         return Lines("\n".join(lines))
 
     def held_nbytes(self) -> int | None:
@@ -246,7 +325,9 @@ class ZarrDataset(ArrayDataset):
             return super().held_nbytes()
         if "decode" in self._overridden:
             return None
-        return sum(patches.sample_bytes(self._format.dtype) * len(patches) for patches, _ in self._volumes)
+        return sum(
+            patches.sample_bytes(self._format.dtype) * len(patches) for patches, _ in self._volumes
+        )
 
 
 def _targets(source: Any, store: Store, opened: OpenZarr, name: str) -> npt.NDArray[Any] | Column:
@@ -256,7 +337,9 @@ def _targets(source: Any, store: Store, opened: OpenZarr, name: str) -> npt.NDAr
     return column
 
 
-def _joined_volumes(volumes: Sequence[tuple[PatchSource, ZarrArray]]) -> PatchSource | ConcatSource[PatchSource]:
+def _joined_volumes(
+    volumes: Sequence[tuple[PatchSource, ZarrArray]],
+) -> PatchSource | ConcatSource[PatchSource]:
     """The patches of all volumes, one volume after the other.
 
     Raises:
@@ -266,10 +349,15 @@ def _joined_volumes(volumes: Sequence[tuple[PatchSource, ZarrArray]]) -> PatchSo
     for other, its in volumes[1:]:
         if other.patches_are != first.patches_are:
             raise FormatError(
-                f"{other.path} and {first.path} can't be one dataset: patches of {other.patches_are} here, and of {first.patches_are} "
-                "there; earlier axes, and those of extent -1 in patch_shape, are whole and must be equally long"
+                f"{other.path} and {first.path} can't be one dataset: patches of "
+                f"{other.patches_are} here, and of {first.patches_are} "
+                "there; earlier axes, and those of extent -1 in patch_shape, are whole and must "
+                "be equally long"
             )
         names = [None if one.image is None else one.image.names for one in (its, found)]
         if names[0] != names[1]:
-            raise FormatError(f"{other.path} and {first.path} can't be one dataset: their axes are {names[0]} here, and {names[1]} there")
+            raise FormatError(
+                f"{other.path} and {first.path} can't be one dataset: their axes are {names[0]} "
+                f"here, and {names[1]} there"
+            )
     return first if len(volumes) == 1 else ConcatSource([source for source, _ in volumes])

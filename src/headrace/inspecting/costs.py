@@ -1,7 +1,7 @@
 """What a random row or patch of an array costs, by arithmetic on its layout.
 
-The rules are those of `headrace.storage.arrays.reader`: where bytes lie as they are, those of the row are read; else each chunk that the
-row crosses is read and decoded as a whole.
+The rules are those of `headrace.storage.arrays.reader`: where bytes lie as they are, those of the
+row are read; else each chunk that the row crosses is read and decoded as a whole.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.arrays.packed import PackedInfo
 
 _BATCH = 64
-_CACHED = 64 << 20  # decoded bytes that a process caches under a full shuffle (`datasets.core.budgeting.CHUNK_BYTES`)
+# decoded bytes that a process caches under a full shuffle (`datasets.core.budgeting.CHUNK_BYTES`)
+_CACHED = 64 << 20
 _DECODE, _RAW = 1500.0, 2000.0  # bytes a microsecond
-_INFLATE, _CHUNK = 100.0, 20.0  # bytes a microsecond, and microseconds, that decoding a small chunk takes at most
+# bytes a microsecond, and microseconds, that decoding a small chunk takes at most
+_INFLATE, _CHUNK = 100.0, 20.0
 _DIRECT_CALL, _LIBRARY_CALL, _ROW = 1.0, 30.0, 20.0  # microseconds
 
 
@@ -30,10 +32,20 @@ def of_row(name: str, chunks: Chunks, stored: float) -> Access:
     """
     is_whole = isinstance(chunks, DirectChunks) and chunks.index.whole_files
     is_raw = isinstance(chunks, DirectChunks) and chunks.is_raw
-    return row_cost(name, chunks.how, chunks.grid, chunks.dtype.itemsize, stored, chunks.is_direct, is_raw and not is_whole)
+    return row_cost(
+        name,
+        chunks.how,
+        chunks.grid,
+        chunks.dtype.itemsize,
+        stored,
+        chunks.is_direct,
+        is_raw and not is_whole,
+    )
 
 
-def row_cost(name: str, way: str, grid: Grid, itemsize: int, stored: float, is_direct: bool, is_raw: bool) -> Access:
+def row_cost(
+    name: str, way: str, grid: Grid, itemsize: int, stored: float, is_direct: bool, is_raw: bool
+) -> Access:
     """What a random row costs.
 
     Args:
@@ -50,12 +62,32 @@ def row_cost(name: str, way: str, grid: Grid, itemsize: int, stored: float, is_d
     total, count = math.prod(grid.shape) * itemsize, math.prod(grid.counts)
     if is_direct and is_raw:
         return Access(name, "a row", way, row, 0, 0, row, max(1, inner), False, total, count)
-    return Access(name, "a row", way, row, inner, inner * chunk, int(inner * stored), inner, not is_direct, total, count)
+    return Access(
+        name,
+        "a row",
+        way,
+        row,
+        inner,
+        inner * chunk,
+        int(inner * stored),
+        inner,
+        not is_direct,
+        total,
+        count,
+    )
 
 
-def patch_cost(name: str, way: str, grid: Grid, itemsize: int, stored: float, is_direct: bool, patch: Sequence[int]) -> Access:
-    """What a patch at a random place costs: along each axis it crosses (extent - 1) / chunk + 1 chunks on average, and no more than there
-    are.
+def patch_cost(
+    name: str,
+    way: str,
+    grid: Grid,
+    itemsize: int,
+    stored: float,
+    is_direct: bool,
+    patch: Sequence[int],
+) -> Access:
+    """What a patch at a random place costs: along each axis it crosses (extent - 1) / chunk + 1
+    chunks on average, and no more than there are.
 
     Args:
         name, way, grid, itemsize, stored, is_direct: as for a row.
@@ -68,38 +100,61 @@ def patch_cost(name: str, way: str, grid: Grid, itemsize: int, stored: float, is
     nbytes = math.prod(patch) * itemsize
     total, shown = math.prod(grid.shape) * itemsize, " x ".join(str(extent) for extent in patch)
     return Access(
-        name, f"a patch of {shown}", way, nbytes, crossed, int(crossed * chunk), int(crossed * stored), crossed, not is_direct, total,
+        name,
+        f"a patch of {shown}",
+        way,
+        nbytes,
+        crossed,
+        int(crossed * chunk),
+        int(crossed * stored),
+        crossed,
+        not is_direct,
+        total,
         math.prod(grid.counts),
-    )  # fmt: skip
+    )
 
 
 def of_flat(cost: Access, info: PackedInfo) -> Access:
-    """What a random sample of a pack costs whose samples lie flat: it is not a row, but as many as it has."""
+    """What a random sample of a pack costs whose samples lie flat: it is not a row, but as many
+    as it has.
+    """
     if not info.count:
         return cost
     mean, sample = cost.total // info.count, "a document" if info.kind == "text" else "a sample"
-    return Access(cost.name, sample, cost.way, mean, read=mean, by_library=cost.by_library, total=cost.total)
+    return Access(
+        cost.name, sample, cost.way, mean, read=mean, by_library=cost.by_library, total=cost.total
+    )
 
 
 def least_time(access: Access) -> float:
-    """Microseconds that a random row takes at least, from memory, in one process: neighbours in a batch of 64 that share a chunk decode it
-    once, and 64 MiB of decoded chunks stay."""
+    """Microseconds that a random row takes at least, from memory, in one process: neighbours in a
+    batch of 64 that share a chunk decode it once, and 64 MiB of decoded chunks stay.
+    """
     if not access.chunks:
         return _ROW / 4 + access.read / (8 * _RAW)
     bands = max(1.0, access.chunk_count / max(1.0, access.chunks))
     shared = bands * (1 - (1 - 1 / bands) ** _BATCH) / _BATCH
-    missing = max(0.0, 1 - _CACHED / access.total) if access.total and not (access.chunks == 1 and access.decoded == access.nbytes) else 1.0
+    missing = (
+        max(0.0, 1 - _CACHED / access.total)
+        if access.total and not (access.chunks == 1 and access.decoded == access.nbytes)
+        else 1.0
+    )
     call = _LIBRARY_CALL if access.by_library else _DIRECT_CALL
-    return shared * missing * (access.chunks * call + access.decoded / _DECODE) + (access.nbytes or 0) / (8 * _RAW)
+    return shared * missing * (access.chunks * call + access.decoded / _DECODE) + (
+        access.nbytes or 0
+    ) / (8 * _RAW)
 
 
 def most_time_packed(nbytes: int) -> float:
-    """Microseconds that a random row takes at most that lies in a contiguous array, from memory, in one process."""
+    """Microseconds that a random row takes at most that lies in a contiguous array, from memory,
+    in one process.
+    """
     return _ROW + nbytes / _RAW
 
 
 def gain_of_packing(access: Access, *, compressed: bool = False) -> float:
-    """By how much the rate of random rows grows at least when they are packed: 1.0 where that is not sure.
+    """By how much the rate of random rows grows at least when they are packed: 1.0 where that is
+    not sure.
 
     Args:
         access: what a row costs now.

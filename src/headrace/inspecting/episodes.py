@@ -35,7 +35,9 @@ class Episodes(NamedTuple):
 
 
 def replay_in(file: GroupFile, notes: list[str]) -> Episodes | None:
-    """The episodes of a file that is a replay buffer; None: it is none, or one that can't be read, which a note says."""
+    """The episodes of a file that is a replay buffer; None: it is none, or one that can't be
+    read, which a note says.
+    """
     if not is_replay(file):
         return None
     try:
@@ -44,8 +46,20 @@ def replay_in(file: GroupFile, notes: list[str]) -> Episodes | None:
         notes.append(" ".join(str(error).split()))
         return None
     told = [file.described(f"{STEPS}/{key}").split(" ", 1)[0] for key in keys_of(file)]
-    keys = [f"{key} {dtype} {list(file.shape(f'{STEPS}/{key}')[1:])}" for key, dtype in zip(keys_of(file), told, strict=True)]
-    return Episodes("", len(lengths), STEPS, keys, int(lengths.min()), int(lengths.max()), int(lengths.sum()), False)
+    keys = [
+        f"{key} {dtype} {list(file.shape(f'{STEPS}/{key}')[1:])}"
+        for key, dtype in zip(keys_of(file), told, strict=True)
+    ]
+    return Episodes(
+        "",
+        len(lengths),
+        STEPS,
+        keys,
+        int(lengths.min()),
+        int(lengths.max()),
+        int(lengths.sum()),
+        False,
+    )
 
 
 def tell_episodes(report: Report, episodes: Episodes, many: bool) -> None:
@@ -55,5 +69,7 @@ def tell_episodes(report: Report, episodes: Episodes, many: bool) -> None:
     about = "the first " if episodes.is_cut else ""
     report.samples = None if many else episodes.number
     named = f"episodes {episodes.pattern!r}" if episodes.pattern else "episodes of a replay buffer,"
-    report.samples_are = f"{named} of {steps} ({about}{episodes.steps:,} in all): {', '.join(episodes.keys)}"
+    report.samples_are = (
+        f"{named} of {steps} ({about}{episodes.steps:,} in all): {', '.join(episodes.keys)}"
+    )
     report.opens_as = f"headrace.EpisodeDataset({report.path!r}, window=16)"

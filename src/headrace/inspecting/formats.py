@@ -52,7 +52,8 @@ def sniffed(head: bytes) -> str | None:
     for place, magic, name in _MAGIC:
         if head[place : place + len(magic)] == magic:
             return name
-    if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in _BMP_HEADERS:  # texts begin with BM too
+    # texts begin with BM too
+    if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in _BMP_HEADERS:
         return "BMP image"
     start = head.lstrip()[:64].lower()
     if start.startswith((b"<!doctype html", b"<html")):
@@ -72,6 +73,8 @@ def head_of(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(_HEAD)
     except FileNotFoundError as error:
-        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
+        raise DataNotFoundError(
+            f"{redact(path)} does not exist (working folder: {os.getcwd()})"
+        ) from error
     except OSError as error:
         raise AccessError(f"{redact(path)} can't be read: {error.strerror or error}") from error

@@ -52,10 +52,18 @@ def inspect_images(data_path: Any, reach: RemoteOptions) -> Report:
     source = FilesSource(data_path, EXTENSIONS, reach)
     files = source.listing
     try:
-        report = Report(redact(data_path), "images", files=len(files), samples=len(files), samples_are="one image a file")
+        report = Report(
+            redact(data_path),
+            "images",
+            files=len(files),
+            samples=len(files),
+            samples_are="one image a file",
+        )
         sizes = sizes_of(source)
         report.stored, report.is_estimate = stored_in(len(files), sizes)
-        endings = Counter(PurePosixPath(name.decode("utf-8", "replace")).suffix.lower() for name in files.names)
+        endings = Counter(
+            PurePosixPath(name.decode("utf-8", "replace")).suffix.lower() for name in files.names
+        )
         report.details["endings"] = dict(endings.most_common(8))
         report.details["file sizes"] = spread_of(sizes)
         tell_labels(report, files)
@@ -102,20 +110,34 @@ def _looked_at(source: FilesSource, picked: list[int]) -> _Look:
                 look.formats[str(image.format)] += 1
                 look.modes[image.mode] += 1
                 look.sizes.append(image.size)
-        except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except (
+            OSError,
+            UnidentifiedImageError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombError,
+        ) as error:
             look.unreadable.append(f"{source.location(number)}: {' '.join(str(error).split())}")
     return look
 
 
 def _tell_pixels(report: Report, look: _Look, nbytes: int, files: FileSet) -> None:
-    """Formats, modes and sizes of the images that were looked at, what a random one costs, and what would make that less."""
+    """Formats, modes and sizes of the images that were looked at, what a random one costs, and
+    what would make that less.
+    """
     if look.unreadable:
-        few = f"{len(look.unreadable):,} of {len(look.sizes) + len(look.unreadable):,} images that were looked at can't be opened"
+        few = (
+            f"{len(look.unreadable):,} of {len(look.sizes) + len(look.unreadable):,} images that "
+            "were looked at can't be opened"
+        )
         report.notes.append(f"{few}; the first: {look.unreadable[0]}")
     report.details["looked at"] = f"{len(look.sizes) + len(look.unreadable):,} images"
     if not look.sizes:
         return
-    report.details["formats"], report.details["modes"] = dict(look.formats.most_common()), dict(look.modes.most_common())
+    report.details["formats"], report.details["modes"] = (
+        dict(look.formats.most_common()),
+        dict(look.modes.most_common()),
+    )
     widths, heights = zip(*look.sizes, strict=True)
     report.details["pixels"] = {
         "least": f"{min(widths)} x {min(heights)}",
@@ -124,12 +146,16 @@ def _tell_pixels(report: Report, look: _Look, nbytes: int, files: FileSet) -> No
     }
     pixels = int(median(width * height for width, height in look.sizes))
     way = "files fetched whole" if files.is_remote else "a file each"
-    report.access = [Access("", "an image", f"{way} + decode", 3 * pixels, 1, 3 * pixels, nbytes, 1)]
+    report.access = [
+        Access("", "an image", f"{way} + decode", 3 * pixels, 1, 3 * pixels, nbytes, 1)
+    ]
     report.advice = _advice(report, look, pixels, files)
 
 
 def _advice(report: Report, look: _Look, pixels: int, files: FileSet) -> list[Advice]:
-    """Of images that are much larger than what most train on; JPEGs are decoded at a half, a quarter or an eighth of their size."""
+    """Of images that are much larger than what most train on; JPEGs are decoded at a half, a
+    quarter or an eighth of their size.
+    """
     source, target = shlex.quote(report.path), shlex.quote(advice.packed_name(report.path))
     found: list[Advice] = []
     longest = median(max(size) for size in look.sizes)
@@ -141,7 +167,11 @@ def _advice(report: Report, look: _Look, pixels: int, files: FileSet) -> list[Ad
         command = f"headrace pack {source} {target} --store jpeg --max-size {_MAX_SIDE}"
         found.append(Advice(why, command, gain=gain if gain > 1 else None, nbytes=nbytes))
     elif files.is_remote and len(files) > 1:
-        found.append(Advice("each image is a request", f"headrace pack {source} {target}", nbytes=report.stored))
+        found.append(
+            Advice(
+                "each image is a request", f"headrace pack {source} {target}", nbytes=report.stored
+            )
+        )
     return found
 
 

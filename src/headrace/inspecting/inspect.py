@@ -40,19 +40,27 @@ _REMEDIES = {
 }
 
 
-def inspect(path: str | os.PathLike[str], *, dataset_name: str | None = None, reach: RemoteOptions | None = None) -> Report:
-    """What a path holds: format, samples, arrays, classes; by which path it is read, what a random sample costs, and what helps.
+def inspect(
+    path: str | os.PathLike[str],
+    *,
+    dataset_name: str | None = None,
+    reach: RemoteOptions | None = None,
+) -> Report:
+    """What a path holds: format, samples, arrays, classes; by which path it is read, what a random
+    sample costs, and what helps.
 
     Args:
         path: a file, a folder, a glob or a URL, of training data or of anything else.
-        dataset_name: of files of arrays, the one that is of interest; None: the one that headrace opens, or the largest.
+        dataset_name: of files of arrays, the one that is of interest; None: the one that headrace
+            opens, or the largest.
         reach: how URLs are reached.
 
     Returns:
         What is known; of a format that headrace doesn't read at least its name.
 
     Raises:
-        DataNotFoundError, AccessError, RemoteError: it is not there; it may not be read; a server does not answer.
+        DataNotFoundError, AccessError, RemoteError: it is not there; it may not be read; a server
+            does not answer.
         FormatError: it is damaged, empty, or not what its name says.
         MissingNameError: there is no array of that name.
     """
@@ -66,7 +74,13 @@ def inspect(path: str | os.PathLike[str], *, dataset_name: str | None = None, re
         return _of_file(place, dataset_name, reach)
     if os.path.isdir(place) and not is_pack(place) and not is_zarr(place):
         if next(names_below(place), None) is None:
-            return Report(redact(place), "an empty folder", files=0, stored=0, notes=["there is nothing in it but what is hidden"])
+            return Report(
+                redact(place),
+                "an empty folder",
+                files=0,
+                stored=0,
+                notes=["there is nothing in it but what is hidden"],
+            )
         kind = kind_of(place, KINDS, reach, searches=True)
         report = _of_kind(kind, place, dataset_name, reach)
         _tell_others(report, place, kind)
@@ -88,7 +102,9 @@ def _check(place: str) -> None:
             raise AccessError(f"{redact(place)}: this user may not look at it") from error
         if glob.has_magic(place) or "{" in place:
             return
-        raise DataNotFoundError(f"{redact(place)} does not exist (working folder: {os.getcwd()})") from error
+        raise DataNotFoundError(
+            f"{redact(place)} does not exist (working folder: {os.getcwd()})"
+        ) from error
     if not os.access(place, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
         raise AccessError(f"{redact(place)}: this user may not read it")
     check_regular(place)
@@ -104,21 +120,39 @@ def _of_file(place: str, dataset_name: str | None, reach: RemoteOptions) -> Repo
     if is_hdf5(place):
         report = inspect_hdf5(place, reach, dataset_name)
         if named is not None and named is not HDF5:
-            report.notes.append(f"its name says {named.name}, by which headrace.open_dataset goes: rename it, or use HDF5Dataset")
+            report.notes.append(
+                f"its name says {named.name}, by which headrace.open_dataset goes: rename it, or "
+                "use HDF5Dataset"
+            )
         return report
     is_image = found is not None and found.endswith("image")
-    if is_image and named is not IMAGES and (named is not None or found not in ("DICOM image", "NIfTI image", "BigTIFF image")):
-        what = "is an image" if named is None else f"is a {found}, though its name says {named.name}"
+    if (
+        is_image
+        and named is not IMAGES
+        and (named is not None or found not in ("DICOM image", "NIfTI image", "BigTIFF image"))
+    ):
+        what = (
+            "is an image" if named is None else f"is a {found}, though its name says {named.name}"
+        )
         raise FormatError(f"{redact(place)} {what}: give it an ending such as .png, .jpg or .tif")
     wrong = named in (IMAGES, HDF5) and not is_image
-    wrong = wrong or (named is TARS and found not in ("tar", *_PACKED)) or (named is TEXTS and found not in (None, *_PACKED[:2]))
+    wrong = (
+        wrong
+        or (named is TARS and found not in ("tar", *_PACKED))
+        or (named is TEXTS and found not in (None, *_PACKED[:2]))
+    )
     if wrong:
         is_what, said = f"a {found}" if found else "something else", named.name if named else ""
-        raise FormatError(f"{redact(place)} is {is_what}, though its name says {said}: is it damaged, or a page of a server?")
+        raise FormatError(
+            f"{redact(place)} is {is_what}, though its name says {said}: is it damaged, or a page "
+            "of a server?"
+        )
     kind = named if named is not None else kind_of(place, KINDS, reach, searches=True)
     if kind is not None:
         return _of_kind(kind, place, dataset_name, reach)
-    report = Report(redact(place), found or "a file of no known format", stored=os.path.getsize(place))
+    report = Report(
+        redact(place), found or "a file of no known format", stored=os.path.getsize(place)
+    )
     if remedy := _REMEDIES.get(found or ""):
         report.notes.append(f"headrace does not read it: {remedy}")
     else:
@@ -127,7 +161,9 @@ def _of_file(place: str, dataset_name: str | None, reach: RemoteOptions) -> Repo
     return report
 
 
-def _of_kind(kind: Kind | None, place: str, dataset_name: str | None, reach: RemoteOptions) -> Report:
+def _of_kind(
+    kind: Kind | None, place: str, dataset_name: str | None, reach: RemoteOptions
+) -> Report:
     if kind is HDF5:
         return inspect_hdf5(place, reach, dataset_name)
     if kind is ZARR:
@@ -143,7 +179,9 @@ def _of_kind(kind: Kind | None, place: str, dataset_name: str | None, reach: Rem
     if kind is IMAGES or is_url(place):
         return inspect_images(place, reach)
     if not os.path.isdir(place):
-        raise DataNotFoundError(f"nothing matches {redact(place)} (working folder: {os.getcwd()}): is the path right?")
+        raise DataNotFoundError(
+            f"nothing matches {redact(place)} (working folder: {os.getcwd()}): is the path right?"
+        )
     names = list(itertools.islice(names_below(place), _MOST))
     report = Report(redact(place), "a folder of no known format", files=len(names))
     report.notes.append(f"headrace finds nothing that it reads: {summary_of(names)}")

@@ -14,7 +14,8 @@ def tell_annotations(report: Report, path: str) -> None:
     """Notes that a JSON file holds annotations of images, and no texts."""
     if path.lower().endswith(".json") and is_coco(path):
         report.notes.append(
-            f"it looks like annotations of COCO: pass it with its images, headrace.ImageDataset(images, targets={redact(path)!r})"
+            "it looks like annotations of COCO: pass it with its images, "
+            f"headrace.ImageDataset(images, targets={redact(path)!r})"
         )
 
 
@@ -25,12 +26,14 @@ def tell_labels(report: Report, files: FileSet) -> None:
     shown = redact(root)
     for path in coco_beside(files):
         report.notes.append(
-            f"{redact(os.path.relpath(path, root))} looks like annotations of COCO: headrace.ImageDataset({shown!r}, "
+            f"{redact(os.path.relpath(path, root))} looks like annotations of COCO: "
+            f"headrace.ImageDataset({shown!r}, "
             f"targets={redact(path)!r}) gives boxes"
         )
     if (pair := mask_folders(files)) is not None:
         one, other = (redact(os.path.join(root, name)) for name in pair)
         report.notes.append(
-            f"the folders {pair[0]} and {pair[1]} hold files of the same names: masks are passed as targets, "
+            f"the folders {pair[0]} and {pair[1]} hold files of the same names: masks are passed "
+            "as targets, "
             f"headrace.ImageDataset({one!r}, targets={other!r})"
         )

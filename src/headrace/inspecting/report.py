@@ -51,7 +51,10 @@ def largest_of(arrays: Sequence[Node], notes: list[str]) -> Node:
     """The largest array, where nobody has named one; of several a note says so."""
     largest = max(arrays, key=lambda node: node.nbytes)
     if len(arrays) > 1:
-        notes.append(f"there are {len(arrays):,} arrays: {largest.path!r} is the largest; name another one by --dataset-name")
+        notes.append(
+            f"there are {len(arrays):,} arrays: {largest.path!r} is the largest; name another one "
+            "by --dataset-name"
+        )
     return largest
 
 
@@ -62,14 +65,19 @@ OBJECTS_ARE = f"objects by {LABELS!r}"
 def samples_of_pack(info: PackedInfo) -> str:
     """What the samples of a pack are."""
     targets = f" with {info.image['targets']}" if "targets" in info.image else ""
-    return {"image": "images", "text": "texts as tokens"}.get(info.kind, "arrays") + f"{targets}, stored {info.store}"
+    return {"image": "images", "text": "texts as tokens"}.get(
+        info.kind, "arrays"
+    ) + f"{targets}, stored {info.store}"
 
 
 def columns_of_pack(info: PackedInfo) -> dict[str, str]:
     """The columns of targets that are dicts, as a detail of a report; {}: they are none."""
     if info.target_columns is None:
         return {}
-    each = [name if classes is None else f"{name} ({len(classes):,} classes)" for name, classes in info.target_columns]
+    each = [
+        name if classes is None else f"{name} ({len(classes):,} classes)"
+        for name, classes in info.target_columns
+    ]
     return {"targets": ", ".join(each)}
 
 
@@ -125,7 +133,8 @@ class Advice:
         why: what is slow now.
         command: that changes it; "": there is none.
         code: Python that helps without a change of the files; "": there is none.
-        gain: by which the rate of random samples grows at least, in one process that reads from memory; None: nobody can say.
+        gain: by which the rate of random samples grows at least, in one process that reads from
+            memory; None: nobody can say.
         nbytes: of what the command writes, about; None: it is not known.
     """
 

@@ -53,7 +53,11 @@ def inspect_tars(data_path: Any, reach: RemoteOptions) -> Report:
             files.server.close()
     if report.samples:
         size = report.stored // report.samples
-        way = "ranges, by an index of the members" if files.is_remote else "pread, by an index of the members"
+        way = (
+            "ranges, by an index of the members"
+            if files.is_remote
+            else "pread, by an index of the members"
+        )
         report.access = [Access("", "a sample", way, read=size)]
     return report
 

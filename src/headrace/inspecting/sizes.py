@@ -17,8 +17,14 @@ _COUNTED, _SAMPLED = 20_000, 1000  # files whose sizes are all looked at; of mor
 
 
 def evenly(count: int, most: int) -> IntArray:
-    """The numbers of all of `count` things ([n] int64), or of `most` of them at equal distances, the first and the last included."""
-    return np.arange(count, dtype=np.int64) if count <= most else distinct(np.linspace(0, count - 1, most).astype(np.int64))
+    """The numbers of all of `count` things ([n] int64), or of `most` of them at equal distances,
+    the first and the last included.
+    """
+    return (
+        np.arange(count, dtype=np.int64)
+        if count <= most
+        else distinct(np.linspace(0, count - 1, most).astype(np.int64))
+    )
 
 
 def sizes_of(source: FilesSource) -> npt.NDArray[np.int64]:
@@ -31,7 +37,9 @@ def sizes_of(source: FilesSource) -> npt.NDArray[np.int64]:
 
 
 def stored_in(count: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> tuple[int, bool]:
-    """The bytes of so many files, by those of some ([n], at least one), and whether that is an estimate."""
+    """The bytes of so many files, by those of some ([n], at least one), and whether that is an
+    estimate.
+    """
     return int(np.sum(sizes, dtype=np.int64)) * count // len(sizes), len(sizes) < count
 
 

@@ -42,11 +42,15 @@ def find_matrix(file: GroupFile, name: str | None) -> FoundMatrix | None:
     try:
         matrix = open_matrix(file, group)
     except HeadraceError as error:
-        return FoundMatrix(group, kind, None, None, None, None, None, None, " ".join(str(error).split()))
+        return FoundMatrix(
+            group, kind, None, None, None, None, None, None, " ".join(str(error).split())
+        )
     rows, columns = matrix.shape
     values, dtype = int(matrix.indptr[-1]), str(matrix.data.dtype.newbyteorder("="))
     source = SparseSource(file.path, file.opened, matrix, columns)
-    return FoundMatrix(group, kind, rows, columns, values, dtype, _cost(matrix), source.fingerprint(), None)
+    return FoundMatrix(
+        group, kind, rows, columns, values, dtype, _cost(matrix), source.fingerprint(), None
+    )
 
 
 def _cost(matrix: Matrix) -> Access:
@@ -54,13 +58,23 @@ def _cost(matrix: Matrix) -> Access:
     rows, values = max(1, matrix.shape[0]), int(matrix.indptr[-1])
     mean, readers = values / rows, (matrix.indices, matrix.data)
     costs = [_of_span(reader, mean) for reader in readers]
-    nbytes, total = (int(count * sum(reader.dtype.itemsize for reader in readers)) for count in (mean, values))
+    nbytes, total = (
+        int(count * sum(reader.dtype.itemsize for reader in readers)) for count in (mean, values)
+    )
     ways = dict.fromkeys(reader.how for reader in readers)
     chunks, decoded, read = (sum(column) for column in zip(*costs, strict=True))
     return Access(
-        matrix.group, "a row", "; ".join(ways), nbytes, chunks, int(decoded), int(read), max(2.0, chunks),
-        not all(reader.chunks.is_direct for reader in readers), total,
-    )  # fmt: skip
+        matrix.group,
+        "a row",
+        "; ".join(ways),
+        nbytes,
+        chunks,
+        int(decoded),
+        int(read),
+        max(2.0, chunks),
+        not all(reader.chunks.is_direct for reader in readers),
+        total,
+    )
 
 
 def _of_span(reader: SpanReader, mean: float) -> tuple[float, float, float]:
@@ -82,7 +96,10 @@ def tell(report: Report, found: FoundMatrix) -> None:
     assert found.rows is not None and found.values is not None
     mean = found.values / max(1, found.rows)
     report.samples = found.rows
-    report.samples_are = f"rows of {shown(found.group)}, {found.dtype} [{found.columns}], sparse (CSR), {mean:,.0f} values a row"
+    report.samples_are = (
+        f"rows of {shown(found.group)}, {found.dtype} [{found.columns}], sparse (CSR), "
+        f"{mean:,.0f} values a row"
+    )
     named = "" if found.group == "X" else f", {found.group or '/'!r}"
     report.opens_as = f"headrace.SparseDataset({report.path!r}{named})"
     report.fingerprint = found.fingerprint

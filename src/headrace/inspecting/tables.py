@@ -58,35 +58,60 @@ def _tables(files: FileSet, shown: str) -> Report:
     left_out = {name: kind for name, kind in kinds.items() if refused(kind) is not None}
     unusable = {*left_out, *repeated, *encrypted}
     names = [name for name in kinds if name not in unusable]
-    report = Report(shown, " and ".join(sorted({table.kind for table in tables})), files=len(tables))
+    report = Report(
+        shown, " and ".join(sorted({table.kind for table in tables})), files=len(tables)
+    )
     report.stored = sum(reader.version(table.path).size for table in tables)
     report.samples = sum(int(table.rows.sum()) for table in tables)
     report.samples_are = f"rows of {len(first.schema.names):,} columns"
     codecs = first.compression if isinstance(first, ParquetTable) else []
     rows = [int(count) for table in tables for count in table.rows]
-    report.details[first.blocks_are] = {"count": len(rows), "rows of each": int(median(rows)) if rows else 0}
+    report.details[first.blocks_are] = {
+        "count": len(rows),
+        "rows of each": int(median(rows)) if rows else 0,
+    }
     report.nodes = [Node("", "group")]
     for name, kind in kinds.items():
-        report.nodes.append(Node(name.replace("/", "_"), "array", (report.samples,), str(kind), first.blocks_are, codecs=codecs))
+        report.nodes.append(
+            Node(
+                name.replace("/", "_"),
+                "array",
+                (report.samples,),
+                str(kind),
+                first.blocks_are,
+                codecs=codecs,
+            )
+        )
     if left_out:
         listed = ", ".join(f"{name!r} ({kind})" for name, kind in left_out.items())
-        report.notes.append(f"no tensor can hold {listed}: pass columns=[...] without {'it' if len(left_out) == 1 else 'them'}")
+        report.notes.append(
+            f"no tensor can hold {listed}: pass columns=[...] without "
+            f"{'it' if len(left_out) == 1 else 'them'}"
+        )
     if repeated:
         listed = ", ".join(map(repr, repeated))
-        report.notes.append(f"several columns are named {listed}: write the table again with names that differ")
+        report.notes.append(
+            f"several columns are named {listed}: write the table again with names that differ"
+        )
     if encrypted:
         listed = ", ".join(map(repr, encrypted))
-        report.notes.append(f"encrypted columns can't be read ({listed}): pass columns=[...] without them")
+        report.notes.append(
+            f"encrypted columns can't be read ({listed}): pass columns=[...] without them"
+        )
     if not names:
         return report
     try:
         source = TableSource(tables, reader, names, False)
-    except HeadraceError as error:  # such as files that are not alike: what is wrong is told, and the rest is still so
+    # such as files that are not alike: what is wrong is told, and the rest is still so
+    except HeadraceError as error:
         report.notes.append(str(error))
         return report
     for node, name in zip(report.nodes[1:], kinds, strict=True):
         if name in names:
-            node.stored = sum(table.stored_of(name) for table in tables if isinstance(table, ParquetTable)) or None
+            node.stored = (
+                sum(table.stored_of(name) for table in tables if isinstance(table, ParquetTable))
+                or None
+            )
     report.fingerprint = None if unusable else source.fingerprint()
     report.opens_as, classes = _opens_as(shown, first, names if unusable else None)
     if classes is not None and report.samples <= _COUNTED and not files.is_remote:
@@ -100,10 +125,14 @@ def _opens_as(shown: str, table: TableFile, names: list[str] | None) -> tuple[st
     """How it is opened in Python, and the column of classes."""
     features = features_in(table.schema)
     images = [
-        name for name in names or table.schema.names
-        if holds_images(kind := table.schema.field(name).type) and (not is_bytes(kind) or _type_of(features, name) == "Image")
-    ]  # fmt: skip
-    classes = next((name for name in names or table.schema.names if classes_in(table.schema, name)), None)
+        name
+        for name in names or table.schema.names
+        if holds_images(kind := table.schema.field(name).type)
+        and (not is_bytes(kind) or _type_of(features, name) == "Image")
+    ]
+    classes = next(
+        (name for name in names or table.schema.names if classes_in(table.schema, name)), None
+    )
     options = [] if not names or images else [f"columns={names!r}"]
     options += [f"image_column={images[0]!r}"] if images else []
     options += [f"target_name={classes!r}"] if classes else []
@@ -130,14 +159,29 @@ def _tell_costs(report: Report, source: TableSource, tables: list[TableFile]) ->
     row, block = int(sizes.sum() // report.samples), int(np.median(sizes))
     way = "; ".join(f"{kind}: {how}" for kind, how in source.how().items() if kind != "files")
     if source.is_mapped:
-        report.access = [Access("", "a row", way, row, read=row, total=int(sizes.sum()), chunk_count=len(sizes))]
+        report.access = [
+            Access("", "a row", way, row, read=row, total=int(sizes.sum()), chunk_count=len(sizes))
+        ]
         return
     read = int(source.stored_nbytes // max(1, len(sizes)))
-    report.access = [Access("", "a row", way, row, 1, block, read, total=int(sizes.sum()), chunk_count=len(sizes))]
+    report.access = [
+        Access(
+            "", "a row", way, row, 1, block, read, total=int(sizes.sum()), chunk_count=len(sizes)
+        )
+    ]
     if block > _LARGE:
         count = max(1, int(_LARGE // 8 // max(1, row)))
-        what = f"row_group_size={count}" if isinstance(tables[0], ParquetTable) else f"chunksize={count}"
-        report.advice = [Advice(f"a random row decodes its whole {tables[0].block_is}: write smaller ones", code=what)]
+        what = (
+            f"row_group_size={count}"
+            if isinstance(tables[0], ParquetTable)
+            else f"chunksize={count}"
+        )
+        report.advice = [
+            Advice(
+                f"a random row decodes its whole {tables[0].block_is}: write smaller ones",
+                code=what,
+            )
+        ]
 
 
 # -- NumPy
@@ -148,7 +192,9 @@ def _arrays(files: FileSet, shown: str) -> Report:
     try:
         found = arrays_of(path, reader)
         unreadable = [array for array in found.values() if isinstance(array, FormatError)]
-        arrays = {name: array for name, array in found.items() if not isinstance(array, FormatError)}
+        arrays = {
+            name: array for name, array in found.items() if not isinstance(array, FormatError)
+        }
         if unreadable and not arrays:
             raise unreadable[0]
         report = Report(shown, "NumPy arrays", files=len(files), nodes=[Node("", "group")])
@@ -156,11 +202,22 @@ def _arrays(files: FileSet, shown: str) -> Report:
         for name, array in arrays.items():
             node_name = name or PurePosixPath(redact(path)).name
             report.nodes.append(
-                Node(node_name, "array", array.shape, str(array.dtype), "contiguous", nbytes=array.nbytes, stored=array.nbytes)
+                Node(
+                    node_name,
+                    "array",
+                    array.shape,
+                    str(array.dtype),
+                    "contiguous",
+                    nbytes=array.nbytes,
+                    stored=array.nbytes,
+                )
             )
         report.notes += map(str, unreadable)
         if len({array.shape[0] for array in arrays.values()}) > 1:
-            report.notes.append("the arrays have different numbers of rows: name those that belong together with columns=[...]")
+            report.notes.append(
+                "the arrays have different numbers of rows: name those that belong together with "
+                "columns=[...]"
+            )
             return report
         columns = list(arrays) if unreadable else None
         sources = open_arrays(files, columns, None)
@@ -175,10 +232,17 @@ def _arrays(files: FileSet, shown: str) -> Report:
     other = next((one for one in sources if one.rows_are != source.rows_are), None)
     problem = ""
     if other is not None:
-        problem = f"{other.path} and {source.path} can't be one dataset: rows of {other.rows_are} here, and of {source.rows_are} there"
+        problem = (
+            f"{other.path} and {source.path} can't be one dataset: rows of {other.rows_are} here, "
+            f"and of {source.rows_are} there"
+        )
     report.tell_opening(f"headrace.TableDataset({', '.join([repr(shown), *options])})", problem)
     report.fingerprint = source.fingerprint() if len(sources) == 1 else None
     row = source.total_bytes // max(1, len(source))
     way = "; ".join(dict.fromkeys(source.how().values()))
-    report.access = [Access("", "a row", way, row, read=row, reads=len(arrays), total=source.total_bytes)] if len(source) else []
+    report.access = (
+        [Access("", "a row", way, row, read=row, reads=len(arrays), total=source.total_bytes)]
+        if len(source)
+        else []
+    )
     return report

@@ -33,7 +33,16 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.arrays.chunks import Grid, shown_array
 from headrace.storage.arrays.codecs import Pipeline
-from headrace.storage.arrays.packed import BOXES, DATA, LABELS, PACKED_ATTRIBUTE, PACKED_CHECKSUM, TARGETS, PackedInfo, parse_info
+from headrace.storage.arrays.packed import (
+    BOXES,
+    DATA,
+    LABELS,
+    PACKED_ATTRIBUTE,
+    PACKED_CHECKSUM,
+    TARGETS,
+    PackedInfo,
+    parse_info,
+)
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.source import fingerprint_of_files
@@ -59,10 +68,12 @@ def inspect_zarr(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     Args:
         data_path: as `ZarrDataset` takes it; or its stores.
         reach: how URLs are reached.
-        name: of the array that is of interest; None: the only one, the finest level of an image of OME-NGFF, else the largest.
+        name: of the array that is of interest; None: the only one, the finest level of an image of
+            OME-NGFF, else the largest.
 
     Raises:
-        DataNotFoundError, AccessError, FormatError, MissingNameError, RemoteError: see `ZarrDataset`.
+        DataNotFoundError, AccessError, FormatError, MissingNameError, RemoteError: see
+            `ZarrDataset`.
     """
     files = resolve(data_path, ZARR, reach)
     paths = files.urls()
@@ -79,12 +90,17 @@ def inspect_zarr(data_path: Any, reach: RemoteOptions, name: str | None = None) 
             files.server.close()
     report.files = len(paths)
     if len(paths) > 1:
-        report.notes.append(f"{len(paths):,} stores: what is told is that of the first, {redact(os.path.basename(paths[0]))}")
+        report.notes.append(
+            f"{len(paths):,} stores: what is told is that of the first, "
+            f"{redact(os.path.basename(paths[0]))}"
+        )
     return report
 
 
 def _join(report: Report, opened: OpenZarr, paths: list[str]) -> None:
-    """Samples and fingerprint of several local stores, which have the array of the first; None where that is not known."""
+    """Samples and fingerprint of several local stores, which have the array of the first; None
+    where that is not known.
+    """
     name, first = (report.access[0].name if report.access else ""), report.samples
     report.samples, report.fingerprint, report.stored = None, None, None
     if first is None or opened.files.is_remote or len(paths) > _STORES:
@@ -99,12 +115,17 @@ def _join(report: Report, opened: OpenZarr, paths: list[str]) -> None:
         if rows_are != alike:
             report.opens_as = None
             report.tell_opening(
-                "", f"{redact(path)} and {redact(paths[0])} can't be one dataset: rows of {rows_are} here, and of {alike} there"
+                "",
+                f"{redact(path)} and {redact(paths[0])} can't be one dataset: rows of {rows_are} "
+                f"here, and of {alike} there",
             )
             return
         rows += layout.shape[0]
         prints.append(layout_fingerprint([name, layout.shape, layout.dtype.str, layout.chunks]))
-    report.samples, report.fingerprint = rows, fingerprint_of_files([None] * len(prints), rows, prints)
+    report.samples, report.fingerprint = (
+        rows,
+        fingerprint_of_files([None] * len(prints), rows, prints),
+    )
 
 
 def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: bool) -> Report:
@@ -119,28 +140,50 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: 
     arrays = [node for node in nodes if node.kind == "array" and node.shape]
     groups = ZarrGroups(store, opened)
     of_interest = name is None and info is None and not images
-    episodes = (replay_in(groups, notes) or episodes_in(store, opened, nodes)) if of_interest else None
+    episodes = (
+        (replay_in(groups, notes) or episodes_in(store, opened, nodes)) if of_interest else None
+    )
     matrix = find_matrix(groups, name) if info is None and not images and episodes is None else None
-    wanted = name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
+    wanted = (
+        name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
+    )
     if episodes is not None:  # a step costs as much in all of them
         arrays = [node for node in arrays if node.path.startswith(f"{episodes.first}/")]
     primary = _primary(store, arrays, images, wanted, info, notes) if episodes is None else None
-    with_primary = arrays if primary is None or any(node is primary for node in arrays) else [*arrays, primary]
+    with_primary = (
+        arrays if primary is None or any(node is primary for node in arrays) else [*arrays, primary]
+    )
     by_patch = with_primary if episodes is None else []
-    patches = {node.path: patch for node in by_patch if (patch := _patch(store, node, images)) is not None}
+    patches = {
+        node.path: patch for node in by_patch if (patch := _patch(store, node, images)) is not None
+    }
     version = (metadata.get("") or next(iter(metadata.values()), {})).get("zarr_format", 2)
     report = Report(shown, f"Zarr {version}", nodes=nodes, notes=notes)
-    report.stored = sum(node.stored or 0 for node in nodes) if all(node.stored is not None for node in arrays) else None
+    report.stored = (
+        sum(node.stored or 0 for node in nodes)
+        if all(node.stored is not None for node in arrays)
+        else None
+    )
     report.is_estimate = any(node.is_estimate for node in arrays)
     for path, image in images.items():
         node = next(node for node in nodes if node.path == path)
         node.details["axes"] = "".join(axis.name for axis in image.axes)
         if len(report.details) < _IMAGES:
-            report.details[f"image {path}".strip()] = {"axes": node.details["axes"], "levels": _levels(image, nodes)}
-    for node in sorted(with_primary, key=lambda node: (node is not primary, -node.nbytes))[: _OPENED if info is None else 1]:
-        report.access.append(_cost(store, node, store.metadata(node.path) or {}, opened, patches.get(node.path)))
+            report.details[f"image {path}".strip()] = {
+                "axes": node.details["axes"],
+                "levels": _levels(image, nodes),
+            }
+    for node in sorted(with_primary, key=lambda node: (node is not primary, -node.nbytes))[
+        : _OPENED if info is None else 1
+    ]:
+        report.access.append(
+            _cost(store, node, store.metadata(node.path) or {}, opened, patches.get(node.path))
+        )
     if info is not None:
-        report.access = [costs.of_flat(cost, info) if info.is_flat and cost.name == DATA else cost for cost in report.access]
+        report.access = [
+            costs.of_flat(cost, info) if info.is_flat and cost.name == DATA else cost
+            for cost in report.access
+        ]
         report.details |= columns_of_pack(info)
         _tell_classes(report, store, opened, info, metadata)
     if episodes is not None:
@@ -154,26 +197,42 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: 
     return report
 
 
-def _tell_classes(report: Report, store: Store, opened: OpenZarr, info: PackedInfo, metadata: dict[str, dict[str, Any]]) -> None:
+def _tell_classes(
+    report: Report,
+    store: Store,
+    opened: OpenZarr,
+    info: PackedInfo,
+    metadata: dict[str, dict[str, Any]],
+) -> None:
     """The classes of a pack, by its targets."""
     if not info.classes or store.files.is_remote:
         return
     if info.image.get("targets") == BOXES:
         labels, numbers = PackedGroup(store.path).ragged(LABELS)[0], info.image["class_ids"]
-        report.classes = {one: int((labels == number).sum()) for one, number in zip(info.classes, numbers, strict=True)}
+        report.classes = {
+            one: int((labels == number).sum())
+            for one, number in zip(info.classes, numbers, strict=True)
+        }
         report.classes_are = OBJECTS_ARE
     if TARGETS not in metadata:
         return
     reader = opened.reader(store, TARGETS, metadata[TARGETS], is_column=True)
     targets = reader.whole(lambda function, count: [function(number) for number in range(count)])
-    report.classes = {name: int((targets == number).sum()) for number, name in enumerate(info.classes)}
+    report.classes = {
+        name: int((targets == number).sum()) for number, name in enumerate(info.classes)
+    }
     report.classes_are = f"values of {TARGETS!r}"
 
 
 def _tell_samples(
-    report: Report, store: Store, primary: Node | None, patches: dict[str, list[int]], images: dict[str, Image],
-    info: PackedInfo | None, arrays: list[Node],
-) -> None:  # fmt: skip
+    report: Report,
+    store: Store,
+    primary: Node | None,
+    patches: dict[str, list[int]],
+    images: dict[str, Image],
+    info: PackedInfo | None,
+    arrays: list[Node],
+) -> None:
     """What a sample is, how it is opened, and what would make it faster."""
     shown = report.path
     if info is not None:
@@ -196,8 +255,12 @@ def _tell_samples(
     problem = "" if cost is None else cost.problem
     if path in patches:
         assert primary.chunks is not None
-        report.samples_are = f"patches of {_quoted(path)}, {primary.dtype} {list(shape)}, as large as you say"
-        report.tell_opening(f"headrace.ZarrDataset({shown!r}{named}, patch_shape={tuple(patches[path])})", problem)
+        report.samples_are = (
+            f"patches of {_quoted(path)}, {primary.dtype} {list(shape)}, as large as you say"
+        )
+        report.tell_opening(
+            f"headrace.ZarrDataset({shown!r}{named}, patch_shape={tuple(patches[path])})", problem
+        )
         report.advice = advice.for_patches(cost, primary.chunks) if cost is not None else []
         return
     report.samples = shape[0]
@@ -206,7 +269,9 @@ def _tell_samples(
     report.fingerprint = _fingerprint(store, primary)
     if cost is not None and primary.chunks is not None:
         kind = "O" if primary.dtype is None else _kind(primary.dtype)
-        report.advice = advice.for_rows(cost, shown, kind, names_array=bool(path) and len(arrays) > 1, height=primary.chunks[0])
+        report.advice = advice.for_rows(
+            cost, shown, kind, names_array=bool(path) and len(arrays) > 1, height=primary.chunks[0]
+        )
 
 
 def _quoted(name: str) -> str:
@@ -223,13 +288,19 @@ def _kind(dtype: str) -> str:
 def _fingerprint(store: Store, node: Node) -> str | None:
     """That of a `ZarrSource` of the array; None where only zarr-python knows its dtype."""
     layout = _layout(store.metadata(node.path) or {})
-    return None if layout is None else layout_fingerprint([node.path, layout.shape, layout.dtype.str, layout.chunks])
+    return (
+        None
+        if layout is None
+        else layout_fingerprint([node.path, layout.shape, layout.dtype.str, layout.chunks])
+    )
 
 
 # -- what is of interest
 
 
-def _images(store: Store, metadata: dict[str, dict[str, Any]], notes: list[str]) -> dict[str, Image]:
+def _images(
+    store: Store, metadata: dict[str, dict[str, Any]], notes: list[str]
+) -> dict[str, Image]:
     """The images of OME-NGFF, by the paths of their groups."""
     found: dict[str, Image] = {}
     for path, one in metadata.items():
@@ -248,7 +319,11 @@ def _levels(image: Image, nodes: Sequence[Node]) -> list[str]:
     """What there is of each level: its array, the extents of a voxel, and shape."""
     shapes = {node.path: node.shape for node in nodes}
     unit = next((axis.unit for axis in image.axes if axis.unit), "")
-    return [f"{level.path}: {_voxel(level.scale)} {unit}".rstrip() + f", {list(shapes.get(level.path) or [])}" for level in image.levels]
+    return [
+        f"{level.path}: {_voxel(level.scale)} {unit}".rstrip()
+        + f", {list(shapes.get(level.path) or [])}"
+        for level in image.levels
+    ]
 
 
 def _voxel(scale: Sequence[float]) -> str:
@@ -264,7 +339,12 @@ def _packed(store: Store) -> PackedInfo | None:
 
 
 def _primary(
-    store: Store, arrays: list[Node], images: dict[str, Image], name: str | None, info: PackedInfo | None, notes: list[str]
+    store: Store,
+    arrays: list[Node],
+    images: dict[str, Image],
+    name: str | None,
+    info: PackedInfo | None,
+    notes: list[str],
 ) -> Node | None:
     """The array that is of interest."""
     wanted: str | None = None
@@ -283,25 +363,42 @@ def _primary(
         return known
     node = node_of(store, path, metadata)  # of a store of many, it was not looked at
     if not node.shape:
-        raise FormatError(f"{shown_array(store.path, path)} is a single value, it has no axis of samples")
+        raise FormatError(
+            f"{shown_array(store.path, path)} is a single value, it has no axis of samples"
+        )
     return node
 
 
 def _patch(store: Store, node: Node, images: dict[str, Image]) -> list[int] | None:
-    """The extents of a patch of a volume; None: it is none, and its first axis is that of the samples.
+    """The extents of a patch of a volume; None: it is none, and its first axis is that of the
+    samples.
 
-    A volume is an image of OME-NGFF, an array whose axes are named x, y and z, or one of three axes that is cut along all of them.
+    A volume is an image of OME-NGFF, an array whose axes are named x, y and z, or one of three axes
+    that is cut along all of them.
     """
     if node.shape is None or node.chunks is None or not all(node.shape):
         return None
-    image = next((one for one in images.values() if any(level.path == node.path for level in one.levels)), None)
+    image = next(
+        (one for one in images.values() if any(level.path == node.path for level in one.levels)),
+        None,
+    )
     if image is not None and len(image.axes) == len(node.shape):
         space = [number for number, axis in enumerate(image.axes) if axis.kind == "space"]
     else:
         attributes = store.attributes(node.path)
-        names = (store.metadata(node.path) or {}).get("dimension_names") or attributes.get("_ARRAY_DIMENSIONS") or []
-        space = [number for number, name in enumerate(names) if str(name).lower() in _SPACE] if isinstance(names, list) else []
-        is_cut = len(node.shape) == 3 and all(0 < chunk < extent for chunk, extent in zip(node.chunks, node.shape, strict=True))
+        names = (
+            (store.metadata(node.path) or {}).get("dimension_names")
+            or attributes.get("_ARRAY_DIMENSIONS")
+            or []
+        )
+        space = (
+            [number for number, name in enumerate(names) if str(name).lower() in _SPACE]
+            if isinstance(names, list)
+            else []
+        )
+        is_cut = len(node.shape) == 3 and all(
+            0 < chunk < extent for chunk, extent in zip(node.chunks, node.shape, strict=True)
+        )
         space = space if len(space) >= 2 else [0, 1, 2] if is_cut else []
     if not space:
         return None
@@ -309,15 +406,23 @@ def _patch(store: Store, node: Node, images: dict[str, Image]) -> list[int] | No
     return [min(extent, full) if axis in space else 1 for axis, full in enumerate(node.shape)]
 
 
-def _cost(store: Store, node: Node, metadata: dict[str, Any], opened: OpenZarr, patch: list[int] | None) -> Access:
-    """What a random row or patch costs: as it will be read; of a remote array as its metadata say, for more must be asked for."""
+def _cost(
+    store: Store, node: Node, metadata: dict[str, Any], opened: OpenZarr, patch: list[int] | None
+) -> Access:
+    """What a random row or patch costs: as it will be read; of a remote array as its metadata
+    say, for more must be asked for.
+    """
     try:
         if holds_strings(metadata):
             return Access(node.path, "a row", "zarr-python: strings of any length", by_library=True)
         layout = _layout(metadata)
         if store.files.is_remote and layout is not None:
             return _planned(store, node, layout, patch)
-        reader = opened.rows(store, node.path, metadata) if patch is None else opened.reader(store, node.path, metadata, by_row=False)
+        reader = (
+            opened.rows(store, node.path, metadata)
+            if patch is None
+            else opened.reader(store, node.path, metadata, by_row=False)
+        )
     except MissingNameError:
         raise
     except (HeadraceError, OSError) as error:
@@ -326,7 +431,9 @@ def _cost(store: Store, node: Node, metadata: dict[str, Any], opened: OpenZarr, 
     chunks, stored = reader.chunks, _stored_chunk(node, reader.chunks.grid)
     if patch is None:
         return costs.of_row(node.path, chunks, stored)
-    return costs.patch_cost(node.path, chunks.how, chunks.grid, chunks.dtype.itemsize, stored, chunks.is_direct, patch)
+    return costs.patch_cost(
+        node.path, chunks.how, chunks.grid, chunks.dtype.itemsize, stored, chunks.is_direct, patch
+    )
 
 
 def _layout(metadata: dict[str, Any]) -> Layout | None:
@@ -340,12 +447,22 @@ def _planned(store: Store, node: Node, layout: Layout, patch: list[int] | None) 
     grid, pipeline = Grid(layout.shape, layout.chunks), Pipeline(layout.codecs)
     is_sharded = layout.index_at is not None
     in_parts = patch is None and not pipeline and layout.order == "C" and layout.chunks[0] > 1
-    way = "files fetched whole" if store.reads_whole and not is_sharded and not in_parts else "ranges"
+    way = (
+        "files fetched whole" if store.reads_whole and not is_sharded and not in_parts else "ranges"
+    )
     way = (f"{way} + {pipeline}" if pipeline else way) + (" out of shards" if is_sharded else "")
     itemsize, stored = layout.dtype.itemsize, _stored_chunk(node, grid)
     if patch is not None:
         return costs.patch_cost(node.path, way, grid, itemsize, stored, True, patch)
-    return costs.row_cost(node.path, way, grid, itemsize, stored, True, not pipeline and layout.order == "C" and way.startswith("ranges"))
+    return costs.row_cost(
+        node.path,
+        way,
+        grid,
+        itemsize,
+        stored,
+        True,
+        not pipeline and layout.order == "C" and way.startswith("ranges"),
+    )
 
 
 def _stored_chunk(node: Node, grid: Grid) -> float:

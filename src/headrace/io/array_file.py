@@ -2,13 +2,18 @@
 
 NOTE [ life of an array file ]
 
-* It is in `cache_dir`, named by a hash of the key it belongs to, which is also stored inside. Its owner decides whether it is still valid.
-* Its head, a line of JSON, has this hash, dtypes and sizes, and a checksum of these and of everything that follows: the arrays, each
-  aligned. The first array may be long: it is written in pieces, and read by ranges.
-* It is written under a temporary name and renamed when it is on disk. A file that is damaged, has another version, belongs to another user,
-  or is writable by others is not trusted, and written again.
-* A writer that is killed leaves its temporary file. The next writer removes such files after an hour.
-* Up to version 0.1 files that were only loaded had a separate format, which can still be read (`_load_0_1`).
+* It is in `cache_dir`, named by a hash of the key it belongs to, which is also stored inside. Its
+  owner decides whether it is still valid.
+* Its head, a line of JSON, has this hash, dtypes and sizes, and a checksum of these and of
+  everything that follows: the arrays, each aligned. The first array may be long: it is written in
+  pieces, and read by ranges.
+* It is written under a temporary name and renamed when it is on disk. A file that is damaged, has
+  another version, belongs to another user, or is writable by others is not trusted, and written
+  again.
+* A writer that is killed leaves its temporary file. The next writer removes such files after an
+  hour.
+* Up to version 0.1 files that were only loaded had a separate format, which can still be read
+  (`_load_0_1`).
 """
 
 from __future__ import annotations
@@ -55,8 +60,9 @@ class UntrustedError(Exception):
 
 
 class Unkept:
-    """A context in which an array file is made: if the system or the file's own check is in the way, it warns, and what follows the
-    context does without the file. Headrace's errors, which are of what the arrays are made of, pass.
+    """A context in which an array file is made: if the system or the file's own check is in the
+    way, it warns, and what follows the context does without the file. Headrace's errors, which are
+    of what the arrays are made of, pass.
 
     Args:
         folder: of the file.
@@ -105,14 +111,25 @@ class ArrayFile:
         cache_dir: the folder.
         kind: of what: one word, part of the file's name.
         about: what tells this file from others of its kind (JSON values); the user is added.
-        version: of the arrays' meaning, so that another version takes the file's place; None: `about` says it.
+        version: of the arrays' meaning, so that another version takes the file's place; None:
+            `about` says it.
         types: dtypes of the arrays; none: whatever was written.
     """
 
-    def __init__(self, cache_dir: str, kind: str, about: dict[str, Any], version: int | None = None, types: Sequence[str] = ()) -> None:
-        meta = json.dumps({**about, "user": user_id()}, sort_keys=version is None).encode()  # the names of version 0.1
+    def __init__(
+        self,
+        cache_dir: str,
+        kind: str,
+        about: dict[str, Any],
+        version: int | None = None,
+        types: Sequence[str] = (),
+    ) -> None:
+        # the names of version 0.1
+        meta = json.dumps({**about, "user": user_id()}, sort_keys=version is None).encode()
         self._contents = Contents(meta, kind, version, types)
-        self.path: str = os.path.join(os.path.abspath(cache_dir), f"{_prefix(kind)}{_hash(meta)}.bin")
+        self.path: str = os.path.join(
+            os.path.abspath(cache_dir), f"{_prefix(kind)}{_hash(meta)}.bin"
+        )
 
     def load(self) -> Arrays:
         """The arrays, in memory and in this machine's byte order.
@@ -159,7 +176,9 @@ class ArrayFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[BinaryIO, int]]:
-        fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        fd = os.open(
+            self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        )
         with open(fd, "rb") as file:
             status = os.fstat(fd)
             if not is_ours(status):
@@ -179,7 +198,8 @@ class ArrayFile:
 
     @contextlib.contextmanager
     def writing(self, dtype: str) -> Iterator[ArrayWriter]:
-        """A writer of a long first array; the file has its name when the context is left without an error.
+        """A writer of a long first array; the file has its name when the context is left without an
+        error.
 
         Raises:
             OSError: it can't be written.
@@ -229,7 +249,8 @@ def load_arrays(file: BinaryIO, size: int, contents: Contents) -> Arrays:
 
 
 class FileArrays:
-    """A long array, read from its file by ranges, and some short ones, in memory that workers share.
+    """A long array, read from its file by ranges, and some short ones, in memory that workers
+    share.
 
     A long array of few bytes is in memory too. Nothing is mapped: if somebody cuts the file short
     while it is read, that is an error, and no signal that ends the process (SIGBUS). The file was
@@ -247,7 +268,9 @@ class FileArrays:
         count: its elements.
     """
 
-    def __init__(self, path: str, head: bytes, short: Arrays | None, long: npt.NDArray[Any] | None) -> None:
+    def __init__(
+        self, path: str, head: bytes, short: Arrays | None, long: npt.NDArray[Any] | None
+    ) -> None:
         self.path: str = path
         self._head = head
         self.dtype, nbytes = _parts(head)[0]
@@ -264,7 +287,11 @@ class FileArrays:
         Raises:
             AccessError: the file is gone, cut short, or another one.
         """
-        return self._long.array if self._long is not None else self.read(np.array([0]), np.array([self.count]))
+        return (
+            self._long.array
+            if self._long is not None
+            else self.read(np.array([0]), np.array([self.count]))
+        )
 
     @property
     def short(self) -> Arrays:
@@ -325,20 +352,28 @@ class FileArrays:
                     head = os.pread(fd, HEAD, 0).split(b"\n", 1)[0]
                     size = os.fstat(fd).st_size
                 if head != self._head or size != _size(_parts(self._head)):
-                    raise AccessError(f"{redact(self.path)} has been replaced since it was opened: open the dataset again")
+                    raise AccessError(
+                        f"{redact(self.path)} has been replaced since it was opened: open the "
+                        "dataset again"
+                    )
                 self._compared_in = os.getpid()
             yield
         except OSError as error:
             if isinstance(error, HeadraceError):
                 raise
-            message = f"{redact(self.path)}, an index of this dataset, can't be read any more: {error.strerror or error}"
+            message = (
+                f"{redact(self.path)}, an index of this dataset, can't be read any more: "
+                f"{error.strerror or error}"
+            )
             raise AccessError(message) from error
         except FormatError as error:
             raise AccessError(f"{error}; open the dataset again") from error
 
     def _read_short(self) -> Arrays:
         ranges = _ranges_of(self._head)[1:]
-        data = self._files.read_each(ByteRanges.of((self.path, start, stop) for _, start, stop in ranges))
+        data = self._files.read_each(
+            ByteRanges.of((self.path, start, stop) for _, start, stop in ranges)
+        )
         return [np.frombuffer(one, dtype) for one, (dtype, _, _) in zip(data, ranges, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -351,15 +386,17 @@ def parts_of(long: npt.NDArray[Any], begins: IntArray, ends: IntArray) -> Arrays
     return [long[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
-def rows_of(long: npt.NDArray[Any], dtype: npt.DTypeLike, length: int, numbers: IntArray) -> npt.NDArray[Any]:
+def rows_of(
+    long: npt.NDArray[Any], dtype: npt.DTypeLike, length: int, numbers: IntArray
+) -> npt.NDArray[Any]:
     """See `FileArrays.rows`."""
     elements = long.view(dtype)
     return elements[: len(elements) // length * length].reshape(-1, length).take(numbers, axis=0)
 
 
 class ArrayWriter:
-    """Writes a long array a piece at a time. What is written is on its way to the disk while more is made, so that little is left to be
-    waited for at the end.
+    """Writes a long array a piece at a time. What is written is on its way to the disk while more
+    is made, so that little is left to be waited for at the end.
 
     Args:
         file: new, and open for reading too.
@@ -380,12 +417,21 @@ class ArrayWriter:
         array = np.ascontiguousarray(values, self._dtype)
         self._put(_bytes_of(array))
         self._nbytes += array.nbytes
-        if self._pool is not None and self._nbytes - self._flushed >= _EARLY and self._flush_ended():
+        if (
+            self._pool is not None
+            and self._nbytes - self._flushed >= _EARLY
+            and self._flush_ended()
+        ):
             self._file.flush()
-            self._flushed, self._flush = self._nbytes, self._pool.submit(_to_disk, self._file.fileno())
+            self._flushed, self._flush = (
+                self._nbytes,
+                self._pool.submit(_to_disk, self._file.fileno()),
+            )
 
     def _flush_ended(self) -> bool:
-        """True if nothing is on its way to the disk. Raises where something could not be written: the system says so once."""
+        """True if nothing is on its way to the disk. Raises where something could not be
+        written: the system says so once.
+        """
         if self._flush is not None and self._flush.done():
             self._flush.result()
             self._flush = None
@@ -425,7 +471,10 @@ class ArrayWriter:
         """Writes the head."""
         if self._flush is not None:
             self._flush.result()
-        parts = [[self._dtype.str, self._nbytes], *([array.dtype.str, array.nbytes] for array in self._short)]
+        parts = [
+            [self._dtype.str, self._nbytes],
+            *([array.dtype.str, array.nbytes] for array in self._short),
+        ]
         said = {"format": _FORMAT, "about": about, "parts": parts}
         head = _line({**said, "checksum": _checksum(self._crc, _line(said))})
         if len(head) >= HEAD:
@@ -497,7 +546,9 @@ def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> np
 
 
 def _known_head(first: bytes, contents: Contents) -> bytes:
-    """The head line of a file that begins so. What else it says may be damaged, until it is compared with the checksum."""
+    """The head line of a file that begins so. What else it says may be damaged, until it is
+    compared with the checksum.
+    """
     head = first.split(b"\n", 1)[0]
     try:
         said = json.loads(head)
@@ -510,13 +561,19 @@ def _known_head(first: bytes, contents: Contents) -> bytes:
 
 
 def _check_parts(head: bytes, size: int, contents: Contents) -> None:
-    """Compares dtypes and sizes, whose checksum is right, with the file's bytes and with what is wanted."""
+    """Compares dtypes and sizes, whose checksum is right, with the file's bytes and with what is
+    wanted.
+    """
     try:
         parts = _parts(head)
-        is_sound = _size(parts) == size and all(d.kind in "iufb" and n >= 0 and not n % d.itemsize for d, n in parts)
+        is_sound = _size(parts) == size and all(
+            d.kind in "iufb" and n >= 0 and not n % d.itemsize for d, n in parts
+        )
     except (ValueError, TypeError, KeyError, IndexError):
         raise UntrustedError("it is damaged, or of another version") from None
-    if not is_sound or (contents.types and [dtype for dtype, _ in parts] != list(map(np.dtype, contents.types))):
+    if not is_sound or (
+        contents.types and [dtype for dtype, _ in parts] != list(map(np.dtype, contents.types))
+    ):
         raise UntrustedError("it is damaged")
 
 
@@ -540,19 +597,33 @@ def _checksum(begin: int, data: bytes) -> int:
 
 
 def _load_0_1(file: BinaryIO, size: int, contents: Contents) -> Arrays:
-    """What version 0.1 wrote: a line "headrace-kind version checksum", a line with `meta`, the arrays' sizes, and the arrays."""
+    """What version 0.1 wrote: a line "headrace-kind version checksum", a line with `meta`, the
+    arrays' sizes, and the arrays.
+    """
     head = file.readline(200).split()
     if head[:2] != [b"headrace-%s" % contents.kind.encode(), b"%d" % (contents.version or 0)]:
         raise UntrustedError("it is of another version")
     if file.readline(len(contents.meta) + 1) != contents.meta + b"\n":
         raise UntrustedError("it is about something else")
-    digest, arrays, sizes = hashlib.blake2b(contents.meta, digest_size=16), Arrays(), file.read(8 * len(contents.types))
-    for nbytes, dtype in zip(np.frombuffer(sizes[: len(sizes) // 8 * 8], "<i8").tolist(), map(np.dtype, contents.types), strict=False):
+    digest, arrays, sizes = (
+        hashlib.blake2b(contents.meta, digest_size=16),
+        Arrays(),
+        file.read(8 * len(contents.types)),
+    )
+    for nbytes, dtype in zip(
+        np.frombuffer(sizes[: len(sizes) // 8 * 8], "<i8").tolist(),
+        map(np.dtype, contents.types),
+        strict=False,
+    ):
         if not 0 <= nbytes <= size - file.tell() or nbytes % dtype.itemsize:
             break
         data = bytearray(file.read(nbytes))
         digest.update(data)
         arrays.append(np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False))
-    if len(arrays) != len(contents.types) or file.tell() != size or head[2:] != [digest.hexdigest().encode()]:
+    if (
+        len(arrays) != len(contents.types)
+        or file.tell() != size
+        or head[2:] != [digest.hexdigest().encode()]
+    ):
         raise UntrustedError("it is damaged")
     return arrays

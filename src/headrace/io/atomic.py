@@ -17,7 +17,9 @@ TEMPORARY = ".part"
 
 @contextlib.contextmanager
 def written_to(path: str) -> Iterator[BinaryIO]:
-    """A file that has its name, and is on the disk, when all of it was written; only its owner may read it."""
+    """A file that has its name, and is on the disk, when all of it was written; only its owner
+    may read it.
+    """
     folder, name = os.path.split(path)
     fd, temporary = tempfile.mkstemp(TEMPORARY, f"{name}.", folder)
     try:
@@ -33,7 +35,9 @@ def written_to(path: str) -> Iterator[BinaryIO]:
 
 
 def make_folder(folder: str, prefix: str) -> None:
-    """Makes the folder, with its parents, and removes the temporary files of that prefix whose writers are gone."""
+    """Makes the folder, with its parents, and removes the temporary files of that prefix whose
+    writers are gone.
+    """
     with contextlib.suppress(FileExistsError):
         os.makedirs(folder, 0o700)
     with os.scandir(folder) as listing:
@@ -51,5 +55,7 @@ def user_id() -> int:
 
 def is_ours(status: os.stat_result) -> bool:
     """True if it is a plain file of this user, which nobody else may write to."""
-    private = not hasattr(os, "geteuid") or (status.st_uid == user_id() and not status.st_mode & 0o022)
+    private = not hasattr(os, "geteuid") or (
+        status.st_uid == user_id() and not status.st_mode & 0o022
+    )
     return private and stat.S_ISREG(status.st_mode)

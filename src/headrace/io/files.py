@@ -16,8 +16,8 @@ class Version(NamedTuple):
 
     Attributes:
         size: bytes.
-        tag: of a local file its mtime in ns; of a remote one its ETag, or the time of its last change
-            as the server says it; None: the server says nothing of the kind.
+        tag: of a local file its mtime in ns; of a remote one its ETag, or the time of its last
+            change as the server says it; None: the server says nothing of the kind.
         ctime: of a local file, in ns: a copy with an old mtime (`cp -p`, rsync) has a new one.
         inode: of a local file.
     """
@@ -29,10 +29,12 @@ class Version(NamedTuple):
 
 
 class Files(ABC):
-    """Files of this machine, or of one server. Thread-safe; a pickle takes along which versions the files have.
+    """Files of this machine, or of one server. Thread-safe; a pickle takes along which versions the
+    files have.
 
-    A file whose version was asked for is read in that version, or a `FileChangedError` is raised. Other local files, and other whole files,
-    are read as they are. What has a body here is what holds where nothing is prefetched or cached on disk.
+    A file whose version was asked for is read in that version, or a `FileChangedError` is raised.
+    Other local files, and other whole files, are read as they are. What has a body here is what
+    holds where nothing is prefetched or cached on disk.
     """
 
     is_remote: bool
@@ -45,15 +47,19 @@ class Files(ABC):
         """The version of a file, as it was when it was first asked for.
 
         Raises:
-            DataNotFoundError, AccessError, RemoteError: there is no such file; it can't be read; the server does not say.
+            DataNotFoundError, AccessError, RemoteError: there is no such file; it can't be read;
+                the server does not say.
         """
 
     @abstractmethod
     def identity(self, path: str) -> list[str | int | None]:
-        """What tells a file from others, and from itself at another time: part of the names of what is cached of it."""
+        """What tells a file from others, and from itself at another time: part of the names of
+        what is cached of it.
+        """
 
     def check(self, path: str) -> None:  # noqa: B027
-        """Compares a local file with its version, if that was asked for. A server is not asked: each read is of that version, or an error.
+        """Compares a local file with its version, if that was asked for. A server is not asked:
+        each read is of that version, or an error.
 
         Raises:
             FileChangedError: it is another one.
@@ -61,15 +67,18 @@ class Files(ABC):
 
     @abstractmethod
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
-        """The bytes of each range; None for what was never written, and for a whole file that is missing.
+        """The bytes of each range; None for what was never written, and for a whole file that is
+        missing.
 
         Raises:
             FormatError: a file ends before one of them does.
-            FileChangedError, DataNotFoundError, AccessError, RemoteError, OSError: a file has changed, or can't be read.
+            FileChangedError, DataNotFoundError, AccessError, RemoteError, OSError: a file has
+                changed, or can't be read.
         """
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
-        """Fills a buffer with the bytes of each range, all of which were written and are as long as their buffers.
+        """Fills a buffer with the bytes of each range, all of which were written and are as long as
+        their buffers.
 
         Raises:
             Exception: as `read`.
@@ -80,8 +89,8 @@ class Files(ABC):
 
     @abstractmethod
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
-        """The bytes of each range, all of which were written: what is copied out of requests holds no more than that. Whole files are not
-        mixed with other ranges.
+        """The bytes of each range, all of which were written: what is copied out of requests holds
+        no more than that. Whole files are not mixed with other ranges.
 
         Raises:
             FileNotFoundError: a whole file is missing.
@@ -98,7 +107,8 @@ class Files(ABC):
 
     @abstractmethod
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
-        """Says what is read next: a server is asked for each piece by itself, of local files the system is told, if its disk is slow.
+        """Says what is read next: a server is asked for each piece by itself, of local files the
+        system is told, if its disk is slow.
 
         Args:
             pieces: the ranges of each.
@@ -117,7 +127,9 @@ class Files(ABC):
         return 0
 
     def bypassing_cache(self) -> AbstractContextManager[None]:
-        """Inside, this thread reads past the disk cache, and replaces what is cached: what was read before had a wrong checksum."""
+        """Inside, this thread reads past the disk cache, and replaces what is cached: what was
+        read before had a wrong checksum.
+        """
         return nullcontext()
 
     def take_counts(self) -> Counter[str]:

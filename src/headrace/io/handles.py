@@ -19,15 +19,18 @@ _TOGETHER = 16  # files that are taken at once
 
 
 class WorkerFiles(Generic[T]):
-    """Many files that each process opens when it first needs them, and of which it keeps those open that were used last.
+    """Many files that each process opens when it first needs them, and of which it keeps those open
+    that were used last.
 
     A pickle takes along how to open, and not what is open. Thread-safe.
 
     Args:
-        opener: called with a path; picklable where workers are spawned. Default: a descriptor for `pread`.
+        opener: called with a path; picklable where workers are spawned. Default: a descriptor for
+            `pread`.
         closer: called with what the opener returned.
         most: files that stay open while nobody reads them.
-        survives_fork: may a forked child go on with what it inherits? So it is with descriptors, for `pread` has no position to share.
+        survives_fork: may a forked child go on with what it inherits? So it is with descriptors,
+            for `pread` has no position to share.
     """
 
     def __init__(
@@ -41,7 +44,8 @@ class WorkerFiles(Generic[T]):
         self._opener: Callable[[str], Any] = opener or _open_descriptor
         self._closer: Callable[[Any], object] = closer or os.close
         self._most, self._survives_fork = most, survives_fork
-        self._open: OrderedDict[str, list[Any]] = OrderedDict()  # path -> [handle, number of readers]; the latest at the end
+        # path -> [handle, number of readers]; the latest at the end
+        self._open: OrderedDict[str, list[Any]] = OrderedDict()
         self._lock = threading.Lock()
         self._close_all = weakref.finalize(self, _close_entries, self._open, self._closer)
         self._close_all.atexit = False
@@ -62,8 +66,8 @@ class WorkerFiles(Generic[T]):
             self._leave([entry])
 
     def reading_each(self, paths: Sequence[str]) -> Generator[tuple[int, list[T]]]:
-        """The open files, a few at a time: the number of the first path, and what it and the next ones opened, which stay so until more
-        are asked for.
+        """The open files, a few at a time: the number of the first path, and what it and the next
+        ones opened, which stay so until more are asked for.
 
         Raises:
             Exception: what the opener raises.
@@ -73,7 +77,8 @@ class WorkerFiles(Generic[T]):
             try:
                 with self._lock:
                     for path in paths[start : start + _TOGETHER]:
-                        entries.append(self._enter(path))  # so that what was entered is left, also after an error
+                        # so that what was entered is left, also after an error
+                        entries.append(self._enter(path))
                 yield start, [entry[0] for entry in entries]
             finally:
                 self._leave(entries)
@@ -108,7 +113,9 @@ class WorkerFiles(Generic[T]):
                 self._closer(handle)
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock, and is not here to release it; nor are its readers."""
+        """Another thread of the parent may have held the lock, and is not here to release it;
+        nor are its readers.
+        """
         self._lock = threading.Lock()
         for entry in self._open.values():
             entry[1] = 0

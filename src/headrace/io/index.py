@@ -2,9 +2,11 @@
 
 NOTE [ life of an index ]
 
-* It consists of a few arrays, which the format creates from the file (`IndexKind.make`), once; this may take many round trips.
-* It is looked up in `cache_dir`, by URL, size and version of the file, and next to the file, under its URL and ".index", where the writer
-  of the file may have put it (`headrace.write_index`), by its size alone. Neither is used without a valid checksum.
+* It consists of a few arrays, which the format creates from the file (`IndexKind.make`), once; this
+  may take many round trips.
+* It is looked up in `cache_dir`, by URL, size and version of the file, and next to the file, under
+  its URL and ".index", where the writer of the file may have put it (`headrace.write_index`), by
+  its size alone. Neither is used without a valid checksum.
 * A new index is cached in `cache_dir`. If that fails, there is a warning and no other effect.
 * See also NOTE [ life of an array file ] in `headrace.io.array_file`.
 """
@@ -21,7 +23,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.errors import warn
-from headrace.io.array_file import ArrayFile, Arrays, Contents, UntrustedError, array_bytes, has_kept, load_arrays
+from headrace.io.array_file import (
+    ArrayFile,
+    Arrays,
+    Contents,
+    UntrustedError,
+    array_bytes,
+    has_kept,
+    load_arrays,
+)
 from headrace.io.paths import cache_folder, redact
 from headrace.io.remote_files import RemoteFiles
 
@@ -50,7 +60,8 @@ def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
     """The index of a file, found or made.
 
     Args:
-        files: its server's. What lies beside is only looked at where `RemoteFiles.learn` was told to.
+        files: its server's. What lies beside is only looked at where `RemoteFiles.learn` was told
+            to.
         url: of the file.
         kind: of the index.
 
@@ -74,7 +85,9 @@ def made_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
 
 
 def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
-    """The index of a file as it is kept on this machine, or lies beside the file; None: it is nowhere, or not to be trusted."""
+    """The index of a file as it is kept on this machine, or lies beside the file; None: it is
+    nowhere, or not to be trusted.
+    """
     version, beside = files.version(url), files.beside(url)
     if version.tag is not None:
         cached = kept_index(files, url, kind).loaded()
@@ -85,13 +98,22 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
             return from_bytes(beside, kind, version.size)
         except UntrustedError as error:
             files.drop_beside()
-            warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
+            warn(
+                f"{redact(url)}: the index beside it is not used: {error}; write it again with "
+                "headrace.write_index"
+            )
     return None
 
 
-def learn_indexed(files: RemoteFiles, urls: Sequence[str], kind: IndexKind, unless: Callable[[], bool] = lambda: False) -> None:
-    """Asks for the versions of files, and for what lies beside those whose index is not cached on this machine: at the same time where it
-    has no index of that kind, since a cached one is known by the version.
+def learn_indexed(
+    files: RemoteFiles,
+    urls: Sequence[str],
+    kind: IndexKind,
+    unless: Callable[[], bool] = lambda: False,
+) -> None:
+    """Asks for the versions of files, and for what lies beside those whose index is not cached on
+    this machine: at the same time where it has no index of that kind, since a cached one is known
+    by the version.
 
     Args:
         files: of their server.
@@ -106,15 +128,25 @@ def learn_indexed(files: RemoteFiles, urls: Sequence[str], kind: IndexKind, unle
     is_needless = functools.cache(unless)
 
     def is_unknown(url: str) -> bool:
-        return not is_needless() and (files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path))
+        return not is_needless() and (
+            files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path)
+        )
 
-    files.learn(urls, beside=is_unknown if has_kept(cache_folder(files.options.cache_dir), _kept_kind(kind)) else True)
+    files.learn(
+        urls,
+        beside=is_unknown
+        if has_kept(cache_folder(files.options.cache_dir), _kept_kind(kind))
+        else True,
+    )
 
 
 def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took: float) -> None:
     """Keeps an index that was made, which took so many seconds, on this machine."""
     if took > _HINT_S:
-        warn(f"{redact(url)}: it took {took:.0f} s to find out what lies where; headrace.write_index makes the index beforehand")
+        warn(
+            f"{redact(url)}: it took {took:.0f} s to find out what lies where; "
+            "headrace.write_index makes the index beforehand"
+        )
     if files.version(url).tag is None:
         return
     try:
@@ -123,7 +155,8 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
         if not files.has_warned:  # of many shards once
             files.has_warned = True
             warn(
-                f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of {redact(url)}, and of others here, is not kept "
+                f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of "
+                f"{redact(url)}, and of others here, is not kept "
                 f"({error.strerror or error}), so every start makes it anew"
             )
 
@@ -132,7 +165,13 @@ def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> ArrayFile:
     """Where the index of a file is kept on this machine."""
     version = files.version(url)
     about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
-    return ArrayFile(str(cache_folder(files.options.cache_dir)), _kept_kind(kind), about, kind.version, kind.types)
+    return ArrayFile(
+        str(cache_folder(files.options.cache_dir)),
+        _kept_kind(kind),
+        about,
+        kind.version,
+        kind.types,
+    )
 
 
 def _kept_kind(kind: IndexKind) -> str:
@@ -154,4 +193,6 @@ def from_bytes(data: bytes, kind: IndexKind, size: int) -> Arrays:
 
 
 def _contents(kind: IndexKind, size: int) -> Contents:
-    return Contents(json.dumps({"kind": kind.name, "size": size}).encode(), "index", kind.version, kind.types)
+    return Contents(
+        json.dumps({"kind": kind.name, "size": size}).encode(), "index", kind.version, kind.types
+    )

@@ -1,7 +1,7 @@
 """Turns the errors that h5py, zarr-python and zipfile raise over damaged files into ours.
 
-They raise what they stumbled over: KeyError, OverflowError, struct.error and so on. Here each becomes an error that says what can't be
-read.
+They raise what they stumbled over: KeyError, OverflowError, struct.error and so on. Here each
+becomes an error that says what can't be read.
 """
 
 from __future__ import annotations
@@ -18,24 +18,42 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Numbers of errors of a disk that can't be written to."""
 OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, *FULL_DISK)
 """Numbers of errors that are no fault of a file that is read."""
-_OF_THE_DISK = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH)
+_OF_THE_DISK = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+)
 
 
 def unreadable(what: str, error: OSError) -> AccessError | None:
-    """What to say where the disk, or what it is mounted by, failed; None: the error says something else."""
+    """What to say where the disk, or what it is mounted by, failed; None: the error says
+    something else.
+    """
     if error.errno not in _OF_THE_DISK:
         return None
-    return AccessError(f"{what} can't be read: {os.strerror(error.errno)}: look at the disk or the mount, for the file may be sound")
+    return AccessError(
+        f"{what} can't be read: {os.strerror(error.errno)}: look at the disk or the mount, for "
+        "the file may be sound"
+    )
 
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory")  # of torch's RuntimeErrors
 
 
 def is_of_machine(error: Exception) -> bool:
-    """True if the machine ran out of memory, file descriptors or disk space: an error that is no fault of a file or sample."""
+    """True if the machine ran out of memory, file descriptors or disk space: an error that is no
+    fault of a file or sample.
+    """
     if isinstance(error, OSError):
         return error.errno in OF_THE_MACHINE
-    return isinstance(error, MemoryError) or (type(error) is RuntimeError and any(said in str(error) for said in _NO_MEMORY))
+    return isinstance(error, MemoryError) or (
+        type(error) is RuntimeError and any(said in str(error) for said in _NO_MEMORY)
+    )
 
 
 class _Inner(threading.local):
@@ -51,14 +69,16 @@ _inner = _Inner()
 
 
 def remember(error: BaseException) -> None:
-    """An error is about to be raised into another library, which may make something else of it, or nothing; `asking` then raises it."""
+    """An error is about to be raised into another library, which may make something else of it,
+    or nothing; `asking` then raises it.
+    """
     _inner.error = error
 
 
 @contextlib.contextmanager
 def asking(library: str, what: str) -> Iterator[None]:
-    """Whatever another library raises inside becomes an error that names what it was asked for; what was raised into it (`remember`)
-    comes out as it was, whatever the library made of it.
+    """Whatever another library raises inside becomes an error that names what it was asked for;
+    what was raised into it (`remember`) comes out as it was, whatever the library made of it.
 
     Args:
         library: its name.
@@ -82,14 +102,20 @@ def asking(library: str, what: str) -> Iterator[None]:
         if isinstance(error, HeadraceError) or not isinstance(error, Exception):
             raise
         if isinstance(error, MemoryError):
-            raise BudgetError(f"{what}: {library} asks for more memory than there is: the file is damaged, or too large") from error
+            raise BudgetError(
+                f"{what}: {library} asks for more memory than there is: the file is damaged, or "
+                "too large"
+            ) from error
         if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
             raise
         failure = unreadable(what, error) if isinstance(error, OSError) else None
         if failure is not None:
             raise failure from error
         cause = " ".join(str(error).split()) or "no reason given"
-        raise FormatError(f"{what} is damaged, or holds what {library} can't read ({type(error).__name__}: {cause})") from error
+        raise FormatError(
+            f"{what} is damaged, or holds what {library} can't read ({type(error).__name__}: "
+            f"{cause})"
+        ) from error
     finally:
         _inner.depth -= 1
     inner = _inner.taken()

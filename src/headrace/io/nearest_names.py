@@ -14,25 +14,32 @@ _COMPARED = 100  # names that are compared letter by letter: of 20,000 that alon
 
 
 def listed_names(names: Iterable[str], wanted: str = "", show: Callable[[str], str] = str) -> str:
-    """Names as part of a message: all of them up to ten; of more the ten that are nearest to a name, and how many others there are.
+    """Names as part of a message: all of them up to ten; of more the ten that are nearest to a
+    name, and how many others there are.
 
     Args:
         names: in any order.
         wanted: the name that is missing; "": none in particular, so that the first ten are listed.
-        show: what a name looks like in the message. One that looks like the missing one is shown in ASCII.
+        show: what a name looks like in the message. One that looks like the missing one is shown in
+            ASCII.
     """
     found = sorted(names)
     others = len(found) - _MOST
     if others > 0:
         found = _nearest(wanted.lower(), found) if wanted else found[:_MOST]
-    shown = [ascii(name) if name != wanted and composed(name) == composed(wanted) else show(name) for name in found]
+    shown = [
+        ascii(name) if name != wanted and composed(name) == composed(wanted) else show(name)
+        for name in found
+    ]
     return (", ".join(shown) or "none") + (f" and {others:,} more" if others > 0 else "")
 
 
 def _nearest(wanted: str, names: list[str]) -> list[str]:
     def shares_ends(name: str) -> float:
         lower = name.lower()
-        return (_same(wanted, lower) + _same(reversed(wanted), reversed(lower))) / (len(wanted) + len(name))
+        return (_same(wanted, lower) + _same(reversed(wanted), reversed(lower))) / (
+            len(wanted) + len(name)
+        )
 
     matcher = difflib.SequenceMatcher(b=wanted, autojunk=False)
 
@@ -45,4 +52,7 @@ def _nearest(wanted: str, names: list[str]) -> list[str]:
 
 def _same(one: Iterable[str], other: Iterable[str]) -> int:
     """How many letters two names begin with that are the same."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(
+        1
+        for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    )

@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 def in_order(begun: Iterable[tuple[K, Future[T]]], most: int) -> Generator[tuple[K, T], None, None]:
-    """Results of futures in the order in which they begin, each with what it is of. Those that are left when it is closed are cancelled.
+    """Results of futures in the order in which they begin, each with what it is of. Those that are
+    left when it is closed are cancelled.
 
     Args:
         begun: begins a future when the next one is asked for: a generator that submits tasks.
@@ -32,5 +33,6 @@ def in_order(begun: Iterable[tuple[K, Future[T]]], most: int) -> Generator[tuple
 
 
 def _first_of(waiting: deque[tuple[K, Future[T]]]) -> tuple[K, T]:
-    key, future = waiting.popleft()  # in a frame of its own: nobody else holds the result while the next one is waited for
+    # in a frame of its own: nobody else holds the result while the next one is waited for
+    key, future = waiting.popleft()
     return key, future.result()

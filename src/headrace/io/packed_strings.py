@@ -1,7 +1,8 @@
 """Holds millions of names in two flat arrays.
 
-Their bytes lie one behind the other, beside the offsets where each begins: 8 bytes a name beside its own, in two arrays that all
-processes share. A list of as many objects would take ten times the room, and each worker would copy it.
+Their bytes lie one behind the other, beside the offsets where each begins: 8 bytes a name beside
+its own, in two arrays that all processes share. A list of as many objects would take ten times the
+room, and each worker would copy it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class PackedNames(Sequence[bytes]):
         self._adopt(*packed.arrays())
 
     @classmethod
-    def from_arrays(cls, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> PackedNames:
+    def from_arrays(
+        cls, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+    ) -> PackedNames:
         """From [bytes] uint8 and [n + 1] int64 offsets into them."""
         packed = cls.__new__(cls)
         packed._adopt(data, offsets)
@@ -89,7 +92,8 @@ class PackedNames(Sequence[bytes]):
         fits = np.diff(offsets) >= len(ending)
         for place, byte in enumerate(reversed(ending), 1):
             left = np.flatnonzero(fits)
-            fits[left] = (data[offsets[left + 1] - place] | 0x20) == (byte | 0x20)  # which makes letters small, and leaves a dot
+            # which makes letters small, and leaves a dot
+            fits[left] = (data[offsets[left + 1] - place] | 0x20) == (byte | 0x20)
         return fits
 
     def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
@@ -99,7 +103,9 @@ class PackedNames(Sequence[bytes]):
         for start in range(0, len(order), _CHUNK):
             chosen = order[start : start + _CHUNK]
             begins, ends = offsets[chosen], offsets[chosen + 1]
-            joined = b"".join([view[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
+            joined = b"".join(
+                [view[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+            )
             packed.add_joined(joined, ends - begins)
         return packed.build()
 
@@ -120,7 +126,9 @@ class NamesBuilder:
         while chunk := list(itertools.islice(coming, _CHUNK)):
             self.add_joined(b"".join(chunk), np.fromiter(map(len, chunk), np.int64, len(chunk)))
 
-    def add_joined(self, data: bytes | npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> None:
+    def add_joined(
+        self, data: bytes | npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]
+    ) -> None:
         """Adds names that lie one behind the other already, of these lengths ([m] int64)."""
         ends = np.cumsum(lengths)
         ends += self._bytes.used
@@ -137,7 +145,9 @@ class NamesBuilder:
 
 
 class _Growing:
-    """An array that grows in place: the system moves large ones by remapping their pages, not by copying them."""
+    """An array that grows in place: the system moves large ones by remapping their pages, not by
+    copying them.
+    """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._array: npt.NDArray[Any] = np.empty(16, dtype)
@@ -157,7 +167,8 @@ class _Growing:
 
 
 def order_of_parts(names: PackedNames) -> npt.NDArray[np.int64] | None:
-    """Which name comes first, second, ... when they are sorted by their parts ([n] int64); None: they are in order already.
+    """Which name comes first, second, ... when they are sorted by their parts ([n] int64); None:
+    they are in order already.
 
     Equal names stay in the order in which they come.
     """
@@ -179,5 +190,7 @@ def _are_in_order(names: PackedNames) -> bool:
 
 
 def key_of_parts(name: bytes) -> bytes:
-    """What to sort by: names sort as the lists of their parts, byte by byte, if what stands between the parts is less than any byte."""
+    """What to sort by: names sort as the lists of their parts, byte by byte, if what stands
+    between the parts is less than any byte.
+    """
     return name.replace(b"/", b"\0")

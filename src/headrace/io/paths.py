@@ -13,7 +13,16 @@ from pathlib import Path
 from headrace.errors import AccessError, ConfigError, warn
 
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
-_CHAINING = {"zip", "tar", "libarchive", "simplecache", "filecache", "blockcache", "cached", "reference"}
+_CHAINING = {
+    "zip",
+    "tar",
+    "libarchive",
+    "simplecache",
+    "filecache",
+    "blockcache",
+    "cached",
+    "reference",
+}
 _CHAINING |= {"dir", "asyncwrapper", "async_wrapper", "generic"}
 """Protocols of fsspec that lie on another file system: archives and caches."""
 
@@ -24,9 +33,11 @@ def is_url(path: object) -> bool:
 
 
 def chain_of(url: str) -> list[str]:
-    """The links of a chained URL: ``zip://a.jpg`` and ``s3://b/c.zip`` of ``zip://a.jpg::s3://b/c.zip``.
+    """The links of a chained URL: ``zip://a.jpg`` and ``s3://b/c.zip`` of
+    ``zip://a.jpg::s3://b/c.zip``.
 
-    A key may hold "::" itself: only archives and caches, or what stands before another URL, begin a chain.
+    A key may hold "::" itself: only archives and caches, or what stands before another URL, begin a
+    chain.
     """
     first, colons, rest = url.partition("::")
     if colons and (first.partition("://")[0] in _CHAINING or _PROTOCOL.match(rest)):
@@ -35,7 +46,9 @@ def chain_of(url: str) -> list[str]:
 
 
 def redact(path: object) -> str:
-    """A path or URL as it may be shown: without user, password and query string, and always printable."""
+    """A path or URL as it may be shown: without user, password and query string, and always
+    printable.
+    """
     text = os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else str(path)
     if "://" in text or "::" in text:
         text = re.sub(r"(://)[^/?\s]*@", r"\1", text) if "@" in text else text
@@ -44,7 +57,9 @@ def redact(path: object) -> str:
 
 
 def in_one_line(name: object) -> str:
-    """A name as it may be shown within a line: `redact`, and control characters such as newlines escaped."""
+    """A name as it may be shown within a line: `redact`, and control characters such as newlines
+    escaped.
+    """
     return re.sub(r"[\x00-\x1f\x7f]", lambda found: repr(found[0])[1:-1], redact(name))
 
 
@@ -65,9 +80,11 @@ def without_query(path: str) -> str:
 
 
 def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder for what may be found again: `cache_dir`, or headrace's part of the user's cache folder (XDG).
+    """The folder for what may be found again: `cache_dir`, or headrace's part of the user's cache
+    folder (XDG).
 
-    Where the user has no folder of his own that can be written to, it is a private one in the temporary directory.
+    Where the user has no folder of his own that can be written to, it is a private one in the
+    temporary directory.
 
     Raises:
         ConfigError: `cache_dir` begins with the home folder of a user who has none.
@@ -75,7 +92,10 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
     if cache_dir is not None:
         folder = Path(os.path.expanduser(cache_dir))
         if folder.parts and folder.parts[0].startswith("~") and not os.path.isdir(folder.parts[0]):
-            raise ConfigError(f"cache_dir={os.fspath(cache_dir)!r}: {folder.parts[0]} is no known home folder: pass a path without ~")
+            raise ConfigError(
+                f"cache_dir={os.fspath(cache_dir)!r}: {folder.parts[0]} is no known home folder: "
+                "pass a path without ~"
+            )
         return folder
     given = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(given):
@@ -96,28 +116,39 @@ def _can_be_written(folder: Path) -> bool:
 
 @functools.cache
 def _private_folder() -> Path:
-    """A folder of this user in the temporary directory; what another user has made under its name is not used."""
+    """A folder of this user in the temporary directory; what another user has made under its
+    name is not used.
+    """
     user = os.geteuid() if hasattr(os, "geteuid") else 0
     folder = Path(tempfile.gettempdir()) / f"headrace-{user}"
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
         status = os.lstat(folder)
-        is_private = stat.S_ISDIR(status.st_mode) and (os.name == "nt" or (status.st_uid == user and not status.st_mode & 0o077))
+        is_private = stat.S_ISDIR(status.st_mode) and (
+            os.name == "nt" or (status.st_uid == user and not status.st_mode & 0o077)
+        )
     except OSError:
         is_private = False
     if not is_private:
         folder = Path(tempfile.mkdtemp(prefix="headrace-"))
-    warn(f"there is no home folder that can be written to: caches are in {folder}; to keep them, pass cache_dir= or set XDG_CACHE_HOME")
+    warn(
+        f"there is no home folder that can be written to: caches are in {folder}; to keep them, "
+        "pass cache_dir= or set XDG_CACHE_HOME"
+    )
     return folder
 
 
 def named_part(path: str) -> str:
-    """A path; or the part of a URL that names the file, without query: ``zip://a.jpg`` of ``zip://a.jpg::s3://b/c.zip``, and
-    ``s3://bucket/key`` of ``simplecache::s3://bucket/key?versionId=1``."""
+    """A path; or the part of a URL that names the file, without query: ``zip://a.jpg`` of
+    ``zip://a.jpg::s3://b/c.zip``, and ``s3://bucket/key`` of
+    ``simplecache::s3://bucket/key?versionId=1``.
+    """
     if not is_url(path):
         return path
     first, *others = chain_of(path)
-    return named_part("::".join(others)) if others and "://" not in first else first.partition("?")[0]
+    return (
+        named_part("::".join(others)) if others and "://" not in first else first.partition("?")[0]
+    )
 
 
 def check_regular(path: str) -> None:
@@ -132,7 +163,9 @@ def check_regular(path: str) -> None:
     status = os.stat(path)
     kind = _SPECIAL.get(stat.S_IFMT(status.st_mode))
     if kind is not None:
-        raise ConfigError(f"{redact(path)} is {kind}, and no file: write its contents to a file, and pass that")
+        raise ConfigError(
+            f"{redact(path)} is {kind}, and no file: write its contents to a file, and pass that"
+        )
     if stat.S_ISREG(status.st_mode) and status.st_size == 0:
         try:
             with open(path, "rb", buffering=0) as file:
@@ -140,7 +173,9 @@ def check_regular(path: str) -> None:
         except PermissionError as error:
             raise AccessError(f"{redact(path)}: this user may not read it") from error
         if has_bytes:
-            raise ConfigError(f"{redact(path)} has no size, as files of /proc: copy it to a file, and pass that")
+            raise ConfigError(
+                f"{redact(path)} has no size, as files of /proc: copy it to a file, and pass that"
+            )
 
 
 _SPECIAL = {

@@ -12,9 +12,13 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 
 GAP, MOST = 64 << 10, 4 << 20
-"""Remote ranges with so few bytes between them are fetched as one; requests that are longer are split."""
+"""Remote ranges with so few bytes between them are fetched as one; requests that are longer are
+split.
+"""
 BETWEEN = 512 << 10
-"""Bytes, at most, that are fetched with the two ranges beside them to save a request, where they will be read too, but later."""
+"""Bytes, at most, that are fetched with the two ranges beside them to save a request, where they
+will be read too, but later.
+"""
 WHOLE = -1
 """The stop of a range that is a whole file, of whatever size, which may be missing."""
 
@@ -38,7 +42,12 @@ class ByteRanges(NamedTuple):
     def of(cls, ranges: Iterable[tuple[str, int, int] | None]) -> ByteRanges:
         """From path, first byte and end of each; None: never written."""
         numbers: dict[str, int] = {}
-        found = [(0, -1, -1) if one is None else (numbers.setdefault(one[0], len(numbers)), one[1], one[2]) for one in ranges]
+        found = [
+            (0, -1, -1)
+            if one is None
+            else (numbers.setdefault(one[0], len(numbers)), one[1], one[2])
+            for one in ranges
+        ]
         columns = np.array(found, np.int64).reshape(-1, 3)
         return cls(list(numbers), columns[:, 0], columns[:, 1], columns[:, 2])
 
@@ -62,10 +71,14 @@ class ByteRanges(NamedTuple):
         numbers: dict[str, int] = {}
         files = [np.empty(0, np.int64)]
         for part in parts:
-            new = np.array([numbers.setdefault(path, len(numbers)) for path in part.paths], np.int64)
+            new = np.array(
+                [numbers.setdefault(path, len(numbers)) for path in part.paths], np.int64
+            )
             files.append(new[part.file] if len(new) else part.file)
         empty = [np.empty(0, np.int64)]
-        starts, stops = (np.concatenate(empty + [part[column] for part in parts]) for column in (2, 3))
+        starts, stops = (
+            np.concatenate(empty + [part[column] for part in parts]) for column in (2, 3)
+        )
         return cls(list(numbers), np.concatenate(files), starts, stops)
 
     @property
@@ -97,18 +110,24 @@ class ByteRanges(NamedTuple):
 
     def each(self) -> Iterator[tuple[str, int, int]]:
         """Path, first byte and end of each range."""
-        for file, start, stop in zip(self.file.tolist(), self.start.tolist(), self.stop.tolist(), strict=True):
+        for file, start, stop in zip(
+            self.file.tolist(), self.start.tolist(), self.stop.tolist(), strict=True
+        ):
             yield self.paths[file] if start >= 0 else "", start, stop
 
     def split(self, most: int) -> tuple[ByteRanges, IntArray]:
-        """Pieces of at most so many bytes, and for each range the number of its first piece, with their total at the end ([n + 1])."""
+        """Pieces of at most so many bytes, and for each range the number of its first piece,
+        with their total at the end ([n + 1]).
+        """
         counts = -(-self.nbytes // most)
         edges = np.concatenate([[0], np.cumsum(counts)])
         if edges[-1] == self.size and counts.all():
             return self, edges
         of = np.repeat(np.arange(self.size), counts)
         starts = self.start[of] + (np.arange(edges[-1]) - edges[of]) * most
-        return ByteRanges(self.paths, self.file[of], starts, np.minimum(starts + most, self.stop[of])), edges
+        return ByteRanges(
+            self.paths, self.file[of], starts, np.minimum(starts + most, self.stop[of])
+        ), edges
 
 
 class Requests(NamedTuple):
@@ -128,7 +147,8 @@ class Requests(NamedTuple):
 def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
     """Joins ranges that lie close together.
 
-    Each range with bytes lies in one request. Whole files, empty ranges and those that were never written lie in none.
+    Each range with bytes lies in one request. Whole files, empty ranges and those that were never
+    written lie in none.
 
     Args:
         ranges: of any files, in any order; they may overlap.
@@ -142,7 +162,10 @@ def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
     sort = start.argsort(kind="stable") if len(paths) < 2 else np.lexsort((start, file))
     order, file, start, stop = order[sort], file[sort], start[sort], stop[sort]
     steps = start[1:] - stop[:-1]
-    is_first, is_other = steps > gap, file[1:] != file[:-1] if len(paths) > 1 else np.zeros(len(steps), bool)
+    is_first, is_other = (
+        steps > gap,
+        file[1:] != file[:-1] if len(paths) > 1 else np.zeros(len(steps), bool),
+    )
     if len(paths) > 1:
         is_first |= is_other
         steps[is_other] = 0
@@ -151,7 +174,9 @@ def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
     end = stop
     if steps.min() < 0:  # overlaps: where all ranges so far end, file by file
         end = stop.copy()
-        for first, last in itertools.pairwise([0, *(np.flatnonzero(is_other) + 1).tolist(), len(order)]):
+        for first, last in itertools.pairwise(
+            [0, *(np.flatnonzero(is_other) + 1).tolist(), len(order)]
+        ):
             np.maximum.accumulate(end[first:last], out=end[first:last])
         is_first = is_other | (start[1:] > end[:-1] + gap)
     edges = np.concatenate([[0], np.flatnonzero(is_first) + 1, [len(order)]])
@@ -163,7 +188,9 @@ def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
 
 
 def _cut(edges: IntArray, start: IntArray, end: IntArray, most: int) -> IntArray:
-    """Begins another request where one would become too long, before a range that doesn't overlap it."""
+    """Begins another request where one would become too long, before a range that doesn't
+    overlap it.
+    """
     found: list[int] = []
     for first, stop in itertools.pairwise(edges.tolist()):
         at = first
@@ -175,7 +202,9 @@ def _cut(edges: IntArray, start: IntArray, end: IntArray, most: int) -> IntArray
     return np.array([*found, edges[-1]], np.int64)
 
 
-def with_between(ranges: ByteRanges, is_wanted: npt.NDArray[np.bool_], most: int) -> npt.NDArray[np.bool_]:
+def with_between(
+    ranges: ByteRanges, is_wanted: npt.NDArray[np.bool_], most: int
+) -> npt.NDArray[np.bool_]:
     """Chooses the ranges to fetch first, where some are wanted soon and all of them later.
 
     Args:
@@ -184,18 +213,24 @@ def with_between(ranges: ByteRanges, is_wanted: npt.NDArray[np.bool_], most: int
         most: requests that are rather made longer than more.
 
     Returns:
-        [n] True for ranges that are wanted, for others that are the same as one of them, and for what lies between two of them where that
-        saves a request: of the shortest gaps as many as leave `most` requests, none of them longer than `BETWEEN`.
+        [n] True for ranges that are wanted, for others that are the same as one of them, and for
+        what lies between two of them where that saves a request: of the shortest gaps as many as
+            leave `most` requests, none of them longer than `BETWEEN`.
     """
     order = np.lexsort((~is_wanted, ranges.stop, ranges.start, ranges.file))
     file, start, stop = ranges.file[order], ranges.start[order], ranges.stop[order]
     is_new = np.ones(len(order), bool)
     is_new[1:] = (np.diff(file) != 0) | (np.diff(start) != 0) | (np.diff(stop) != 0)
     first = np.flatnonzero(is_new)
-    wanted = is_wanted[order][first]  # of each group of equal ranges, where one that is wanted comes first
+    # of each group of equal ranges, where one that is wanted comes first
+    wanted = is_wanted[order][first]
     at = first[wanted]
     gaps = np.where(file[at[1:]] == file[at[:-1]], start[at[1:]] - stop[at[:-1]], BETWEEN + 1)
-    longest = GAP if len(at) <= most else max(GAP, int(np.partition(gaps, len(at) - most - 1)[len(at) - most - 1]))
+    longest = (
+        GAP
+        if len(at) <= most
+        else max(GAP, int(np.partition(gaps, len(at) - most - 1)[len(at) - most - 1]))
+    )
     is_joined = np.append(gaps <= min(longest, BETWEEN), False)  # with the next one
     before = np.cumsum(wanted) - 1  # the last wanted one until here
     is_chosen = wanted | ((before >= 0) & is_joined[before])

@@ -2,11 +2,13 @@
 
 NOTE [ versions of whole files ]
 
-* A whole file (`headrace.io.ranges.WHOLE`) is read in its current version, unless its version was requested before.
-* To cache a whole file, its version must be known. It is requested from the server at each read; for numbered files (`share_versions`) once
-  per run: all processes share the answers, as one number per file in shared memory.
-* A file that is not cached is requested again with its version, and fetched in this version: so what is cached under a version is of that
-  version.
+* A whole file (`headrace.io.ranges.WHOLE`) is read in its current version, unless its version was
+  requested before.
+* To cache a whole file, its version must be known. It is requested from the server at each read;
+  for numbered files (`share_versions`) once per run: all processes share the answers, as one number
+  per file in shared memory.
+* A file that is not cached is requested again with its version, and fetched in this version: so
+  what is cached under a version is of that version.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ INDEX = ".index"
 
 
 class RemoteFiles(Files):
-    """The files of one server, see `headrace.io.files.Files`. Thread-safe; a pickle takes along how to reach them, and versions.
+    """The files of one server, see `headrace.io.files.Files`. Thread-safe; a pickle takes along how
+    to reach them, and versions.
 
     Args:
         url: of any of them.
@@ -59,7 +62,10 @@ class RemoteFiles(Files):
         """What tells two servers apart whose URLs look alike."""
         self.cache: DiskCache | None = None
         if options.disk_cache_size is not None:
-            self.cache = DiskCache(str(cache_folder(options.cache_dir)), parse_size(options.disk_cache_size, "disk_cache_size"))
+            self.cache = DiskCache(
+                str(cache_folder(options.cache_dir)),
+                parse_size(options.disk_cache_size, "disk_cache_size"),
+            )
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}
@@ -67,7 +73,8 @@ class RemoteFiles(Files):
         self._relying: set[str] = set()  # files of this machine
         self._expected: dict[str, int] = {}  # sizes that an index says
         self._numbered: Sequence[str] = ()
-        self._hashes: SharedArray | None = None  # [len(_numbered)] uint64: of the versions; 0: nobody has asked
+        # [len(_numbered)] uint64: of the versions; 0: nobody has asked
+        self._hashes: SharedArray | None = None
         self._prefetcher = Prefetcher(self._begin_prefetch)
         self._bypass = _Bypass()
         self.has_warned = False
@@ -92,13 +99,16 @@ class RemoteFiles(Files):
         """A path on the server, or a URL, as messages name it: without secrets."""
         return self._remote.shown(path)
 
-    def learn(self, urls: Sequence[str], beside: Callable[[str], bool] | bool = False) -> list[Version]:
+    def learn(
+        self, urls: Sequence[str], beside: Callable[[str], bool] | bool = False
+    ) -> list[Version]:
         """Sizes and versions of files, which all reads are of from now on, asked for at once.
 
         Args:
             urls: of the files.
-            beside: fetch what lies beside each of them under the same name with ``.index``, too: True, at the same time; a function says of
-                each whether to, when its version is known.
+            beside: fetch what lies beside each of them under the same name with ``.index``, too:
+                True, at the same time; a function says of each whether to, when its version is
+                known.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: see `Remote.versions`.
@@ -124,8 +134,11 @@ class RemoteFiles(Files):
 
     async def _look_beside(self, urls: Sequence[str]) -> None:
         paths = list(map(with_index, urls))
-        with contextlib.suppress(AccessError):  # who may not list a bucket is told that what is missing is not for him
-            for path, data in zip(paths, await self._remote.find_files(paths, denied=True, small=True), strict=True):
+        # who may not list a bucket is told that what is missing is not for him
+        with contextlib.suppress(AccessError):
+            for path, data in zip(
+                paths, await self._remote.find_files(paths, denied=True, small=True), strict=True
+            ):
                 if data is not None:
                     self._beside[path] = data
 
@@ -140,7 +153,9 @@ class RemoteFiles(Files):
             AccessError, RemoteError: see `Remote.find_versions`.
         """
         new = [url for url in dict.fromkeys(urls) if afresh or url not in self._versions]
-        for url, version in zip(new, self._remote.run(self._remote.find_versions(new)) if new else [], strict=True):
+        for url, version in zip(
+            new, self._remote.run(self._remote.find_versions(new)) if new else [], strict=True
+        ):
             self._note(url, version)
         return [self._versions.get(url) for url in urls]
 
@@ -158,20 +173,26 @@ class RemoteFiles(Files):
         return self._remote.run(self._remote.sizes(urls))
 
     def share_versions(self, paths: Sequence[str]) -> None:
-        """Numbers files: of ranges with these very `paths` versions are asked for once, by all processes together, if they are cached."""
+        """Numbers files: of ranges with these very `paths` versions are asked for once, by all
+        processes together, if they are cached.
+        """
         self._numbered = paths
         if self.cache is not None:
             self._hashes = SharedArray(np.zeros(len(paths), np.uint64))
             self._hashes.moved()  # into memory that workers share, while there are none
 
     def assume(self, url: str, version: Version, relying: str) -> None:
-        """All reads of a file are of this version, which was noted in a file of this machine; that is removed when it holds no more."""
+        """All reads of a file are of this version, which was noted in a file of this machine;
+        that is removed when it holds no more.
+        """
         if url not in self._versions:
             self._note(url, version)
         self._relying.add(relying)
 
     def expect(self, url: str, size: int) -> None:
-        """An index says this of a file whose version is not known yet; when it is, and there is another size, that is an error."""
+        """An index says this of a file whose version is not known yet; when it is, and there is
+        another size, that is an error.
+        """
         if url not in self._versions:
             self._expected[url] = size
 
@@ -179,7 +200,8 @@ class RemoteFiles(Files):
         expected = self._expected.get(url)
         if expected is not None and version is not None and version.size != expected:
             raise FileChangedError(
-                f"{redact(url)} has {version.size:,} bytes, and {expected:,} by the index that was written of it: it has been replaced: "
+                f"{redact(url)} has {version.size:,} bytes, and {expected:,} by the index that "
+                "was written of it: it has been replaced: "
                 "write the index again (headrace.write_index)"
             )
         before = self._versions.pop(url, None)
@@ -196,7 +218,9 @@ class RemoteFiles(Files):
         return [self.place, redact(url), version.size, version.tag]
 
     def beside(self, url: str) -> bytes | None:
-        """What lay beside a file as its index when `learn` looked; None: nothing. It is handed out once, and again until another one is."""
+        """What lay beside a file as its index when `learn` looked; None: nothing. It is handed
+        out once, and again until another one is.
+        """
         path = with_index(url)
         if path in self._beside:
             self._handed_out = path, self._beside.pop(path)
@@ -234,16 +258,25 @@ class RemoteFiles(Files):
         found = []
         for number, data in enumerate(self.read(ranges)):
             if data is None:
-                raise DataNotFoundError(f"{self.shown(ranges.paths[ranges.file[number]])}: there is no such file")
-            found.append(data.obj if isinstance(data.obj, bytes) and len(data.obj) == data.nbytes else bytes(data))
+                raise DataNotFoundError(
+                    f"{self.shown(ranges.paths[ranges.file[number]])}: there is no such file"
+                )
+            found.append(
+                data.obj
+                if isinstance(data.obj, bytes) and len(data.obj) == data.nbytes
+                else bytes(data)
+            )
         return found
 
     def begin(self, ranges: ByteRanges) -> Future[list[memoryview | None]]:
-        """`read`, begun and not waited for; past the disk cache where this thread is `bypassing_cache`."""
+        """`read`, begun and not waited for; past the disk cache where this thread is
+        `bypassing_cache`.
+        """
         return self._remote.submit(self._fetch(ranges, bypass=self._bypass.is_on))
 
     def find_metadata(self, urls: Sequence[str]) -> list[bytes | None]:
-        """The content of small files, past the disk cache; None for those that are missing, or may not be read while others may.
+        """The content of small files, past the disk cache; None for those that are missing, or may
+        not be read while others may.
 
         Raises:
             AccessError, RemoteError: see `Remote.find_files`.
@@ -258,15 +291,26 @@ class RemoteFiles(Files):
         finally:
             self._bypass.is_on = False
 
-    def _fetch(self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False) -> Coroutine[Any, Any, Any]:
+    def _fetch(
+        self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False
+    ) -> Coroutine[Any, Any, Any]:
         is_plain = ranges.size and ranges.is_written.all() and not ranges.is_whole.any()
         return (self._fetch_parts if is_plain else self._fetch_all)(ranges, urgent, bypass)
 
-    async def _fetch_all(self, ranges: ByteRanges, urgent: bool, bypass: bool) -> list[memoryview | None]:
+    async def _fetch_all(
+        self, ranges: ByteRanges, urgent: bool, bypass: bool
+    ) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * ranges.size
-        parts, wholes = np.flatnonzero(ranges.is_written & ~ranges.is_whole), np.flatnonzero(ranges.is_whole)
+        parts, wholes = (
+            np.flatnonzero(ranges.is_written & ~ranges.is_whole),
+            np.flatnonzero(ranges.is_whole),
+        )
         if len(parts):
-            for number, data in zip(parts.tolist(), await self._fetch_parts(ranges.take(parts), urgent, bypass), strict=True):
+            for number, data in zip(
+                parts.tolist(),
+                await self._fetch_parts(ranges.take(parts), urgent, bypass),
+                strict=True,
+            ):
                 found[number] = data
         if len(wholes):
             contents = await self._fetch_wholes(ranges.take(wholes), urgent, bypass)
@@ -275,7 +319,9 @@ class RemoteFiles(Files):
                 found[number] = None if content is None else memoryview(content)
         return found
 
-    async def _fetch_parts(self, ranges: ByteRanges, urgent: bool, bypass: bool) -> list[memoryview]:
+    async def _fetch_parts(
+        self, ranges: ByteRanges, urgent: bool, bypass: bool
+    ) -> list[memoryview]:
         used = {file: ranges.paths[file] for file in set(ranges.file.tolist())}
         new = [path for path in used.values() if path not in self._versions]
         if new:
@@ -290,26 +336,48 @@ class RemoteFiles(Files):
             if self.cache is None:
                 return await self._remote.fetch(ranges, self._versions, urgent)
             all_fits = self._nbytes <= self.cache.limit
-            return await fetch_cached(self._remote, self.cache, ranges, self._versions, bypass=bypass, all_fits=all_fits, urgent=urgent)
+            return await fetch_cached(
+                self._remote,
+                self.cache,
+                ranges,
+                self._versions,
+                bypass=bypass,
+                all_fits=all_fits,
+                urgent=urgent,
+            )
         except FileChangedError:
             self._drop_relying()
             raise
 
-    async def _fetch_wholes(self, ranges: ByteRanges, urgent: bool, bypass: bool) -> dict[str, bytes | memoryview | None]:
-        """The contents of files, by path; None: there is no such file. See NOTE [ versions of whole files ]."""
+    async def _fetch_wholes(
+        self, ranges: ByteRanges, urgent: bool, bypass: bool
+    ) -> dict[str, bytes | memoryview | None]:
+        """The contents of files, by path; None: there is no such file. See NOTE [ versions of
+        whole files ].
+        """
         numbers = {ranges.paths[file]: file for file in ranges.file.tolist()}
         contents: dict[str, bytes | memoryview | None] = {}
         versions = {path: self._versions[path] for path in numbers if path in self._versions}
         unknown = [path for path in numbers if path not in versions]
         if self.cache is None:
-            contents |= zip(unknown, await self._remote.find_files(unknown, urgent=urgent), strict=True)
+            contents |= zip(
+                unknown, await self._remote.find_files(unknown, urgent=urgent), strict=True
+            )
         else:
-            hashes = self._hashes.moved() if self._hashes is not None and ranges.paths is self._numbered else None
+            hashes = (
+                self._hashes.moved()
+                if self._hashes is not None and ranges.paths is self._numbered
+                else None
+            )
             if hashes is not None and not bypass:
-                known = {path: int(hashes[numbers[path]]) for path in unknown if hashes[numbers[path]]}
+                known = {
+                    path: int(hashes[numbers[path]]) for path in unknown if hashes[numbers[path]]
+                }
                 contents |= await asyncio.to_thread(cached_wholes, self.cache, self.place, known)
                 unknown = [path for path in unknown if path not in contents]
-            for path, version in zip(unknown, await self._remote.find_versions(unknown), strict=True):
+            for path, version in zip(
+                unknown, await self._remote.find_versions(unknown), strict=True
+            ):
                 if version is None:
                     contents[path] = None
                     continue
@@ -318,7 +386,9 @@ class RemoteFiles(Files):
                     hashes[numbers[path]] = version_hash(version)
         if versions:
             wholes = ByteRanges.of_wholes(list(versions), range(len(versions)))
-            fetched = await fetch_cached(self._remote, self.cache, wholes, versions, bypass=bypass, urgent=urgent)
+            fetched = await fetch_cached(
+                self._remote, self.cache, wholes, versions, bypass=bypass, urgent=urgent
+            )
             contents |= zip(versions, fetched, strict=True)
         return contents
 
@@ -359,11 +429,18 @@ class RemoteFiles(Files):
         self._remote.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_prefetcher", "_bypass")}
+        state = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_prefetcher", "_bypass")
+        }
         return {**state, "_beside": {}, "_handed_out": ("", b""), "room": self._prefetcher.room}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._prefetcher, self._bypass = Prefetcher(self._begin_prefetch, state.pop("room")), _Bypass()
+        self._prefetcher, self._bypass = (
+            Prefetcher(self._begin_prefetch, state.pop("room")),
+            _Bypass(),
+        )
         self.__dict__.update(state)
 
 
@@ -373,7 +450,13 @@ class _Bypass(threading.local):
 
 def below(url: str, name: str) -> str:
     """The URL of what lies below another one: before the query, if there is one."""
-    return _with_path(url, lambda path: f"{path.rstrip('/') if path.rstrip('/')[-1:] != ':' else path}/{name}") if name else url
+    return (
+        _with_path(
+            url, lambda path: f"{path.rstrip('/') if path.rstrip('/')[-1:] != ':' else path}/{name}"
+        )
+        if name
+        else url
+    )
 
 
 def with_index(url: str) -> str:

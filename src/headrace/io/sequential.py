@@ -29,14 +29,16 @@ Part = tuple[int, memoryview]
 
 
 def in_order(files: RemoteFiles, ranges: ByteRanges) -> Iterator[Part]:
-    """The bytes of ranges, one after the other, in parts of `PIECE` bytes at most. Empty ranges have no part.
+    """The bytes of ranges, one after the other, in parts of `PIECE` bytes at most. Empty ranges
+    have no part.
 
     Args:
         files: of the server.
         ranges: which.
 
     Raises:
-        FormatError, RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
+        FormatError, RemoteError, FileChangedError, DataNotFoundError, AccessError: see
+            `RemoteFiles.read`.
     """
     begun = ((group, files.begin(group)) for group in _groups(ranges.split(PIECE)[0]))
     with contextlib.closing(ordered.in_order(begun, AHEAD)) as fetched:
@@ -54,13 +56,18 @@ def _groups(pieces: ByteRanges) -> Iterator[ByteRanges]:
     ends, first = np.cumsum(pieces.nbytes), 0
     while first < pieces.size:
         before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, min(first + _TOGETHER, int(np.searchsorted(ends, before + PIECE, side="right"))))
+        last = max(
+            first + 1,
+            min(first + _TOGETHER, int(np.searchsorted(ends, before + PIECE, side="right"))),
+        )
         yield pieces.take(np.arange(first, last))
         first = last
 
 
 def opened_in_order(files: Files, path: str) -> BinaryIO:
-    """A file to be read once from its beginning on; close it, for the sake of what is on its way."""
+    """A file to be read once from its beginning on; close it, for the sake of what is on its
+    way.
+    """
     if not files.is_remote:
         return open(path, "rb")
     return cast(BinaryIO, io.BufferedReader(_Raw(cast(RemoteFiles, files), path), 1 << 16))

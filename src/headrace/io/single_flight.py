@@ -1,7 +1,8 @@
-"""Cross-process single flight: one process fetches or builds what is missing, the others wait for it.
+"""Cross-process single flight: one process fetches or builds what is missing, the others wait for
+it.
 
-It uses kernel locks on single bytes of a file, which a killed process does not keep. A process that waits in vain (for a stopped process,
-for example) does the work too; nothing else goes wrong.
+It uses kernel locks on single bytes of a file, which a killed process does not keep. A process that
+waits in vain (for a stopped process, for example) does the work too; nothing else goes wrong.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ _POLL_S = 0.02
 
 
 @contextlib.contextmanager
-def single_flight(lock_file: str, keys: Iterable[int], patience: float, progress: Callable[[], object]) -> Iterator[None]:
-    """Inside, nobody else on this machine does what these keys stand for, unless waiting was in vain. Look for the result once more first.
+def single_flight(
+    lock_file: str, keys: Iterable[int], patience: float, progress: Callable[[], object]
+) -> Iterator[None]:
+    """Inside, nobody else on this machine does what these keys stand for, unless waiting was in
+    vain. Look for the result once more first.
 
     Args:
         lock_file: made if it is missing; where it can't be, nobody waits.
@@ -40,7 +44,9 @@ def single_flight(lock_file: str, keys: Iterable[int], patience: float, progress
 
 
 @contextlib.asynccontextmanager
-async def single_flight_in_loop(lock_file: str, keys: Iterable[int], patience: float) -> AsyncIterator[None]:
+async def single_flight_in_loop(
+    lock_file: str, keys: Iterable[int], patience: float
+) -> AsyncIterator[None]:
     """`single_flight`, as a coroutine: who waits leaves the loop to others."""
     with _attempts(lock_file, keys, patience, lambda: None) as attempts:
         for _ in attempts:
@@ -49,11 +55,19 @@ async def single_flight_in_loop(lock_file: str, keys: Iterable[int], patience: f
 
 
 @contextlib.contextmanager
-def _attempts(lock_file: str, keys: Iterable[int], patience: float, progress: Callable[[], object]) -> Iterator[Iterator[None]]:
-    """Attempts at locking all keys, between which to pause; what they have locked is unlocked at the end."""
+def _attempts(
+    lock_file: str, keys: Iterable[int], patience: float, progress: Callable[[], object]
+) -> Iterator[Iterator[None]]:
+    """Attempts at locking all keys, between which to pause; what they have locked is unlocked at
+    the end.
+    """
     fd = None
     with contextlib.suppress(OSError):
-        fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600) if HAS_LOCKS else None
+        fd = (
+            os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            if HAS_LOCKS
+            else None
+        )
 
     def each() -> Iterator[None]:
         end, last = time.monotonic() + patience, progress()
@@ -75,7 +89,8 @@ def _attempts(lock_file: str, keys: Iterable[int], patience: float, progress: Ca
 
 @contextlib.contextmanager
 def one_builder(path: str, patience: float) -> Iterator[None]:
-    """Inside, no other process of this user builds the cache file of that path: `single_flight`, as long as the file that is written grows.
+    """Inside, no other process of this user builds the cache file of that path: `single_flight`, as
+    long as the file that is written grows.
 
     Args:
         path: of the file.
@@ -84,8 +99,18 @@ def one_builder(path: str, patience: float) -> Iterator[None]:
     folder = os.path.dirname(path)
     with contextlib.suppress(OSError):  # without leave to write nothing is cached
         os.makedirs(folder, 0o700, exist_ok=True)
-    key = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=4).digest(), "big") >> 1
-    with single_flight(os.path.join(folder, f"headrace-making-{user_id()}.lock"), [key], patience, lambda: _written(path)):
+    key = (
+        int.from_bytes(
+            hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=4).digest(), "big"
+        )
+        >> 1
+    )
+    with single_flight(
+        os.path.join(folder, f"headrace-making-{user_id()}.lock"),
+        [key],
+        patience,
+        lambda: _written(path),
+    ):
         yield
 
 

@@ -7,7 +7,11 @@ from headrace.loader.loader import Loader
 from headrace.loader.module import DataModule, DataModuleProtocol
 from headrace.loader.multi.multi import MultiDataLoader
 from headrace.loader.multi.schedule import split_workers
-from headrace.loader.steps import get_epoch_length, get_train_dataloader_steps, get_val_dataloader_steps
+from headrace.loader.steps import (
+    get_epoch_length,
+    get_train_dataloader_steps,
+    get_val_dataloader_steps,
+)
 
 __all__ = [
     "DataLoaderConfig",

@@ -1,4 +1,6 @@
-"""Resolves the options that are left to the loader, and checks that they fit together before workers start."""
+"""Resolves the options that are left to the loader, and checks that they fit together before
+workers start.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +28,48 @@ from headrace.order.epoch import DEFAULT_TURNS
 _SCARCE = 4 << 30  # below this, at most 2 workers
 
 
-def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataLoaderConfig, Reasons]:
+def resolve(
+    config: DataLoaderConfig, dataset: Any, world: World
+) -> tuple[DataLoaderConfig, Reasons]:
     """The config with every None decided as far as it can be, and why each value is what it is."""
     check_device(config.device)
     reasons: Reasons = {}
     changes: dict[str, Any] = {"rank": world.rank, "world_size": world.world_size}
     reasons["rank"] = reasons["world_size"] = world.source
     foreign_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)
-    ordered = {"shuffle": bool(config.shuffle), "num_samples": config.num_samples is not None, "bucket_by_length": config.is_bucketed}
-    if foreign_stream and (given := [name for name, is_given in ordered.items() if is_given] + config.order_of_its_own):
-        raise ConfigError(f"{' and '.join(given)} can't be given for an IterableDataset, which has its own order")
+    ordered = {
+        "shuffle": bool(config.shuffle),
+        "num_samples": config.num_samples is not None,
+        "bucket_by_length": config.is_bucketed,
+    }
+    if foreign_stream and (
+        given := [name for name, is_given in ordered.items() if is_given] + config.order_of_its_own
+    ):
+        raise ConfigError(
+            f"{' and '.join(given)} can't be given for an IterableDataset, which has its own order"
+        )
     if config.shuffle is None:
         changes["shuffle"], reasons["shuffle"] = _auto_shuffle(config, dataset, foreign_stream)
     if config.generator is not None:
-        changes["seed"], reasons["seed"] = config.generator.initial_seed() & ((1 << 63) - 1), "the generator's seed"
+        changes["seed"], reasons["seed"] = (
+            config.generator.initial_seed() & ((1 << 63) - 1),
+            "the generator's seed",
+        )
     if config.num_workers is None:
         block = changes.get("shuffle", config.shuffle) == "block"
         turns = _turns(config, dataset) if block else None
-        changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world, turns, foreign_stream)
+        changes["num_workers"], reasons["num_workers"] = _auto_workers(
+            dataset, world, turns, foreign_stream
+        )
     if config.num_workers:
         check_may_start(f"num_workers={config.num_workers}")
     if changes.get("num_workers", config.num_workers):
         for name, default in {"prefetch_factor": 2, "persistent_workers": True}.items():
             if getattr(config, name) is None:
                 changes[name], reasons[name] = default, "the default with workers"
-        changes["multiprocessing_context"], reasons["multiprocessing_context"] = start_of(config, dataset)
+        changes["multiprocessing_context"], reasons["multiprocessing_context"] = start_of(
+            config, dataset
+        )
     else:
         for name in NO_WORKERS:
             if getattr(config, name):
@@ -61,7 +80,9 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
     return config.with_(**changes), reasons
 
 
-def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) -> tuple[Shuffle, str]:
+def _auto_shuffle(
+    config: DataLoaderConfig, dataset: Any, foreign_stream: bool
+) -> tuple[Shuffle, str]:
     if own := config.order_of_its_own:
         return False, f"{own[0]} is the order"
     if config.is_bucketed:
@@ -76,13 +97,20 @@ def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) 
 def _is_in_memory(dataset: Any) -> bool:
     """True if nothing is left to be done with the samples that costs more than a copy."""
     if isinstance(dataset, BaseDataset):
-        return dataset.loading_mode is LoadingMode.EAGER and not (dataset.holds_encoded or is_random_in(dataset))
+        return dataset.loading_mode is LoadingMode.EAGER and not (
+            dataset.holds_encoded or is_random_in(dataset)
+        )
     return isinstance(dataset, TensorDataset)
 
 
-def _auto_workers(dataset: Any, world: World, turns: int | None, foreign_stream: bool) -> tuple[int, str]:
+def _auto_workers(
+    dataset: Any, world: World, turns: int | None, foreign_stream: bool
+) -> tuple[int, str]:
     if foreign_stream:
-        return 0, "each worker would yield all samples of an IterableDataset that does not divide them"
+        return (
+            0,
+            "each worker would yield all samples of an IterableDataset that does not divide them",
+        )
     if _is_in_memory(dataset):
         return 0, "the dataset is in memory already"
     if is_daemonic():
@@ -92,10 +120,16 @@ def _auto_workers(dataset: Any, world: World, turns: int | None, foreign_stream:
     quota = f" ({usable.quota})" if usable.quota else ""
     reason = f"min(8, max(1, {SHARE} x {usable.number} usable cores{quota} / {ranks} local ranks))"
     if number > 2 and MemoryBudget(1.0).available < _SCARCE:
-        number, reason = 2, f"{reason} = {number}, but less than {format_size(_SCARCE)} of memory are free"
+        number, reason = (
+            2,
+            f"{reason} = {number}, but less than {format_size(_SCARCE)} of memory are free",
+        )
     if turns is not None and turns % number:
         number = max(w for w in range(1, number + 1) if turns % w == 0)
-        reason = f"{reason}, lowered to a divisor of turns={turns}, so that each worker has blocks of its own"
+        reason = (
+            f"{reason}, lowered to a divisor of turns={turns}, so that each worker has blocks of "
+            "its own"
+        )
     return number, reason
 
 
@@ -116,12 +150,20 @@ def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
 
 
 def start_of(config: DataLoaderConfig, dataset: Any) -> tuple[Any, str]:
-    """The multiprocessing context of a loader's workers, and why, as things are now: threads come and go."""
-    return choose_context(config.multiprocessing_context, dataset, [choose_collate(config, dataset), config.worker_init_fn])
+    """The multiprocessing context of a loader's workers, and why, as things are now: threads
+    come and go.
+    """
+    return choose_context(
+        config.multiprocessing_context,
+        dataset,
+        [choose_collate(config, dataset), config.worker_init_fn],
+    )
 
 
 def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any]], Any] | None:
-    """The collate function. Where the dataset yields batches, one that was given gets one batch, as torch's does; else there is none."""
+    """The collate function. Where the dataset yields batches, one that was given gets one batch,
+    as torch's does; else there is none.
+    """
     chosen = config.collate_fn
     if chosen is None and not config.yields_batches:
         own = getattr(dataset, "collate", None) if isinstance(dataset, BaseDataset) else None

@@ -19,7 +19,12 @@ from headrace.memory.budget import MemoryBudget
 Shuffle = bool | Literal["block"]
 Reasons = dict[str, str]
 """Why options have the values that they have."""
-NO_WORKERS: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
+NO_WORKERS: dict[str, Any] = {
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "timeout": 0,
+    "multiprocessing_context": None,
+}
 """Values of the options that have no effect without workers."""
 
 _MEMORY_FORMATS = (None, torch.contiguous_format, torch.channels_last)
@@ -71,57 +76,76 @@ class LoaderOptions(TypedDict, total=False):
 
 
 class PathOptions(LoaderOptions, FormatOptions, total=False):
-    """Keywords of a loader for a path: its own and those of `open_dataset`. `pad`, which both have, is the loader's."""
+    """Keywords of a loader for a path: its own and those of `open_dataset`. `pad`, which both
+    have, is the loader's.
+    """
 
 
 @dataclass(frozen=True)
 class DataLoaderConfig:
     """Options of a `Loader`.
 
-    None means: chosen at start-up. ``loader.config`` has the chosen values, and ``loader.explain()`` the reasons.
+    None means: chosen at start-up. ``loader.config`` has the chosen values, and
+    ``loader.explain()`` the reasons.
 
     Attributes:
         batch_size: number of samples per batch and rank. None: the dataset yields batches.
-        shuffle: True: a full permutation. "block": storage blocks are permuted and interleaved. False: in order, for validation and test
-            data. None: False with `sampler`, `weights` or `balanced`, "block" in mode "streaming", else True (torch's default is False).
+        shuffle: True: a full permutation. "block": storage blocks are permuted and interleaved.
+            False: in order, for validation and test data. None: False with `sampler`, `weights` or
+            `balanced`, "block" in mode "streaming", else True (torch's default is False).
         num_workers: number of worker processes. 0: load in this process.
         pin_memory: put batches in page-locked memory.
         prefetch_factor: number of batches that each worker prefetches.
         persistent_workers: keep workers alive between epochs.
         drop_last: drop the last, incomplete global batch.
-        pad: pad the epoch with its own first samples to a multiple of the number of ranks. False: repeat no sample, for exact evaluation.
-        collate_fn: a callable that makes a batch from a list of samples, or the name of a registered one.
-        sampler: an iterable of indices. The random generators that it uses, global ones or its own, are seeded by (seed, epoch). If the
-            sampler or its iterator has a `state_dict`, that is saved with the loader's state; otherwise its order is replayed on resume.
-        batch_sampler: an iterable of lists of indices. `batch_size` and `drop_last` are then ignored.
-        weights: [samples] relative probability of each sample; 0: never drawn. The order is a `WeightedOrder`.
-        balanced: draw all classes of the dataset's targets equally often. The order is a `BalancedOrder`.
-        replacement: with `weights`: a sample may be drawn more than once per epoch. With `balanced`: a class whose samples are used up
-            starts again.
-        bucket_by_length: batch samples of similar length, to reduce padding. The order is a `BucketedOrder`. True: use the lengths that the
-            dataset provides (as `TextDataset` does). Or one integer per sample.
-        num_samples: number of samples per epoch, over all ranks. If smaller than the order, an epoch is its beginning; if larger, the order
-            starts again, reshuffled. None: all; for `weights` and `balanced` see `WeightedOrder` and `BalancedOrder`.
+        pad: pad the epoch with its own first samples to a multiple of the number of ranks. False:
+            repeat no sample, for exact evaluation.
+        collate_fn: a callable that makes a batch from a list of samples, or the name of a
+            registered one.
+        sampler: an iterable of indices. The random generators that it uses, global ones or its own,
+            are seeded by (seed, epoch). If the sampler or its iterator has a `state_dict`, that is
+            saved with the loader's state; otherwise its order is replayed on resume.
+        batch_sampler: an iterable of lists of indices. `batch_size` and `drop_last` are then
+            ignored.
+        weights: [samples] relative probability of each sample; 0: never drawn. The order is a
+            `WeightedOrder`.
+        balanced: draw all classes of the dataset's targets equally often. The order is a
+            `BalancedOrder`.
+        replacement: with `weights`: a sample may be drawn more than once per epoch. With
+            `balanced`: a class whose samples are used up starts again.
+        bucket_by_length: batch samples of similar length, to reduce padding. The order is a
+            `BucketedOrder`. True: use the lengths that the dataset provides (as `TextDataset`
+            does). Or one integer per sample.
+        num_samples: number of samples per epoch, over all ranks. If smaller than the order, an
+            epoch is its beginning; if larger, the order starts again, reshuffled. None: all; for
+            `weights` and `balanced` see `WeightedOrder` and `BalancedOrder`.
         seed: seed of the order and of random transforms.
-        interleave: for "block": number of lanes that a global batch draws from. None: 8 to 64, depending on the layout.
-        turns: for "block": number of sets of lanes, used in turn so that each worker has its own lanes. None: up to 24, depending on the
-            layout.
-        rank, world_size: rank of this process and number of ranks. None: detected from torch.distributed, torchrun, SLURM or MPI.
-        device: device that batches are moved to. None: batches stay on the host. On CUDA, the next batch is copied while the current one is
-            processed, from pinned memory and on a separate stream. A device without an index is the one that is current when the first
-            batch of the epoch is copied.
-        memory_format: memory format of batches [batch, C, H, W] on `device`: `torch.channels_last`, which suits convolutions in half
-            precision, or `torch.contiguous_format`. Values and shapes don't change. None: unchanged.
-        max_memory_usage: memory budget, as a fraction of the memory that is free at first use, or bytes ("500MB"). None: the dataset's.
-        multiprocessing_context: "fork", "forkserver" or "spawn". None: forkserver if the dataset has ``fork_safe = False``, or if other
-            threads run when the workers start, the dataset pickles fast, and the main script has ``if __name__ == "__main__":``; else fork.
+        interleave: for "block": number of lanes that a global batch draws from. None: 8 to 64,
+            depending on the layout.
+        turns: for "block": number of sets of lanes, used in turn so that each worker has its own
+            lanes. None: up to 24, depending on the layout.
+        rank, world_size: rank of this process and number of ranks. None: detected from
+            torch.distributed, torchrun, SLURM or MPI.
+        device: device that batches are moved to. None: batches stay on the host. On CUDA, the next
+            batch is copied while the current one is processed, from pinned memory and on a separate
+            stream. A device without an index is the one that is current when the first batch of the
+            epoch is copied.
+        memory_format: memory format of batches [batch, C, H, W] on `device`: `torch.channels_last`,
+            which suits convolutions in half precision, or `torch.contiguous_format`. Values and
+            shapes don't change. None: unchanged.
+        max_memory_usage: memory budget, as a fraction of the memory that is free at first use, or
+            bytes ("500MB"). None: the dataset's.
+        multiprocessing_context: "fork", "forkserver" or "spawn". None: forkserver if the dataset
+            has ``fork_safe = False``, or if other threads run when the workers start, the dataset
+            pickles fast, and the main script has ``if __name__ == "__main__":``; else fork.
             `Loader.explain` shows the choice and the reason.
         worker_init_fn: a callable that is called in each worker with the worker's number.
         generator: a `torch.Generator` whose seed replaces `seed`.
-        timeout: seconds to wait for a batch before an error. 0: no limit while the workers are alive.
+        timeout: seconds to wait for a batch before an error. 0: no limit while the workers are
+            alive.
         enable_monitoring: sample memory and CPU usage for `get_stats()`.
-        log_loading_stats: log one line at the end of each epoch, at INFO to the logger "headrace.loader";
-            ``logging.basicConfig(level=logging.INFO)`` shows it.
+        log_loading_stats: log one line at the end of each epoch, at INFO to the logger
+            "headrace.loader"; ``logging.basicConfig(level=logging.INFO)`` shows it.
 
     Raises:
         ConfigError: a value is invalid; the message names the field.
@@ -159,12 +183,25 @@ class DataLoaderConfig:
     log_loading_stats: bool = False
 
     def __new__(cls, *_: Any, **options: Any) -> DataLoaderConfig:
-        check_options(cls.__name__, None, options)  # before __init__ raises a TypeError without a hint
+        # before __init__ raises a TypeError without a hint
+        check_options(cls.__name__, None, options)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        positive = ("batch_size", "prefetch_factor", "interleave", "turns", "world_size", "num_samples")
-        for name, least in {**dict.fromkeys(positive, 1), "num_workers": 0, "rank": 0, "seed": None}.items():
+        positive = (
+            "batch_size",
+            "prefetch_factor",
+            "interleave",
+            "turns",
+            "world_size",
+            "num_samples",
+        )
+        for name, least in {
+            **dict.fromkeys(positive, 1),
+            "num_workers": 0,
+            "rank": 0,
+            "seed": None,
+        }.items():
             number = check_integer(name, getattr(self, name), least, optional=name != "seed")
             object.__setattr__(self, name, number)  # NumPy's as Python's
         for name in _FLAGS:
@@ -181,46 +218,94 @@ class DataLoaderConfig:
             try:
                 torch.device(self.device)
             except (RuntimeError, TypeError) as error:
-                raise ConfigError(f"device must be one that torch knows, not {self.device!r}: {error}") from None
+                raise ConfigError(
+                    f"device must be one that torch knows, not {self.device!r}: {error}"
+                ) from None
         if self.memory_format not in _MEMORY_FORMATS:
-            raise ConfigError(f"memory_format must be torch.channels_last, torch.contiguous_format or None, not {self.memory_format!r}")
+            raise ConfigError(
+                "memory_format must be torch.channels_last, torch.contiguous_format or None, not "
+                f"{self.memory_format!r}"
+            )
         if self.memory_format is not None and self.device is None:
             raise ConfigError(
-                f"memory_format={self.memory_format} has a meaning with device= only, where batches are copied to: pass device=, or write "
+                f"memory_format={self.memory_format} has a meaning with device= only, where "
+                "batches are copied to: pass device=, or write "
                 f"images.to(memory_format={self.memory_format}) in the loop"
             )
         names, context = ("fork", "forkserver", "spawn"), self.multiprocessing_context
-        if context is not None and (context not in names if isinstance(context, str) else not hasattr(context, "get_start_method")):
-            raise ConfigError(f"multiprocessing_context must be one of {', '.join(names)}, or a context, not {context!r}")
-        if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
-            raise ConfigError(f"timeout must be a number of seconds, 0 or more, not {self.timeout!r}")
+        if context is not None and (
+            context not in names
+            if isinstance(context, str)
+            else not hasattr(context, "get_start_method")
+        ):
+            raise ConfigError(
+                f"multiprocessing_context must be one of {', '.join(names)}, or a context, not "
+                f"{context!r}"
+            )
+        if (
+            isinstance(self.timeout, bool)
+            or not isinstance(self.timeout, (int, float))
+            or not 0 <= self.timeout < math.inf
+        ):
+            raise ConfigError(
+                f"timeout must be a number of seconds, 0 or more, not {self.timeout!r}"
+            )
         if self.max_memory_usage is not None:
             MemoryBudget(self.max_memory_usage)  # raises where it makes no sense
 
     def _check_order(self) -> None:
-        if not (self.shuffle is None or isinstance(self.shuffle, bool) or (isinstance(self.shuffle, str) and self.shuffle == "block")):
+        if not (
+            self.shuffle is None
+            or isinstance(self.shuffle, bool)
+            or (isinstance(self.shuffle, str) and self.shuffle == "block")
+        ):
             raise ConfigError(f"shuffle must be True, False, 'block' or None, not {self.shuffle!r}")
         for name in ("sampler", "batch_sampler"):
             given = getattr(self, name)
             if isinstance(given, type):
-                raise ConfigError(f"{name} is the class {given.__name__}, and one of its instances was meant: write {given.__name__}(...)")
+                raise ConfigError(
+                    f"{name} is the class {given.__name__}, and one of its instances was meant: "
+                    f"write {given.__name__}(...)"
+                )
             if given is not None and not isinstance(given, Iterable):
                 raise ConfigError(f"{name} must be an iterable, not {given!r}")
         own = self.order_of_its_own
         if len(own) > 1:
-            raise ConfigError(f"{' and '.join(own)} can't be given together, since each is an order: pass one of them")
+            raise ConfigError(
+                f"{' and '.join(own)} can't be given together, since each is an order: pass one "
+                "of them"
+            )
         if self.shuffle and own:
-            raise ConfigError(f"shuffle={self.shuffle!r} and {own[0]} can't be given together: {own[0]} is the order")
-        if self.num_samples is not None and (self.sampler is not None or self.batch_sampler is not None):
+            raise ConfigError(
+                f"shuffle={self.shuffle!r} and {own[0]} can't be given together: {own[0]} is the "
+                "order"
+            )
+        if self.num_samples is not None and (
+            self.sampler is not None or self.batch_sampler is not None
+        ):
             raise ConfigError(f"num_samples has no meaning with {own[0]}, which ends where it ends")
         if not self.replacement and self.weights is None and not self.balanced:
-            raise ConfigError("replacement=False has a meaning with weights or balanced only: any other order draws nothing twice")
-        if self.batch_sampler is not None and self.drop_last:
-            raise ConfigError("drop_last has no meaning with batch_sampler, which makes the batches")
-        if self.is_bucketed and (own or self.shuffle in (False, "block") or self.num_samples is not None):
-            given = own[0] if own else f"shuffle={self.shuffle!r}" if self.shuffle is not None else "num_samples"
             raise ConfigError(
-                f"bucket_by_length and {given} can't be given together: samples of like length are brought together by a shuffle"
+                "replacement=False has a meaning with weights or balanced only: any other order "
+                "draws nothing twice"
+            )
+        if self.batch_sampler is not None and self.drop_last:
+            raise ConfigError(
+                "drop_last has no meaning with batch_sampler, which makes the batches"
+            )
+        if self.is_bucketed and (
+            own or self.shuffle in (False, "block") or self.num_samples is not None
+        ):
+            given = (
+                own[0]
+                if own
+                else f"shuffle={self.shuffle!r}"
+                if self.shuffle is not None
+                else "num_samples"
+            )
+            raise ConfigError(
+                f"bucket_by_length and {given} can't be given together: samples of like length "
+                "are brought together by a shuffle"
             )
 
     @property
@@ -236,7 +321,11 @@ class DataLoaderConfig:
     @property
     def order_of_its_own(self) -> list[str]:
         """Names of the given options that define an order, instead of `shuffle`."""
-        given = [name for name in ("sampler", "batch_sampler", "weights") if getattr(self, name) is not None]
+        given = [
+            name
+            for name in ("sampler", "batch_sampler", "weights")
+            if getattr(self, name) is not None
+        ]
         return [*given, "balanced"] if self.balanced else given
 
     def with_(self, **changes: Unpack[LoaderOptions]) -> DataLoaderConfig:
@@ -249,10 +338,16 @@ class DataLoaderConfig:
 
     @classmethod
     def train(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
-        """Returns a config for training: shuffled, and without the incomplete last batch, unless a given sampler or order decides this."""
+        """Returns a config for training: shuffled, and without the incomplete last batch, unless
+        a given sampler or order decides this.
+        """
         given: dict[str, Any] = {**options, "shuffle": None}
         own = cls().with_(**given).order_of_its_own
-        given = {"shuffle": None if own else True, "drop_last": "batch_sampler" not in own, **options}
+        given = {
+            "shuffle": None if own else True,
+            "drop_last": "batch_sampler" not in own,
+            **options,
+        }
         return cls().with_(**given)
 
     @classmethod
@@ -264,7 +359,8 @@ class DataLoaderConfig:
 
 def _refuse_change(config: DataLoaderConfig, name: str, value: object = None) -> None:
     raise dataclasses.FrozenInstanceError(
-        f"a DataLoaderConfig can't be changed: config.with_({name}=...) returns a copy with another value"
+        f"a DataLoaderConfig can't be changed: config.with_({name}=...) returns a copy with "
+        "another value"
     )
 
 
@@ -273,13 +369,28 @@ DataLoaderConfig.__delattr__ = _refuse_change  # type: ignore[method-assign,assi
 FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))
 
 
-def check_options(door: str, config: object, options: Iterable[str], also: Collection[str] = ()) -> None:
-    """Raises a ConfigError for what is no config, and for the first option that is no field of `DataLoaderConfig`; `also` are names
-    that are known besides: those of datasets, where a path was given, and arguments of the function. `door` is what the user called."""
+def check_options(
+    door: str, config: object, options: Iterable[str], also: Collection[str] = ()
+) -> None:
+    """Raises a ConfigError for what is no config, and for the first option that is no field of
+    `DataLoaderConfig`; `also` are names that are known besides: those of datasets, where a path was
+    given, and arguments of the function. `door` is what the user called.
+    """
     if config is not None and not isinstance(config, DataLoaderConfig):
         is_size = isinstance(config, int) and not isinstance(config, bool)
-        write = f"batch_size={config}" if is_size else "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
-        raise ConfigError(f"{door}: config must be a DataLoaderConfig, not {described(config)}: write {write}")
+        write = (
+            f"batch_size={config}"
+            if is_size
+            else "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
+        )
+        raise ConfigError(
+            f"{door}: config must be a DataLoaderConfig, not {described(config)}: write {write}"
+        )
     known = FIELDS.union(also)
     if not known.issuperset(options):
-        check_names(door, options, known, dict.fromkeys(known_keywords() - known, "where the dataset is made"))
+        check_names(
+            door,
+            options,
+            known,
+            dict.fromkeys(known_keywords() - known, "where the dataset is made"),
+        )

@@ -1,27 +1,34 @@
-"""Moves batches to a device. On CUDA and XPU the next batch is copied while the current one is processed.
+"""Moves batches to a device. On CUDA and XPU the next batch is copied while the current one is
+processed.
 
 NOTE [ CUDA prefetcher ]
 
-* Copies use a copy stream, one per device and process, and so wait for none of the user's kernels. From pinned memory they are
-  asynchronous. From other memory this process waits for the copy, but for no other work of the device.
-* A batch is handed over without waiting: the stream that is current *at that moment* in the user's code is told to wait for the event of
-  the copy, and is recorded for each tensor. The memory of the tensors belongs to the copy stream; without the record the next copy might
-  reuse it while the user's kernels still read it.
-* The source of a copy is kept alive until the event of the copy has completed. This is polled at each batch, without waiting. At the end of
-  an epoch, and when an iterator is dropped, it is waited for (copies wait for no kernel, so that is short).
-* A copy starts as soon as its batch is available without waiting: when batch n is handed over, batch n + 1 is taken if it is ready and
-  pinned. If the device is the slower side, workers are ahead and it is; so a loop that waits for the device in each step (`loss.item()`)
-  also overlaps its copies with the kernels. If `next` waited for batch n + 1, it would withhold batch n from the user. A thread that waits
-  instead would compete with the training for the interpreter lock, and torch reports a dead worker to the main thread only. Otherwise (no
-  worker has made the batch yet; no workers; not pinned) the copy starts when the batch is requested, and overlaps with the work that is
-  still queued on the device.
-* Images that arrive as uint8 are normalised on the copy stream too, before the event of the copy, so that the user's kernels find them
-  finished. Intermediate values use memory of that stream only.
-* A batch that was taken early does not count as received: its report, its error or the end of the epoch take effect when the user requests
-  it, and `state_dict()` does not count it.
-* This process runs ahead of the device, and device memory that another stream has used can't be reused before that stream has finished with
-  it. To keep such memory bounded, a batch is handed out only when the device has finished all but the last two, and an epoch ends only when
-  it has finished all but the last. This is waiting for the device, and is not counted as waiting for data.
+* Copies use a copy stream, one per device and process, and so wait for none of the user's kernels.
+  From pinned memory they are asynchronous. From other memory this process waits for the copy, but
+  for no other work of the device.
+* A batch is handed over without waiting: the stream that is current *at that moment* in the user's
+  code is told to wait for the event of the copy, and is recorded for each tensor. The memory of the
+  tensors belongs to the copy stream; without the record the next copy might reuse it while the
+  user's kernels still read it.
+* The source of a copy is kept alive until the event of the copy has completed. This is polled at
+  each batch, without waiting. At the end of an epoch, and when an iterator is dropped, it is waited
+  for (copies wait for no kernel, so that is short).
+* A copy starts as soon as its batch is available without waiting: when batch n is handed over,
+  batch n + 1 is taken if it is ready and pinned. If the device is the slower side, workers are
+  ahead and it is; so a loop that waits for the device in each step (`loss.item()`) also overlaps
+  its copies with the kernels. If `next` waited for batch n + 1, it would withhold batch n from the
+  user. A thread that waits instead would compete with the training for the interpreter lock, and
+  torch reports a dead worker to the main thread only. Otherwise (no worker has made the batch yet;
+  no workers; not pinned) the copy starts when the batch is requested, and overlaps with the work
+  that is still queued on the device.
+* Images that arrive as uint8 are normalised on the copy stream too, before the event of the copy,
+  so that the user's kernels find them finished. Intermediate values use memory of that stream only.
+* A batch that was taken early does not count as received: its report, its error or the end of the
+  epoch take effect when the user requests it, and `state_dict()` does not count it.
+* This process runs ahead of the device, and device memory that another stream has used can't be
+  reused before that stream has finished with it. To keep such memory bounded, a batch is handed out
+  only when the device has finished all but the last two, and an epoch ends only when it has
+  finished all but the last. This is waiting for the device, and is not counted as waiting for data.
 """
 
 from __future__ import annotations
@@ -41,9 +48,12 @@ from headrace.collate.normalization import Normalization
 from headrace.memory.ring import Delivered
 from headrace.memory.tree import map_tensors
 
-_STREAMED = ("cuda", "xpu")  # whose modules in torch have the same streams and events; others are copied to straight
+# whose modules in torch have the same streams and events; others are copied to straight
+_STREAMED = ("cuda", "xpu")
 _QUEUED = 2  # batches whose kernels may wait in the device's queue while another one is handed out
-_NAP = 1e-4  # seconds between two looks at an event; other than the driver's own wait it takes no core, and Ctrl-C ends it
+# seconds between two looks at an event; other than the driver's own wait it takes no core, and
+# Ctrl-C ends it
+_NAP = 1e-4
 
 
 class Deliveries(Protocol):
@@ -60,8 +70,8 @@ class Deliveries(Protocol):
 def move_to_device(batch: Any, device: torch.device | str | int) -> Any:
     """Moves all tensors of a batch to a device. Other values are unchanged.
 
-    Dicts, lists, tuples, named tuples and dataclasses are traversed and keep their types. A copy is asynchronous only if it is safe to
-    reuse its source: from pinned memory to a CUDA device.
+    Dicts, lists, tuples, named tuples and dataclasses are traversed and keep their types. A copy is
+    asynchronous only if it is safe to reuse its source: from pinned memory to a CUDA device.
     """
     target = torch.device(device)
     return map_tensors(batch, lambda tensor: _moved(tensor, target))
@@ -77,18 +87,25 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Conversion:
-    """What is done with batches on their device: images that came as uint8 are normalised, and images get the memory format asked for.
+    """What is done with batches on their device: images that came as uint8 are normalised, and
+    images get the memory format asked for.
 
     Args:
         normalization: of the images whose numbers are in a worker's report.
         memory_format: of tensors [batch, C, H, W]; None: as they are made.
     """
 
-    def __init__(self, normalization: Normalization | None = None, memory_format: torch.memory_format | None = None) -> None:
+    def __init__(
+        self,
+        normalization: Normalization | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> None:
         self._normalization, self._format = normalization, memory_format
 
     def steps(self, delivered: Delivered) -> Callable[[torch.Tensor], Step | None]:
-        """What is done with a tensor of a delivery, or None: to be called with each in turn, as `map_tensors` does."""
+        """What is done with a tensor of a delivery, or None: to be called with each in turn, as
+        `map_tensors` does.
+        """
         numbers, pixels = itertools.count(), frozenset(delivered.report.get("pixels", ()))
 
         def step(tensor: torch.Tensor) -> Step | None:
@@ -103,14 +120,17 @@ class Conversion:
 
 
 class Transfer:
-    """The transfer of one epoch's batches to the user: each is received and moved when it is asked for.
+    """The transfer of one epoch's batches to the user: each is received and moved when it is asked
+    for.
 
     Args:
         device: where to; None: they stay where they are.
         conversion: what is done with them there.
     """
 
-    def __init__(self, device: torch.device | str | int | None = None, conversion: Conversion | None = None) -> None:
+    def __init__(
+        self, device: torch.device | str | int | None = None, conversion: Conversion | None = None
+    ) -> None:
         self._device, self._conversion = device, conversion or Conversion()
         self._seconds = 0.0
 
@@ -178,17 +198,23 @@ class TorchAccelerator:
         return step(tensor)
 
     def mark(self, stream: Any = None) -> Any:
-        """An event, which comes when a stream has done all that it was asked for; without a stream: the copy stream, with the time."""
+        """An event, which comes when a stream has done all that it was asked for; without a
+        stream: the copy stream, with the time.
+        """
         event = self._module.Event(enable_timing=stream is None)
         event.record(self._copy_stream if stream is None else stream)
         return event
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What a stream is asked for from now on, it does after the event. This process does not wait."""
+        """What a stream is asked for from now on, it does after the event. This process does not
+        wait.
+        """
         stream.wait_event(event)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """The memory of a tensor that is dropped is used again only when a stream is through with what it is asked for until then."""
+        """The memory of a tensor that is dropped is used again only when a stream is through
+        with what it is asked for until then.
+        """
         tensor.record_stream(stream)
 
     def has_come(self, event: Any) -> bool:
@@ -211,18 +237,29 @@ def _accelerator(kind: str, index: int) -> TorchAccelerator:
 
 
 def accelerator_of(device: torch.device | str | int) -> Callable[[], TorchAccelerator] | None:
-    """What finds the accelerator of a device when it is first needed; None for a device without streams, or one that is not there.
+    """What finds the accelerator of a device when it is first needed; None for a device without
+    streams, or one that is not there.
 
-    A device without an index is the one that is current then. Nothing is asked of the device before.
+    A device without an index is the one that is current then. Nothing is asked of the device
+    before.
     """
     target = torch.device(device)
-    if target.type not in _STREAMED or not (module := torch.get_device_module(target)).is_available():
+    if (
+        target.type not in _STREAMED
+        or not (module := torch.get_device_module(target)).is_available()
+    ):
         return None
-    return lambda: _accelerator(target.type, module.current_device() if target.index is None else target.index)
+    return lambda: _accelerator(
+        target.type, module.current_device() if target.index is None else target.index
+    )
 
 
-def transfer_to(device: torch.device | str | int | None, conversion: Conversion | None = None) -> Transfer:
-    """The transfer of an epoch's batches to a device, and what is done with them there; None: they stay."""
+def transfer_to(
+    device: torch.device | str | int | None, conversion: Conversion | None = None
+) -> Transfer:
+    """The transfer of an epoch's batches to a device, and what is done with them there; None:
+    they stay.
+    """
     find = None if device is None else accelerator_of(device)
     return Transfer(device, conversion) if find is None else CudaPrefetcher(find, conversion)
 
@@ -235,7 +272,8 @@ class _Copy:
     began: Any  # events of the copy stream
     done: Any
     batch: Any = None  # on the device; None once it is handed over, or where it failed
-    made: list[torch.Tensor] = field(default_factory=list)  # its tensors that the copy stream has made
+    # its tensors that the copy stream has made
+    made: list[torch.Tensor] = field(default_factory=list)
     is_whole: bool = True  # nothing is left to be moved
 
 
@@ -247,13 +285,16 @@ class CudaPrefetcher(Transfer):
         conversion: what is done with batches there.
     """
 
-    def __init__(self, find: Callable[[], TorchAccelerator], conversion: Conversion | None = None) -> None:
+    def __init__(
+        self, find: Callable[[], TorchAccelerator], conversion: Conversion | None = None
+    ) -> None:
         super().__init__(conversion=conversion)
         self._find = find
         self._early: Delivered | Exception | None = None  # taken before it was asked for
         self._started: _Copy | None = None  # of what was taken early
         self._copies: deque[_Copy] = deque()  # whose sources may still be read
-        self._handed: deque[Any] = deque()  # for each batch, an event after the kernels of those before it
+        # for each batch, an event after the kernels of those before it
+        self._handed: deque[Any] = deque()
 
     @functools.cached_property
     def _accelerator(self) -> TorchAccelerator:
@@ -304,8 +345,13 @@ class CudaPrefetcher(Transfer):
             self._early = error.with_traceback(None)
             return
         self._early = early
-        if "failure" not in early.report and not early.report.get("exhausted") and self._is_pinned(early.batch):
-            with contextlib.suppress(Exception):  # as where the device's memory is full: tried again when the batch is asked for
+        if (
+            "failure" not in early.report
+            and not early.report.get("exhausted")
+            and self._is_pinned(early.batch)
+        ):
+            # as where the device's memory is full: tried again when the batch is asked for
+            with contextlib.suppress(Exception):
                 self._started = self._start(early)
 
     def _start(self, delivered: Delivered) -> _Copy:
@@ -336,7 +382,9 @@ class CudaPrefetcher(Transfer):
         pinned: list[bool] = []
 
         def look(tensor: torch.Tensor) -> torch.Tensor:
-            pinned.append(_is_copyable(tensor) and (not tensor.numel() or self._accelerator.is_pinned(tensor)))
+            pinned.append(
+                _is_copyable(tensor) and (not tensor.numel() or self._accelerator.is_pinned(tensor))
+            )
             return tensor
 
         map_tensors(batch, look)
@@ -363,8 +411,9 @@ class CudaPrefetcher(Transfer):
 
 
 def _is_copyable(tensor: torch.Tensor) -> bool:
-    """True if `record_stream` knows its memory. Others (sparse, nested, quantized, those that do their own dispatch) go
-    straight."""
+    """True if `record_stream` knows its memory. Others (sparse, nested, quantized, those that do
+    their own dispatch) go straight.
+    """
     return (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided

@@ -39,8 +39,8 @@ class Owner(Protocol):
 class EpochIterator:
     """One epoch, from a step on, with the batches of a pool from `start` on.
 
-    It holds its loader and its pool; the loader refers to it weakly, so that an iterator that is dropped frees its pool. An iterator
-    without a pool asks its loader for one with its first batch.
+    It holds its loader and its pool; the loader refers to it weakly, so that an iterator that is
+    dropped frees its pool. An iterator without a pool asks its loader for one with its first batch.
     """
 
     def __init__(self, loader: Owner, epoch: int, start: int, states: States) -> None:
@@ -50,7 +50,10 @@ class EpochIterator:
         self.received: int = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
-        self._transfer = transfer_to(loader.config.device, Conversion(loader._images.normalization, loader.config.memory_format))
+        self._transfer = transfer_to(
+            loader.config.device,
+            Conversion(loader._images.normalization, loader.config.memory_format),
+        )
         self._is_closed = False
         self._deliveries: Deliveries | None = None
 
@@ -59,7 +62,8 @@ class EpochIterator:
         self._is_stream = isinstance(pool.dispatch.plan, IterablePlan)
         begin = self._states.step if self._is_stream else self._step
         self._first = begin - self._states.idle  # of torch's tasks
-        self._replayed = self._step if self._is_stream and not begin else 0  # batches of a foreign stream that the user has had already
+        # batches of a foreign stream that the user has had already
+        self._replayed = self._step if self._is_stream and not begin else 0
         self._deliveries = pool.start(self._epoch, begin, self._states)
         self.pool = pool
         pool.used_by(self)
@@ -88,7 +92,8 @@ class EpochIterator:
         delivered = self._receive()
         try:
             return self._handed_over(delivered, asked)
-        except RuntimeError as error:  # torch's handler of SIGCHLD raises anywhere, where it can't be kept from it
+        # torch's handler of SIGCHLD raises anywhere, where it can't be kept from it
+        except RuntimeError as error:
             self._raise_death(error)
             raise
 
@@ -113,17 +118,27 @@ class EpochIterator:
         stats.transfer_time += self._transfer.seconds()
         last, self._clock = self._clock, now
         if self._loader._hooks:
-            self._loader._hooks.tell(report, wait=now - asked, step=asked - last, received=now, recent=stats.recent_batch_time)
+            self._loader._hooks.tell(
+                report,
+                wait=now - asked,
+                step=asked - last,
+                received=now,
+                recent=stats.recent_batch_time,
+            )
         return batch
 
     def _raise_death(self, error: RuntimeError) -> None:
-        """Ends the epoch and raises a WorkerError, if torch says by that error that a worker is gone."""
+        """Ends the epoch and raises a WorkerError, if torch says by that error that a worker is
+        gone.
+        """
         if self._deliveries is None or isinstance(error, HeadraceError) or not is_of_workers(error):
             return
         assert self.pool is not None
         deliveries, self._deliveries = self._deliveries, None
         self._loader._broke(self.pool)
-        raise death_of(error, deliveries, self._epoch, self._first, self._step, self._loader.config.timeout) from error
+        raise death_of(
+            error, deliveries, self._epoch, self._first, self._step, self._loader.config.timeout
+        ) from error
 
     def _receive(self) -> Delivered:
         """The next batch; raises what a worker raised, where it raised it."""
@@ -159,7 +174,9 @@ class EpochIterator:
                 return delivered
             self._replayed -= 1
         if self._is_closed:
-            raise WorkerError("the loader was closed during this epoch: start another one with iter(loader)")
+            raise WorkerError(
+                "the loader was closed during this epoch: start another one with iter(loader)"
+            )
         raise StopIteration
 
     def _end(self) -> None:
@@ -172,6 +189,12 @@ class EpochIterator:
         if self._loader.config.log_loading_stats and self.received:
             samples, seconds = self._samples, max(self._clock - self._began, 1e-9)
             logger.info(
-                "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it waiting",
-                self._epoch, self.received, samples, seconds, samples / seconds, 100 * self._wait / seconds,
-            )  # fmt: skip
+                "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it "
+                "waiting",
+                self._epoch,
+                self.received,
+                samples,
+                seconds,
+                samples / seconds,
+                100 * self._wait / seconds,
+            )

@@ -1,11 +1,12 @@
 """Explains what a loader chose, why, and what follows from it.
 
-The text has a line for each option, then the number of batches of an epoch, the origin of its order, how often storage blocks are decoded
-or fetched, how to reduce that, and the reserved memory.
+The text has a line for each option, then the number of batches of an epoch, the origin of its
+order, how often storage blocks are decoded or fetched, how to reduce that, and the reserved memory.
 
-If chunks are decoded, or remote blocks fetched, as a whole, each process that has samples of one does so. The numbers follow from the order
-(see `order/visits.py`), for all ranks and workers together. If batches take samples from everywhere (a full shuffle, weights), the numbers
-are estimated from some of them.
+If chunks are decoded, or remote blocks fetched, as a whole, each process that has samples of one
+does so. The numbers follow from the order (see `order/visits.py`), for all ranks and workers
+together. If batches take samples from everywhere (a full shuffle, weights), the numbers are
+estimated from some of them.
 """
 
 from __future__ import annotations
@@ -34,10 +35,31 @@ from headrace.order.visits import Visits, count_visits
 from headrace.sorting import distinct
 
 _ALWAYS = (
-    *("batch_size", "shuffle", "seed", "interleave", "turns", "num_workers", "prefetch_factor", "persistent_workers"),
-    *("multiprocessing_context", "pin_memory", "device", "collate_fn", "drop_last", "pad", "rank", "world_size", "max_memory_usage"),
+    *(
+        "batch_size",
+        "shuffle",
+        "seed",
+        "interleave",
+        "turns",
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+    ),
+    *(
+        "multiprocessing_context",
+        "pin_memory",
+        "device",
+        "collate_fn",
+        "drop_last",
+        "pad",
+        "rank",
+        "world_size",
+        "max_memory_usage",
+    ),
 )
-"""Options that are shown in any case, in this order; the others where they are not as they are by default."""
+"""Options that are shown in any case, in this order; the others where they are not as they are
+by default.
+"""
 _OF_LANES = ("interleave", "turns")  # which mean nothing elsewhere
 _WIDEST = 16  # letters of a value before its reason moves to the right
 _STACKED = "samples of one shape are stacked"
@@ -96,7 +118,12 @@ def explain_loader(
     parameters = plan.parameters()
     known = {name: parameters[name] for name in _OF_LANES if parameters.get(name) is not None}
     lines = [
-        explain_config(config, given, {**reasons, **_chosen(config, given, dataset, plan)}, {**known, "collate_fn": collate}),
+        explain_config(
+            config,
+            given,
+            {**reasons, **_chosen(config, given, dataset, plan)},
+            {**known, "collate_fn": collate},
+        ),
         *_epoch(plan, config),
         *explain_blocks(plan, dataset, config.num_workers or 0),
         *([] if way is None else [f"batches: {way}"]),
@@ -110,27 +137,49 @@ def explain_loader(
     return Lines("\n".join(lines))
 
 
-def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: Reasons, known_values: dict[str, Any]) -> str:
-    """One line for each option: its value, and why it is what it is; some values are known better than by `config`."""
+def explain_config(
+    config: DataLoaderConfig,
+    given: DataLoaderConfig,
+    reasons: Reasons,
+    known_values: dict[str, Any],
+) -> str:
+    """One line for each option: its value, and why it is what it is; some values are known
+    better than by `config`.
+    """
     defaults = {field.name: field.default for field in dataclasses.fields(DataLoaderConfig)}
     values = {name: known_values.get(name, getattr(config, name)) for name in defaults}
     names = [name for name in _ALWAYS if name not in _OF_LANES or values[name] is not None]
-    names += [name for name in defaults if name not in names and not is_default(getattr(config, name), defaults[name])]
+    names += [
+        name
+        for name in defaults
+        if name not in names and not is_default(getattr(config, name), defaults[name])
+    ]
     rows = []
     for name in names:
         text = _in_words(values[name])
-        origin = reasons.get(name) or ("the default" if is_default(getattr(given, name), defaults[name]) else "given")
+        origin = reasons.get(name) or (
+            "the default" if is_default(getattr(given, name), defaults[name]) else "given"
+        )
         origin = origin.removeprefix(f"{text}: ").removeprefix(f"{text}, ")
         known = isinstance(values[name], (bool, int, type(None)))
-        meaning = _MEANINGS.get((name, values[name])) if known and (name, values[name]) in _MEANINGS else _SAID.get(name)
+        meaning = (
+            _MEANINGS.get((name, values[name]))
+            if known and (name, values[name]) in _MEANINGS
+            else _SAID.get(name)
+        )
         rows.append((name, text, f"{origin}: {meaning}" if meaning else origin))
-    width, wide = max(len(name) for name, *_ in rows), min(_WIDEST, max(len(text) for _, text, _ in rows))
+    width, wide = (
+        max(len(name) for name, *_ in rows),
+        min(_WIDEST, max(len(text) for _, text, _ in rows)),
+    )
     return "\n".join(f"{name:<{width}} = {text:<{wide}}  {reason}" for name, text, reason in rows)
 
 
 def _in_words(value: Any) -> str:
     """A value in a word or two."""
-    if value is None or isinstance(value, (bool, int, float, str, torch.device, torch.memory_format)):
+    if value is None or isinstance(
+        value, (bool, int, float, str, torch.device, torch.memory_format)
+    ):
         return str(value)
     if hasattr(value, "get_start_method"):
         return str(value.get_start_method())
@@ -144,19 +193,25 @@ def _chosen(config: DataLoaderConfig, given: DataLoaderConfig, dataset: Any, pla
     reasons: Reasons = {}
     asked, ours = config.collate_fn, isinstance(dataset, BaseDataset)
     if config.yields_batches:
-        reasons["collate_fn"] = "the dataset yields batches" + ("" if asked is None else ", and it gets each of them")
+        reasons["collate_fn"] = "the dataset yields batches" + (
+            "" if asked is None else ", and it gets each of them"
+        )
     elif isinstance(asked, str):
         reasons["collate_fn"] = f"registered as {asked!r}"
     elif asked is None:
         own = getattr(dataset, "collate", None) if ours else None
-        of_dataset = f"{type(dataset).__name__}'s own" + (f", registered as {own!r}" if isinstance(own, str) else "")
+        of_dataset = f"{type(dataset).__name__}'s own" + (
+            f", registered as {own!r}" if isinstance(own, str) else ""
+        )
         reasons["collate_fn"] = of_dataset if own is not None else f"the default: {_STACKED}"
     elif asked is stack_collate:
         reasons["collate_fn"] = f"given: {_STACKED}"
     if given.rank is not None:
         reasons["rank"] = reasons["world_size"] = "given"
     if config.max_memory_usage is None:
-        reasons["max_memory_usage"] = "the dataset's" if ours else "the default: 0.8 of what is free at first use"
+        reasons["max_memory_usage"] = (
+            "the dataset's" if ours else "the default: 0.8 of what is free at first use"
+        )
     if is_laned(plan):
         for name in _OF_LANES:
             if getattr(given, name) is None:
@@ -168,25 +223,48 @@ def _epoch(plan: Plan, config: DataLoaderConfig) -> Iterator[str]:
     """What an epoch is, and where its order comes from."""
     steps = plan.steps()
     if not isinstance(plan, OrderPlan):
-        yield f"an epoch: {'as many batches as there are' if steps is None else count_batches(steps)}"
+        yield (
+            f"an epoch: {'as many batches as there are' if steps is None else count_batches(steps)}"
+        )
         if isinstance(plan, SamplerPlan) and config.batch_sampler is None and config.drop_last:
-            yield from _dropped((length_of(config.sampler) or 0) % (config.batch_size or 1), ", the sampler's last")
+            yield from _dropped(
+                (length_of(config.sampler) or 0) % (config.batch_size or 1), ", the sampler's last"
+            )
         if isinstance(plan, IterablePlan):
-            yield "order: the IterableDataset's own, and depends on the number of workers; to resume it is gone through again"
+            yield (
+                "order: the IterableDataset's own, and depends on the number of workers; to "
+                "resume it is gone through again"
+            )
         else:
-            yield "order: the sampler's; to resume it is asked for its state, if it has a state_dict, or gone through again"
+            yield (
+                "order: the sampler's; to resume it is asked for its state, if it has a "
+                "state_dict, or gone through again"
+            )
         return
     batches = plan.batches
     order, world = batches.order, batches.world_size
     ranks = f" ({batches.batch_size:,} on each of {world} ranks)" if world > 1 else ""
     last = batches.total_size - batches.samples_before(batches.steps - 1) if batches.steps else 0
     short = f", the last of {last:,}" if batches.steps and last != batches.global_batch else ""
-    yield f"an epoch: {order.n:,} samples, {count_batches(batches.steps)} of {batches.global_batch:,}{ranks}{short}"
+    yield (
+        f"an epoch: {order.n:,} samples, {count_batches(batches.steps)} of "
+        f"{batches.global_batch:,}{ranks}{short}"
+    )
     if batches.padding:
-        yield f"padding: {batches.padding} samples come twice in an epoch, so that all ranks have as many (pad=False: none)"
-    yield from _dropped(max(0, order.n - batches.total_size), ", other ones each time" if order.shuffle else ", always the last")
+        yield (
+            f"padding: {batches.padding} samples come twice in an epoch, so that all ranks have "
+            "as many (pad=False: none)"
+        )
+    yield from _dropped(
+        max(0, order.n - batches.total_size),
+        ", other ones each time" if order.shuffle else ", always the last",
+    )
     again = "; after the last sample it begins again, in another order" if order.repeats else ""
-    part = f"; num_samples={order.n:,} positions of it{again}" if isinstance(order, ResizedOrder) else ""
+    part = (
+        f"; num_samples={order.n:,} positions of it{again}"
+        if isinstance(order, ResizedOrder)
+        else ""
+    )
     yield f"order: {_kind(plan)}{part}"
 
 
@@ -197,7 +275,10 @@ def count_batches(steps: int) -> str:
 
 def _dropped(samples: int, which: str) -> Iterator[str]:
     if samples:
-        yield f"dropped: {samples:,} samples are left out of each epoch{which} (drop_last=False: none)"
+        yield (
+            f"dropped: {samples:,} samples are left out of each epoch{which} (drop_last=False: "
+            "none)"
+        )
 
 
 def _kind(plan: OrderPlan) -> str:
@@ -208,15 +289,22 @@ def _kind(plan: OrderPlan) -> str:
     if order.shuffle == "weights":
         return f"drawn by weight, {again}; it follows from seed and epoch"
     if order.shuffle == "balanced":
-        return f"drawn so that all classes come equally often, {again}; it follows from seed and epoch"
+        return (
+            f"drawn so that all classes come equally often, {again}; it follows from seed and epoch"
+        )
     if order.shuffle is False:
         return "as the samples are stored"
     if is_laned(plan):
         return (
-            f"blocks are permuted and stand in {parameters['interleave']} x {parameters['turns']} lanes; a global batch draws from "
+            f"blocks are permuted and stand in {parameters['interleave']} x {parameters['turns']} "
+            "lanes; a global batch draws from "
             f"{parameters['interleave']} of them, and samples are permuted inside of their block"
         )
-    blocks = "; samples here have no blocks, so that 'block' is a full shuffle" if order.shuffle == "block" else ""
+    blocks = (
+        "; samples here have no blocks, so that 'block' is a full shuffle"
+        if order.shuffle == "block"
+        else ""
+    )
     return f"a permutation of all samples, which follows from seed and epoch{blocks}"
 
 
@@ -225,15 +313,23 @@ def _images(images: Images, config: DataLoaderConfig) -> Iterator[str]:
         yield f"images: finished on the host, and copied as they are: {images.why_on_host}"
     if images.pixels is not None and config.device is not None:
         dtype = str(images.pixels.normalization.dtype).removeprefix("torch.")
-        yield f"images: uint8 until {torch.device(config.device)}, and normalised there, to {dtype} (normalize='host': on the host)"
+        yield (
+            f"images: uint8 until {torch.device(config.device)}, and normalised there, to {dtype} "
+            "(normalize='host': on the host)"
+        )
 
 
 def _memory(config: DataLoaderConfig, reserved: int | None) -> str:
     workers, prefetch = config.num_workers or 0, config.prefetch_factor or 1
     buffers = f"{workers} x {prefetch} + 2" if workers else "2"
     if reserved is None:
-        return f"memory: {buffers} batches may be on their way; the first one says how large they are"
-    return f"memory: {format_size(reserved)} are set aside for {buffers} batches on their way, and for what they are made of"
+        return (
+            f"memory: {buffers} batches may be on their way; the first one says how large they are"
+        )
+    return (
+        f"memory: {format_size(reserved)} are set aside for {buffers} batches on their way, and "
+        "for what they are made of"
+    )
 
 
 def is_laned(plan: Plan) -> bool:
@@ -242,12 +338,17 @@ def is_laned(plan: Plan) -> bool:
 
 
 def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
-    """Lines about the blocks of a headrace dataset's storage; none where it has none, or where they don't matter."""
+    """Lines about the blocks of a headrace dataset's storage; none where it has none, or where
+    they don't matter.
+    """
     if not isinstance(plan, OrderPlan) or not plan.batches.steps:
         return
     if not isinstance(dataset, BaseDataset):
         if any(inner.sample_source.block_nbytes for inner in inner_datasets(dataset)):
-            yield f"blocks: those of the dataset inside can't be seen through {type(dataset).__name__}, and are decoded for each batch"
+            yield (
+                "blocks: those of the dataset inside can't be seen through "
+                f"{type(dataset).__name__}, and are decoded for each batch"
+            )
             yield "  views that headrace makes (dataset.subset, dataset.split) know their blocks"
         return
     nbytes = dataset.sample_source.block_nbytes
@@ -260,13 +361,32 @@ def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
         return
     if sizes is None or not len(sizes):
         return
-    is_fetched = not nbytes and dataset.block_memory.prefetches_whole and dataset.block_memory.remote_nbytes(1) > 0 and is_laned(plan)
-    how = f", of {format_size(nbytes)} each when they are decoded" if nbytes else ", each fetched as a whole" if is_fetched else ""
+    is_fetched = (
+        not nbytes
+        and dataset.block_memory.prefetches_whole
+        and dataset.block_memory.remote_nbytes(1) > 0
+        and is_laned(plan)
+    )
+    how = (
+        f", of {format_size(nbytes)} each when they are decoded"
+        if nbytes
+        else ", each fetched as a whole"
+        if is_fetched
+        else ""
+    )
     yield f"blocks: {len(sizes):,} of the storage{how}"
     if not nbytes and not is_fetched:
-        yield "  samples are read one by one: none is decoded with its whole block, and so none twice"
+        yield (
+            "  samples are read one by one: none is decoded with its whole block, and so none twice"
+        )
         return
-    job = _Job(dataset, sizes, workers, plan.batches, ("fetched", "fetches at most") if is_fetched else ("decoded", "decodes"))
+    job = _Job(
+        dataset,
+        sizes,
+        workers,
+        plan.batches,
+        ("fetched", "fetches at most") if is_fetched else ("decoded", "decodes"),
+    )
     if job.order is not None and job.order.shuffle is not True:
         yield from job.by_visits()
     else:
@@ -274,12 +394,22 @@ def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
 
 
 class _Job:
-    """What ranks and workers do with the blocks of a dataset; `words` say what becomes of a block, and how often."""
+    """What ranks and workers do with the blocks of a dataset; `words` say what becomes of a
+    block, and how often.
+    """
 
-    def __init__(self, dataset: BaseDataset, sizes: Sizes, workers: int, batches: RankBatches, words: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        dataset: BaseDataset,
+        sizes: Sizes,
+        workers: int,
+        batches: RankBatches,
+        words: tuple[str, str],
+    ) -> None:
         self._dataset, self._sizes, self._workers, self._batches = dataset, sizes, workers, batches
         self._done, self._times = words
-        # that all samples stand in, as far as they do: of an epoch, or of a whole pass where the epoch is longer or shorter
+        # that all samples stand in, as far as they do: of an epoch, or of a whole pass where the
+        # epoch is longer or shorter
         self.order, self.span = _whole(batches.order), "an epoch"
         if self.order is not None and self.order is not batches.order:
             self._batches, self.span = self._with(self.order), "a pass over all samples"
@@ -293,28 +423,48 @@ class _Job:
         """Of an order that goes through blocks in stretches."""
         visits = count_visits(self._batches, self._workers, self._sizes)
         decodes = visits.readings + visits.repeated
-        how = f"{decodes:,} {self._times} {self.span} over all ranks and workers, {_rate(visits)}{self._unheld}"
-        alone = "one process" if visits.processes == 1 else f"{visits.processes:.2f} processes on average"
+        how = (
+            f"{decodes:,} {self._times} {self.span} over all ranks and workers, "
+            f"{_rate(visits)}{self._unheld}"
+        )
+        alone = (
+            "one process"
+            if visits.processes == 1
+            else f"{visits.processes:.2f} processes on average"
+        )
         yield f"  each is {self._done} by {alone}: {how}"
         if visits.cut:
             cut = f"{visits.cut:,} of them are cut by the end of a lane"
-            yield f"  {cut}, and {self._done} for each part, unless the process still has it in memory"
+            yield (
+                f"  {cut}, and {self._done} for each part, unless the process still has it in "
+                "memory"
+            )
         if self._dataset.block_memory.stays_decoded:
-            yield "  all stay decoded in each process that has read them: later epochs decode fewer, and in the end none"
+            yield (
+                "  all stay decoded in each process that has read them: later epochs decode "
+                "fewer, and in the end none"
+            )
         if visits.processes > 1:
             yield from (f"  {line}" for line in self._advice(visits))
 
     def by_batches(self) -> Iterator[str]:
-        """Of an order that takes each batch from everywhere: how much of it the cache of a process spares depends on its size."""
+        """Of an order that takes each batch from everywhere: how much of it the cache of a
+        process spares depends on its size.
+        """
         batches, edges = self._batches, np.cumsum(self._sizes)
         count = min(_LOOKED_AT, batches.steps)
-        drawn = [len(distinct(np.searchsorted(edges, batches.batch(step), side="right"))) for step in range(count)]
+        drawn = [
+            len(distinct(np.searchsorted(edges, batches.batch(step), side="right")))
+            for step in range(count)
+        ]
         each = sum(drawn) / count
         total = round(each * batches.steps * batches.world_size)
         what = "a full shuffle" if self.order is not None else "this order"
         yield (
-            f"  {what} draws a batch from {each:.1f} blocks, which are decoded for it: about {total:,} decodes {self.span} over all ranks "
-            f"and workers, {total / len(self._sizes):.2f} a block, less what a process has still in memory{self._unheld}"
+            f"  {what} draws a batch from {each:.1f} blocks, which are decoded for it: about "
+            f"{total:,} decodes {self.span} over all ranks "
+            f"and workers, {total / len(self._sizes):.2f} a block, less what a process has still "
+            f"in memory{self._unheld}"
         )
         if self.order is not None:
             change = self._to_blocks()
@@ -335,11 +485,16 @@ class _Job:
             if workers > 1 and order.turns % workers:
                 reasons.append(f"turns={order.turns} is no multiple of num_workers={workers}")
             if order.interleave % world:
-                reasons.append(f"interleave={order.interleave} is no multiple of world_size={world}")
+                reasons.append(
+                    f"interleave={order.interleave} is no multiple of world_size={world}"
+                )
             if reasons:
                 yield f"since {' and '.join(reasons)}"
             elif order.aligned:
-                yield "since some blocks are shared by lanes of several ranks or workers, at their beginnings and ends"
+                yield (
+                    "since some blocks are shared by lanes of several ranks or workers, at their "
+                    "beginnings and ends"
+                )
         for change, changed in self._remedies(visits):
             yield _would(change, changed)
 
@@ -349,7 +504,9 @@ class _Job:
         return self.order
 
     def _remedies(self, visits: Visits) -> list[tuple[dict[str, Any], Visits]]:
-        """Changes of options, each with what it would lead to: the least changes among those that save most."""
+        """Changes of options, each with what it would lead to: the least changes among those
+        that save most.
+        """
         outcomes = [(change, self._changed(change)) for change in self._changes()]
         best = min((after.readings for _, after in outcomes), default=visits.readings)
         enough = min(visits.readings - _MOST * (visits.readings - best), _BETTER * visits.readings)
@@ -374,7 +531,11 @@ class _Job:
     def _to_blocks(self) -> dict[str, Any]:
         """The change to a block shuffle, with a number of workers that fits its turns."""
         fitting = _fitting(self._workers, self._in_blocks().turns)
-        return {"shuffle": "block"} if fitting == max(1, self._workers) else {"shuffle": "block", "num_workers": fitting}
+        return (
+            {"shuffle": "block"}
+            if fitting == max(1, self._workers)
+            else {"shuffle": "block", "num_workers": fitting}
+        )
 
     def _in_blocks(self) -> EpochOrder:
         order = self._laned
@@ -387,15 +548,25 @@ class _Job:
             order = self._in_blocks()
         elif order.shuffle == "block":
             order = EpochOrder(
-                order.n, shuffle="block", seed=order.seed, epoch=order.epoch, blocks=self._sizes, global_batch=order.global_batch,
-                interleave=change.get("interleave", order.interleave), turns=change.get("turns", order.turns),
+                order.n,
+                shuffle="block",
+                seed=order.seed,
+                epoch=order.epoch,
+                blocks=self._sizes,
+                global_batch=order.global_batch,
+                interleave=change.get("interleave", order.interleave),
+                turns=change.get("turns", order.turns),
                 aligned=order.aligned,
-            )  # fmt: skip
-        return count_visits(self._with(order), change.get("num_workers", self._workers), self._sizes)
+            )
+        return count_visits(
+            self._with(order), change.get("num_workers", self._workers), self._sizes
+        )
 
 
 def _whole(order: Order) -> EpochOrder | None:
-    """The order of all samples that an epoch is; or that it is a part, or a multiple, of; None where samples are drawn."""
+    """The order of all samples that an epoch is; or that it is a part, or a multiple, of; None
+    where samples are drawn.
+    """
     if isinstance(order, EpochOrder):
         return order
     return order.whole if isinstance(order, ResizedOrder) else None
@@ -407,7 +578,10 @@ def _rate(visits: Visits) -> str:
 
 def _would(change: dict[str, Any], changed: Visits) -> str:
     other = "" if set(change) == {"num_workers"} else " (another order of samples)"
-    return f"{', '.join(f'{name}={value!r}' for name, value in change.items())} would make it {_rate(changed)}{other}"
+    return (
+        f"{', '.join(f'{name}={value!r}' for name, value in change.items())} would make it "
+        f"{_rate(changed)}{other}"
+    )
 
 
 def _fitting(workers: int, turns: int) -> int:

@@ -18,7 +18,14 @@ from headrace.datasets.core.ways import choose_way
 from headrace.errors import warn
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import choose_collate, resolve, start_of
-from headrace.loader.config import FIELDS, DataLoaderConfig, Indexable, LoaderOptions, Reasons, check_options
+from headrace.loader.config import (
+    FIELDS,
+    DataLoaderConfig,
+    Indexable,
+    LoaderOptions,
+    Reasons,
+    check_options,
+)
 from headrace.loader.data import check_dataset, images_until, inner_datasets, length_of, source_of
 from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
@@ -50,15 +57,20 @@ _COMPARED = 8  # positions of an order that ranks compare
 
 def has_sampler(config: Any, options: Mapping[str, Any]) -> bool:
     """True if the indices come from a sampler of the user."""
-    return any(options.get(name, getattr(config, name, None)) is not None for name in ("sampler", "batch_sampler"))
+    return any(
+        options.get(name, getattr(config, name, None)) is not None
+        for name in ("sampler", "batch_sampler")
+    )
 
 
 class Loader(DataLoader[B]):
-    """A `torch.utils.data.DataLoader` whose order can be repeated and resumed. `DataLoaderConfig` describes its options.
+    """A `torch.utils.data.DataLoader` whose order can be repeated and resumed. `DataLoaderConfig`
+    describes its options.
 
-    The batches of an epoch depend on the data, the seed, the epoch and the global batch only; not on workers, loading mode or start method,
-    and not on the number of ranks that share a global batch. Batches use recycled buffers. A buffer is used again when the last tensor over
-    it is freed, so a batch that you keep is never overwritten.
+    The batches of an epoch depend on the data, the seed, the epoch and the global batch only; not
+    on workers, loading mode or start method, and not on the number of ranks that share a global
+    batch. Batches use recycled buffers. A buffer is used again when the last tensor over it is
+    freed, so a batch that you keep is never overwritten.
 
     Attributes:
         config: the options, with all automatic values resolved.
@@ -70,7 +82,12 @@ class Loader(DataLoader[B]):
     given: DataLoaderConfig
     dataset: Any
 
-    def __init__(self, dataset: Indexable, config: DataLoaderConfig | None = None, **overrides: Unpack[LoaderOptions]) -> None:
+    def __init__(
+        self,
+        dataset: Indexable,
+        config: DataLoaderConfig | None = None,
+        **overrides: Unpack[LoaderOptions],
+    ) -> None:
         check_dataset(type(self).__name__, "dataset", dataset, has_sampler(config, overrides))
         check_options(type(self).__name__, config, overrides)
         self.given = config = (config or DataLoaderConfig()).with_(**overrides)
@@ -87,15 +104,21 @@ class Loader(DataLoader[B]):
         if draws_again or isinstance(config.sampler, WeightedRandomSampler):
             for inner in inner_datasets(dataset):
                 inner.mode.expect_skew()
-        parts = {"dataset": dataset, "collate_fn": self._collate, "worker_init_fn": config.worker_init_fn}
+        parts = {
+            "dataset": dataset,
+            "collate_fn": self._collate,
+            "worker_init_fn": config.worker_init_fn,
+        }
         check_picklable(config.multiprocessing_context, parts)
         self.config = config
         self._plan = make_plan(config, dataset, {})
         self._length = length_of(dataset)  # None: unknown, or its growth was warned of
         if config.drop_last and self._plan.steps() == 0 and length_of(dataset):
             warn(
-                f"drop_last=True leaves no batch: {length_of(dataset):,} samples are fewer than one global batch (batch_size "
-                f"{config.batch_size} on {config.world_size or 1} ranks); use drop_last=False, or a smaller batch_size"
+                f"drop_last=True leaves no batch: {length_of(dataset):,} samples are fewer than "
+                "one global batch (batch_size "
+                f"{config.batch_size} on {config.world_size or 1} ranks); use drop_last=False, or "
+                "a smaller batch_size"
             )
         self._memory.reserve_blocks(config, self._plan)
         self._stats, self._hooks = LoadingStats(), Hooks(functools.partial(source_of, dataset))
@@ -103,7 +126,10 @@ class Loader(DataLoader[B]):
         self._cursor = Cursor[Position](lambda epoch: Position(epoch, 0))
         self._end: Position | None = None  # where an epoch ended
         stream = isinstance(self._plan, IterablePlan)
-        self._states = States(config.num_workers or 0, config.world_size or 1, config.rank or 0, stream)  # of a foreign dataset
+        # of a foreign dataset
+        self._states = States(
+            config.num_workers or 0, config.world_size or 1, config.rank or 0, stream
+        )
         self._last_nbytes = 0
         self._pool: WorkerPool | None = None
         super().__init__(dataset, **self._torch_arguments(dataset))  # type: ignore[arg-type]  # torch takes sequences too
@@ -119,11 +145,20 @@ class Loader(DataLoader[B]):
     # -- set-up
 
     def _torch_arguments(self, dataset: Any) -> dict[str, Any]:
-        """The arguments of torch's own constructor, so that everything which looks at a DataLoader finds what it expects."""
+        """The arguments of torch's own constructor, so that everything which looks at a
+        DataLoader finds what it expects.
+        """
         config = self.config
         names = ["num_workers", "pin_memory", "timeout", "worker_init_fn", "generator"]
-        names += ["prefetch_factor", "persistent_workers", "multiprocessing_context"] if config.num_workers else []
-        arguments: dict[str, Any] = {"collate_fn": self._collate, **{name: getattr(config, name) for name in names}}
+        names += (
+            ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
+            if config.num_workers
+            else []
+        )
+        arguments: dict[str, Any] = {
+            "collate_fn": self._collate,
+            **{name: getattr(config, name) for name in names},
+        }
         if config.batch_sampler is not None:
             # torch refuses one for an IterableDataset: in mode "streaming" it stays ours
             name = "batch_size" if isinstance(dataset, IterableDataset) else "batch_sampler"
@@ -132,39 +167,73 @@ class Loader(DataLoader[B]):
         if config.batch_size is not None:
             arguments["drop_last"] = config.drop_last
         if not isinstance(dataset, IterableDataset):
-            arguments["sampler"] = config.sampler if config.sampler is not None else self._order_sampler(dataset)
+            arguments["sampler"] = (
+                config.sampler if config.sampler is not None else self._order_sampler(dataset)
+            )
         return arguments
 
     def _order_sampler(self, dataset: Any) -> EpochSampler:
         assert isinstance(self._plan, OrderPlan)
         batches = self._plan.batches
-        shares = {"rank": batches.rank, "world_size": batches.world_size, "drop_last": batches.drop_last, "pad": batches.pad}
-        return EpochSampler(self, dataset, batch_size=batches.batch_size, order=batches.order, **shares)
+        shares = {
+            "rank": batches.rank,
+            "world_size": batches.world_size,
+            "drop_last": batches.drop_last,
+            "pad": batches.pad,
+        }
+        return EpochSampler(
+            self, dataset, batch_size=batches.batch_size, order=batches.order, **shares
+        )
 
     def _facts(self) -> dict[str, Any]:
         """What the batches of all ranks together depend on."""
         config, order = self.config, self._plan.parameters()
         order.pop("global_batch", None)  # batch_size says it in the user's words
-        data = {"length": length_of(self.dataset), "fingerprint": self.fingerprint, "batch_size": config.batch_size}
+        data = {
+            "length": length_of(self.dataset),
+            "fingerprint": self.fingerprint,
+            "batch_size": config.batch_size,
+        }
         return {**data, **order, "drop_last": config.drop_last, "pad": config.pad}
 
     def _facts_of_epoch(self) -> dict[str, Any]:
-        """What the batches of the epoch that begins depend on besides; some of its order too, which other code may compute differently."""
+        """What the batches of the epoch that begins depend on besides; some of its order too,
+        which other code may compute differently.
+        """
         assert isinstance(self._plan, OrderPlan)
         epoch, batches = self._cursor.at
         order = self._plan.batches_of(epoch).order
         positions = np.linspace(0, len(order) - 1, min(_COMPARED, len(order))).astype(np.int64)
-        return {"epoch": epoch, "position": f"batch {batches}", "order": f"{order[positions].tolist()} at {_COMPARED} positions"}
+        return {
+            "epoch": epoch,
+            "position": f"batch {batches}",
+            "order": f"{order[positions].tolist()} at {_COMPARED} positions",
+        }
 
     def _new_pool(self) -> WorkerPool:
         config, plan, dataset = self.config, self._plan, self.dataset
         ring = Ring((config.num_workers or 0) * (config.prefetch_factor or 1) + 2)
         if isinstance(plan, IterablePlan):
-            fetch: Fetch = FetchIterable(dataset, ring, self._collating, config.batch_size or 1, config.drop_last, self._images.pixels)
+            fetch: Fetch = FetchIterable(
+                dataset,
+                ring,
+                self._collating,
+                config.batch_size or 1,
+                config.drop_last,
+                self._images.pixels,
+            )
         else:
             is_streaming = isinstance(dataset, BaseDataset) and isinstance(dataset, IterableDataset)
             ahead = plan if isinstance(plan, OrderPlan) and is_streaming else None
-            fetch = Fetch(dataset, ring, self._collating, ahead, max(1, config.num_workers or 0), plan.origin, self._images.pixels)
+            fetch = Fetch(
+                dataset,
+                ring,
+                self._collating,
+                ahead,
+                max(1, config.num_workers or 0),
+                plan.origin,
+                self._images.pixels,
+            )
         self._pids.clear()
         return WorkerPool(fetch, plan, config)
 
@@ -173,7 +242,9 @@ class Loader(DataLoader[B]):
     def __len__(self) -> int:
         steps = self._plan.steps()
         if steps is None:
-            raise TypeError(f"the length of a loader over {type(self.dataset).__name__} is not known")
+            raise TypeError(
+                f"the length of a loader over {type(self.dataset).__name__} is not known"
+            )
         return steps
 
     @property
@@ -192,7 +263,9 @@ class Loader(DataLoader[B]):
         return self._cursor.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iterator; see NOTE [ epochs and positions ] in `loader/state.py`."""
+        """Sets the epoch of the next iterator; see NOTE [ epochs and positions ] in
+        `loader/state.py`.
+        """
         self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[B]:  # type: ignore[override]
@@ -207,7 +280,8 @@ class Loader(DataLoader[B]):
             if not goes_on:
                 self._states = self._states_of_next_epoch()
             iterator = EpochIterator(self, *self._cursor.at, self._states)
-            if self._pool is None or self._pool.is_free:  # else an iterator uses it which may be gone before the first batch is asked for
+            # else an iterator uses it which may be gone before the first batch is asked for
+            if self._pool is None or self._pool.is_free:
                 self._start(iterator, self._states)
         self._cursor.running = iterator
         return iterator
@@ -215,9 +289,15 @@ class Loader(DataLoader[B]):
     def _check_growth(self) -> None:
         """Warns, once, of samples that the order does not know."""
         length = length_of(self.dataset)
-        if isinstance(self._plan, OrderPlan) and length is not None and self._length is not None and length > self._length:
+        if (
+            isinstance(self._plan, OrderPlan)
+            and length is not None
+            and self._length is not None
+            and length > self._length
+        ):
             warn(
-                f"{type(self.dataset).__name__} had {self._length:,} samples when this loader was made, and has {length:,} now: the others "
+                f"{type(self.dataset).__name__} had {self._length:,} samples when this loader was "
+                f"made, and has {length:,} now: the others "
                 "are left out; make another loader"
             )
             self._length = None
@@ -229,7 +309,8 @@ class Loader(DataLoader[B]):
         except RuntimeError as error:
             if self._pool is None or not is_of_workers(error):
                 raise
-            self._pool = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
+            # a worker of an earlier epoch died just now, with nothing that anybody waits for
+            self._pool = None
             iterator.start(self._free_pool(states))
 
     def _refit(self) -> None:
@@ -239,7 +320,8 @@ class Loader(DataLoader[B]):
         config = self._memory.refit(self.config, self._reasons)
         if config is not None:
             self.config, self._pool = config, None
-            for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout"):  # as torch's loader shows them
+            # as torch's loader shows them
+            for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout"):
                 self.__dict__[name] = getattr(config, name)
 
     def _free_pool(self, states: States) -> WorkerPool:
@@ -259,7 +341,9 @@ class Loader(DataLoader[B]):
 
     def _states_of_next_epoch(self) -> States:
         workers = self.config.num_workers or 0
-        return self._states.of_next_epoch(workers, lives_on=not workers or bool(self.config.persistent_workers))
+        return self._states.of_next_epoch(
+            workers, lives_on=not workers or bool(self.config.persistent_workers)
+        )
 
     # -- what an iterator tells
 
@@ -287,8 +371,9 @@ class Loader(DataLoader[B]):
             self._pool = None
 
     def close(self) -> None:
-        """Stops persistent workers and returns the ring's share of the memory budget. The loader can be used again, and a running iterator
-        continues."""
+        """Stops persistent workers and returns the ring's share of the memory budget. The loader
+        can be used again, and a running iterator continues.
+        """
         self._pool = None
         self._memory.close()
 
@@ -296,7 +381,9 @@ class Loader(DataLoader[B]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops all workers, including those of a running iterator, and closes the loader, which can be used again."""
+        """Stops all workers, including those of a running iterator, and closes the loader, which
+        can be used again.
+        """
         if (running := self._cursor.running) is not None:
             running.close()
         self.close()
@@ -307,16 +394,22 @@ class Loader(DataLoader[B]):
     def fingerprint(self) -> str:
         """The fingerprint of the dataset; for a dataset of another library its type and length."""
         own = getattr(self.dataset, "fingerprint", None)
-        return own if isinstance(own, str) else f"{type(self.dataset).__name__}:{length_of(self.dataset)}"
+        return (
+            own
+            if isinstance(own, str)
+            else f"{type(self.dataset).__name__}:{length_of(self.dataset)}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state: the order, and the number of global batches that the user has received.
+        """Returns the state: the order, and the number of global batches that the user has
+        received.
 
-        It includes the states of the user's sampler, dataset and iterator, if they have any (NOTE [ states of datasets ] in
-        `loader/stateful.py`).
+        It includes the states of the user's sampler, dataset and iterator, if they have any (NOTE [
+        states of datasets ] in `loader/stateful.py`).
 
         Raises:
-            StateError: the `state_dict` of the user's dataset raised an error, or returned something that can't be pickled.
+            StateError: the `state_dict` of the user's dataset raised an error, or returned
+                something that can't be pickled.
         """
         at, plan = self._cursor.position, self._plan
         states = self._states_of_next_epoch() if self._cursor.is_at_next else self._states
@@ -332,8 +425,12 @@ class Loader(DataLoader[B]):
             "samples": plan.samples_before(at.batches),
         }
         if self._stats.skipped_count:
-            state |= {"skipped": self._stats.skipped_count, "skipped_samples": list(self._stats.skipped)}
-        if has_ended or plan.ends_at(at.batches):  # after the last batch, or of an epoch whose length nobody knows before
+            state |= {
+                "skipped": self._stats.skipped_count,
+                "skipped_samples": list(self._stats.skipped),
+            }
+        # after the last batch, or of an epoch whose length nobody knows before
+        if has_ended or plan.ends_at(at.batches):
             state["ended"] = has_ended
         if (sampler_state := plan.state_at(*at)) is not None:
             state["sampler_state"] = sampler_state
@@ -342,13 +439,14 @@ class Loader(DataLoader[B]):
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Resumes from a saved state with the next iterator.
 
-        The number of workers and the loading mode may change, and so may the number of ranks, if it divides the global batch. If the
-        dataset has its own state, the number of workers and ranks must be the same as before, and each rank must load its own state.
+        The number of workers and the loading mode may change, and so may the number of ranks, if it
+        divides the global batch. If the dataset has its own state, the number of workers and ranks
+        must be the same as before, and each rank must load its own state.
 
         Args:
             state: the result of `state_dict()`.
-            strict: False: adopt the saved order if this loader's differs, accept changed data of the same length, and ignore the dataset's
-                own state if it belongs to another job.
+            strict: False: adopt the saved order if this loader's differs, accept changed data of
+                the same length, and ignore the dataset's own state if it belongs to another job.
 
         Raises:
             StateError: the state does not fit; the message has both values.
@@ -358,7 +456,13 @@ class Loader(DataLoader[B]):
         plan = plan_of_state(self._plan, state, self.config, self.dataset, {})
         differing = check_order(state, plan.parameters(), world_size, strict)
         if differing:
-            plan = plan_of_state(make_plan(self.config, self.dataset, differing), state, self.config, self.dataset, differing)
+            plan = plan_of_state(
+                make_plan(self.config, self.dataset, differing),
+                state,
+                self.config,
+                self.dataset,
+                differing,
+            )
             check_order(state, plan.parameters(), world_size, strict=False)
         at = Position(int(state["epoch"]), int(state["batches"]))
         check_samples(state, plan.samples_before(at.batches))
@@ -367,7 +471,9 @@ class Loader(DataLoader[B]):
             self._plan, self._pool = plan, None
             self._memory.reserve_blocks(self.config, plan)
             self._reasons.update(dict.fromkeys(differing, "adopted from the loaded state"))
-            self.config = self.config.with_(**{name: value for name, value in differing.items() if name in FIELDS})
+            self.config = self.config.with_(
+                **{name: value for name, value in differing.items() if name in FIELDS}
+            )
             if isinstance(self.sampler, EpochSampler):
                 vars(self.sampler).update(vars(self._order_sampler(self.dataset)))
         has_ended = bool(state.get("ended", plan.ends_at(at.batches)))
@@ -380,7 +486,9 @@ class Loader(DataLoader[B]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate looks for this before it shards a loader: True makes its `prepare` hand back the loader as it is."""
+        """Accelerate looks for this before it shards a loader: True makes its `prepare` hand
+        back the loader as it is.
+        """
         return counts_as_prepared(self.config, isinstance(self._plan, OrderPlan))
 
     @_is_accelerate_prepared.setter
@@ -388,7 +496,9 @@ class Loader(DataLoader[B]):
         """`prepare` marks what it has been given; there is nothing to remember."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy starts at the position of this loader. Workers, statistics and prefetched batches are not copied."""
+        """A copy starts at the position of this loader. Workers, statistics and prefetched
+        batches are not copied.
+        """
         return _copied, (type(self), self.dataset, self.given, self.state_dict())
 
     # -- reports
@@ -399,15 +509,17 @@ class Loader(DataLoader[B]):
         It is called just before the loop receives the batch. The loop receives its exceptions.
 
         Returns:
-            A handle, whose ``remove()`` unregisters the function. A copy of the loader has no registered functions.
+            A handle, whose ``remove()`` unregisters the function. A copy of the loader has no
+            registered functions.
         """
         return self._hooks.on_batch(function)
 
     def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
-        """Registers a function that is called with a `SlowStage` for each stage of a batch that took more than `threshold` seconds.
+        """Registers a function that is called with a `SlowStage` for each stage of a batch that
+        took more than `threshold` seconds.
 
-        For decoding, transforms, and datasets of other libraries, the time of the slowest sample counts. For reading and collating, the
-        time of the whole batch counts.
+        For decoding, transforms, and datasets of other libraries, the time of the slowest sample
+        counts. For reading and collating, the time of the whole batch counts.
 
         Returns:
             A handle, whose ``remove()`` unregisters the function.
@@ -418,30 +530,41 @@ class Loader(DataLoader[B]):
         return self._hooks.on_slow(threshold, function)
 
     def get_stats(self) -> dict[str, Any]:
-        """Returns statistics since the loader was created: a dict, which prints as a table with units. All are zero before the first batch.
+        """Returns statistics since the loader was created: a dict, which prints as a table with
+        units. All are zero before the first batch.
 
-        * Time, in seconds: total_time (from the first request of each epoch to its end), wait_time (blocked in ``next``), p50_wait,
-          p90_wait, p99_wait, avg_batch_time, transfer_time (copies to the device; on CUDA measured by the device, for the copies that have
-          ended). wait_fraction is wait_time / total_time.
-        * Time of all workers, in seconds: read_seconds, decode_seconds, transform_seconds, collate_seconds, sample_seconds (all work of a
-          dataset of another library), work_seconds (all work on batches), work_cpu_seconds.
-        * Bytes: bytes_read, held_bytes, queued_bytes, avg_memory_bytes and peak_memory_bytes (PSS of this process and its workers).
-          avg_memory_percent refers to the tightest memory limit: the machine's, a cgroup's or the process's. avg_cpu_usage is in percent of
-          one core.
-        * Means of the last 100 batches: recent_batch_time, recent_samples_per_second, recent_wait_fraction.
-        * Counts: queued_batches (being made, or ready), normalized_on_device (batches whose images were normalised there).
-        * With bucket_by_length: padding_fraction, the fraction of padding in the batches so far, by their attention_mask. For batches
-          without one: in the first 1,000 batches of the epoch, by the known lengths; padding_fraction_unbucketed is then that of a plain
-          shuffle.
+        * Time, in seconds: total_time (from the first request of each epoch to its end), wait_time
+          (blocked in ``next``), p50_wait, p90_wait, p99_wait, avg_batch_time, transfer_time (copies
+          to the device; on CUDA measured by the device, for the copies that have ended).
+          wait_fraction is wait_time / total_time.
+        * Time of all workers, in seconds: read_seconds, decode_seconds, transform_seconds,
+          collate_seconds, sample_seconds (all work of a dataset of another library), work_seconds
+          (all work on batches), work_cpu_seconds.
+        * Bytes: bytes_read, held_bytes, queued_bytes, avg_memory_bytes and peak_memory_bytes (PSS
+          of this process and its workers). avg_memory_percent refers to the tightest memory limit:
+          the machine's, a cgroup's or the process's. avg_cpu_usage is in percent of one core.
+        * Means of the last 100 batches: recent_batch_time, recent_samples_per_second,
+          recent_wait_fraction.
+        * Counts: queued_batches (being made, or ready), normalized_on_device (batches whose images
+          were normalised there).
+        * With bucket_by_length: padding_fraction, the fraction of padding in the batches so far, by
+          their attention_mask. For batches without one: in the first 1,000 batches of the epoch, by
+          the known lengths; padding_fraction_unbucketed is then that of a plain shuffle.
         * If samples were skipped: skipped_samples, the first 1,000 as (index, path, error).
         """
         if self.config.enable_monitoring and self._stats.batches < 2:
             self._stats.look(self._pids)
         running = self._cursor.running
         pool = self._pool if running is None else running.pool
-        queued = 0 if running is None or pool is None else max(0, pool.dispatch.handed_out - running.received)
+        queued = (
+            0
+            if running is None or pool is None
+            else max(0, pool.dispatch.handed_out - running.received)
+        )
         cached: Counter[str] = Counter()
-        for mode in {id(d._mode): d._mode for d in inner_datasets(self.dataset) if d._mode is not None}.values():
+        for mode in {
+            id(d._mode): d._mode for d in inner_datasets(self.dataset) if d._mode is not None
+        }.values():
             cached.update(mode.stats())  # views share one
         return Stats(
             dataset_size=length_of(self.dataset) or 0,
@@ -460,26 +583,47 @@ class Loader(DataLoader[B]):
 
     def __repr__(self) -> str:
         config, samples, batches = self.config, length_of(self.dataset), length_of(self)
-        about = [type(self.dataset).__name__, *([] if samples is None else [f"{samples:,} samples"])]
+        about = [
+            type(self.dataset).__name__,
+            *([] if samples is None else [f"{samples:,} samples"]),
+        ]
         if isinstance(self.dataset, BaseDataset):
             about.append(str(self.dataset.loading_mode))
         values: dict[str, Any] = {} if batches is None else {"batches": batches}
         values["batch_size"] = config.batch_size
         own = config.order_of_its_own
-        values |= {name: type(getattr(config, name)).__name__ for name in own} if own else {"shuffle": config.shuffle}
+        values |= (
+            {name: type(getattr(config, name)).__name__ for name in own}
+            if own
+            else {"shuffle": config.shuffle}
+        )
         values |= {"num_workers": config.num_workers, "seed": config.seed}
         if config.world_size != 1:
             values |= {"rank": config.rank, "world_size": config.world_size}
-        values |= {name: value for name in ("drop_last", "device") if (value := getattr(config, name)) not in (None, False)}
-        return f"{type(self).__name__}(<{', '.join(about)}>, {', '.join(f'{name}={value}' for name, value in values.items())})"
+        values |= {
+            name: value
+            for name in ("drop_last", "device")
+            if (value := getattr(config, name)) not in (None, False)
+        }
+        return (
+            f"{type(self).__name__}(<{', '.join(about)}>, "
+            f"{', '.join(f'{name}={value}' for name, value in values.items())})"
+        )
 
     def explain(self) -> str:
-        """Describes each option and the reason for its value, the epoch, how often blocks are decoded and how to reduce that, the dataset,
-        and the memory budget."""
+        """Describes each option and the reason for its value, the epoch, how often blocks are
+        decoded and how to reduce that, the dataset, and the memory budget.
+        """
         memory = self._memory
-        way = choose_way(self.dataset, self._collating).explain() if isinstance(self.dataset, BaseDataset) else None
+        way = (
+            choose_way(self.dataset, self._collating).explain()
+            if isinstance(self.dataset, BaseDataset)
+            else None
+        )
         parts = memory.budget, memory.reserved, way, self._images
-        return explain_loader(self.config, self.given, self._reasons, self._plan, self.dataset, self._collate, *parts)
+        return explain_loader(
+            self.config, self.given, self._reasons, self._plan, self.dataset, self._collate, *parts
+        )
 
 
 def _copied(cls: Any, dataset: Any, config: DataLoaderConfig, state: dict[str, Any]) -> Loader:

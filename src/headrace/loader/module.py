@@ -21,7 +21,9 @@ from headrace.order.splits import split_parts
 
 @runtime_checkable
 class DataModuleProtocol(Protocol):
-    """An object with a training and a validation loader: a `DataModule`, Lightning's, or your own."""
+    """An object with a training and a validation loader: a `DataModule`, Lightning's, or your
+    own.
+    """
 
     def train_dataloader(self) -> Any:
         """The training loader."""
@@ -39,26 +41,30 @@ class DataModule:
     ```
 
     Args:
-        train: a path, a torch dataset, or a HuggingFace dataset. A list of tensors is a dataset: each tensor is a sample. A HuggingFace
-            dataset without a format yields tensors.
+        train: a path, a torch dataset, or a HuggingFace dataset. A list of tensors is a dataset:
+            each tensor is a sample. A HuggingFace dataset without a format yields tensors.
         val: the same for validation.
-        val_split: instead of `val`: fraction of `train` to use for validation. The split depends on seed and length only, so it is the same
-            on every rank.
-        val_transform: transform of the validation data, a callable or a list; [] for none. If it is not given, validation data have the
-            transform of `train`, with a warning if that is random: if a class or function in it is called Random..., is a random one of
-            torchvision with another name, or holds a random generator. Validation data must be a headrace dataset or a path. What `train`
-            caches in memory is shared. With [], images are resized to `image_size`, or else to the size of the training crops.
-        config: the options of both loaders. Validation data are not shuffled, dropped or drawn by a sampler, and are padded only if there
-            are fewer samples than ranks.
-        **overrides: fields that replace those of `config`. For paths, other keywords are passed to the datasets, as in `create_dataloader`.
+        val_split: instead of `val`: fraction of `train` to use for validation. The split depends on
+            seed and length only, so it is the same on every rank.
+        val_transform: transform of the validation data, a callable or a list; [] for none. If it is
+            not given, validation data have the transform of `train`, with a warning if that is
+            random: if a class or function in it is called Random..., is a random one of torchvision
+            with another name, or holds a random generator. Validation data must be a headrace
+            dataset or a path. What `train` caches in memory is shared. With [], images are resized
+            to `image_size`, or else to the size of the training crops.
+        config: the options of both loaders. Validation data are not shuffled, dropped or drawn by a
+            sampler, and are padded only if there are fewer samples than ranks.
+        **overrides: fields that replace those of `config`. For paths, other keywords are passed to
+            the datasets, as in `create_dataloader`.
 
     Attributes:
         train, val: the datasets as the loaders see them; `val` is None without validation data.
         config: the options as passed.
 
     Raises:
-        ConfigError: `val` and `val_split` are both given; `val_transform` can't be applied; `val_split` is outside of [0, 1), leaves a part
-            without samples, or is given for a dataset without random access or length; or an argument is neither a dataset nor a path.
+        ConfigError: `val` and `val_split` are both given; `val_transform` can't be applied;
+            `val_split` is outside of [0, 1), leaves a part without samples, or is given for a
+            dataset without random access or length; or an argument is neither a dataset nor a path.
     """
 
     @checks_keywords
@@ -72,15 +78,26 @@ class DataModule:
         config: DataLoaderConfig | None = None,
         **overrides: Unpack[PathOptions],
     ) -> None:
-        if isinstance(val_split, bool) or not isinstance(val_split, (int, float)) or not 0 <= val_split < 1:
-            raise ConfigError(f"val_split must be a fraction of at least 0 and below 1, not {val_split!r}")
+        if (
+            isinstance(val_split, bool)
+            or not isinstance(val_split, (int, float))
+            or not 0 <= val_split < 1
+        ):
+            raise ConfigError(
+                f"val_split must be a fraction of at least 0 and below 1, not {val_split!r}"
+            )
         if val is not None and val_split:
-            raise ConfigError(f"val and val_split={val_split} can't be given together: pass one of them")
+            raise ConfigError(
+                f"val and val_split={val_split} can't be given together: pass one of them"
+            )
         if val_transform is not None and val is None and not val_split:
             raise ConfigError("val_transform needs validation data: pass val= or val_split=")
         for name, data in (("train", train), *(() if val is None else (("val", val),))):
             if isinstance(data, Mapping):
-                raise ConfigError(f"{name} must be one dataset; of several by name ({', '.join(map(str, data))}) pass {name}=data[name]")
+                raise ConfigError(
+                    f"{name} must be one dataset; of several by name "
+                    f"({', '.join(map(str, data))}) pass {name}=data[name]"
+                )
             check_dataset("DataModule", name, data)
         arguments = parameters_of(DataModule.__init__)
         self._opened: list[BaseDataset] = []
@@ -100,7 +117,10 @@ class DataModule:
             self.train, self.val = _split(self.train, val_split, self.seed)
         if val_transform is not None:
             if not isinstance(self.val, BaseDataset):
-                raise ConfigError(f"val_transform can't be given to a {type(self.val).__name__}: pass val= with a dataset that has it")
+                raise ConfigError(
+                    f"val_transform can't be given to a {type(self.val).__name__}: pass val= with "
+                    "a dataset that has it"
+                )
             self.val = self.val.with_transform(val_transform)
         if self.val is not None:
             _warn_if_random(self.val)
@@ -124,7 +144,9 @@ class DataModule:
         return self._loaders["train"]
 
     def val_dataloader(self) -> Loader | None:
-        """Returns the validation loader, always the same object: in order, each sample once. None: there is no validation data."""
+        """Returns the validation loader, always the same object: in order, each sample once.
+        None: there is no validation data.
+        """
         if self.val is None:
             return None
         if "val" not in self._loaders:
@@ -132,16 +154,26 @@ class DataModule:
         return self._loaders["val"]
 
     def _val_config(self) -> DataLoaderConfig:
-        n, ranks = length_of(self.val), detect_world(self.config.rank, self.config.world_size).world_size
+        n, ranks = (
+            length_of(self.val),
+            detect_world(self.config.rank, self.config.world_size).world_size,
+        )
         pad = n is not None and n < ranks
         if pad:
-            warn(f"{n} validation samples are fewer than {ranks} ranks: some come several times, so that each rank has one")
-        in_order: dict[str, Any] = dict.fromkeys(("sampler", "batch_sampler", "weights", "num_samples"))
+            warn(
+                f"{n} validation samples are fewer than {ranks} ranks: some come several times, "
+                "so that each rank has one"
+            )
+        in_order: dict[str, Any] = dict.fromkeys(
+            ("sampler", "batch_sampler", "weights", "num_samples")
+        )
         in_order.update(balanced=False, replacement=True, bucket_by_length=False)
         return self.config.with_(shuffle=False, drop_last=False, pad=pad, **in_order)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the training loader. Validation always starts anew. Lightning's hook of the same name may return it."""
+        """Returns the state of the training loader. Validation always starts anew. Lightning's
+        hook of the same name may return it.
+        """
         return {"train": self.train_dataloader().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
@@ -151,11 +183,16 @@ class DataModule:
             StateError: it is not the state of a DataModule, or does not fit.
         """
         if not isinstance(state, dict) or "train" not in state:
-            raise StateError("load_state_dict: this is no state of a DataModule: pass what its state_dict() returned")
+            raise StateError(
+                "load_state_dict: this is no state of a DataModule: pass what its state_dict() "
+                "returned"
+            )
         self.train_dataloader().load_state_dict(state["train"], strict=strict)
 
     def close(self) -> None:
-        """Stops the workers of both loaders, and closes what was opened from paths. The module can be used again afterwards."""
+        """Stops the workers of both loaders, and closes what was opened from paths. The module
+        can be used again afterwards.
+        """
         for loader in self._loaders.values():
             loader.close()
         for dataset in self._opened:
@@ -163,7 +200,8 @@ class DataModule:
 
     def __repr__(self) -> str:
         return (
-            f"DataModule(train=<{length_of(self.train)} samples>, val={None if self.val is None else f'<{length_of(self.val)} samples>'})"
+            f"DataModule(train=<{length_of(self.train)} samples>, "
+            f"val={None if self.val is None else f'<{length_of(self.val)} samples>'})"
         )
 
 
@@ -183,12 +221,17 @@ def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     """Training and validation part of a dataset."""
     n = length_of(dataset)
     if n is None or (isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)):
-        raise ConfigError(f"val_split needs random access and a length, which {type(dataset).__name__} has not: pass val= instead")
+        raise ConfigError(
+            f"val_split needs random access and a length, which {type(dataset).__name__} has not: "
+            "pass val= instead"
+        )
     try:
         val, train = split_parts(n, [fraction, 1 - fraction], seed)
     except ConfigError:
         lacking = "training" if round(n * fraction) else "validation"
-        raise ConfigError(f"val_split={fraction} of {n} samples leaves none for {lacking}") from None
+        raise ConfigError(
+            f"val_split={fraction} of {n} samples leaves none for {lacking}"
+        ) from None
     if isinstance(dataset, BaseDataset):
         return dataset.subset(train), dataset.subset(val)
     if _is_huggingface(dataset) and hasattr(dataset, "select"):
@@ -200,6 +243,7 @@ def _warn_if_random(val: Any) -> None:
     names = random_steps_in(val)
     if names:
         warn(
-            f"the validation data are transformed at random ({', '.join(names[:3])}): pass val_transform= ([] for none), or val= with a "
+            f"the validation data are transformed at random ({', '.join(names[:3])}): pass "
+            "val_transform= ([] for none), or val= with a "
             "dataset that has transforms of its own"
         )

@@ -1,7 +1,7 @@
 """Plans the batches of one rank's epoch, and yields their requests.
 
-Batches follow headrace's own order, computed at any step; or a sampler of the user, which is replayed; or an iterable dataset, whose length
-is not known in advance.
+Batches follow headrace's own order, computed at any step; or a sampler of the user, which is
+replayed; or an iterable dataset, whose length is not known in advance.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Plan(ABC):
         """The requests of an epoch from a step on, without ring slots."""
 
     def samples_before(self, step: int) -> int | None:
-        """Samples of the epoch that all ranks together have received when a step begins; None where it is not known."""
+        """Samples of the epoch that all ranks together have received when a step begins; None
+        where it is not known.
+        """
         return None
 
     @abstractmethod
@@ -95,7 +97,8 @@ class OrderPlan(Plan):
 
     Attributes:
         batches: those of the epoch that was asked for last.
-        former: how blocks and lanes are: 0 as now, else as of an earlier time (see `BaseDataset.epoch_order`).
+        former: how blocks and lanes are: 0 as now, else as of an earlier time (see
+            `BaseDataset.epoch_order`).
     """
 
     def __init__(self, batches: RankBatches, former: int = 0) -> None:
@@ -104,7 +107,8 @@ class OrderPlan(Plan):
         self.seed: int = batches.order.seed
         self.padding: int = batches.padding
         self._stats: dict[str, float] | None = None
-        self._padded: npt.NDArray[np.int64] = np.zeros(2, np.int64)  # elements of the batches so far, and those that are no padding
+        # elements of the batches so far, and those that are no padding
+        self._padded: npt.NDArray[np.int64] = np.zeros(2, np.int64)
 
     def steps(self) -> int:
         return len(self.batches)
@@ -117,11 +121,23 @@ class OrderPlan(Plan):
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         repeats = self.batches.order.repeats
-        for step, (indices, positions) in enumerate(self.batches_of(epoch).with_positions(min(start, self.steps())), start):
-            yield BatchRequest(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
+        for step, (indices, positions) in enumerate(
+            self.batches_of(epoch).with_positions(min(start, self.steps())), start
+        ):
+            yield BatchRequest(
+                indices.tolist(),
+                self.seed,
+                epoch,
+                step,
+                draws=positions.tolist() if repeats else None,
+            )
 
     def note(self, batch: Any) -> None:
-        mask = batch.get("attention_mask") if isinstance(self.batches.order, BucketedOrder) and isinstance(batch, Mapping) else None
+        mask = (
+            batch.get("attention_mask")
+            if isinstance(self.batches.order, BucketedOrder) and isinstance(batch, Mapping)
+            else None
+        )
         if isinstance(mask, torch.Tensor) and mask.device.type == "cpu":
             self._padded += mask.numel(), int(mask.count_nonzero())
 
@@ -130,11 +146,24 @@ class OrderPlan(Plan):
         if not isinstance(order, BucketedOrder):
             return {}
         if self._stats is None:
-            whole = range(0, min(len(order) // order.global_batch, _LOOKED_AT) * order.global_batch, order.global_batch)
+            whole = range(
+                0,
+                min(len(order) // order.global_batch, _LOOKED_AT) * order.global_batch,
+                order.global_batch,
+            )
             mine = np.arange(batches.rank, order.global_batch, batches.world_size)
             positions = (np.array(whole, np.int64)[:, np.newaxis] + mine).reshape(-1)
-            lengths = [order.lengths[indices].reshape(-1, len(mine)) for indices in (order[positions], order.shuffled(positions))]
-            self._stats = dict(zip(("padding_fraction", "padding_fraction_unbucketed"), map(padding_fraction, lengths), strict=True))
+            lengths = [
+                order.lengths[indices].reshape(-1, len(mine))
+                for indices in (order[positions], order.shuffled(positions))
+            ]
+            self._stats = dict(
+                zip(
+                    ("padding_fraction", "padding_fraction_unbucketed"),
+                    map(padding_fraction, lengths),
+                    strict=True,
+                )
+            )
         every, real = self._padded.tolist()
         return {**self._stats, "padding_fraction": 1 - real / every} if every else self._stats
 
@@ -150,10 +179,11 @@ class OrderPlan(Plan):
 class SamplerPlan(Plan):
     """A sampler, or batch sampler, of the user.
 
-    The random generators that it uses, global ones or its own, are seeded by (seed, epoch), so that it draws the same numbers again. To
-    resume, it is replayed from its start. If it or its iterator has a `state_dict` and a `load_state_dict`, it is asked for its state after
-    each batch, and resumes from the state of the last batch that the user received; a sampler is asked at its end too, since it may count
-    epochs, and begins the next epoch from that state.
+    The random generators that it uses, global ones or its own, are seeded by (seed, epoch), so that
+    it draws the same numbers again. To resume, it is replayed from its start. If it or its iterator
+    has a `state_dict` and a `load_state_dict`, it is asked for its state after each batch, and
+    resumes from the state of the last batch that the user received; a sampler is asked at its end
+    too, since it may count epochs, and begins the next epoch from that state.
     """
 
     def __init__(
@@ -171,8 +201,10 @@ class SamplerPlan(Plan):
         self._size = batch_size or 1 if batch_sampler is None else 1  # of what the source counts
         self._seeder = SampleSeeder(self._source)
         self.origin: str = f"{self._kind} {type(self._source).__name__}"
-        self._states: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and position; of batches that are on their way
-        self._loaded_end: Any = None  # a state that was loaded, of the end of an epoch: the next one begins with it
+        # by epoch and position; of batches that are on their way
+        self._states: dict[tuple[int, int], dict[str, Any]] = {}
+        # a state that was loaded, of the end of an epoch: the next one begins with it
+        self._loaded_end: Any = None
 
     def steps(self) -> int | None:
         return _steps(length_of(self._source), self._size, self._drop_last)
@@ -215,13 +247,19 @@ class SamplerPlan(Plan):
             first, position = position, position + len(indices)
             if holder is not None:
                 state = copy.deepcopy(holder.state_dict())
-                self._states[epoch, step + 1] = {"of_iterator": holder is rest, "samples": position, "state": state}
+                self._states[epoch, step + 1] = {
+                    "of_iterator": holder is rest,
+                    "samples": position,
+                    "state": state,
+                }
             if step >= start:
                 yield BatchRequest(indices, self.seed, epoch, step, draws=range(first, position))
 
     def _tells_state(self, part: Any) -> bool:
         # ours counts whole batches of its own: between two of them only a replay is exact
-        return is_stateful(part) and not (isinstance(part, OrderSampler) and self._size % part.batches.batch_size)
+        return is_stateful(part) and not (
+            isinstance(part, OrderSampler) and self._size % part.batches.batch_size
+        )
 
     def _next(self, rest: Iterator[Any]) -> list[int] | None:
         """The indices of the next batch; None at the end."""
@@ -229,7 +267,8 @@ class SamplerPlan(Plan):
             batch = next(rest, None)
             return None if batch is None else [_index(i) for i in batch]
         indices = []
-        for _ in range(self._size):  # `islice` would call `iter` again, where a sampler that is its own iterator may begin anew
+        # `islice` would call `iter` again, where a sampler that is its own iterator may begin anew
+        for _ in range(self._size):
             try:
                 indices.append(_index(next(rest)))
             except StopIteration:
@@ -247,20 +286,36 @@ class SamplerPlan(Plan):
         return copy.deepcopy(self._states.get((epoch, position)))
 
     def load_state(self, epoch: int, position: int, state: Any) -> None:
-        if state is not None and not (isinstance(state, dict) and {"of_iterator", "samples", "state"} <= state.keys()):
-            raise StateError(f"load_state_dict: the state is damaged: its sampler_state is {state!r:.80}")
+        if state is not None and not (
+            isinstance(state, dict) and {"of_iterator", "samples", "state"} <= state.keys()
+        ):
+            raise StateError(
+                f"load_state_dict: the state is damaged: its sampler_state is {state!r:.80}"
+            )
         self._states = {} if state is None else {(epoch, position): copy.deepcopy(state)}
         self._loaded_end = None
-        if state is not None and not state["of_iterator"] and (state.get("ended") or self.ends_at(position)):
+        if (
+            state is not None
+            and not state["of_iterator"]
+            and (state.get("ended") or self.ends_at(position))
+        ):
             self._loaded_end = copy.deepcopy(state["state"])
 
 
 def _steps(samples: int | None, batch_size: int, drop_last: bool) -> int | None:
-    return None if samples is None else samples // batch_size if drop_last else -(-samples // batch_size)
+    return (
+        None
+        if samples is None
+        else samples // batch_size
+        if drop_last
+        else -(-samples // batch_size)
+    )
 
 
 def _index(given: Any) -> Any:
-    """An index of any integer type as an int; anything else (a key, a tuple) as it is: the dataset may know what it means."""
+    """An index of any integer type as an int; anything else (a key, a tuple) as it is: the
+    dataset may know what it means.
+    """
     try:
         return operator.index(given)
     except TypeError:
@@ -268,13 +323,21 @@ def _index(given: Any) -> Any:
 
 
 class IterablePlan(Plan):
-    """Endless requests for an `IterableDataset` of another library. Its workers report when they have nothing left.
+    """Endless requests for an `IterableDataset` of another library. Its workers report when they
+    have nothing left.
 
-    Its order depends on the number of workers, and its length does not determine the number of batches: each worker ends with its own
-    incomplete batch.
+    Its order depends on the number of workers, and its length does not determine the number of
+    batches: each worker ends with its own incomplete batch.
     """
 
-    def __init__(self, seed: int, batch_size: int | None, length: int | None, drop_last: bool, workers: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        batch_size: int | None,
+        length: int | None,
+        drop_last: bool,
+        workers: int = 0,
+    ) -> None:
         self.seed: int = seed
         self._size, self._length, self._drop_last = batch_size or 1, length, drop_last
         self._workers = max(1, workers)
@@ -293,8 +356,10 @@ class IterablePlan(Plan):
             return
         self._is_warned = True
         warn(
-            f"the IterableDataset says by __len__ that it has {self._length:,} samples, and gives more: len(loader) is too small. Correct "
-            "__len__; with workers, divide the samples by torch.utils.data.get_worker_info(), or each worker gives them all"
+            f"the IterableDataset says by __len__ that it has {self._length:,} samples, and gives "
+            "more: len(loader) is too small. Correct "
+            "__len__; with workers, divide the samples by torch.utils.data.get_worker_info(), or "
+            "each worker gives them all"
         )
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
@@ -302,60 +367,114 @@ class IterablePlan(Plan):
         return (BatchRequest([run], self.seed, epoch, step) for step in itertools.count(start))
 
     def parameters(self) -> dict[str, Any]:
-        return {"shuffle": "iterable", "seed": self.seed, "global_batch": self._size, "workers": self._workers}
+        return {
+            "shuffle": "iterable",
+            "seed": self.seed,
+            "global_batch": self._size,
+            "workers": self._workers,
+        }
 
 
 def make_plan(config: DataLoaderConfig, dataset: Any, adopted: dict[str, Any]) -> Plan:
-    """The plan of a loader with a resolved config; parameters of the order that are `adopted` of a loaded state replace those of it, and
-    "former" is that of `BaseDataset.epoch_order`.
+    """The plan of a loader with a resolved config; parameters of the order that are `adopted` of a
+    loaded state replace those of it, and "former" is that of `BaseDataset.epoch_order`.
 
     Raises:
         ConfigError: a dataset without a length, or weights or targets that don't fit it.
     """
     seed = adopted.get("seed", config.seed)
     if config.sampler is not None or config.batch_sampler is not None:
-        return SamplerPlan(seed, config.sampler, config.batch_sampler, config.batch_size, config.drop_last)
+        return SamplerPlan(
+            seed, config.sampler, config.batch_sampler, config.batch_size, config.drop_last
+        )
     if isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset):
-        return IterablePlan(seed, config.batch_size, length_of(dataset), config.drop_last, config.num_workers or 0)
+        return IterablePlan(
+            seed, config.batch_size, length_of(dataset), config.drop_last, config.num_workers or 0
+        )
     rank, world_size, batch_size = config.rank or 0, config.world_size or 1, config.batch_size or 1
     order = _make_order(config, dataset, seed, batch_size * world_size, adopted)
-    return OrderPlan(RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad), adopted.get("former", 0))
+    return OrderPlan(
+        RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad),
+        adopted.get("former", 0),
+    )
 
 
-def plan_of_state(plan: Plan, state: dict[str, Any], config: DataLoaderConfig, dataset: Any, adopted: dict[str, Any]) -> Plan:
-    """The plan, or one over the blocks, now or formerly, that a state of a block shuffle was saved with, if there is one."""
-    if state["shuffle"] != "block" or not isinstance(plan, OrderPlan) or not isinstance(dataset, BaseDataset):
+def plan_of_state(
+    plan: Plan,
+    state: dict[str, Any],
+    config: DataLoaderConfig,
+    dataset: Any,
+    adopted: dict[str, Any],
+) -> Plan:
+    """The plan, or one over the blocks, now or formerly, that a state of a block shuffle was
+    saved with, if there is one.
+    """
+    if (
+        state["shuffle"] != "block"
+        or not isinstance(plan, OrderPlan)
+        or not isinstance(dataset, BaseDataset)
+    ):
         return plan
-    plans = [plan, *(make_plan(config, dataset, {**adopted, "former": former}) for former in range(3) if former != plan.former)]
+    plans = [
+        plan,
+        *(
+            make_plan(config, dataset, {**adopted, "former": former})
+            for former in range(3)
+            if former != plan.former
+        ),
+    ]
     for names in (("interleave", "turns", "blocks"), ("blocks",)):
         for other in plans:
             parameters = other.parameters()
-            if parameters["shuffle"] == "block" and all(state.get(name) == parameters[name] for name in names):
+            if parameters["shuffle"] == "block" and all(
+                state.get(name) == parameters[name] for name in names
+            ):
                 return other
     return plan
 
 
-def _make_order(config: DataLoaderConfig, dataset: Any, seed: int, global_batch: int, adopted: dict[str, Any]) -> Order:
+def _make_order(
+    config: DataLoaderConfig, dataset: Any, seed: int, global_batch: int, adopted: dict[str, Any]
+) -> Order:
     n = length_of(dataset)
     if n is None:
-        raise ConfigError(f"{type(dataset).__name__} has no length: give it __len__, make it an IterableDataset, or pass a sampler")
-    drawn: dict[str, Any] = {"n": config.num_samples, "replacement": config.replacement, "seed": seed, "global_batch": global_batch}
+        raise ConfigError(
+            f"{type(dataset).__name__} has no length: give it __len__, make it an "
+            "IterableDataset, or pass a sampler"
+        )
+    drawn: dict[str, Any] = {
+        "n": config.num_samples,
+        "replacement": config.replacement,
+        "seed": seed,
+        "global_batch": global_batch,
+    }
     if config.weights is not None:
         weights = WeightedOrder(config.weights, **drawn)
         if (count := weights.parameters()["n"]) != n:
-            raise ConfigError(f"weights holds {count:,} weights, and there are {n:,} samples: pass one for each")
+            raise ConfigError(
+                f"weights holds {count:,} weights, and there are {n:,} samples: pass one for each"
+            )
         return weights
     if config.balanced:
         return BalancedOrder(classes_of(dataset, n), **drawn)
     if config.is_bucketed:
-        return BucketedOrder(_lengths_of(config.bucket_by_length, dataset, n), seed=seed, global_batch=global_batch)
+        return BucketedOrder(
+            _lengths_of(config.bucket_by_length, dataset, n), seed=seed, global_batch=global_batch
+        )
     shuffle: Shuffle = adopted.get("shuffle", config.shuffle or False)
     if isinstance(dataset, BaseDataset):
-        interleave, turns = adopted.get("interleave", config.interleave), adopted.get("turns", config.turns)
-        order = dataset.epoch_order(shuffle, seed, 0, global_batch, interleave, turns, adopted.get("former", 0))
+        interleave, turns = (
+            adopted.get("interleave", config.interleave),
+            adopted.get("turns", config.turns),
+        )
+        order = dataset.epoch_order(
+            shuffle, seed, 0, global_batch, interleave, turns, adopted.get("former", 0)
+        )
     else:
         order = EpochOrder(n, shuffle=shuffle, seed=seed, global_batch=global_batch)
-    return order if config.num_samples in (None, n) else ResizedOrder(order, config.num_samples or 0)
+    return (
+        order if config.num_samples in (None, n) else ResizedOrder(order, config.num_samples or 0)
+    )
 
 
 def _lengths_of(given: Any, dataset: Any, n: int) -> Any:
@@ -364,22 +483,36 @@ def _lengths_of(given: Any, dataset: Any, n: int) -> Any:
         lengths = dataset.lengths() if isinstance(dataset, BaseDataset) else None
     if lengths is None:
         raise ConfigError(
-            f"bucket_by_length=True: {type(dataset).__name__} does not know how long its samples are: pass one integer a sample"
+            f"bucket_by_length=True: {type(dataset).__name__} does not know how long its samples "
+            "are: pass one integer a sample"
         )
     if not hasattr(lengths, "__len__"):
-        raise ConfigError(f"bucket_by_length must be True, False or one integer a sample, not {lengths!r}")
+        raise ConfigError(
+            f"bucket_by_length must be True, False or one integer a sample, not {lengths!r}"
+        )
     if len(lengths) != n:
-        raise ConfigError(f"bucket_by_length holds {len(lengths):,} lengths, and there are {n:,} samples: pass one for each")
+        raise ConfigError(
+            f"bucket_by_length holds {len(lengths):,} lengths, and there are {n:,} samples: pass "
+            "one for each"
+        )
     return lengths
 
 
 def classes_of(dataset: Any, n: int) -> Any:
-    """The class of each sample: the dataset's `targets`, as headrace's and torchvision's have them, through torch's `Subset` and
-    `ConcatDataset` too."""
+    """The class of each sample: the dataset's `targets`, as headrace's and torchvision's have them,
+    through torch's `Subset` and `ConcatDataset` too.
+    """
     targets = _targets_of(dataset)
     if targets is None or len(targets) != n:
-        had = "has no targets" if targets is None else f"has {len(targets):,} targets for {n:,} samples"
-        raise ConfigError(f"balanced=True: {type(dataset).__name__} {had}: give it `targets`, one class a sample, or pass weights=")
+        had = (
+            "has no targets"
+            if targets is None
+            else f"has {len(targets):,} targets for {n:,} samples"
+        )
+        raise ConfigError(
+            f"balanced=True: {type(dataset).__name__} {had}: give it `targets`, one class a "
+            "sample, or pass weights="
+        )
     return np.asarray(targets)
 
 
@@ -389,5 +522,9 @@ def _targets_of(dataset: Any) -> Any:
         return None if inner is None else np.asarray(inner)[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
         parts = [_targets_of(part) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else np.concatenate([np.asarray(part) for part in parts])
+        return (
+            None
+            if any(part is None for part in parts)
+            else np.concatenate([np.asarray(part) for part in parts])
+        )
     return getattr(dataset, "targets", None)

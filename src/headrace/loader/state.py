@@ -1,17 +1,22 @@
-"""The position of a loader, and its saved state: the parameters of the order, and the number of global batches that the user received.
+"""The position of a loader, and its saved state: the parameters of the order, and the number of
+global batches that the user received.
 
 NOTE [ epochs and positions ]
 
-* `set_epoch(e)` sets the epoch of the next iterator. Without it, each iterator uses the epoch after the last one.
-* The position is the number of batches of the current epoch that the user received. `state_dict()` contains both. Between `set_epoch` and
-  the next iterator it contains the new epoch and 0.
-* After `load_state_dict` the next iterator continues at the position. `set_epoch` with the loaded epoch keeps the position (also at the end
-  of the epoch: nothing is left then); with another epoch it drops the position. A state saved at the end of an epoch, without `set_epoch`,
-  continues with the next epoch.
+* `set_epoch(e)` sets the epoch of the next iterator. Without it, each iterator uses the epoch after
+  the last one.
+* The position is the number of batches of the current epoch that the user received. `state_dict()`
+  contains both. Between `set_epoch` and the next iterator it contains the new epoch and 0.
+* After `load_state_dict` the next iterator continues at the position. `set_epoch` with the loaded
+  epoch keeps the position (also at the end of the epoch: nothing is left then); with another epoch
+  it drops the position. A state saved at the end of an epoch, without `set_epoch`, continues with
+  the next epoch.
 * If an iterator can't be made, the next attempt begins at the same position.
-* An iterator that is abandoned leaves its position in `state_dict()`. The next iterator starts the next epoch.
-* An epoch ends when the user has received `StopIteration`. A state saved after the last batch but before that continues with what is left,
-  which is nothing: a loop over the rest of the epoch ends at once. torchdata behaves the same.
+* An iterator that is abandoned leaves its position in `state_dict()`. The next iterator starts the
+  next epoch.
+* An epoch ends when the user has received `StopIteration`. A state saved after the last batch but
+  before that continues with what is left, which is nothing: a loop over the rest of the epoch ends
+  at once. torchdata behaves the same.
 """
 
 from __future__ import annotations
@@ -30,13 +35,28 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("version", "epoch", "batches", "seed", "global_batch", "skipped"), (int,)),
     **dict.fromkeys(("length", "samples", "interleave", "turns", "num_samples"), (int, _NONE)),
     **dict.fromkeys(("weights", "classes", "lengths"), (str, _NONE)),
-    **{"fingerprint": (str,), "shuffle": (bool, str), "replacement": (bool, _NONE), "skipped_samples": (list,), "ended": (bool,)},
+    **{
+        "fingerprint": (str,),
+        "shuffle": (bool, str),
+        "replacement": (bool, _NONE),
+        "skipped_samples": (list,),
+        "ended": (bool,),
+    },
 }
 _WHERE_MISSING = {"skipped": 0, "skipped_samples": [], "ended": False}
-_OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")  # orders that a state can't make another loader take over
+# orders that a state can't make another loader take over
+_OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")
 _SHUFFLES = (False, True, "block", *_OWN)
 _FIXED = ("num_samples", "weights", "classes", "replacement", "lengths")
-_LEAST = {"version": 1, "epoch": 0, "batches": 0, "skipped": 0, "length": 0, "samples": 0, "global_batch": 1}
+_LEAST = {
+    "version": 1,
+    "epoch": 0,
+    "batches": 0,
+    "skipped": 0,
+    "length": 0,
+    "samples": 0,
+    "global_batch": 1,
+}
 _COMPARED = ("shuffle", "seed", "interleave", "turns", "workers")
 
 
@@ -51,7 +71,8 @@ P = TypeVar("P", bound=Any)  # a position, which has an epoch
 
 
 class Cursor(Generic[P]):
-    """The position of a loader, or of several that make one epoch; see NOTE [ epochs and positions ].
+    """The position of a loader, or of several that make one epoch; see NOTE [ epochs and positions
+    ].
 
     Args:
         begin: makes the position at the beginning of an epoch.
@@ -77,7 +98,9 @@ class Cursor(Generic[P]):
             self.loaded = None
 
     def start(self) -> bool:
-        """Moves to the position of an iterator that begins now. True if it goes on where a state was loaded."""
+        """Moves to the position of an iterator that begins now. True if it goes on where a state
+        was loaded.
+        """
         loaded, self.loaded = self.loaded, None
         goes_on = loaded is not None and loaded.epoch == self.next_epoch
         self.at = loaded if loaded is not None and goes_on else self._begin(self.next_epoch)
@@ -86,7 +109,9 @@ class Cursor(Generic[P]):
 
     @contextmanager
     def starting(self) -> Iterator[bool]:
-        """`start`, which is undone where the iterator can't be made: the next attempt begins at the same position."""
+        """`start`, which is undone where the iterator can't be made: the next attempt begins at
+        the same position.
+        """
         before = self.loaded, self.at, self.next_epoch, self._is_named
         try:
             yield self.start()
@@ -101,8 +126,14 @@ class Cursor(Generic[P]):
 
     @property
     def is_at_next(self) -> bool:
-        """True if the state is that of the next epoch, which was named, and no longer that of the last one."""
-        return self.loaded is None and self._is_named and (self.next_epoch != self.at.epoch or self.running is None)
+        """True if the state is that of the next epoch, which was named, and no longer that of
+        the last one.
+        """
+        return (
+            self.loaded is None
+            and self._is_named
+            and (self.next_epoch != self.at.epoch or self.running is None)
+        )
 
     @property
     def position(self) -> P:
@@ -126,12 +157,14 @@ def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -
     """Checks that this is a state, and of this dataset.
 
     Raises:
-        StateError: no state; of a later version, or of other data. The message holds both fingerprints.
+        StateError: no state; of a later version, or of other data. The message holds both
+            fingerprints.
     """
     _check_form(state)
     if state["fingerprint"] != fingerprint:
         message = (
-            f"load_state_dict: the state is of another dataset: its fingerprint is {state['fingerprint']} ({state['length']} samples), "
+            "load_state_dict: the state is of another dataset: its fingerprint is "
+            f"{state['fingerprint']} ({state['length']} samples), "
             f"this dataset's {fingerprint} ({length} samples)"
         )
         if strict or state["length"] != length:
@@ -139,40 +172,60 @@ def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -
         warn(f"{message}; strict=False: continuing anyway")
     elif state["length"] != length:
         raise StateError(
-            f"load_state_dict: the state is of {state['length']} samples, this dataset has {length}: samples were added or removed, or the "
+            f"load_state_dict: the state is of {state['length']} samples, this dataset has "
+            f"{length}: samples were added or removed, or the "
             "state is damaged"
         )
 
 
 def _check_form(state: Any) -> None:
     if not isinstance(state, dict) or "version" not in state or "batches" not in state:
-        raise StateError("load_state_dict: this is no state of a headrace loader: pass what loader.state_dict() returned")
+        raise StateError(
+            "load_state_dict: this is no state of a headrace loader: pass what "
+            "loader.state_dict() returned"
+        )
     version = state["version"]
     if type(version) is int and version > VERSION:
-        raise StateError(f"load_state_dict: the state has version {version}, this headrace knows {VERSION}: upgrade it")
+        raise StateError(
+            f"load_state_dict: the state has version {version}, this headrace knows {VERSION}: "
+            "upgrade it"
+        )
     for name, types in _TYPES.items():
         value = state.get(name, _WHERE_MISSING.get(name))
         is_too_small = name in _LEAST and type(value) is int and value < _LEAST[name]
-        if type(value) not in types or is_too_small or (name == "shuffle" and value not in _SHUFFLES):
+        if (
+            type(value) not in types
+            or is_too_small
+            or (name == "shuffle" and value not in _SHUFFLES)
+        ):
             raise StateError(f"load_state_dict: the state is damaged: its {name} is {value!r}")
 
 
-def check_order(state: dict[str, Any], parameters: dict[str, Any], world_size: int, strict: bool) -> dict[str, Any]:
-    """The parameters of its order that a loader must take over from a state ({} where they are the same).
+def check_order(
+    state: dict[str, Any], parameters: dict[str, Any], world_size: int, strict: bool
+) -> dict[str, Any]:
+    """The parameters of its order that a loader must take over from a state ({} where they are the
+    same).
 
     Raises:
         StateError: it is of another order. The message holds both values.
     """
     if state["shuffle"] == "block" and state.get("blocks") is None:  # as it was called before
         state = {**state, "shuffle": True}
-    differing = {k: state.get(k) for k in parameters if k in _COMPARED and state.get(k) != parameters[k]}
+    differing = {
+        k: state.get(k) for k in parameters if k in _COMPARED and state.get(k) != parameters[k]
+    }
     message = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
     kinds = {state["shuffle"], parameters["shuffle"]}
     if "workers" in differing or (len(kinds) > 1 and not kinds.isdisjoint(_OWN)):
-        raise StateError(f"load_state_dict: the state is of another order: {message}. Build the loader as it was")
+        raise StateError(
+            f"load_state_dict: the state is of another order: {message}. Build the loader as it was"
+        )
     if others := [k for k in _FIXED if state.get(k) != parameters.get(k)]:
         had = ", ".join(f"{k} was {state.get(k)!r}, is {parameters.get(k)!r}" for k in others)
-        raise StateError(f"load_state_dict: the state is of another order: {had}. Build the loader as it was")
+        raise StateError(
+            f"load_state_dict: the state is of another order: {had}. Build the loader as it was"
+        )
     if state.get("global_batch") != parameters["global_batch"]:
         saved = state.get("global_batch")
         if isinstance(saved, int) and saved % world_size == 0:
@@ -180,30 +233,38 @@ def check_order(state: dict[str, Any], parameters: dict[str, Any], world_size: i
         else:
             remedy = f"use a world size that divides {saved}"
         raise StateError(
-            f"load_state_dict: the state was saved with a global batch of {saved}, this loader has {parameters['global_batch']} "
+            f"load_state_dict: the state was saved with a global batch of {saved}, this loader "
+            f"has {parameters['global_batch']} "
             f"(batch_size x world_size): {remedy}"
         )
-    if state.get("shuffle") == parameters["shuffle"] and state.get("blocks") != parameters.get("blocks"):
+    if state.get("shuffle") == parameters["shuffle"] and state.get("blocks") != parameters.get(
+        "blocks"
+    ):
         raise StateError(
-            "load_state_dict: the samples are stored in other blocks than when the state was saved (the same data in another layout?), "
+            "load_state_dict: the samples are stored in other blocks than when the state was "
+            "saved (the same data in another layout?), "
             "and shuffle='block' depends on them: use the former layout, or start the epoch again"
         )
     if differing and strict:
         raise StateError(
-            f"load_state_dict: the state is of another order: {message}. Build the loader as it was, or pass strict=False to adopt "
+            f"load_state_dict: the state is of another order: {message}. Build the loader as it "
+            "was, or pass strict=False to adopt "
             "the saved order"
         )
     return differing
 
 
 def check_samples(state: dict[str, Any], samples: int | None) -> None:
-    """Compares the samples that lie before the position, where the last batches of an epoch depend on the number of ranks.
+    """Compares the samples that lie before the position, where the last batches of an epoch depend
+    on the number of ranks.
 
     Raises:
         StateError: this loader would lose or repeat samples.
     """
     if state.get("samples") != samples:
         raise StateError(
-            f"load_state_dict: {state.get('samples')} samples of the epoch were received when the state was saved, this loader would go "
-            f"on after {samples}: with pad=False the last batches of an epoch depend on the number of ranks; resume with the saved one"
+            f"load_state_dict: {state.get('samples')} samples of the epoch were received when the "
+            "state was saved, this loader would go "
+            f"on after {samples}: with pad=False the last batches of an epoch depend on the "
+            "number of ranks; resume with the saved one"
         )

@@ -2,20 +2,26 @@
 
 NOTE [ states of datasets ]
 
-* A dataset with `state_dict` and `load_state_dict`, and an iterator of an iterable dataset with both, is asked for its state right after
-  each batch, in the process that made the batch. The state is pickled at once, so that it can't change, and travels with the batch. So a
-  loader's state belongs to the batches that the user received, however far workers have prefetched. Objects without these methods are not
-  asked, and cost nothing.
-* Before the first batch nothing has been asked yet. Without workers the dataset of this process is asked then: one that is its own iterator
-  may be at its end when the state is loaded.
-* On resume, each worker gets its own state back with its first request: the dataset first, then its iterator is created, then the iterator
-  gets its state. The first batch is made by the worker whose turn it was. Workers before it get an idle request, which makes no batch.
-* A new epoch has a new iterator, which starts at the beginning. If the previous epoch was abandoned, the state of its iterator is not
-  restored, nor that of an iterable dataset whose iterator has no state (it must then contain the position). Other states of datasets are
-  restored, except if workers live for one epoch only: then each epoch starts with the dataset as it is in the main process.
-* When an iterator ends, the dataset is asked once more ("at_end"), since it may count epochs. It gets this state back before the next
-  epoch's iterator is created. If that iterator is at its end at once, the state contained the position, and the next one is used.
-* The random numbers of such an iterator depend on (seed, epoch, step), not on what was drawn before.
+* A dataset with `state_dict` and `load_state_dict`, and an iterator of an iterable dataset with
+  both, is asked for its state right after each batch, in the process that made the batch. The state
+  is pickled at once, so that it can't change, and travels with the batch. So a loader's state
+  belongs to the batches that the user received, however far workers have prefetched. Objects
+  without these methods are not asked, and cost nothing.
+* Before the first batch nothing has been asked yet. Without workers the dataset of this process is
+  asked then: one that is its own iterator may be at its end when the state is loaded.
+* On resume, each worker gets its own state back with its first request: the dataset first, then its
+  iterator is created, then the iterator gets its state. The first batch is made by the worker whose
+  turn it was. Workers before it get an idle request, which makes no batch.
+* A new epoch has a new iterator, which starts at the beginning. If the previous epoch was
+  abandoned, the state of its iterator is not restored, nor that of an iterable dataset whose
+  iterator has no state (it must then contain the position). Other states of datasets are restored,
+  except if workers live for one epoch only: then each epoch starts with the dataset as it is in the
+  main process.
+* When an iterator ends, the dataset is asked once more ("at_end"), since it may count epochs. It
+  gets this state back before the next epoch's iterator is created. If that iterator is at its end
+  at once, the state contained the position, and the next one is used.
+* The random numbers of such an iterator depend on (seed, epoch, step), not on what was drawn
+  before.
 """
 
 from __future__ import annotations
@@ -37,10 +43,11 @@ def is_stateful(part: Any) -> bool:
 
 
 def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | str | None:
-    """The states of a dataset and of its iterator, pickled; what went wrong, as text; None where neither has one.
+    """The states of a dataset and of its iterator, pickled; what went wrong, as text; None where
+    neither has one.
 
-    An error is not raised: who never asks the loader for its state has nothing to do with it. At the end of an iterator its own state is of
-    no use any more.
+    An error is not raised: who never asks the loader for its state has nothing to do with it. At
+    the end of an iterator its own state is of no use any more.
     """
     try:
         parts: dict[str, Any] = {}
@@ -50,7 +57,9 @@ def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | s
             parts["iterator"] = iterator.state_dict()
         return pickle.dumps({**parts, "at_end": True} if at_end else parts) if parts else None
     except Exception as error:
-        return f"the state of {type(dataset).__name__} can't be saved: {type(error).__name__}: {error}"
+        return (
+            f"the state of {type(dataset).__name__} can't be saved: {type(error).__name__}: {error}"
+        )
 
 
 def give_back(given: bytes, dataset: Any) -> None:
@@ -61,9 +70,16 @@ def give_back(given: bytes, dataset: Any) -> None:
 
 
 def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
-    """A new iterator, where it stood when `asked` pickled these parts of its state; of the next epoch, if that was at its end."""
-    # One that is its own iterator may keep its state when its iterator is made, until the next one is, or begin anew there.
-    is_own = "dataset" not in parts and "iterator" in parts and ("at_end" in parts or is_stateful(dataset))
+    """A new iterator, where it stood when `asked` pickled these parts of its state; of the next
+    epoch, if that was at its end.
+    """
+    # One that is its own iterator may keep its state when its iterator is made, until the next one
+    # is, or begin anew there.
+    is_own = (
+        "dataset" not in parts
+        and "iterator" in parts
+        and ("at_end" in parts or is_stateful(dataset))
+    )
     if is_own:
         _check(dataset, dataset)
         try:
@@ -85,13 +101,22 @@ def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
 
 def _check(part: Any, dataset: Any) -> Any:
     if not is_stateful(part):
-        what = type(dataset).__name__ if part is dataset else f"the iterator of {type(dataset).__name__}"
-        raise StateError(f"load_state_dict: the state holds one of {what}, which has no load_state_dict now: build the dataset as it was")
+        what = (
+            type(dataset).__name__
+            if part is dataset
+            else f"the iterator of {type(dataset).__name__}"
+        )
+        raise StateError(
+            f"load_state_dict: the state holds one of {what}, which has no load_state_dict now: "
+            "build the dataset as it was"
+        )
     return part
 
 
 class States:
-    """What each worker of a loader reported last of its dataset and iterator, within an epoch. `is_stream`: a foreign iterable dataset."""
+    """What each worker of a loader reported last of its dataset and iterator, within an epoch.
+    `is_stream`: a foreign iterable dataset.
+    """
 
     def __init__(self, workers: int, world_size: int, rank: int, is_stream: bool) -> None:
         self._workers, self._world, self._is_stream = max(1, workers), (world_size, rank), is_stream
@@ -122,30 +147,40 @@ class States:
         if isinstance(state, bytes) and len(state) > _LARGE and not self._is_warned:
             self._is_warned = True
             warn(
-                f"the state of the dataset takes {len(state):,} bytes, which are copied and sent after each batch: give it a smaller "
+                f"the state of the dataset takes {len(state):,} bytes, which are copied and sent "
+                "after each batch: give it a smaller "
                 "state_dict (where it stands, not what it holds), or none"
             )
 
     def of_next_epoch(self, workers: int, lives_on: bool) -> States:
-        """What of it counts in another epoch, which has so many workers; `lives_on`: True if workers outlive an epoch."""
+        """What of it counts in another epoch, which has so many workers; `lives_on`: True if
+        workers outlive an epoch.
+        """
         other = States(workers, *self._world, self._is_stream)
         other._is_warned = self._is_warned
         if lives_on and other._workers == self._workers:
             other._reported = [self._without_position(state) for state in self._reported]
-            other._pending = {worker for worker in self._pending if other._reported[worker] is not None}
+            other._pending = {
+                worker for worker in self._pending if other._reported[worker] is not None
+            }
         return other
 
     def before_first_batch(self, dataset: Any) -> States:
         """The same, without workers, of a dataset that nothing was reported of, as it is now."""
         other = States(self._workers, *self._world, self._is_stream)
         state = asked(dataset)
-        if isinstance(state, bytes):  # else it may make in `iter` what its state is of, and then begins anew by itself
+        # else it may make in `iter` what its state is of, and then begins anew by itself
+        if isinstance(state, bytes):
             other._reported = [state]
         return other
 
     def to_new_processes(self) -> None:
         """What workers said is not known to those that come after them."""
-        self._pending = {worker for worker in range(self._workers) if self._reported[worker] is not None or self._ended[worker]}
+        self._pending = {
+            worker
+            for worker in range(self._workers)
+            if self._reported[worker] is not None or self._ended[worker]
+        }
 
     def _without_position(self, state: bytes | str | None) -> bytes | str | None:
         if not isinstance(state, bytes) or not self._is_stream:
@@ -156,7 +191,9 @@ class States:
         return pickle.dumps({"dataset": parts["dataset"]}) if len(parts) == 2 else None
 
     def onto(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
-        """The requests of an epoch, of which the first one of each worker carries what it gets back."""
+        """The requests of an epoch, of which the first one of each worker carries what it gets
+        back.
+        """
         if not self._pending:
             yield from requests
             return
@@ -165,7 +202,11 @@ class States:
             return
         rest, idle = itertools.chain([first], requests), self._turn
         for worker in range(self._workers):
-            request = BatchRequest(first, first.seed, first.epoch, first.step, is_idle=True) if worker < idle else next(rest, None)
+            request = (
+                BatchRequest(first, first.seed, first.epoch, first.step, is_idle=True)
+                if worker < idle
+                else next(rest, None)
+            )
             if request is None:
                 return
             if worker in self._pending:
@@ -174,7 +215,9 @@ class States:
                 request.given = state if isinstance(state, bytes) else None
                 if self._ended[worker]:
                     parts = {} if request.given is None else pickle.loads(request.given)
-                    request.given = pickle.dumps({**(parts if "at_end" in parts else {}), "ended": True})
+                    request.given = pickle.dumps(
+                        {**(parts if "at_end" in parts else {}), "ended": True}
+                    )
             yield request
         yield from rest
 
@@ -191,7 +234,10 @@ class States:
         """
         for worker, state in enumerate(self._reported):
             if isinstance(state, str):
-                raise StateError(f"state_dict: {state} (asked in worker {worker} after its last batch that was received)")
+                raise StateError(
+                    f"state_dict: {state} (asked in worker {worker} after its last batch that was "
+                    "received)"
+                )
         return {
             "workers": self._workers,
             "world_size": self._world[0],
@@ -199,7 +245,11 @@ class States:
             "turn": self._turn,
             "step": self.step,
             "ended": list(self._ended),
-            "states": [None if state is None else pickle.loads(state) for state in self._reported if not isinstance(state, str)],
+            "states": [
+                None if state is None else pickle.loads(state)
+                for state in self._reported
+                if not isinstance(state, str)
+            ],
         }
 
     def loaded(self, state: Any, strict: bool) -> States:
@@ -215,13 +265,25 @@ class States:
         saved = {name: state[name] for name in ("workers", "world_size", "rank")}
         own = {"workers": self._workers, "world_size": self._world[0], "rank": self._world[1]}
         if saved != own:
-            differing = ", ".join(f"{name} was {saved[name]}, is {own[name]}" for name in own if saved[name] != own[name])
-            text = f"load_state_dict: the state holds states of the dataset, one a worker and rank, and {differing}"
+            differing = ", ".join(
+                f"{name} was {saved[name]}, is {own[name]}"
+                for name in own
+                if saved[name] != own[name]
+            )
+            text = (
+                "load_state_dict: the state holds states of the dataset, one a worker and rank, "
+                f"and {differing}"
+            )
             if strict:
-                raise StateError(f"{text}: use the same, and the state of this rank; or pass strict=False to go on without them")
+                raise StateError(
+                    f"{text}: use the same, and the state of this rank; or pass strict=False to "
+                    "go on without them"
+                )
             warn(f"{text}; strict=False: the dataset begins without its state")
             return other
-        other._reported = [None if parts is None else pickle.dumps(parts) for parts in state["states"]]
+        other._reported = [
+            None if parts is None else pickle.dumps(parts) for parts in state["states"]
+        ]
         other._ended, other._turn, other.step = list(state["ended"]), state["turn"], state["step"]
         other.to_new_processes()
         return other
@@ -240,4 +302,7 @@ def _check_form(state: Any) -> None:
     except (TypeError, KeyError):
         is_right = False
     if not is_right:
-        raise StateError("load_state_dict: the state is damaged: what it says of the dataset is not what a loader saved")
+        raise StateError(
+            "load_state_dict: the state is damaged: what it says of the dataset is not what a "
+            "loader saved"
+        )

@@ -1,8 +1,9 @@
 """Shared memory without a name, for workers to map.
 
-From a file without a name: `memfd_create` where the system has it, else a temporary file that is unlinked at once. Nothing of it
-stands in /dev/shm, no limit of that folder counts, and the kernel frees it when the last process that maps it is gone, however
-that process ended. `multiprocessing` hands it to workers as a file descriptor (fork inherits it; spawn and forkserver duplicate it).
+From a file without a name: `memfd_create` where the system has it, else a temporary file that is
+unlinked at once. Nothing of it stands in /dev/shm, no limit of that folder counts, and the kernel
+frees it when the last process that maps it is gone, however that process ended. `multiprocessing`
+hands it to workers as a file descriptor (fork inherits it; spawn and forkserver duplicate it).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from headrace.memory.per_process import PerProcess
 
 
 def up(nbytes: int, to: int = 64) -> int:
-    """The next multiple of `to`; of a cache line, where what lies behind one another is to be aligned."""
+    """The next multiple of `to`; of a cache line, where what lies behind one another is to be
+    aligned.
+    """
     return -(-nbytes // to) * to
 
 
@@ -46,7 +49,8 @@ def _nameless_file(label: str) -> int:
 class AnonymousMemory:
     """`nbytes` of shared memory without a name, mapped at first use in each process.
 
-    The pages are zero and cost nothing until they are written. Picklable only while `multiprocessing` starts a worker.
+    The pages are zero and cost nothing until they are written. Picklable only while
+    `multiprocessing` starts a worker.
 
     Thread-safe; fork-safe: a child maps the same pages.
     """
@@ -70,7 +74,8 @@ class AnonymousMemory:
             os.ftruncate(self.fd, nbytes)
         except OSError as error:
             raise BudgetError(
-                f"can't allocate {nbytes:,} bytes of shared memory ({error.strerror}): check the limit on file sizes (`ulimit -f`)"
+                f"can't allocate {nbytes:,} bytes of shared memory ({error.strerror}): check the "
+                "limit on file sizes (`ulimit -f`)"
             ) from error
         self.nbytes = nbytes
 
@@ -90,15 +95,23 @@ class AnonymousMemory:
         self.map[offset : offset + data.nbytes] = data.cast("B") if data.nbytes else b""
 
     def punch(self, begin: int, end: int) -> None:
-        """Gives the whole pages from `begin` to `end` back to the system (Linux); they are zeros then."""
-        begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        """Gives the whole pages from `begin` to `end` back to the system (Linux); they are zeros
+        then.
+        """
+        begin, end = (
+            -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE,
+            end // mmap.PAGESIZE * mmap.PAGESIZE,
+        )
         if begin < end and hasattr(mmap, "MADV_REMOVE"):
-            with contextlib.suppress(OSError):  # a file system that knows no holes: its pages are the page cache's
+            # a file system that knows no holes: its pages are the page cache's
+            with contextlib.suppress(OSError):
                 self.map.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not is_spawning():
-            raise TypeError("shared memory can be pickled only while multiprocessing starts a worker process")
+            raise TypeError(
+                "shared memory can be pickled only while multiprocessing starts a worker process"
+            )
         return _attach, (type(self), reduction.DupFd(self.fd), self.nbytes)
 
 
@@ -140,7 +153,8 @@ def _room_for_int() -> tuple[AnonymousMemory, int]:
 
 
 class SharedInt:
-    """One integer that all workers of this process see change (an epoch's number: persistent workers never see attributes change).
+    """One integer that all workers of this process see change (an epoch's number: persistent
+    workers never see attributes change).
 
     In a pickle that is not on its way to a worker, the value travels alone.
     """
@@ -158,7 +172,9 @@ class SharedInt:
         self._memory.map[self._at : self._at + 8] = int(value).to_bytes(8, "little", signed=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_memory": self._memory, "_at": self._at} if is_spawning() else {"value": self.value}
+        return (
+            {"_memory": self._memory, "_at": self._at} if is_spawning() else {"value": self.value}
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_memory" in state:
@@ -171,15 +187,18 @@ class SharedInt:
 
 
 SHARED_FROM = 1 << 20
-"""Bytes from which on a `SharedArray` travels as shared memory: smaller ones are not worth a file descriptor."""
+"""Bytes from which on a `SharedArray` travels as shared memory: smaller ones are not worth a
+file descriptor.
+"""
 
 
 class SharedArray:
-    """A read-only array that workers map instead of copying: for what a dataset knows of each of its samples.
+    """A read-only array that workers map instead of copying: for what a dataset knows of each of
+    its samples.
 
-    Fork shares its pages as they are. When `multiprocessing` starts a worker in another way, a large array is put into memory
-    without a name, once; from then on this process uses that copy too, so that nothing is held twice. In any other pickle the
-    values travel themselves.
+    Fork shares its pages as they are. When `multiprocessing` starts a worker in another way, a
+    large array is put into memory without a name, once; from then on this process uses that copy
+    too, so that nothing is held twice. In any other pickle the values travel themselves.
 
     Args:
         values: an array of any shape without Python objects; it must not be written to any more.
@@ -204,7 +223,9 @@ class SharedArray:
         return self._memory
 
     def moved(self) -> npt.NDArray[Any]:
-        """The values where workers map them, in this process writable: what is written there, they see."""
+        """The values where workers map them, in this process writable: what is written there,
+        they see.
+        """
         memory = self._share()
         return memory.array(0, self.array.size, self.array.dtype).reshape(self.array.shape)
 
@@ -228,10 +249,12 @@ def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class Flags:
-    """A byte for each worker, which it sets when its loop begins, and one for all, which the parent sets when the work is done.
+    """A byte for each worker, which it sets when its loop begins, and one for all, which the parent
+    sets when the work is done.
 
-    The latter takes the place of torch's event: a worker that is killed while it looks at an event takes the event's lock with it, and
-    the parent, which sets it, would wait for ever. Picklable while `multiprocessing` starts a worker; fork-safe.
+    The latter takes the place of torch's event: a worker that is killed while it looks at an event
+    takes the event's lock with it, and the parent, which sets it, would wait for ever. Picklable
+    while `multiprocessing` starts a worker; fork-safe.
     """
 
     def __init__(self, workers: int) -> None:

@@ -1,17 +1,20 @@
 """The memory budget of a process, and the reservations made from it.
 
-A process has one ledger. It measures the headroom under the tightest limit once, at its first use, and all budgets of
-the process draw on it: whatever holds memory (store, cache, ring, read-ahead) reserves its bytes first, or is refused.
+A process has one ledger. It measures the headroom under the tightest limit once, at its first use,
+and all budgets of the process draw on it: whatever holds memory (store, cache, ring, read-ahead)
+reserves its bytes first, or is refused.
 
 NOTE [ Releases and the garbage collector ]
-A finalizer may run at any allocation, even in a thread that holds the lock and is half-way through a change. So a
-release is one `deque.append`, which is atomic; the ledger settles the queue under its lock before it answers anything.
+A finalizer may run at any allocation, even in a thread that holds the lock and is half-way through
+a change. So a release is one `deque.append`, which is atomic; the ledger settles the queue under
+its lock before it answers anything.
 
 NOTE [ Shares and processes ]
-A forked child goes on with a copy of the ledger, a spawned one starts with an empty one, and neither side sees what the
-other reserves later. So a parent gives its workers shares, whose bytes are fixed when they are made. In any process but
-its maker's (forked, or pickled to) only a share's own reservations count against it, and the parent reserves what it
-gave away, so that it does not use the same bytes twice.
+A forked child goes on with a copy of the ledger, a spawned one starts with an empty one, and
+neither side sees what the other reserves later. So a parent gives its workers shares, whose bytes
+are fixed when they are made. In any process but its maker's (forked, or pickled to) only a share's
+own reservations count against it, and the parent reserves what it gave away, so that it does not
+use the same bytes twice.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ def parse_size(size: str | int, name: str = "size") -> int:
     """Return a size in bytes.
 
     Args:
-        size: bytes, or a number with a unit, in any case: B, kB, MB, GB, TB, PB (powers of 1000), or KiB to PiB (1024).
+        size: bytes, or a number with a unit, in any case: B, kB, MB, GB, TB, PB (powers of 1000),
+            or KiB to PiB (1024).
         name: name of the value in error messages.
 
     Raises:
@@ -53,11 +57,14 @@ def parse_size(size: str | int, name: str = "size") -> int:
     if number is not None and number >= 0:
         return number
     if isinstance(size, str):
-        match = re.fullmatch(r"(\d{1,18}|\d{0,18}\.\d{1,18}) ?([a-z]*)", size.strip().lower(), re.ASCII)
+        match = re.fullmatch(
+            r"(\d{1,18}|\d{0,18}\.\d{1,18}) ?([a-z]*)", size.strip().lower(), re.ASCII
+        )
         if match and match[2] in _UNITS and (match[1].isdigit() or _UNITS[match[2]] > 1):
             return int(Fraction(match[1]) * _UNITS[match[2]])
     raise ConfigError(
-        f"{name} must be a number of bytes (an int of at least 0) or a string such as '500MB', '2GB' or '1.5GiB' "
+        f"{name} must be a number of bytes (an int of at least 0) or a string such as '500MB', "
+        "'2GB' or '1.5GiB' "
         f"(units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB), not {size!r}"
     )
 
@@ -98,7 +105,9 @@ _lock = threading.RLock()  # one for all ledgers, so that a fork has one lock to
 
 
 class _Ledger:
-    """What is reserved in this process, and under which limits. Its methods are called with `_lock` held."""
+    """What is reserved in this process, and under which limits. Its methods are called with
+    `_lock` held.
+    """
 
     def __init__(self, limits: Sequence[Limit] | None = None) -> None:
         self.limits = None if limits is None else list(limits)
@@ -133,39 +142,58 @@ _process_ledger = _Ledger()
 
 if hasattr(os, "register_at_fork"):
     # No other thread is half-way through a change at the moment of a fork.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
 
 
 class MemoryBudget:
     """Limits how much memory headrace may use in this process.
 
-    All budgets of a process draw on one ledger: what is reserved through one is not available to another. Thread-safe. A pickle contains
-    the limit, but no reservations; see NOTE [ Shares and processes ].
+    All budgets of a process draw on one ledger: what is reserved through one is not available to
+    another. Thread-safe. A pickle contains the limit, but no reservations; see NOTE [ Shares and
+    processes ].
 
     Args:
-        max_memory_usage: a fraction (0 < f <= 1) of the headroom, or an absolute limit for this process in bytes (`"500MB"`, or an int
-            above 1), which never exceeds the headroom.
+        max_memory_usage: a fraction (0 < f <= 1) of the headroom, or an absolute limit for this
+            process in bytes (`"500MB"`, or an int above 1), which never exceeds the headroom.
         local_world_size: number of ranks on this machine, which share the headroom equally.
-        limits: limits to use instead of the machine's, with a private ledger: for tests, or to plan for another machine.
+        limits: limits to use instead of the machine's, with a private ledger: for tests, or to plan
+            for another machine.
 
     Raises:
         ConfigError: an argument is invalid; the message names it.
     """
 
     @checks_keywords
-    def __init__(self, max_memory_usage: float | str = 0.8, *, local_world_size: int = 1, limits: Sequence[Limit] | None = None) -> None:
+    def __init__(
+        self,
+        max_memory_usage: float | str = 0.8,
+        *,
+        local_world_size: int = 1,
+        limits: Sequence[Limit] | None = None,
+    ) -> None:
         if limits is not None and not limits:
-            raise ConfigError("limits must hold at least one Limit, or be None for those of this machine")
-        usage, ranks = _check_usage(max_memory_usage), check_integer("local_world_size", local_world_size, 1)
+            raise ConfigError(
+                "limits must hold at least one Limit, or be None for those of this machine"
+            )
+        usage, ranks = (
+            _check_usage(max_memory_usage),
+            check_integer("local_world_size", local_world_size, 1),
+        )
         self._set_up(usage, ranks, _process_ledger if limits is None else _Ledger(limits))
 
-    def _set_up(self, usage: float, ranks: int, ledger: _Ledger, parent: MemoryBudget | None = None) -> None:
+    def _set_up(
+        self, usage: float, ranks: int, ledger: _Ledger, parent: MemoryBudget | None = None
+    ) -> None:
         self._usage = usage  # a float is a fraction, an int is bytes
         self._ranks = ranks
         self._ledger = ledger
         self._parent = parent
         self._pid = os.getpid()
-        self._accounts: tuple[_Account, ...] = (ledger.account,) if parent is None else (*parent._accounts, _Account())
+        self._accounts: tuple[_Account, ...] = (
+            (ledger.account,) if parent is None else (*parent._accounts, _Account())
+        )
 
     @property
     def limit(self) -> int:
@@ -174,11 +202,14 @@ class MemoryBudget:
             return int(self._usage)
         headroom = self._headroom
         wanted = headroom * self._usage if isinstance(self._usage, float) else self._usage
-        return min(headroom, int(wanted))  # a product of large numbers may be rounded up, beyond the headroom
+        # a product of large numbers may be rounded up, beyond the headroom
+        return min(headroom, int(wanted))
 
     @property
     def reserved(self) -> int:
-        """Bytes that count against `limit`: for a share its own, otherwise all that this process has reserved."""
+        """Bytes that count against `limit`: for a share its own, otherwise all that this process
+        has reserved.
+        """
         with _lock:
             self._ledger.settle()
             return self._accounts[-1].nbytes
@@ -188,18 +219,22 @@ class MemoryBudget:
         """Bytes that can be reserved now, at least 0."""
         with _lock:
             free = max(0, self.limit - self.reserved)
-            parent = self._parent if self._pid == os.getpid() else None  # see NOTE [ Shares and processes ]
+            # see NOTE [ Shares and processes ]
+            parent = self._parent if self._pid == os.getpid() else None
             return free if parent is None else min(free, parent.available)
 
     def fits(self, nbytes: int) -> bool:
-        """True if `nbytes` could be reserved now. Another thread may reserve first; only `reserve` is binding."""
+        """True if `nbytes` could be reserved now. Another thread may reserve first; only
+        `reserve` is binding.
+        """
         return nbytes <= self.available
 
     def share(self, n: int) -> MemoryBudget:
         """Return a budget for an equal n-th part of what is available now.
 
-        A share has its own account. In this process its reservations count in this budget too. Create all n shares, or one for n workers,
-        before anything is reserved through them; then their sum never exceeds this budget.
+        A share has its own account. In this process its reservations count in this budget too.
+        Create all n shares, or one for n workers, before anything is reserved through them; then
+        their sum never exceeds this budget.
 
         Raises:
             ConfigError: `n` is not an integer of at least 1.
@@ -228,18 +263,25 @@ class MemoryBudget:
         with _lock:
             tight, available = self._ledger.limit(), self.available  # which also settles the ledger
             lines = [
-                f"memory budget: {format_size(self.limit)}, of which {format_size(available)} are available",
+                f"memory budget: {format_size(self.limit)}, of which {format_size(available)} are "
+                "available",
                 f"  it is {self._origin()}",
                 f"  the limit that counts: {tight.name}: {format_size(tight.total)}, "
                 f"of which {format_size(tight.used)} were used when it was measured",
                 f"  reserved in this process: {self._ledger.holders()}",
             ]
             others = [limit for limit in self._ledger.limits or () if limit is not tight]
-            lines += [f"  wider: {it.name}: {format_size(it.headroom)} of {format_size(it.total)} free" for it in others]
+            lines += [
+                f"  wider: {it.name}: {format_size(it.headroom)} of {format_size(it.total)} free"
+                for it in others
+            ]
             return Lines("\n".join(lines + [f"  ignored: {note}" for note in self._ledger.notes]))
 
     def __repr__(self) -> str:
-        return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks}){'  # a share' if self._parent else ''}"
+        return (
+            f"MemoryBudget({self._usage!r}, "
+            f"local_world_size={self._ranks}){'  # a share' if self._parent else ''}"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # The measurement stays behind too: the pickle may be opened on another machine.
@@ -259,7 +301,11 @@ class MemoryBudget:
     def _origin(self) -> str:
         if self._parent is not None:
             return f"a share of {self._parent._origin()}"
-        usage = f"{self._usage} of" if isinstance(self._usage, float) else f"{format_size(self._usage)} within"
+        usage = (
+            f"{self._usage} of"
+            if isinstance(self._usage, float)
+            else f"{format_size(self._usage)} within"
+        )
         ranks = f" divided by {self._ranks} local ranks" if self._ranks > 1 else ""
         headroom = f"{format_size(self._headroom)}, the headroom under {self._ledger.limit().name}"
         return f"max_memory_usage={usage} {headroom}{ranks}"
@@ -267,17 +313,25 @@ class MemoryBudget:
     def _refusal(self, what: str, nbytes: int, more: int) -> BudgetError:
         ledger = self._ledger
         enough = ledger.account.nbytes + more <= self._headroom
-        remedy = "raise max_memory_usage" if enough else "use a machine or container with more memory"
+        remedy = (
+            "raise max_memory_usage" if enough else "use a machine or container with more memory"
+        )
         return BudgetError(
-            f"{what} needs {format_size(nbytes)}{f' ({format_size(more)} more)' if more < nbytes else ''}, but only "
-            f"{format_size(self.available)} of the memory budget of {format_size(self.limit)} are available. "
-            f"The budget is {self._origin()}. Reserved in this process: {ledger.holders()}. Either {remedy}, or hold "
-            f"less: loading_mode='lazy', fewer workers, a smaller batch_size, prefetch_factor or cache_size"
+            f"{what} needs "
+            f"{format_size(nbytes)}{f' ({format_size(more)} more)' if more < nbytes else ''}, but "
+            "only "
+            f"{format_size(self.available)} of the memory budget of {format_size(self.limit)} are "
+            "available. "
+            f"The budget is {self._origin()}. Reserved in this process: {ledger.holders()}. "
+            f"Either {remedy}, or hold "
+            "less: loading_mode='lazy', fewer workers, a smaller batch_size, prefetch_factor or "
+            "cache_size"
         )
 
 
 class Reservation:
-    """Reserved bytes of a budget, until closed, left as a context, or garbage collected. Thread-safe.
+    """Reserved bytes of a budget, until closed, left as a context, or garbage collected.
+    Thread-safe.
 
     `MemoryBudget.reserve` creates it. It belongs to its process and can't be pickled.
     """
@@ -302,7 +356,8 @@ class Reservation:
         """
         nbytes = check_integer("nbytes", nbytes, 0)
         with _lock:
-            available = self._budget.available  # settles the ledger; what is closed from here on is released later
+            # settles the ledger; what is closed from here on is released later
+            available = self._budget.available
             if not self._release.alive:
                 raise ValueError(f"the reservation for {self._entry.what} is closed: reserve anew")
             more = nbytes - self._entry.nbytes
@@ -325,11 +380,16 @@ class Reservation:
         return f"<Reservation of {format_size(self.nbytes)} for {self._entry.what}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"the reservation for {self._entry.what} belongs to its process: reserve anew in the other one")
+        raise TypeError(
+            f"the reservation for {self._entry.what} belongs to its process: reserve anew in the "
+            "other one"
+        )
 
 
 def _integer(value: Any) -> int | None:
-    """Return an integer of any kind (numpy's too) as an int; None for everything else, bools included."""
+    """Return an integer of any kind (numpy's too) as an int; None for everything else, bools
+    included.
+    """
     with contextlib.suppress(TypeError):
         return None if isinstance(value, bool) else operator.index(value)
     return None
@@ -346,7 +406,8 @@ def _check_usage(value: Any) -> float:
     elif isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < float(value) <= 1:
         return float(value)
     raise ConfigError(
-        "max_memory_usage must be a fraction of the headroom (0 < f <= 1, such as 0.8) or a number of bytes "
+        "max_memory_usage must be a fraction of the headroom (0 < f <= 1, such as 0.8) or a "
+        "number of bytes "
         f"(such as '500MB', '2GB' or an int), not {value!r}"
     )
 

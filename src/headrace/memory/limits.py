@@ -1,9 +1,10 @@
 """Lists the limits on this process's memory and cores, and detects memory pressure under them.
 
-psutil sees the host, even from inside a container. What really stops a process is the tightest of: the machine's
-available memory, every cgroup limit between the process and the root (a parent's limit is shared with its other
-children, so it may be the tighter one), and the limits of the process itself (RLIMIT). This file lists all of them as
-`Limit`s. It holds no state: each call reads anew.
+psutil sees the host, even from inside a container. What really stops a process is the tightest of:
+the machine's available memory, every cgroup limit between the process and the root (a parent's
+limit is shared with its other children, so it may be the tighter one), and the limits of the
+process itself (RLIMIT). This file lists all of them as `Limit`s. It holds no state: each call reads
+anew.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class _Mount(NamedTuple):
     point: Path
 
 
-_FILES = {  # version -> limits, usage, and the row of memory.stat that counts page cache which the kernel reclaims first
+# version -> limits, usage, and the row of memory.stat that counts page cache which the kernel
+# reclaims first
+_FILES = {
     1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
@@ -67,20 +70,26 @@ def memory_limits(
     Args:
         proc: where procfs is mounted; its `self/cgroup` and `self/mountinfo` are read.
         sys_fs: where cgroups usually are, for the case that `mountinfo` does not say.
-        notes: gets a line for everything that could not be read or made no sense, and was therefore left out.
+        notes: gets a line for everything that could not be read or made no sense, and was therefore
+            left out.
 
     Returns:
-        At least one limit. Without cgroups (macOS, Windows) it is psutil's, and RLIMIT's where there is one.
+        At least one limit. Without cgroups (macOS, Windows) it is psutil's, and RLIMIT's where
+        there is one.
     """
     return [*common_limits(proc, sys_fs, notes), *process_limits()]
 
 
 def common_limits(
-    proc: str | os.PathLike[str] = "/proc", sys_fs: str | os.PathLike[str] = "/sys/fs/cgroup", notes: list[str] | None = None
+    proc: str | os.PathLike[str] = "/proc",
+    sys_fs: str | os.PathLike[str] = "/sys/fs/cgroup",
+    notes: list[str] | None = None,
 ) -> list[Limit]:
     """List the limits that this process shares with others: `memory_limits` without its own."""
     memory = psutil.virtual_memory()
-    machine = Limit("the machine's available memory (psutil)", memory.total, memory.total - memory.available)
+    machine = Limit(
+        "the machine's available memory (psutil)", memory.total, memory.total - memory.available
+    )
     return [machine, *cgroup_limits(Path(proc), Path(sys_fs), [] if notes is None else notes)]
 
 
@@ -109,35 +118,56 @@ def process_limits() -> list[Limit]:
 
 
 def cgroup_limits(proc: Path, sys_fs: Path, notes: list[str]) -> list[Limit]:
-    """List the limits of each memory cgroup from this process up to the root, v1 and v2; see `memory_limits`."""
+    """List the limits of each memory cgroup from this process up to the root, v1 and v2; see
+    `memory_limits`.
+    """
     limits = []
     for version, name, folder in _levels("memory", proc, sys_fs, notes):
         limits += _limits_of(version, name, folder, notes)
     return limits
 
 
-def _levels(controller: str, proc: Path, sys_fs: Path, notes: list[str]) -> Iterator[tuple[int, str, Path]]:
-    """Yield version, name and folder of each cgroup from this process up to the root, of v1's controller and of v2."""
+def _levels(
+    controller: str, proc: Path, sys_fs: Path, notes: list[str]
+) -> Iterator[tuple[int, str, Path]]:
+    """Yield version, name and folder of each cgroup from this process up to the root, of v1's
+    controller and of v2.
+    """
     for version, path in _own_cgroups(controller, proc, sys_fs, notes).items():
         mount = _find_mount(controller, version, path, proc, sys_fs)
         if not os.path.isdir(mount.point):
-            notes.append(f"cgroup v{version} {path} is not mounted at {mount.point}: its limits can't be seen")
+            notes.append(
+                f"cgroup v{version} {path} is not mounted at {mount.point}: its limits can't be "
+                "seen"
+            )
             continue
         inside = _inside(path, mount)
         if inside is None:
-            notes.append(f"cgroup v{version} {path} is not visible under {mount.point}: only the limits at its root are known")
+            notes.append(
+                f"cgroup v{version} {path} is not visible under {mount.point}: only the limits at "
+                "its root are known"
+            )
             inside = PurePosixPath()
         for level in (inside, *inside.parents):
-            yield version, f"cgroup v{version} {PurePosixPath(mount.root) / level}", mount.point / level
+            yield (
+                version,
+                f"cgroup v{version} {PurePosixPath(mount.root) / level}",
+                mount.point / level,
+            )
 
 
 def _own_cgroups(controller: str, proc: Path, sys_fs: Path, notes: list[str]) -> dict[int, str]:
-    """Return {version: path} of the cgroups that may limit this process: in a hybrid system both versions."""
+    """Return {version: path} of the cgroups that may limit this process: in a hybrid system both
+    versions.
+    """
     text = _read(proc / "self" / "cgroup", notes)
     if text is None:
         if not sys_fs.is_dir():
             return {}  # no cgroups here: macOS, Windows
-        notes.append(f"{proc / 'self' / 'cgroup'} can't be read: only the limits at the root of {sys_fs} are known")
+        notes.append(
+            f"{proc / 'self' / 'cgroup'} can't be read: only the limits at the root of {sys_fs} "
+            "are known"
+        )
         return {1: "/", 2: "/"} if (sys_fs / controller).is_dir() else {2: "/"}
     paths = {}
     for line in text.splitlines():
@@ -182,7 +212,8 @@ def _inside(path: str, mount: _Mount) -> PurePosixPath | None:
         inside = PurePosixPath(path).relative_to(mount.root)
     except ValueError:
         return None
-    # A cgroup outside our cgroup namespace is written with "..": following it would leave the mount.
+    # A cgroup outside our cgroup namespace is written with "..": following it would leave the
+    # mount.
     return inside if ".." not in inside.parts and os.path.isdir(mount.point / inside) else None
 
 
@@ -205,21 +236,30 @@ def _limits_of(version: int, name: str, folder: Path, notes: list[str]) -> list[
     if current is None:
         notes.append(f"{name} {' and '.join(totals)} is ignored: {usage} says nothing usable")
         return []
-    row = re.search(rf"^{cache_row} (\d+)$", _read(folder / "memory.stat", notes) or "", re.MULTILINE | re.ASCII)
+    row = re.search(
+        rf"^{cache_row} (\d+)$", _read(folder / "memory.stat", notes) or "", re.MULTILINE | re.ASCII
+    )
     if row is None:
-        # The limit itself is certain, and so is an upper bound of what is used: leaving it out would risk being killed.
+        # The limit itself is certain, and so is an upper bound of what is used: leaving it out
+        # would risk being killed.
         notes.append(f"{name}: no {cache_row} in memory.stat, so page cache counts as used")
     inactive = _number(row[1]) or 0 if row else 0
-    return [Limit(f"{name} {file}", total, max(0, current - inactive)) for file, total in totals.items()]
+    return [
+        Limit(f"{name} {file}", total, max(0, current - inactive)) for file, total in totals.items()
+    ]
 
 
 def _number(text: str) -> int | None:
-    """Return a byte count as the kernel writes it, None for anything else (20 digits hold 2**64)."""
+    """Return a byte count as the kernel writes it, None for anything else (20 digits hold
+    2**64).
+    """
     return int(text) if re.fullmatch(r"\d{1,20}", text, re.ASCII) else None
 
 
 def _read(path: Path, notes: list[str]) -> str | None:
-    """Return the stripped text of a small file; None where it is missing or, with a note, can't be read."""
+    """Return the stripped text of a small file; None where it is missing or, with a note, can't
+    be read.
+    """
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
@@ -247,7 +287,9 @@ def usable_cpus() -> int:
 
 
 def cores() -> Cores:
-    """The cores that this process may use: those that it may run on, or fewer where a cgroup has a quota of CPU time."""
+    """The cores that this process may use: those that it may run on, or fewer where a cgroup has
+    a quota of CPU time.
+    """
     quota = _own_quota()
     allowed = Cores(os.cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
@@ -263,7 +305,9 @@ def _own_quota() -> Cores | None:
 
 
 def cpu_quota(proc: Path, sys_fs: Path) -> Cores | None:
-    """The tightest quota of CPU time of the cgroups from this process up to the root, v1 and v2, in cores (rounded up)."""
+    """The tightest quota of CPU time of the cgroups from this process up to the root, v1 and v2,
+    in cores (rounded up).
+    """
     quotas = []
     for version, name, folder in _levels("cpu", proc, sys_fs, []):
         if version == 2:
@@ -286,11 +330,12 @@ _LOW, _LOW_BYTES, _LOW_OF_HEADROOM = 0.05, 1 << 30, 0.1
 class PressureWatch:
     """Says how much memory to release although everybody keeps to their budget.
 
-    A budget is measured once, and others allocate later: a neighbour in the same container, the training itself. So what can be read again
-    is released while the headroom is small, and things get slower instead of killed (law 5).
+    A budget is measured once, and others allocate later: a neighbour in the same container, the
+    training itself. So what can be read again is released while the headroom is small, and things
+    get slower instead of killed (law 5).
 
-    Memory is short when the headroom under the tightest limit is below `low`: 5 % of the limit, at most 1 GiB, and at most a tenth of
-    the headroom that was there when this was made.
+    Memory is short when the headroom under the tightest limit is below `low`: 5 % of the limit, at
+    most 1 GiB, and at most a tenth of the headroom that was there when this was made.
 
     Args:
         limits: those at the start; None: they are measured now.
@@ -301,7 +346,9 @@ class PressureWatch:
         self.low: int = int(min(_LOW * start.total, _LOW_BYTES, _LOW_OF_HEADROOM * start.headroom))
 
     def excess(self) -> int:
-        """Bytes that are to be given back, so that twice `low` is free; if negative, bytes that may be taken; 0 between."""
+        """Bytes that are to be given back, so that twice `low` is free; if negative, bytes that
+        may be taken; 0 between.
+        """
         headroom = tightest(common_limits()).headroom
         if headroom < self.low:
             return 2 * self.low - headroom

@@ -1,7 +1,8 @@
 """Kernel file locks, which end with their holder: of whole files, and of single bytes of them.
 
-A lock of a whole file (`flock`) belongs to whoever opened it, and to all who inherit that open file. A lock of one byte belongs to the open
-file too (Linux's OFD locks; elsewhere to the process). `ProcessLock` tells processes apart that share one open file.
+A lock of a whole file (`flock`) belongs to whoever opened it, and to all who inherit that open
+file. A lock of one byte belongs to the open file too (Linux's OFD locks; elsewhere to the process).
+`ProcessLock` tells processes apart that share one open file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _BUSY = (errno.EAGAIN, errno.EACCES)
 
 
 def try_lock(fd: int, byte: int | None = None, *, shared: bool = False) -> bool:
-    """Locks an open file, or one byte of it, without waiting; a whole file also `shared` with others that lock it so.
+    """Locks an open file, or one byte of it, without waiting; a whole file also `shared` with
+    others that lock it so.
 
     Returns:
         False where another process has the lock.
@@ -62,7 +64,9 @@ def wait_for_lock(fd: int, end: float, byte: int | None = None, *, poll_s: float
 
 
 def unlock(fd: int) -> None:
-    """Releases all locks of an open file and closes it. Closing alone is not enough where a forked child has inherited it."""
+    """Releases all locks of an open file and closes it. Closing alone is not enough where a
+    forked child has inherited it.
+    """
     with contextlib.suppress(OSError):
         if fcntl is not None:
             fcntl.flock(fd, fcntl.LOCK_UN)
@@ -76,10 +80,11 @@ def _set_ofd(fd: int, kind: int, start: int, nbytes: int) -> None:
 
 
 class ProcessLock:
-    """Locks the first byte of an open file that processes share, among their threads too. Fork-safe.
+    """Locks the first byte of an open file that processes share, among their threads too.
+    Fork-safe.
 
-    A POSIX record lock, since only that tells a process from its forked child; a `threading.Lock` among the threads of a process, which
-    it does not tell apart.
+    A POSIX record lock, since only that tells a process from its forked child; a `threading.Lock`
+    among the threads of a process, which it does not tell apart.
     """
 
     def __init__(self, fd: int) -> None:
@@ -92,7 +97,9 @@ class ProcessLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[bool]:
-        """Yields True with the lock held; False where another process is stopped while it holds it."""
+        """Yields True with the lock held; False where another process is stopped while it holds
+        it.
+        """
         with self.of_threads():
             if fcntl is None:  # Windows: what is locked is a process's own there
                 yield True
@@ -103,7 +110,8 @@ class ProcessLock:
                     fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
                     break
                 except OSError:
-                    if time.monotonic() > deadline:  # its holder is stopped (a dead one holds no lock)
+                    # its holder is stopped (a dead one holds no lock)
+                    if time.monotonic() > deadline:
                         yield False
                         return
                     time.sleep(0.0002)

@@ -1,6 +1,7 @@
 """A cache bounded in bytes and items that evicts the least recently used item first.
 
-It can shrink, is thread-safe, and counts hits and misses. The size of a NumPy view is that of the whole array that it keeps alive.
+It can shrink, is thread-safe, and counts hits and misses. The size of a NumPy view is that of the
+whole array that it keeps alive.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _BUFFERS = (np.ndarray, bytes, bytearray, memoryview)
 def held_bytes(value: object) -> int:
     """Return how many bytes stay in memory as long as `value` does.
 
-    A view counts the whole array or buffer that it keeps alive, once for all views of it in `value`. Lists, tuples, dicts (their values)
-    and object arrays count their contents. Anything else counts its `nbytes`, or `sys.getsizeof` if it has none.
+    A view counts the whole array or buffer that it keeps alive, once for all views of it in
+    `value`. Lists, tuples, dicts (their values) and object arrays count their contents. Anything
+    else counts its `nbytes`, or `sys.getsizeof` if it has none.
     """
     total, seen, todo = 0, set[int](), [value]
     while todo:
@@ -52,7 +54,9 @@ def held_bytes(value: object) -> int:
 
 
 def _root(item: Any) -> Any:
-    """Follow views down to what owns the memory, short of a mapped file: there only the part that is viewed counts."""
+    """Follow views down to what owns the memory, short of a mapped file: there only the part
+    that is viewed counts.
+    """
     while isinstance(item, (np.ndarray, memoryview)):
         under = item.base if isinstance(item, np.ndarray) else item.obj
         if not isinstance(under, _BUFFERS):
@@ -64,12 +68,14 @@ def _root(item: Any) -> Any:
 class LRUCache(cachetools.LRUCache[K, V]):
     """A bounded mapping that evicts the least recently used item first.
 
-    A `cachetools.LRUCache` that is thread-safe and can shrink. A pickle contains the limits, but no items; a forked child keeps the items.
+    A `cachetools.LRUCache` that is thread-safe and can shrink. A pickle contains the limits, but no
+    items; a forked child keeps the items.
 
     Args:
         max_bytes: maximum sum of the sizes of the values. None: no limit.
         max_items: maximum number of items. None: no limit.
-        sizeof: a callable `value -> bytes`, which is called when a value is put. Default: `held_bytes`.
+        sizeof: a callable `value -> bytes`, which is called when a value is put. Default:
+            `held_bytes`.
 
     Attributes:
         hits, misses: number of calls of `get` that found, and did not find, their key.
@@ -80,7 +86,13 @@ class LRUCache(cachetools.LRUCache[K, V]):
         ConfigError: a limit is negative or not an integer.
     """
 
-    def __init__(self, max_bytes: int | None, max_items: int | None = None, *, sizeof: Callable[[V], int] | None = None) -> None:
+    def __init__(
+        self,
+        max_bytes: int | None,
+        max_items: int | None = None,
+        *,
+        sizeof: Callable[[V], int] | None = None,
+    ) -> None:
         self.max_bytes = check_integer("max_bytes", max_bytes, 0, optional=True)
         self.max_items: int | None = check_integer("max_items", max_items, 0, optional=True)
         self.hits: int = 0
@@ -88,7 +100,8 @@ class LRUCache(cachetools.LRUCache[K, V]):
         self.evicted: int = 0
         self.bypassed: int = 0
         self._sizeof: Callable[[V], int] = sizeof or held_bytes
-        self._lock = threading.RLock()  # re-entrant: dropping a value may run its owner's finalizers
+        # re-entrant: dropping a value may run its owner's finalizers
+        self._lock = threading.RLock()
         super().__init__(math.inf, self._sizeof)  # which has no way to another limit
         renew_after_fork(self)
 
@@ -108,7 +121,9 @@ class LRUCache(cachetools.LRUCache[K, V]):
     @overload
     def get(self, key: K, default: V | D) -> V | D: ...
     def get(self, key: K, default: object = None) -> object:
-        """Return the value of `key` and mark it as most recently used; `default` if it is not cached."""
+        """Return the value of `key` and mark it as most recently used; `default` if it is not
+        cached.
+        """
         with self._lock:
             try:
                 value = super().__getitem__(key)
@@ -119,7 +134,9 @@ class LRUCache(cachetools.LRUCache[K, V]):
             return value
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
-        """Return the values of several keys, with None for keys that are not cached. The last one is now the most recently used."""
+        """Return the values of several keys, with None for keys that are not cached. The last
+        one is now the most recently used.
+        """
         found = list[V | None]()
         with self._lock:
             take, misses = super().__getitem__, 0
@@ -137,7 +154,8 @@ class LRUCache(cachetools.LRUCache[K, V]):
         """Cache `value` as the most recently used one, and evict what no longer fits.
 
         Returns:
-            False if the value alone is larger than the cache. An older value of `key` is then removed as well.
+            False if the value alone is larger than the cache. An older value of `key` is then
+            removed as well.
         """
         with self._lock:
             if super().__contains__(key):
@@ -155,7 +173,9 @@ class LRUCache(cachetools.LRUCache[K, V]):
             return True
 
     def _make_room(self) -> None:
-        while self.currsize > self.maxsize or (self.max_items is not None and super().__len__() > self.max_items):
+        while self.currsize > self.maxsize or (
+            self.max_items is not None and super().__len__() > self.max_items
+        ):
             self.popitem()
 
     @overload  # type: ignore[override]
@@ -221,7 +241,10 @@ class LRUCache(cachetools.LRUCache[K, V]):
         return id(self)
 
     def __repr__(self) -> str:
-        return f"LRUCache({self.max_bytes}, {self.max_items})  # {len(self)} items, {self.nbytes} bytes"
+        return (
+            f"LRUCache({self.max_bytes}, {self.max_items})  # {len(self)} items, {self.nbytes} "
+            "bytes"
+        )
 
     def __reduce__(self) -> tuple[Callable[..., LRUCache[K, V]], tuple[int | None, int | None]]:
         return partial(type(self), sizeof=self._sizeof), (self.max_bytes, self.max_items)
@@ -230,5 +253,6 @@ class LRUCache(cachetools.LRUCache[K, V]):
         """See `renew_after_fork`."""
         is_free = self._lock.acquire(blocking=False)
         self._lock = threading.RLock()
-        if not is_free:  # held by a thread that is not here: it may have been half-way through a change
+        # held by a thread that is not here: it may have been half-way through a change
+        if not is_free:
             super().__init__(math.inf, self._sizeof)

@@ -1,16 +1,21 @@
 """A sample store that all ranks of a machine share.
 
-It is a file that they find by its name, in a folder of the user. All processes that map it share its pages.
+It is a file that they find by its name, in a folder of the user. All processes that map it share
+its pages.
 
 NOTE [ life of a shared file ]
 
-* Each user of the file holds a shared `flock` on it, which workers inherit with the descriptor, and which the kernel releases when the last
-  of them has ended, however that happens. A file without a lock is unused.
-* Opening and leaving hold an exclusive `flock` on the folder, for milliseconds. An unused file is created again at this point, since what a
-  killed job left behind is never trusted. Unused files of other keys are removed.
-* The last process that leaves removes the file. After SIGKILL it stays until the next opening in that folder.
-* Samples are written by `pwrite`, which reports a full disk, whereas writing to mapped memory would kill the process. The space before them
-  is allocated at the start. Samples are read from mapped memory.
+* Each user of the file holds a shared `flock` on it, which workers inherit with the descriptor, and
+  which the kernel releases when the last of them has ended, however that happens. A file without a
+  lock is unused.
+* Opening and leaving hold an exclusive `flock` on the folder, for milliseconds. An unused file is
+  created again at this point, since what a killed job left behind is never trusted. Unused files of
+  other keys are removed.
+* The last process that leaves removes the file. After SIGKILL it stays until the next opening in
+  that folder.
+* Samples are written by `pwrite`, which reports a full disk, whereas writing to mapped memory would
+  kill the process. The space before them is allocated at the start. Samples are read from mapped
+  memory.
 """
 
 from __future__ import annotations
@@ -35,28 +40,43 @@ from headrace.memory.whole import write_full
 
 PREFIX, SUFFIX = "headrace-store-", ".mem"
 VERSION = "2"
-_PATIENCE, _SHORT_PATIENCE = 10.0, 1.0  # seconds that the door is waited for; and where it is no matter if it stays shut
+# seconds that the door is waited for; and where it is no matter if it stays shut
+_PATIENCE, _SHORT_PATIENCE = 10.0, 1.0
 
 _open: weakref.WeakValueDictionary[str, SampleStore] = weakref.WeakValueDictionary()
 
 
 def open_machine_store(
-    folder: Path, key: str, length: int, capacity: int, policy: str = "keep", max_items: int | None = None, layout: Layout | None = None
+    folder: Path,
+    key: str,
+    length: int,
+    capacity: int,
+    policy: str = "keep",
+    max_items: int | None = None,
+    layout: Layout | None = None,
 ) -> SampleStore:
-    """The store of that key in a folder, which is made if it is missing: the one that other processes of this user have open, or a new one.
+    """The store of that key in a folder, which is made if it is missing: the one that other
+    processes of this user have open, or a new one.
 
     Args:
         key: whoever gives the same key must cache the same samples.
         capacity: of a new store; an open one has that of its maker.
-        layout: of the samples, where all are arrays of one shape and dtype: a `RowStore` then, which knows no policy and no `max_items`.
+        layout: of the samples, where all are arrays of one shape and dtype: a `RowStore` then,
+            which knows no policy and no `max_items`.
 
     Raises:
         ConfigError: this system can't share a file's memory.
         AccessError, WriteError: the folder can't be used, or its disk is full.
     """
     if not HAS_LOCKS or not hasattr(os, "posix_fallocate"):
-        raise ConfigError("shared='machine' needs file locks and posix_fallocate, which this system lacks: use shared='rank'")
-    digest = hashlib.blake2b("\0".join([VERSION, str(length), str(os.getuid()), str(layout), key]).encode(), digest_size=16).hexdigest()
+        raise ConfigError(
+            "shared='machine' needs file locks and posix_fallocate, which this system lacks: use "
+            "shared='rank'"
+        )
+    digest = hashlib.blake2b(
+        "\0".join([VERSION, str(length), str(os.getuid()), str(layout), key]).encode(),
+        digest_size=16,
+    ).hexdigest()
     path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,12 +87,19 @@ def open_machine_store(
                 memory = SharedFile(path, *SampleStore.layout(length, capacity))
                 before, _ = SampleStore.layout(length, 0)
                 room = memory.nbytes - before
-                make = SampleStore(length, room, policy, max_items, memory) if layout is None else RowStore(length, room, layout, memory)
+                make = (
+                    SampleStore(length, room, policy, max_items, memory)
+                    if layout is None
+                    else RowStore(length, room, layout, memory)
+                )
                 store = _open[path] = make
             return store
     except OSError as error:
         kind = AccessError if isinstance(error, PermissionError) else WriteError
-        raise kind(f"shared='machine': {path} can't be used: {error.strerror or error}; pass another cache_dir") from error
+        raise kind(
+            f"shared='machine': {path} can't be used: {error.strerror or error}; pass another "
+            "cache_dir"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -80,7 +107,10 @@ def _door(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterat
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not wait_for_lock(fd, time.monotonic() + patience, poll_s=0.002):
-            raise OSError(errno.EAGAIN, f"another process has kept {folder} locked for {patience:g} s: resume or end it")
+            raise OSError(
+                errno.EAGAIN,
+                f"another process has kept {folder} locked for {patience:g} s: resume or end it",
+            )
         yield
     finally:
         os.close(fd)  # and the lock with it
@@ -99,7 +129,8 @@ def holds_samples(name: str) -> bool:
 
 
 def is_unused(path: str, *, remove: bool = False) -> bool:
-    """True if nobody uses a file that holds samples; it may be removed then. False too where that can't be known.
+    """True if nobody uses a file that holds samples; it may be removed then. False too where that
+    can't be known.
 
     Nobody opens one meanwhile: whoever did so while its lock is tried would take it for used.
     """

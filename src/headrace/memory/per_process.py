@@ -1,4 +1,6 @@
-"""Values that each process creates for itself: at first use, again after a fork, and not part of pickles."""
+"""Values that each process creates for itself: at first use, again after a fork, and not part of
+pickles.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,17 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """Holds an object that processes must not share, such as an open file, a connection or a lock. Thread-safe.
+    """Holds an object that processes must not share, such as an open file, a connection or a lock.
+    Thread-safe.
 
-    A forked child drops the inherited value without closing it, since it belongs to the parent. A pickle contains `make`, but not the
-    value.
+    A forked child drops the inherited value without closing it, since it belongs to the parent. A
+    pickle contains `make`, but not the value.
 
     Args:
-        make: a callable without arguments that creates the value. It is called in the process that needs the value, and must be picklable
-            if workers are spawned.
-        closer: a callable that `close` calls with the value. Default: the value's own ``close()``, if it has one.
+        make: a callable without arguments that creates the value. It is called in the process that
+            needs the value, and must be picklable if workers are spawned.
+        closer: a callable that `close` calls with the value. Default: the value's own ``close()``,
+            if it has one.
     """
 
     def __init__(self, make: Callable[[], T], closer: Callable[[T], object] | None = None) -> None:
@@ -67,7 +71,9 @@ class PerProcess(Generic[T]):
 
 
 class Renewed(Protocol):
-    """An object that a fork leaves in need of repair, such as a lock that another thread of the parent held."""
+    """An object that a fork leaves in need of repair, such as a lock that another thread of the
+    parent held.
+    """
 
     def after_fork(self) -> None:
         """Called in the child, before anything else runs there."""
@@ -93,31 +99,43 @@ def _after_fork() -> None:
 
 
 def is_daemonic() -> bool:
-    """True if multiprocessing lets this process start no others: a daemonic one, such as a worker of a DataLoader or of a Pool."""
+    """True if multiprocessing lets this process start no others: a daemonic one, such as a
+    worker of a DataLoader or of a Pool.
+    """
     return multiprocessing.current_process().daemon
 
 
 def check_may_start(asked: str) -> None:
-    """Raises a ConfigError where this process may start no others; `asked` is the argument by which it was to do so."""
+    """Raises a ConfigError where this process may start no others; `asked` is the argument by
+    which it was to do so.
+    """
     if is_daemonic():
         raise ConfigError(
-            f"{asked}: this process is daemonic, and multiprocessing lets it start no processes: leave {asked.split('=')[0]} out, or "
+            f"{asked}: this process is daemonic, and multiprocessing lets it start no processes: "
+            f"leave {asked.split('=')[0]} out, or "
             "start this process with daemon=False"
         )
 
 
 def end_with_parent() -> None:
-    """Ends this process when the one that made it is gone: a worker, or a process of a pool, whose owner was killed would wait for ever."""
+    """Ends this process when the one that made it is gone: a worker, or a process of a pool,
+    whose owner was killed would wait for ever.
+    """
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), name="headrace-watchdog", daemon=True).start()
+        threading.Thread(
+            target=_end_with, args=(parent.sentinel,), name="headrace-watchdog", daemon=True
+        ).start()
 
 
 def _end_with(sentinel: int) -> None:
-    """Waits for the parent's end; nothing is left to be tidied up then, for all that is shared is anonymous."""
+    """Waits for the parent's end; nothing is left to be tidied up then, for all that is shared
+    is anonymous.
+    """
     inherited = os.getppid()
     while not connection.wait([sentinel], timeout=1.0):
-        # A sibling that was forked later holds the sentinel's other end too, so look at the parent itself as well.
+        # A sibling that was forked later holds the sentinel's other end too, so look at the parent
+        # itself as well.
         if os.getppid() != inherited:
             break
     os._exit(1)

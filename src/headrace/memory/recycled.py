@@ -1,7 +1,7 @@
 """Memory that is read into, and used again when nobody holds views of it any more.
 
-The system hands out fresh memory in pages that it clears, at the first touch of each. For a few MB that takes several times as long as to
-read them from the page cache.
+The system hands out fresh memory in pages that it clears, at the first touch of each. For a few MB
+that takes several times as long as to read them from the page cache.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class RecycledBuffers:
                     del self._kept[at]
                     break
             else:
-                memory = bytearray(min(_MOST, nbytes + nbytes // 8))  # a little more: the next one is seldom as long
-            # Memoryviews refer to the array that they are of, and slices of it too, for its own base is no array.
+                # a little more: the next one is seldom as long
+                memory = bytearray(min(_MOST, nbytes + nbytes // 8))
+            # Memoryviews refer to the array that they are of, and slices of it too, for its own
+            # base is no array.
             lent = np.frombuffer(memory, np.uint8, nbytes)
             self._kept.append((memory, weakref.ref(lent)))
             while self.nbytes > _MOST:

@@ -1,7 +1,9 @@
-"""Holds samples that are all arrays of one shape and dtype, with eight bytes beside each, and admits many at once.
+"""Holds samples that are all arrays of one shape and dtype, with eight bytes beside each, and
+admits many at once.
 
-A `SampleStore` whose entries have no pickle: an entry is the sample's index and its bytes. All are of one size, so that none straddles
-the end of the log. What its NOTE [ store protocol ] says holds here too.
+A `SampleStore` whose entries have no pickle: an entry is the sample's index and its bytes. All are
+of one size, so that none straddles the end of the log. What its NOTE [ store protocol ] says holds
+here too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ import numpy.typing as npt
 
 from headrace.memory.anonymous import AnonymousMemory, up
 from headrace.memory.rows import Layout
-from headrace.memory.store import ADMITTED, COUNT, EVICTED, FULL, HEAD, LAYOUT, MISSING, TAIL, SampleStore
+from headrace.memory.store import (
+    ADMITTED,
+    COUNT,
+    EVICTED,
+    FULL,
+    HEAD,
+    LAYOUT,
+    MISSING,
+    TAIL,
+    SampleStore,
+)
 
 _INDEX = 8  # bytes of a sample's index
 _ALIGNED = 2048  # bytes of a sample from which on it begins at a cache line
@@ -36,9 +48,13 @@ def row_layout(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Layout | None:
 
 
 class RowStore(SampleStore):
-    """Caches arrays of one shape and dtype by index; what doesn't fit is refused, and nothing is evicted but under memory pressure."""
+    """Caches arrays of one shape and dtype by index; what doesn't fit is refused, and nothing is
+    evicted but under memory pressure.
+    """
 
-    def __init__(self, length: int, capacity: int, layout: Layout, memory: AnonymousMemory | None = None) -> None:
+    def __init__(
+        self, length: int, capacity: int, layout: Layout, memory: AnonymousMemory | None = None
+    ) -> None:
         self._layout = layout
         super().__init__(length, capacity, memory=memory)
 
@@ -54,7 +70,11 @@ class RowStore(SampleStore):
 
     def fits(self, value: Any) -> bool:
         """True if a value is an array of this store's shape and dtype."""
-        return type(value) is np.ndarray and value.shape == self._layout.shape and value.dtype == self._layout.dtype
+        return (
+            type(value) is np.ndarray
+            and value.shape == self._layout.shape
+            and value.dtype == self._layout.dtype
+        )
 
     def get(self, index: int) -> Any:
         position = int(self._table[index]) - 1
@@ -62,7 +82,11 @@ class RowStore(SampleStore):
             return MISSING
         layout, start = self._layout, position % self.capacity + self._layout.at
         data = bytearray(self._log[start : start + layout.nbytes])
-        return np.frombuffer(data, layout.dtype).reshape(layout.shape) if self._is_held(index, position) else MISSING
+        return (
+            np.frombuffer(data, layout.dtype).reshape(layout.shape)
+            if self._is_held(index, position)
+            else MISSING
+        )
 
     def put(self, index: int, value: Any) -> bool:
         return self.fits(value) and self.put_rows([index], [value])
@@ -77,7 +101,9 @@ class RowStore(SampleStore):
             new = np.flatnonzero(table[wanted] == 0)  # of the others another worker was faster
             count = min(len(new), max(0, self.limit - self.nbytes) // layout.entry)
             try:
-                self._append_rows(wanted[new[:count]], [values[number] for number in new[:count].tolist()])
+                self._append_rows(
+                    wanted[new[:count]], [values[number] for number in new[:count].tolist()]
+                )
             except OSError as error:  # the disk of a shared file is full
                 count, self.write_error = 0, error
             if count < len(new):
@@ -101,14 +127,18 @@ class RowStore(SampleStore):
         self._header[COUNT] += len(indices)
         self._header[ADMITTED] += len(indices)
 
-    def _write_together(self, head: int, indices: npt.NDArray[np.int64], values: list[npt.NDArray[Any]]) -> None:
+    def _write_together(
+        self, head: int, indices: npt.NDArray[np.int64], values: list[npt.NDArray[Any]]
+    ) -> None:
         """Writes small rows by one or two calls, which a second copy is worth."""
         if not values:
             return
         layout, entries = self._layout, np.zeros((len(values), self._layout.entry), np.uint8)
         entries[:, :_INDEX] = indices[:, None].view(np.uint8)
         rows = np.concatenate(values) if layout.shape else np.array(values)
-        entries[:, layout.at : layout.at + layout.nbytes] = _bytes_of(rows).reshape(len(values), layout.nbytes)
+        entries[:, layout.at : layout.at + layout.nbytes] = _bytes_of(rows).reshape(
+            len(values), layout.nbytes
+        )
         start = head % self.capacity
         before = (self.capacity - start) // layout.entry  # entries until the end of the log
         for at, part in ((start, entries[:before]), (0, entries[before:])):

@@ -1,7 +1,8 @@
 """The format of samples in the log of a sample store, and copies of many of one shape by one call.
 
-An entry is a header of eight integers (index, bytes of the entry, of the pickle, number of buffers, bytes of each buffer), the pickle,
-and the buffers that it left out (pickle protocol 5), each at a multiple of 64 bytes.
+An entry is a header of eight integers (index, bytes of the entry, of the pickle, number of buffers,
+bytes of each buffer), the pickle, and the buffers that it left out (pickle protocol 5), each at a
+multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ BUFFERS = 4
 """Buffers outside of the pickle that fit into a header."""
 MIXED = -1
 """In place of a signature: no array, or none that lies in one piece."""
-_INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array, which is to be copied without one
+# buffers of less bytes stay in the pickle, but that of a single array, which is to be copied
+# without one
+_INLINE = 512
 _WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -69,7 +72,10 @@ def encode(index: int, value: Any) -> tuple[list[int], list[memoryview]]:
     head = stream.getvalue()
     sizes = [b.nbytes for b in buffers]
     nbytes = HEADER + up(len(head)) + sum(map(up, sizes))
-    return [index, nbytes, len(head), len(sizes), *sizes, *[0] * (BUFFERS - len(sizes))], [memoryview(head), *buffers]
+    return [index, nbytes, len(head), len(sizes), *sizes, *[0] * (BUFFERS - len(sizes))], [
+        memoryview(head),
+        *buffers,
+    ]
 
 
 class _Pickler(pickle.Pickler):
@@ -98,7 +104,9 @@ def decode(pieces: list[bytearray]) -> Any:
 
 
 def signature_of(value: Any, header: list[int], pieces: list[memoryview]) -> int:
-    """A positive number that all arrays of one shape and dtype have in common, and no others; MIXED for everything else."""
+    """A positive number that all arrays of one shape and dtype have in common, and no others;
+    MIXED for everything else.
+    """
     if type(value) is not np.ndarray or not value.flags.c_contiguous or header[3] != 1:
         return MIXED
     identity = b"%d %d %s" % (header[1], header[4], pieces[0])
@@ -112,10 +120,17 @@ def layout_of(header: list[int], pieces: list[bytearray]) -> Layout:
 
 
 class Rows:
-    """Cached samples of one shape, whose entries begin at `starts` of a log: read them, and then ask whether they were cached all the while
-    (`are_held`)."""
+    """Cached samples of one shape, whose entries begin at `starts` of a log: read them, and then
+    ask whether they were cached all the while (`are_held`).
+    """
 
-    def __init__(self, log: memoryview, layout: Layout, starts: npt.NDArray[np.int64], are_held: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        log: memoryview,
+        layout: Layout,
+        starts: npt.NDArray[np.int64],
+        are_held: Callable[[], bool],
+    ) -> None:
         self._log, self._layout = log, layout
         self.are_held: Callable[[], bool] = are_held
         self.spec: ArraySpec = ArraySpec(layout.shape, layout.dtype)
@@ -133,11 +148,21 @@ class Rows:
         return sample
 
     def copy_to(self, out: torch.Tensor) -> None:
-        """Copies all of them into a contiguous [samples, ...] tensor of their dtype by one call, in torch's own threads."""
+        """Copies all of them into a contiguous [samples, ...] tensor of their dtype by one call,
+        in torch's own threads.
+        """
         layout = self._layout
-        dtype = next(d for d in _WIDE if layout.nbytes % d.itemsize == 0)  # the fewest elements: torch deals rows out whole
+        # the fewest elements: torch deals rows out whole
+        dtype = next(d for d in _WIDE if layout.nbytes % d.itemsize == 0)
         width, rows = dtype.itemsize, len(self._log) // layout.entry
         whole = torch.frombuffer(self._log, dtype=dtype, count=rows * layout.entry // width)
-        table = whole.as_strided((rows, layout.nbytes // width), (layout.entry // width, 1), layout.at // width)
+        table = whole.as_strided(
+            (rows, layout.nbytes // width), (layout.entry // width, 1), layout.at // width
+        )
         flat = out.view(len(self), -1)
-        torch.index_select(table, 0, torch.from_numpy(self._numbers), out=flat if out.dtype == dtype else flat.view(dtype))
+        torch.index_select(
+            table,
+            0,
+            torch.from_numpy(self._numbers),
+            out=flat if out.dtype == dtype else flat.view(dtype),
+        )

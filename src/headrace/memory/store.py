@@ -1,27 +1,35 @@
 """A store of cached samples in shared memory, for all workers of a rank.
 
-One `SampleStore` holds the samples of a dataset for all workers of a rank: a table with a position for every index, followed by a circular
-log of samples, in anonymous shared memory.
+One `SampleStore` holds the samples of a dataset for all workers of a rank: a table with a position
+for every index, followed by a circular log of samples, in anonymous shared memory.
 
 NOTE [ store protocol ]
 
-Positions in the log only grow; position p is at byte p % capacity. The samples between `tail` and `head` are valid.
+Positions in the log only grow; position p is at byte p % capacity. The samples between `tail` and
+`head` are valid.
 
-* Writers hold the lock: a `threading.Lock` within a process, a POSIX record lock between processes (which the kernel releases when its
-  holder dies, however that happens). A writer writes the sample behind `head`, then moves `head`, then writes the position into the table.
-  If it is killed at any instruction, it leaves a sample that no table entry points to, and the next writer continues.
-* To make room, a writer clears the table entry of the oldest sample, then moves `tail`, and only then overwrites its bytes.
-* Readers take no lock. They copy the sample and then check `tail` and the table entry again. If either has moved past the sample, the copy
-  may be torn; it is dropped, and the sample counts as missing.
-* While all samples so far are arrays of one shape and dtype, their entries have one size and start at multiples of it, since no entry
-  straddles the end of the log. A whole batch is then copied at once (`rows`) and checked again in the same way.
+* Writers hold the lock: a `threading.Lock` within a process, a POSIX record lock between processes
+  (which the kernel releases when its holder dies, however that happens). A writer writes the sample
+  behind `head`, then moves `head`, then writes the position into the table. If it is killed at any
+  instruction, it leaves a sample that no table entry points to, and the next writer continues.
+* To make room, a writer clears the table entry of the oldest sample, then moves `tail`, and only
+  then overwrites its bytes.
+* Readers take no lock. They copy the sample and then check `tail` and the table entry again. If
+  either has moved past the sample, the copy may be torn; it is dropped, and the sample counts as
+  missing.
+* While all samples so far are arrays of one shape and dtype, their entries have one size and start
+  at multiples of it, since no entry straddles the end of the log. A whole batch is then copied at
+  once (`rows`) and checked again in the same way.
 
-* Under memory pressure the oldest samples are evicted in the same way, and the pages outside of `tail` to `head` return to the system
-  (`release`). The store stays below its capacity until the pressure ends.
-* Zeros are the state of an empty store, so a shared file needs no initialisation that another process might see half-done.
+* Under memory pressure the oldest samples are evicted in the same way, and the pages outside of
+  `tail` to `head` return to the system (`release`). The store stays below its capacity until the
+  pressure ends.
+* Zeros are the state of an empty store, so a shared file needs no initialisation that another
+  process might see half-done.
 
-"keep" admits until the log is full and never evicts. "lru" evicts the oldest sample that was not read since it was written or last spared:
-the CLOCK approximation of LRU (Corbato 1968), "second chance", implemented by appending a spared sample again.
+"keep" admits until the log is full and never evicts. "lru" evicts the oldest sample that was not
+read since it was written or last spared: the CLOCK approximation of LRU (Corbato 1968), "second
+chance", implemented by appending a spared sample again.
 """
 
 from __future__ import annotations
@@ -40,38 +48,74 @@ from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory, up
 from headrace.memory.locks import ProcessLock
 from headrace.memory.per_process import PerProcess
-from headrace.memory.rows import HEADER, MIXED, Layout, Rows, copies_at, decode, encode, header_at, layout_of, signature_of
+from headrace.memory.rows import (
+    HEADER,
+    MIXED,
+    Layout,
+    Rows,
+    copies_at,
+    decode,
+    encode,
+    header_at,
+    layout_of,
+    signature_of,
+)
 
-MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
+MISSING: Final[Any] = type(
+    "Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False}
+)()
 """What `get` returns for a sample that is not held (None may be a sample)."""
 
 POLICIES = ("keep", "lru")
 TABLE = 9
 """Bytes of the index table for each sample of the dataset, held or not."""
 _ALIGN = 64
-HEAD, TAIL, COUNT, ADMITTED, EVICTED, FULL, _LRU, _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, LAYOUT = range(13)
+(
+    HEAD,
+    TAIL,
+    COUNT,
+    ADMITTED,
+    EVICTED,
+    FULL,
+    _LRU,
+    _REDUCED,
+    _RELEASED,
+    _CLEAN,
+    _LOOKED,
+    _CAPPED,
+    LAYOUT,
+) = range(13)
 _CELLS_AT, _CELLS = 128, 64  # of each process its pid, hits and misses
 _TABLE_AT = 4096
-_GRAIN = 4 << 20  # bytes that are written before pages are given back again, while the store is reduced
+# bytes that are written before pages are given back again, while the store is reduced
+_GRAIN = 4 << 20
 _SPARED = 32  # samples that one write may spare at most, so that its time is bounded
 
 
 class SampleStore:
-    """Stores samples (arrays, bytes, tuples and dicts of these: anything that can be pickled) by index, up to a number of bytes.
+    """Stores samples (arrays, bytes, tuples and dicts of these: anything that can be pickled) by
+    index, up to a number of bytes.
 
-    Shared by all processes that inherit it by fork or receive it when they are spawned. Thread-safe. A sample that is read is a copy, so
-    writing to it changes nothing here.
+    Shared by all processes that inherit it by fork or receive it when they are spawned.
+    Thread-safe. A sample that is read is a copy, so writing to it changes nothing here.
 
     Args:
         length: number of samples of the dataset; indices are 0 to length - 1.
-        capacity: bytes for the samples, including 64 bytes of overhead per sample. The index table takes another 9 bytes per sample.
+        capacity: bytes for the samples, including 64 bytes of overhead per sample. The index table
+            takes another 9 bytes per sample.
         policy: "keep" or "lru", see above.
         max_items: maximum number of samples.
-        memory: memory of the store, whose size `layout` returns: zeros, or a store of the same length and capacity. None: anonymous memory.
+        memory: memory of the store, whose size `layout` returns: zeros, or a store of the same
+            length and capacity. None: anonymous memory.
     """
 
     def __init__(
-        self, length: int, capacity: int, policy: str = "keep", max_items: int | None = None, memory: AnonymousMemory | None = None
+        self,
+        length: int,
+        capacity: int,
+        policy: str = "keep",
+        max_items: int | None = None,
+        memory: AnonymousMemory | None = None,
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
@@ -80,7 +124,11 @@ class SampleStore:
         self.length: int = int(length)
         self.max_items: int | None = max_items
         self.capacity: int = max(0, int(capacity)) // _ALIGN * _ALIGN
-        self._memory = AnonymousMemory(sum(self.layout(length, capacity)), "store") if memory is None else memory
+        self._memory = (
+            AnonymousMemory(sum(self.layout(length, capacity)), "store")
+            if memory is None
+            else memory
+        )
         self._open()
         if policy == "lru":
             self.use_lru()
@@ -88,7 +136,9 @@ class SampleStore:
     @staticmethod
     def layout(length: int, capacity: int) -> tuple[int, int]:
         """Bytes of the memory that a store takes: those before the log, and those of the log."""
-        return -(-(_TABLE_AT + TABLE * int(length)) // 4096) * 4096, max(0, int(capacity)) // _ALIGN * _ALIGN
+        return -(-(_TABLE_AT + TABLE * int(length)) // 4096) * 4096, max(
+            0, int(capacity)
+        ) // _ALIGN * _ALIGN
 
     def _open(self) -> None:
         memory = self._memory
@@ -136,7 +186,9 @@ class SampleStore:
         return bool(self._header[FULL])
 
     def stats(self) -> dict[str, int]:
-        """Of all processes: samples held, their bytes, how many were admitted and evicted, bytes released, hits and misses."""
+        """Of all processes: samples held, their bytes, how many were admitted and evicted, bytes
+        released, hits and misses.
+        """
         header = self._header
         hits, misses = self._counters[:, 1:].sum(axis=0).tolist()
         return {
@@ -179,7 +231,9 @@ class SampleStore:
         return (header, pieces) if self._is_held(index, position) else None
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
-        """Samples as they lie here, where all of them are held, and everything in the store is an array of one shape and dtype."""
+        """Samples as they lie here, where all of them are held, and everything in the store is
+        an array of one shape and dtype.
+        """
         signature = int(self._header[LAYOUT])
         if signature <= 0 or not len(indices):
             return None
@@ -201,12 +255,15 @@ class SampleStore:
 
         def are_held() -> bool:
             self._fence()
-            return int(self._header[TAIL]) <= first and np.array_equal(self._table[indices] - 1, positions)
+            return int(self._header[TAIL]) <= first and np.array_equal(
+                self._table[indices] - 1, positions
+            )
 
         return Rows(self._log, layout, starts, are_held)
 
     def _fence(self) -> None:
-        for _ in range(2):  # two lock pairs keep the loads before from passing the loads after, on every CPU
+        # two lock pairs keep the loads before from passing the loads after, on every CPU
+        for _ in range(2):
             with self._lock.of_threads():
                 pass
 
@@ -217,14 +274,17 @@ class SampleStore:
     # -- writing
 
     def put(self, index: int, value: Any) -> bool:
-        """Hold a sample; False where there is no room for it (or another process is stopped while it writes)."""
+        """Hold a sample; False where there is no room for it (or another process is stopped
+        while it writes).
+        """
         if self.policy == "keep" and self._header[FULL]:
             return index in self
         entry, pieces = encode(index, value)
         if entry[1] > self.limit:
             return False
         with self._lock.held() as locked:
-            if not locked or entry[1] > self.limit:  # which another process may have lowered meanwhile
+            # which another process may have lowered meanwhile
+            if not locked or entry[1] > self.limit:
                 return False
             if self._table[index]:
                 return True  # another worker was faster
@@ -242,7 +302,9 @@ class SampleStore:
             self._give_pages_back()
 
     def _note_layout(self, value: Any, entry: list[int], pieces: list[memoryview]) -> None:
-        """Before a sample can be read: notes whether all of them are still arrays of one shape and dtype."""
+        """Before a sample can be read: notes whether all of them are still arrays of one shape
+        and dtype.
+        """
         known = int(self._header[LAYOUT])
         if known != MIXED:
             signature = signature_of(value, entry, pieces)
@@ -264,7 +326,8 @@ class SampleStore:
                 if self.policy == "keep":
                     self._header[FULL] = 1
                     return False
-                if newest is not None and int(self._header[TAIL]) >= newest:  # the spared must not push the new one out
+                # the spared must not push the new one out
+                if newest is not None and int(self._header[TAIL]) >= newest:
                     dropped = 1 + len(waiting)
                     self._header[ADMITTED] += dropped
                     self._header[EVICTED] += dropped
@@ -314,9 +377,12 @@ class SampleStore:
         self._memory.write(self._log_at + start, np.array(header, np.int64).data)
 
     def _evict(self, spare: bool) -> tuple[list[int], list[memoryview]] | None:
-        """Gives the oldest entry's bytes back; returns a copy of the entry where it was read since and is to be spared."""
+        """Gives the oldest entry's bytes back; returns a copy of the entry where it was read
+        since and is to be spared.
+        """
         tail, head = int(self._header[TAIL]), int(self._header[HEAD])
-        if tail == head:  # empty, and the sample would straddle the end of the log: go on at its start
+        # empty, and the sample would straddle the end of the log: go on at its start
+        if tail == head:
             rest = self.capacity - head % self.capacity
             self._put_filler(head, rest)
             self._header[COUNT] = 0
@@ -327,8 +393,12 @@ class SampleStore:
         survivor = None
         if index >= 0 and int(self._table[index]) == tail + 1:
             if spare and self._touched[index]:
-                survivor = entry, [memoryview(piece) for piece in copies_at(self._log, start, entry)]
-            self._header[COUNT] -= 1  # first: a writer killed here leaves the count too low, never too high
+                survivor = (
+                    entry,
+                    [memoryview(piece) for piece in copies_at(self._log, start, entry)],
+                )
+            # first: a writer killed here leaves the count too low, never too high
+            self._header[COUNT] -= 1
             self._table[index] = 0
             self._header[ADMITTED if survivor else EVICTED] += -1 if survivor else 1
         self._header[TAIL] = tail + nbytes
@@ -337,7 +407,9 @@ class SampleStore:
     # -- memory pressure
 
     def is_time_to_look(self, period: float) -> bool:
-        """True if no process has checked for memory pressure in the last `period` seconds: the caller is to check then."""
+        """True if no process has checked for memory pressure in the last `period` seconds: the
+        caller is to check then.
+        """
         now = time.monotonic_ns()
         if 0 <= now - int(self._header[_LOOKED]) < period * 1e9:
             return False
@@ -345,7 +417,8 @@ class SampleStore:
         return True
 
     def release(self, nbytes: int) -> int:
-        """Gives samples of so many bytes back to the system, the oldest first, and holds no more than the rest until `grow`.
+        """Gives samples of so many bytes back to the system, the oldest first, and holds no more
+        than the rest until `grow`.
 
         Returns:
             The bytes given back.
@@ -382,14 +455,22 @@ class SampleStore:
         """Allows so many bytes beyond those that are held now, up to the ceiling."""
         with self._lock.held() as locked:
             if locked and self.nbytes + nbytes > self.limit:
-                self._header[_REDUCED] = max(int(self._header[_CAPPED]), self.capacity - self.nbytes - nbytes)
+                self._header[_REDUCED] = max(
+                    int(self._header[_CAPPED]), self.capacity - self.nbytes - nbytes
+                )
                 self._header[FULL] = 0
 
     def _give_pages_back(self) -> None:
         """Those of the log that hold no sample."""
         head, tail = int(self._header[HEAD]), int(self._header[TAIL])
-        start, length = (head % self.capacity if self.capacity else 0), self.capacity - (head - tail)
-        for begin, end in ((start, min(start + length, self.capacity)), (0, start + length - self.capacity)):
+        start, length = (
+            (head % self.capacity if self.capacity else 0),
+            self.capacity - (head - tail),
+        )
+        for begin, end in (
+            (start, min(start + length, self.capacity)),
+            (0, start + length - self.capacity),
+        ):
             if end > begin:
                 self._memory.punch(self._log_at + begin, self._log_at + end)
         self._header[_CLEAN] = head
@@ -406,7 +487,9 @@ class SampleStore:
 
 
 def _find_cell(lock: ProcessLock, counters: npt.NDArray[np.int64]) -> int:
-    """A cell of nobody's, or of a dead process, whose counts go on; the last one where there is none."""
+    """A cell of nobody's, or of a dead process, whose counts go on; the last one where there is
+    none.
+    """
     with lock.held():
         for cell, pid in enumerate(counters[:, 0].tolist()):
             if not pid or not psutil.pid_exists(pid):

@@ -1,4 +1,6 @@
-"""Applies a function to every tensor of a nested batch, and pickles values that torch and NumPy don't pickle as they are."""
+"""Applies a function to every tensor of a nested batch, and pickles values that torch and NumPy
+don't pickle as they are.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,29 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)  # not by its constructor, which may refuse what it did not make
         for field in dataclasses.fields(value):
-            object.__setattr__(made, field.name, map_tensors(getattr(value, field.name), function))  # of a frozen one too
+            # of a frozen one too
+            object.__setattr__(made, field.name, map_tensors(getattr(value, field.name), function))
         return made
     return value
 
 
 def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
-    """The fields as a mapping of the example's type; as a dict where that has a constructor of its own."""
+    """The fields as a mapping of the example's type; as a dict where that has a constructor of
+    its own.
+    """
     try:
-        if isinstance(example, MutableMapping):  # a copy keeps what else it has, as a defaultdict its factory
+        # a copy keeps what else it has, as a defaultdict its factory
+        if isinstance(example, MutableMapping):
             made = copy.copy(example)
-            if not (isinstance(example, dict) or hasattr(type(example), "__copy__")):  # the copy shares the dict inside
-                vars(made).update({name: copy.copy(value) for name, value in vars(made).items() if isinstance(value, MutableMapping)})
+            # the copy shares the dict inside
+            if not (isinstance(example, dict) or hasattr(type(example), "__copy__")):
+                vars(made).update(
+                    {
+                        name: copy.copy(value)
+                        for name, value in vars(made).items()
+                        if isinstance(value, MutableMapping)
+                    }
+                )
             made.update(fields)
             return made
         return type(example)(fields)  # type: ignore[call-arg]
@@ -52,7 +65,11 @@ def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
 
 def is_dense(value: Any) -> bool:
     """True for a plain tensor of this machine's memory whose bytes are all that there is of it."""
-    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+    if (
+        type(value) is not torch.Tensor
+        or value.layout is not torch.strided
+        or value.device.type != "cpu"
+    ):
         return False
     return not (value.requires_grad or value.is_quantized or value.is_nested)
 
@@ -60,7 +77,8 @@ def is_dense(value: Any) -> bool:
 def reduced(value: Any) -> Any:
     """What `pickle.Pickler.reducer_override` returns of a value, so that it arrives as it is."""
     if type(value) is torch.Tensor and value.layout in SPARSE:
-        # torch's own rebuilding keeps each of them in a list for ever, and so would hold their memory
+        # torch's own rebuilding keeps each of them in a list for ever, and so would hold their
+        # memory
         return rebuild_sparse, sparse_parts(value)
     if type(value) is np.ndarray and value.dtype.kind in "mM" and not value.dtype.isnative:
         # NumPy pickles times in the machine's byte order
@@ -81,21 +99,46 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
         parts: tuple[torch.Tensor, ...] = (data._indices(), data._values())
     else:
         by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-        lines = (data.crow_indices(), data.col_indices()) if by_row else (data.ccol_indices(), data.row_indices())
+        lines = (
+            (data.crow_indices(), data.col_indices())
+            if by_row
+            else (data.ccol_indices(), data.row_indices())
+        )
         parts = (*lines, data.values())
-    return tensor.layout, parts, tuple(tensor.shape), tensor.is_coalesced() if len(parts) == 2 else None, tensor.requires_grad
+    return (
+        tensor.layout,
+        parts,
+        tuple(tensor.shape),
+        tensor.is_coalesced() if len(parts) == 2 else None,
+        tensor.requires_grad,
+    )
 
 
 def rebuild_sparse(
-    layout: torch.layout, parts: tuple[Any, ...], shape: tuple[int, ...], coalesced: bool | None, grad: bool
+    layout: torch.layout,
+    parts: tuple[Any, ...],
+    shape: tuple[int, ...],
+    coalesced: bool | None,
+    grad: bool,
 ) -> torch.Tensor:
     """A sparse tensor of its parts."""
     if layout is torch.sparse_coo:
         indices, values = parts
-        made = torch.sparse_coo_tensor(indices, values, size=shape, device=values.device, is_coalesced=coalesced, check_invariants=False)
+        made = torch.sparse_coo_tensor(
+            indices,
+            values,
+            size=shape,
+            device=values.device,
+            is_coalesced=coalesced,
+            check_invariants=False,
+        )
     else:
         compressed, plain, values = parts
         made = torch.sparse_compressed_tensor(
-            *(compressed, plain, values), size=shape, layout=layout, device=values.device, check_invariants=False
+            *(compressed, plain, values),
+            size=shape,
+            layout=layout,
+            device=values.device,
+            check_invariants=False,
         )
     return made.requires_grad_(grad)

@@ -1,4 +1,6 @@
-"""Reads and writes of open files that go on until all bytes are through: one call to the system stops at 2 GiB."""
+"""Reads and writes of open files that go on until all bytes are through: one call to the system
+stops at 2 GiB.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections.abc import Sequence
 
 
 def read_full(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fills buffers from a byte of a file on, whatever its position; returns how many bytes there were: fewer only where the file ends."""
+    """Fills buffers from a byte of a file on, whatever its position; returns how many bytes
+    there were: fewer only where the file ends.
+    """
     done, rest = 0, [buffer for buffer in buffers if len(buffer)]
     while rest:
         got = os.preadv(fd, rest[:1024], offset + done)  # IOV_MAX
@@ -42,4 +46,8 @@ def write_full(fd: int, data: bytes | memoryview, offset: int | None = None) -> 
     view, done = memoryview(data), 0
     view = view.cast("B") if view.nbytes else view
     while done < view.nbytes:
-        done += os.write(fd, view[done:]) if offset is None else os.pwrite(fd, view[done:], offset + done)
+        done += (
+            os.write(fd, view[done:])
+            if offset is None
+            else os.pwrite(fd, view[done:], offset + done)
+        )

@@ -1,4 +1,6 @@
-"""Loading modes: when the bytes of samples are read. Each mode is one short file, with one protocol (`modes.mode.Mode`) for all."""
+"""Loading modes: when the bytes of samples are read. Each mode is one short file, with one
+protocol (`modes.mode.Mode`) for all.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ ModeName = Literal["lazy", "eager", "cached", "streaming"]
 class LoadingMode(StrEnum):
     """When samples are read.
 
-    "lazy": at each access. "eager": all at the start. "cached": at the first access, later from memory. "streaming": ahead of the reader,
-    in order.
+    "lazy": at each access. "eager": all at the start. "cached": at the first access, later from
+    memory. "streaming": ahead of the reader, in order.
     """
 
     LAZY = "lazy"

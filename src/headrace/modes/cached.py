@@ -1,4 +1,6 @@
-"""Cached: samples are read at the first access. What fits the budget is cached and shared by all workers; the rest is read each time."""
+"""Cached: samples are read at the first access. What fits the budget is cached and shared by all
+workers; the rest is read each time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from headrace.memory.store import TABLE
 from headrace.modes.stored import OVERHEAD, MachineShare, Stored, make_store
 
 SHARE = 0.75
-"""Share of the remaining budget that a cache takes if its size is not known in advance. The rest is for batches and prefetching."""
+"""Share of the remaining budget that a cache takes if its size is not known in advance. The rest
+is for batches and prefetching.
+"""
 
 
 class Cached(Stored):
@@ -20,9 +24,11 @@ class Cached(Stored):
     Args:
         length: number of samples.
         budget: memory budget.
-        cache_size: limit as a number of samples (int) or bytes ("2GB"). None: limited by the budget only.
-        policy: "keep": admit until the cache is full, and never evict. "lru": evict the least recently used samples. "auto": "keep", or
-            "lru" under a loader that draws samples repeatedly (`expect_skew`). "keep" is the default because under a fresh permutation each
+        cache_size: limit as a number of samples (int) or bytes ("2GB"). None: limited by the budget
+            only.
+        policy: "keep": admit until the cache is full, and never evict. "lru": evict the least
+            recently used samples. "auto": "keep", or "lru" under a loader that draws samples
+            repeatedly (`expect_skew`). "keep" is the default because under a fresh permutation each
             epoch an LRU of half of the samples has 15 % hits, and "keep" 50 %.
         nbytes: bytes of all cached samples, if known.
         share: a store for all ranks of the machine. None: a store of this rank.
@@ -45,7 +51,9 @@ class Cached(Stored):
             capacity = min(capacity, (nbytes + length * OVERHEAD) // ranks + (1 << 20))
         if most is not None:
             capacity = min(capacity, most // ranks)
-        self._store = make_store(share, length, capacity, "lru" if policy == "lru" else "keep", items)
+        self._store = make_store(
+            share, length, capacity, "lru" if policy == "lru" else "keep", items
+        )
         needed = -(-self._store.capacity // ranks) + table  # of an open store its own
         self._reserved = budget.reserve(min(needed, budget.available), "cached samples")
         self._watch = PressureWatch()
@@ -75,7 +83,8 @@ def check_cache_size(cache_size: int | str | None) -> tuple[int | None, int | No
         items = 0
     if items < 1 or isinstance(cache_size, bool):
         raise ConfigError(
-            "cache_size must be a number of samples (an int of at least 1), a size such as '2GB', or None for what the budget "
+            "cache_size must be a number of samples (an int of at least 1), a size such as '2GB', "
+            "or None for what the budget "
             f"allows, not {cache_size!r} (loading_mode='lazy' holds none)"
         )
     return items, None

@@ -1,4 +1,6 @@
-"""Eager: all samples are read once, at the start, in parallel, cached, and shared by all workers."""
+"""Eager: all samples are read once, at the start, in parallel, cached, and shared by all
+workers.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Eager(Stored):
         progress: show a progress bar. None: only on a terminal.
         threads: number of threads that call `load`. None: one per usable CPU.
         share: a store that all ranks of the machine fill together. None: a store of this rank.
-        spec: shape and dtype of all samples, if they are arrays of one kind. If a sample differs, all are cached in the general form.
+        spec: shape and dtype of all samples, if they are arrays of one kind. If a sample differs,
+            all are cached in the general form.
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class Eager(Stored):
         share: MachineShare | None = None,
         spec: tuple[tuple[int, ...], np.dtype[Any]] | None = None,
     ) -> None:
-        filling = _Filling(length, load, budget, nbytes, progress, max(1, threads or usable_cpus()), share)
+        filling = _Filling(
+            length, load, budget, nbytes, progress, max(1, threads or usable_cpus()), share
+        )
         layout = None if spec is None or nbytes is None else row_layout(*spec)
         try:
             self._store, self._reserved = filling.fill(layout)
@@ -65,17 +70,27 @@ class Eager(Stored):
 
     def get(self, indices: Sequence[int]) -> list[Any]:
         values = super().get(indices)
-        return [self._errors.get(i, value) for i, value in zip(indices, values, strict=True)] if self._errors else values
+        return (
+            [self._errors.get(i, value) for i, value in zip(indices, values, strict=True)]
+            if self._errors
+            else values
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return {**state, "_errors": {i: (error, _if_picklable(error.__cause__)) for i, error in self._errors.items()}}
+        return {
+            **state,
+            "_errors": {
+                i: (error, _if_picklable(error.__cause__)) for i, error in self._errors.items()
+            },
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._errors = {}
         for index, (error, cause) in state["_errors"].items():
-            error.__cause__ = cause  # which a pickle of an exception leaves out, and `on_error` callables are given
+            # which a pickle of an exception leaves out, and `on_error` callables are given
+            error.__cause__ = cause
             self._errors[index] = error
 
 
@@ -97,7 +112,9 @@ class _Filling:
     errors: dict[int, SampleError] = field(default_factory=dict)
 
     def fill(self, layout: Layout | None) -> tuple[SampleStore, Reservation]:
-        """The store with all samples, and what is reserved for it; an _UnlikeError, if a sample does not have the layout."""
+        """The store with all samples, and what is reserved for it; an _UnlikeError, if a sample
+        does not have the layout.
+        """
         self.errors.clear()
         budget, ranks = self.budget, 1 if self.share is None else self.share.ranks
         first: dict[int, Any] = {}
@@ -110,13 +127,20 @@ class _Filling:
         part = -(-needed // ranks)
         if not budget.fits(part):
             raise BudgetError(
-                f"loading_mode='eager' needs {format_size(needed)} for {self.length:,} samples, and "
-                f"{format_size(budget.available)} are left of the budget: take loading_mode='cached' or 'lazy', "
+                f"loading_mode='eager' needs {format_size(needed)} for {self.length:,} samples, "
+                "and "
+                f"{format_size(budget.available)} are left of the budget: take "
+                "loading_mode='cached' or 'lazy', "
                 f"or raise max_memory_usage.\n{budget.explain()}"
             )
         reserved = budget.reserve(part, "eager samples")
         try:
-            store = make_store(self.share, self.length, budget.available + part if self.nbytes is None else part, layout=layout)
+            store = make_store(
+                self.share,
+                self.length,
+                budget.available + part if self.nbytes is None else part,
+                layout=layout,
+            )
             self._put(first, store)
             first.clear()
             self._load_all(store)
@@ -129,11 +153,14 @@ class _Filling:
 
     def _measure(self, available: int) -> tuple[dict[int, Any], int]:
         """Samples spread over the dataset, and the bytes of all that follow from them."""
-        picked = distinct(np.linspace(0, self.length - 1, min(_MEASURED, self.length)).astype(int)).tolist()
+        picked = distinct(
+            np.linspace(0, self.length - 1, min(_MEASURED, self.length)).astype(int)
+        ).tolist()
         first: dict[int, Any] = {}
         total = count = 0
         for part in (picked[:1], picked[1:]):
-            fitting = part if not total else part[: available // total]  # the first one says how many may be read at once
+            # the first one says how many may be read at once
+            fitting = part if not total else part[: available // total]
             for index, value in zip(fitting, self.load(fitting) if fitting else [], strict=True):
                 first[index] = value
                 if not isinstance(value, SampleError):
@@ -141,13 +168,20 @@ class _Filling:
         return first, int(total / max(1, count) * self.length * 1.05) + (1 << 20)
 
     def _load_all(self, store: SampleStore) -> None:
-        size = min(_MOST, max(_GROUP, _MOST_BYTES // store.row_nbytes)) if isinstance(store, RowStore) else _GROUP
+        size = (
+            min(_MOST, max(_GROUP, _MOST_BYTES // store.row_nbytes))
+            if isinstance(store, RowStore)
+            else _GROUP
+        )
         groups = [range(s, min(s + size, self.length)) for s in range(0, self.length, size)]
-        if self.share is not None:  # each rank begins elsewhere, and skips what the others have read by then
+        # each rank begins elsewhere, and skips what the others have read by then
+        if self.share is not None:
             begin = len(groups) * self.share.rank // self.share.ranks
             groups = groups[begin:] + groups[:begin]
         with (
-            progress_bar(self.progress, total=self.length, desc="eager: reading", unit="sample") as bar,
+            progress_bar(
+                self.progress, total=self.length, desc="eager: reading", unit="sample"
+            ) as bar,
             ThreadPoolExecutor(self.threads, "headrace-eager") as pool,
         ):
 
@@ -168,7 +202,11 @@ class _Filling:
     def _put(self, values: dict[int, Any], store: SampleStore) -> None:
         failed = {index: value for index, value in values.items() if isinstance(value, SampleError)}
         self.errors.update(failed)
-        sound = {index: value for index, value in values.items() if index not in failed} if failed else values
+        sound = (
+            {index: value for index, value in values.items() if index not in failed}
+            if failed
+            else values
+        )
         if not isinstance(store, RowStore):
             are_cached = all(store.put(index, value) for index, value in sound.items())
         elif all(map(store.fits, sound.values())):
@@ -178,10 +216,14 @@ class _Filling:
         if are_cached:
             return
         if store.write_error is not None:
-            raise WriteError(f"loading_mode='eager': the file that all ranks share can't be written: {store.write_error}")
+            raise WriteError(
+                "loading_mode='eager': the file that all ranks share can't be written: "
+                f"{store.write_error}"
+            )
         raise BudgetError(
             f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
-            f"{self.length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
+            f"{self.length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or "
+            "'lazy', "
             "or raise max_memory_usage"
         )
 

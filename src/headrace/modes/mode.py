@@ -27,14 +27,16 @@ class Coming(NamedTuple):
     batches: Callable[[Sequence[int]], list[IntArray]]
     """A callable from steps to the sample indices of each batch."""
     segments: Callable[[], IntArray | None] | None
-    """Returns the edges of runs of stored samples that are all used soon after their first one (see `EpochOrder.segments`). None: there is
-    no memory for the open runs."""
+    """Returns the edges of runs of stored samples that are all used soon after their first one (see
+    `EpochOrder.segments`). None: there is no memory for the open runs.
+    """
 
 
 class Mode:
     """Decides which samples are cached and when they are read. This base class caches nothing.
 
-    A mode travels to workers with its dataset. What it caches must be shared by them, or be dropped when it is pickled for another purpose.
+    A mode travels to workers with its dataset. What it caches must be shared by them, or be dropped
+    when it is pickled for another purpose.
     """
 
     window = 0
@@ -51,13 +53,17 @@ class Mode:
         return [MISSING] * len(indices)
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
-        """The cached samples as arrays of one shape and dtype, without a copy. None: not all of them are cached in this form."""
+        """The cached samples as arrays of one shape and dtype, without a copy. None: not all of
+        them are cached in this form.
+        """
         return None
 
     def admit(self, index: int, value: Any) -> None:
         """Offers a sample that was read; the mode decides whether to cache it."""
 
-    def prefetch(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
+    def prefetch(
+        self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]
+    ) -> None:
         """Starts to read the next batches.
 
         Args:
@@ -67,7 +73,9 @@ class Mode:
         """
 
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
-        """Returns the records of samples that are not cached. Called if `prefetches_records` is True."""
+        """Returns the records of samples that are not cached. Called if `prefetches_records` is
+        True.
+        """
         return read(indices)
 
     def expect_skew(self) -> None:

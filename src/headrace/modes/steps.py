@@ -1,4 +1,6 @@
-"""Eager and cached modes for overlapping windows: each step is cached once, and windows are cut out of the steps."""
+"""Eager and cached modes for overlapping windows: each step is cached once, and windows are cut
+out of the steps.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class CachedSteps(Mode):
 
     caches_samples = True
 
-    def __init__(self, inner: Stored, source: EpisodeSource, bands: Bands, decode: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, inner: Stored, source: EpisodeSource, bands: Bands, decode: Callable[[Any], Any]
+    ) -> None:
         self._inner, self._source, self._bands, self._decode = inner, source, bands, decode
 
     def prefetches_records(self, source: Source) -> bool:
@@ -40,10 +44,18 @@ class CachedSteps(Mode):
         needed = self._source.bands_of(wanted, self._bands)
         numbers = distinct(np.concatenate([np.empty(0, np.int64), *needed]))
         held = dict(zip(numbers.tolist(), self._inner.get(numbers.tolist()), strict=True))
-        held = {number: band for number, band in held.items() if band is not MISSING and not isinstance(band, SampleError)}
+        held = {
+            number: band
+            for number, band in held.items()
+            if band is not MISSING and not isinstance(band, SampleError)
+        }
         found: list[Any] = [MISSING] * len(indices)
-        whole = [at for at, some in enumerate(needed) if all(number in held for number in some.tolist())]
-        for at, window in zip(whole, self._source.cut(wanted[whole], self._bands, held), strict=True):
+        whole = [
+            at for at, some in enumerate(needed) if all(number in held for number in some.tolist())
+        ]
+        for at, window in zip(
+            whole, self._source.cut(wanted[whole], self._bands, held), strict=True
+        ):
             found[at] = self._decode(window)
         return found
 
@@ -54,7 +66,9 @@ class CachedSteps(Mode):
         missing = [number for number, band in held.items() if band is MISSING]
         if any(isinstance(band, SampleError) for band in held.values()):
             return read(indices)  # which says what is wrong, and with which sample
-        for number, band in zip(missing, self._source.read_bands(missing, self._bands), strict=True):
+        for number, band in zip(
+            missing, self._source.read_bands(missing, self._bands), strict=True
+        ):
             self._inner.admit(number, band)
             held[number] = band
         return self._source.cut(wanted, self._bands, held)
@@ -73,7 +87,9 @@ class CachedSteps(Mode):
 
 
 def load_bands(source: EpisodeSource, bands: Bands, numbers: Sequence[int]) -> list[Any]:
-    """Bands; a SampleError for each that can't be read: its windows say what is wrong when they are read."""
+    """Bands; a SampleError for each that can't be read: its windows say what is wrong when they
+    are read.
+    """
     try:
         return source.read_bands(numbers, bands)
     except (HeadraceError, OSError, ValueError) as error:

@@ -1,4 +1,6 @@
-"""The common part of eager and cached: a sample store, its share of the budget, and its size under memory pressure."""
+"""The common part of eager and cached: a sample store, its share of the budget, and its size
+under memory pressure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from headrace.memory.store import MISSING, SampleStore
 from headrace.modes.mode import Mode
 
 OVERHEAD = 512
-"""Overhead in bytes of a cached sample: the store's header, pickle, padding and table, rounded up."""
+"""Overhead in bytes of a cached sample: the store's header, pickle, padding and table, rounded
+up.
+"""
 
 
 class MachineShare(NamedTuple):
@@ -85,7 +89,9 @@ class Stored(Mode):
 
 
 def follow_pressure(store: SampleStore, watch: PressureWatch) -> None:
-    """Evicts samples where memory is short, and lets a store that did so grow again when it is not."""
+    """Evicts samples where memory is short, and lets a store that did so grow again when it is
+    not.
+    """
     excess = watch.excess()
     if excess > 0 and store.nbytes:
         store.release(excess)
@@ -101,7 +107,15 @@ def make_store(
     max_items: int | None = None,
     layout: Layout | None = None,
 ) -> SampleStore:
-    """A store of this rank alone; or one of all ranks of the machine, each of which brings `capacity` bytes of its budget."""
+    """A store of this rank alone; or one of all ranks of the machine, each of which brings
+    `capacity` bytes of its budget.
+    """
     if share is not None:
-        return open_machine_store(share.folder, share.key, length, capacity * share.ranks, policy, max_items, layout)
-    return SampleStore(length, capacity, policy, max_items) if layout is None else RowStore(length, capacity, layout)
+        return open_machine_store(
+            share.folder, share.key, length, capacity * share.ranks, policy, max_items, layout
+        )
+    return (
+        SampleStore(length, capacity, policy, max_items)
+        if layout is None
+        else RowStore(length, capacity, layout)
+    )

@@ -1,12 +1,16 @@
-"""Streaming: samples are read ahead of the reader, in order, and only the prefetched window is held.
+"""Streaming: samples are read ahead of the reader, in order, and only the prefetched window is
+held.
 
-The order of an epoch is known, so each worker knows which batches will be requested from it, and in which blocks their samples are.
+The order of an epoch is known, so each worker knows which batches will be requested from it, and in
+which blocks their samples are.
 
 * Local records are read by threads, a few batches ahead, while earlier batches are decoded.
-* Remote bytes are requested until `window` bytes are in flight, however many batches that is: with a block shuffle whole segments, each
-  once; otherwise what each batch takes. See NOTE [ life of prefetched bytes ] in `headrace.io.remote.prefetch`.
-* The first batch of a block shuffle has few samples of each of its segments. Those are fetched alone, and the rest of these segments when a
-  later batch takes samples of them, because the training waits for the first batch and has time for the following ones.
+* Remote bytes are requested until `window` bytes are in flight, however many batches that is: with
+  a block shuffle whole segments, each once; otherwise what each batch takes. See NOTE [ life of
+  prefetched bytes ] in `headrace.io.remote.prefetch`.
+* The first batch of a block shuffle has few samples of each of its segments. Those are fetched
+  alone, and the rest of these segments when a later batch takes samples of them, because the
+  training waits for the first batch and has time for the following ones.
 """
 
 from __future__ import annotations
@@ -60,14 +64,19 @@ class Streaming(Mode):
     def prefetches_records(self, source: Source) -> bool:
         return self.window > 0 and not is_prefetched(source)
 
-    def prefetch(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
+    def prefetch(
+        self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]
+    ) -> None:
         if is_prefetched(source):
             if self._scan is None or not self._scan.continues_with(coming):
                 source.files.drop_prefetched()
                 self._scan = _Scan(coming, source, whole)
             self._scan.fetch(coming, self.window)
         elif source.thread_safe:
-            self.prefetch_records([whole(batch).tolist() for batch in coming.batches(coming.steps[: AHEAD + 1])], source.read)
+            self.prefetch_records(
+                [whole(batch).tolist() for batch in coming.batches(coming.steps[: AHEAD + 1])],
+                source.read,
+            )
 
     def prefetch_records(self, batches: Sequence[Sequence[int]], read: Read) -> None:
         """Begins to read the records of batches that come next, in threads."""
@@ -76,7 +85,9 @@ class Streaming(Mode):
             self._pending.pop(stale).cancel()
         for key in keys:
             ahead = sum(map(len, self._pending)) + len(key)
-            if self._pending and (not self._record_nbytes or ahead * self._record_nbytes > self.window):
+            if self._pending and (
+                not self._record_nbytes or ahead * self._record_nbytes > self.window
+            ):
                 break  # before the first batch is there, nobody knows how much another one takes
             if key not in self._pending:
                 if self._pool is None:
@@ -88,7 +99,9 @@ class Streaming(Mode):
         records = read(indices) if future is None else future.result()
         if records and self._pool is not None:
             mean = sum(map(size_of, records)) / len(records)
-            self._record_nbytes = mean if not self._record_nbytes else 0.8 * self._record_nbytes + 0.2 * mean
+            self._record_nbytes = (
+                mean if not self._record_nbytes else 0.8 * self._record_nbytes + 0.2 * mean
+            )
         return records
 
     def close(self) -> None:
@@ -106,12 +119,15 @@ class Streaming(Mode):
 class _Scan:
     """Goes through the batches of an epoch ahead of the reader, and has their bytes fetched."""
 
-    def __init__(self, coming: Coming, source: Locatable, whole: Callable[[IntArray], IntArray]) -> None:
+    def __init__(
+        self, coming: Coming, source: Locatable, whole: Callable[[IntArray], IntArray]
+    ) -> None:
         self._key, self._source, self._files, self._whole = coming.key, source, source.files, whole
         self._next, self._reader = coming.steps.start, coming.steps.start  # steps
         self._edges = None if coming.segments is None else coming.segments()
         self._begun: set[int] = set()  # segments
-        self._rest: dict[int, ByteRanges] = {}  # of the first batch's segments, what was not fetched with it
+        # of the first batch's segments, what was not fetched with it
+        self._rest: dict[int, ByteRanges] = {}
         # A worker is asked for its next batch as soon as it has made one.
         self._alone = coming.steps.start if parent_process() is not None else -1
         self._batches: dict[int, IntArray] = {}  # those that come next, by step
@@ -119,15 +135,22 @@ class _Scan:
     def continues_with(self, coming: Coming) -> bool:
         """True if these are the rest of the batches that it has gone through."""
         is_aligned = (self._next - coming.steps.start) % coming.steps.step == 0
-        return coming.key == self._key and self._reader <= coming.steps.start <= self._next and is_aligned
+        return (
+            coming.key == self._key
+            and self._reader <= coming.steps.start <= self._next
+            and is_aligned
+        )
 
     def fetch(self, coming: Coming, window: int) -> None:
         """Has fetched what comes, the next batch in any case, until so many bytes are on their way.
 
-        Until a worker has made its first batch that one alone: the rest would wait for it, and computing it delays the threads that fetch.
+        Until a worker has made its first batch that one alone: the rest would wait for it, and
+        computing it delays the threads that fetch.
         """
         self._reader = coming.steps.start
-        while self._next < coming.steps.stop and (self._next <= self._reader or self._has_room(window)):
+        while self._next < coming.steps.stop and (
+            self._next <= self._reader or self._has_room(window)
+        ):
             indices = self._batch(coming)
             is_urgent = self._next == self._reader  # nothing of it was fetched before
             self._files.prefetch(self._pieces(indices), is_urgent)
@@ -151,21 +174,38 @@ class _Scan:
         if self._edges is None:
             return [self._located(indices)]
         is_first = not self._begun and not self._rest
-        segments = [each for each in self._segments(indices, self._edges) if each not in self._begun]
+        segments = [
+            each for each in self._segments(indices, self._edges) if each not in self._begun
+        ]
         if is_first:
             return self._begin(segments, indices, self._edges)
         self._begun.update(segments)
-        return [self._rest.pop(each) if each in self._rest else self._located(_of_segment(each, self._edges)) for each in segments]
+        return [
+            self._rest.pop(each)
+            if each in self._rest
+            else self._located(_of_segment(each, self._edges))
+            for each in segments
+        ]
 
     def _begin(self, segments: list[int], indices: IntArray, edges: IntArray) -> list[ByteRanges]:
-        """What is fetched of each segment for the first batch: its samples, and what lies between them where that saves requests."""
-        parts = [self._located(indices), *(self._located(_of_segment(each, edges)) for each in segments)]
+        """What is fetched of each segment for the first batch: its samples, and what lies
+        between them where that saves requests.
+        """
+        parts = [
+            self._located(indices),
+            *(self._located(_of_segment(each, edges)) for each in segments),
+        ]
         if not parts[0].nbytes.any():  # whole files, of which no part is left for later
             self._begun.update(segments)
             return parts[1:]
         ranges, stops = ByteRanges.joined(parts), np.cumsum([part.size for part in parts])
-        is_fetched, pieces = with_between(ranges, np.arange(ranges.size) < parts[0].size, FIRST), list[ByteRanges]()
-        for segment, first, stop in zip(segments, stops[:-1].tolist(), stops[1:].tolist(), strict=True):
+        is_fetched, pieces = (
+            with_between(ranges, np.arange(ranges.size) < parts[0].size, FIRST),
+            list[ByteRanges](),
+        )
+        for segment, first, stop in zip(
+            segments, stops[:-1].tolist(), stops[1:].tolist(), strict=True
+        ):
             rest = ranges.take(first + np.flatnonzero(~is_fetched[first:stop]))
             if rest.nbytes.sum() <= LITTLE:
                 is_fetched[first:stop] = True

@@ -38,7 +38,9 @@ class BatchTimes(NamedTuple):
     worker_pid: int
     """Process that made the batch."""
     began: float
-    """Start of the worker's work, by `time.perf_counter`, which is the same clock in all processes of a machine."""
+    """Start of the worker's work, by `time.perf_counter`, which is the same clock in all
+    processes of a machine.
+    """
     received: float
     """Time at which the loop received the batch, by the same clock."""
     recent_batch_time: float
@@ -92,7 +94,9 @@ class Hooks:
         _check("on_slow", function)
         return _added(self._on_slow, (seconds, function))
 
-    def tell(self, report: dict[str, Any], *, wait: float, step: float, received: float, recent: float) -> None:
+    def tell(
+        self, report: dict[str, Any], *, wait: float, step: float, received: float, recent: float
+    ) -> None:
         """Calls the functions with a batch that the user is about to get.
 
         Args:
@@ -105,7 +109,9 @@ class Hooks:
             counts = report["counts"]
             first = report["epoch"], report["step"], report["samples"], wait, step
             last = counts["work_seconds"], report["pid"], report["began"], received, recent
-            times = BatchTimes._make((*first, *[counts.get(name, 0.0) for _, name in _SECONDS], *last))
+            times = BatchTimes._make(
+                (*first, *[counts.get(name, 0.0) for _, name in _SECONDS], *last)
+            )
             for function in list(self._on_batch.values()):
                 function(times)
         for threshold, slow in list(self._on_slow.values()):
@@ -118,7 +124,9 @@ class Hooks:
             seconds, index = slowest[stage] if stage in slowest else (counts.get(name, 0.0), None)
             if seconds > threshold:
                 path = self._source_of(index) if index is not None else None
-                yield SlowStage(stage, seconds, index, path, report["epoch"], report["step"], report["pid"])
+                yield SlowStage(
+                    stage, seconds, index, path, report["epoch"], report["step"], report["pid"]
+                )
 
 
 def _check(door: str, function: Any) -> None:

@@ -11,7 +11,8 @@ from headrace.monitor.stats import LoadingStats, Stats
 
 
 class LoadingMonitor:
-    """Collects the statistics of `Loader.get_stats()` for any loop: over a plain DataLoader, a generator, or your own reader.
+    """Collects the statistics of `Loader.get_stats()` for any loop: over a plain DataLoader, a
+    generator, or your own reader.
 
     ```python
     monitor = LoadingMonitor()
@@ -28,15 +29,19 @@ class LoadingMonitor:
         monitor.update_batch(len(images))
     ```
 
-    Time counts from `start_iteration` to the last batch, so pauses between epochs don't count. Use it from one thread only.
+    Time counts from `start_iteration` to the last batch, so pauses between epochs don't count. Use
+    it from one thread only.
 
     Args:
-        enable_monitoring: sample memory and CPU usage of this process and its children, at most once a second.
+        enable_monitoring: sample memory and CPU usage of this process and its children, at most
+            once a second.
         clock: a callable that returns monotonic seconds.
     """
 
     @checks_keywords
-    def __init__(self, *, enable_monitoring: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, *, enable_monitoring: bool = True, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._enabled, self._clock = enable_monitoring, clock
         self._stats = LoadingStats()
         self._last: float | None = None
@@ -51,13 +56,18 @@ class LoadingMonitor:
 
         Args:
             samples: number of samples of the batch.
-            wait_seconds: seconds that the loop was blocked for it. None: unknown; statistics have no waits from then on.
+            wait_seconds: seconds that the loop was blocked for it. None: unknown; statistics have
+                no waits from then on.
 
         Raises:
             ConfigError: an argument is invalid.
         """
         count = check_integer("update_batch: samples", samples, 0)
-        waited = None if wait_seconds is None else check_seconds("update_batch: wait_seconds", wait_seconds)
+        waited = (
+            None
+            if wait_seconds is None
+            else check_seconds("update_batch: wait_seconds", wait_seconds)
+        )
         now = self._clock()
         elapsed = 0.0 if self._last is None else now - self._last
         self._knows_waits = self._knows_waits and waited is not None
@@ -66,12 +76,16 @@ class LoadingMonitor:
         if self._enabled:
             self._stats.look_at_children()
 
-    def watch(self, batches: Iterable[Any], samples: Callable[[Any], int] | None = None) -> Iterator[Any]:
-        """Iterates over the batches of one epoch, and counts each with the time that the loop was blocked for it.
+    def watch(
+        self, batches: Iterable[Any], samples: Callable[[Any], int] | None = None
+    ) -> Iterator[Any]:
+        """Iterates over the batches of one epoch, and counts each with the time that the loop was
+        blocked for it.
 
         Args:
             batches: a loader, or any iterable.
-            samples: a callable from a batch to its number of samples. None: each batch counts as one.
+            samples: a callable from a batch to its number of samples. None: each batch counts as
+                one.
         """
         self.start_iteration()
         iterator = iter(batches)
@@ -86,8 +100,9 @@ class LoadingMonitor:
             yield batch
 
     def get_stats(self) -> Stats:
-        """Returns those statistics of `Loader.get_stats()` that can be measured from outside. Times are in seconds. All are zero before the
-        first batch."""
+        """Returns those statistics of `Loader.get_stats()` that can be measured from outside. Times
+        are in seconds. All are zero before the first batch.
+        """
         stats = self._stats.outside()
         if not self._knows_waits:
             stats = {name: value for name, value in stats.items() if "wait" not in name}

@@ -34,10 +34,11 @@ class MemorySample(NamedTuple):
 
 
 class MemoryMonitor:
-    """Monitors the tightest memory limit: the machine's, a cgroup's (containers, SLURM) or the process's own.
+    """Monitors the tightest memory limit: the machine's, a cgroup's (containers, SLURM) or the
+    process's own.
 
-    It uses no thread and measures only when called, so peaks between two measurements are missed. A forked or unpickled copy starts anew in
-    its process.
+    It uses no thread and measures only when called, so peaks between two measurements are missed. A
+    forked or unpickled copy starts anew in its process.
 
     Args:
         interval: minimum seconds between two measurements, each of which takes about a millisecond.
@@ -49,7 +50,8 @@ class MemoryMonitor:
         monitoring: True between `start_monitoring` and `stop_monitoring`.
 
     Raises:
-        ConfigError: `interval` is not a number of at least 0, or `history_size` is not an integer of at least 1.
+        ConfigError: `interval` is not a number of at least 0, or `history_size` is not an integer
+            of at least 1.
     """
 
     @checks_keywords
@@ -61,7 +63,11 @@ class MemoryMonitor:
         limits: Callable[[], Sequence[Limit]] = memory_limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval >= 0:
+        if (
+            isinstance(interval, bool)
+            or not isinstance(interval, (int, float))
+            or not interval >= 0
+        ):
             raise ConfigError(f"interval must be a number of seconds, at least 0, not {interval!r}")
         self.interval: float = float(interval)
         self.history_size: int = check_integer("history_size", history_size, 1)
@@ -90,7 +96,8 @@ class MemoryMonitor:
         self.monitoring, self._is_stopped = False, True
 
     def update(self) -> bool:
-        """Measures if `interval` seconds have passed since the last measurement. Cheap enough to call with every batch.
+        """Measures if `interval` seconds have passed since the last measurement. Cheap enough to
+        call with every batch.
 
         Returns:
             True if it measured.
@@ -106,8 +113,13 @@ class MemoryMonitor:
         self._measured_at = self._clock()
         self._limit = limit = tightest(self._limits())
         self._pss = pss_of(os.getpid())
-        self._peak_used, self._peak_pss = max(self._peak_used, limit.used), max(self._peak_pss, self._pss)
-        self._history.append(MemorySample(self._measured_at, limit.used / GB, limit.headroom / GB, _percent(limit)))
+        self._peak_used, self._peak_pss = (
+            max(self._peak_used, limit.used),
+            max(self._peak_pss, self._pss),
+        )
+        self._history.append(
+            MemorySample(self._measured_at, limit.used / GB, limit.headroom / GB, _percent(limit))
+        )
         return limit
 
     @property
@@ -116,13 +128,16 @@ class MemoryMonitor:
         return list(self._history)
 
     def get_memory_stats(self) -> dict[str, Any]:
-        """Returns the last measurement, which is never older than `interval` unless monitoring was stopped. A GB is 1e9 bytes (`GB`).
+        """Returns the last measurement, which is never older than `interval` unless monitoring was
+        stopped. A GB is 1e9 bytes (`GB`).
 
         Returns:
-            ``limit_gb`` and ``limit_source``: the tightest limit and its name. ``used_gb`` and ``available_gb``: memory under this limit,
-                over all processes that it covers; ``percent``: used share of the limit. ``process_pss_gb``: memory of this process alone,
-                with shared pages in proportion. ``peak_used_gb`` and ``peak_process_pss_gb``: maxima since the start, the first under
-                whichever limit was the tightest at the time.
+            ``limit_gb`` and ``limit_source``: the tightest limit and its name. ``used_gb`` and
+                ``available_gb``: memory under this limit, over all processes that it covers;
+                ``percent``: used share of the limit. ``process_pss_gb``: memory of this process
+                alone, with shared pages in proportion. ``peak_used_gb`` and
+                ``peak_process_pss_gb``: maxima since the start, the first under whichever limit was
+                the tightest at the time.
         """
         self.update()
         limit = self._limit or self._measure()
@@ -139,7 +154,8 @@ class MemoryMonitor:
 
     @checks_keywords
     def check_memory_constraint(self, nbytes: int | str) -> bool:
-        """True if `nbytes` more bytes (such as ``500_000_000`` or ``"500MB"``) fit under the tightest limit, measured now.
+        """True if `nbytes` more bytes (such as ``500_000_000`` or ``"500MB"``) fit under the
+        tightest limit, measured now.
 
         Raises:
             ConfigError: `nbytes` is not a size.
@@ -151,7 +167,11 @@ class MemoryMonitor:
         return f"MemoryMonitor(interval={self.interval!r}{size})"
 
     def __reduce__(self) -> Any:
-        own: dict[str, Any] = {"history_size": self.history_size, "limits": self._limits, "clock": self._clock}
+        own: dict[str, Any] = {
+            "history_size": self.history_size,
+            "limits": self._limits,
+            "clock": self._clock,
+        }
         return functools.partial(type(self), self.interval, **own), ()
 
 

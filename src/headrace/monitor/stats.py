@@ -1,7 +1,7 @@
 """Statistics of a loader.
 
-`LoadingStats` counts in the parent: its own waits, and the reports that come with each batch from the workers. `Stats` is the dict that
-users get, and shows itself as a table.
+`LoadingStats` counts in the parent: its own waits, and the reports that come with each batch from
+the workers. `Stats` is the dict that users get, and shows itself as a table.
 """
 
 from __future__ import annotations
@@ -22,13 +22,36 @@ from headrace.memory.limits import memory_limits, tightest
 SKIPPED_LISTED = 1000
 _WAITS_KEPT = 10_000
 _SECOND_LOOK = 0.1  # seconds after the first one, so that short jobs have a CPU usage
-_SAMPLE_EVERY = 1.0  # seconds between two looks at memory and CPU, which costs about a millisecond, and more with many pages
+# seconds between two looks at memory and CPU, which costs about a millisecond, and more with many
+# pages
+_SAMPLE_EVERY = 1.0
 _COUNTS = (
-    *("cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "requests", "retries", "bytes_fetched", "refetched"),
-    *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped", "fallbacks", "normalized_on_device"),
+    *(
+        "cache_hits",
+        "cache_misses",
+        "chunks_decoded",
+        "chunk_hits",
+        "bytes_read",
+        "requests",
+        "retries",
+        "bytes_fetched",
+        "refetched",
+    ),
+    *(
+        "disk_hits",
+        "disk_puts",
+        "disk_evicted",
+        "disk_damaged",
+        "errors",
+        "skipped",
+        "fallbacks",
+        "normalized_on_device",
+    ),
 )
 STAGES = ("read", "decode", "transform", "sample", "collate")
-"""Stages of a worker's work on a batch, in this order; "sample" is all work of a dataset of another library for its samples."""
+"""Stages of a worker's work on a batch, in this order; "sample" is all work of a dataset of
+another library for its samples.
+"""
 TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_seconds")
 """Names of the seconds that a worker counts."""
 _RECENT = 100  # batches
@@ -39,7 +62,9 @@ _PERCENT = {"avg_memory_usage": "avg_memory_percent"}
 
 
 class Stats(dict[str, Any]):
-    """Statistics by name, which print as a table with units. Values are plain numbers: seconds, bytes, percent, fractions of 1."""
+    """Statistics by name, which print as a table with units. Values are plain numbers: seconds,
+    bytes, percent, fractions of 1.
+    """
 
     def __missing__(self, name: str) -> Any:
         new = _PERCENT.get(name)
@@ -86,8 +111,8 @@ def _with_unit(name: str, value: Any) -> str:
 class LoadingStats:
     """Counts of one loader over all its epochs.
 
-    Times are seconds, sizes bytes, CPU percent of one core. Time counts from the first request for a batch of an epoch to its
-    end, so pauses between epochs don't.
+    Times are seconds, sizes bytes, CPU percent of one core. Time counts from the first request for
+    a batch of an epoch to its end, so pauses between epochs don't.
     """
 
     def __init__(self) -> None:
@@ -99,7 +124,8 @@ class LoadingStats:
         self.skipped: list[dict[str, Any]] = []
         self._counts: Counter[str] = Counter()
         self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)
-        # samples, wait and seconds up to each batch: sums of the last ones without going through them
+        # samples, wait and seconds up to each batch: sums of the last ones without going through
+        # them
         self._sums: deque[tuple[int, float, float]] = deque([(0, 0.0, 0.0)], maxlen=_RECENT + 1)
         self._memory: list[int] = []
         self._limit = 0  # bytes that the machine, a cgroup or the process may use
@@ -124,7 +150,9 @@ class LoadingStats:
                 listed.add((index, path))
 
     def add_batch(self, samples: int, wait: float, elapsed: float) -> None:
-        """Adds a batch: its number of samples, the seconds that the user waited for it, and those since the batch before."""
+        """Adds a batch: its number of samples, the seconds that the user waited for it, and
+        those since the batch before.
+        """
         self.batches += 1
         self.samples += samples
         self.wait_time += wait
@@ -138,9 +166,14 @@ class LoadingStats:
         return (self._sums[-1][2] - self._sums[0][2]) / max(len(self._sums) - 1, 1)
 
     def _recent_means(self) -> dict[str, float]:
-        samples, wait, elapsed = (last - first for first, last in zip(self._sums[0], self._sums[-1], strict=True))
+        samples, wait, elapsed = (
+            last - first for first, last in zip(self._sums[0], self._sums[-1], strict=True)
+        )
         seconds = max(elapsed, 1e-9)
-        rates = {"recent_samples_per_second": samples / seconds, "recent_wait_fraction": wait / seconds}
+        rates = {
+            "recent_samples_per_second": samples / seconds,
+            "recent_wait_fraction": wait / seconds,
+        }
         return {"recent_batch_time": self.recent_batch_time, **rates}
 
     def restore_skipped(self, count: int, listed: list[dict[str, Any]]) -> None:
@@ -154,8 +187,10 @@ class LoadingStats:
         return int(self._counts["skipped"])
 
     def look(self, worker_pids: Iterable[int]) -> None:
-        """Samples memory and CPU of this process and its workers, at most once a second, and for a hundredth of the time at most: to count
-        the pages of a process that maps large files takes long. This process may be among `worker_pids`."""
+        """Samples memory and CPU of this process and its workers, at most once a second, and for a
+        hundredth of the time at most: to count the pages of a process that maps large files takes
+        long. This process may be among `worker_pids`.
+        """
         now = time.monotonic()
         if now < self._look_next:
             return
@@ -194,7 +229,11 @@ class LoadingStats:
     def outside(self) -> dict[str, Any]:
         """Those that say nothing of what happens inside of a loader."""
         batches, total = self.batches, self.total_time
-        waits = np.percentile(np.fromiter(self._waits, float), [50, 90, 99]).tolist() if self._waits else [0.0] * 3
+        waits = (
+            np.percentile(np.fromiter(self._waits, float), [50, 90, 99]).tolist()
+            if self._waits
+            else [0.0] * 3
+        )
         stats: dict[str, Any] = {
             "batches": batches,
             "samples": self.samples,
@@ -232,7 +271,9 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 def pss_of(pid: int) -> int:
-    """Bytes of a process's memory, shared pages counted in proportion (PSS); RSS where the system has no PSS; 0 when it is gone."""
+    """Bytes of a process's memory, shared pages counted in proportion (PSS); RSS where the
+    system has no PSS; 0 when it is gone.
+    """
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             for line in file:

@@ -19,11 +19,13 @@ Shuffle: TypeAlias = bool | Literal["block"]
 DEFAULT_GLOBAL_BATCH = 64
 
 _PART = 65_536  # positions at a time, so that temporaries don't grow with the request
-_ITERATED = (64, 4_096)  # positions at a time of an iteration: first few, so that it begins at once, then more
+# positions at a time of an iteration: first few, so that it begins at once, then more
+_ITERATED = (64, 4_096)
 
 
 class Order(ABC):
-    """The samples of an epoch as a sequence of indices, accessed by position. Picklable. Don't change its attributes.
+    """The samples of an epoch as a sequence of indices, accessed by position. Picklable. Don't
+    change its attributes.
 
     Args:
         n: number of positions in an epoch.
@@ -34,8 +36,8 @@ class Order(ABC):
     Attributes:
         n, seed, epoch, global_batch: the arguments.
         shuffle: kind of order: False, True, "block", "weights" or "balanced".
-        repeats: True if an index may come more than once in an epoch. The position is then part of the seed of a sample's random transforms
-            (`k` in `order.seeding`), so that they differ.
+        repeats: True if an index may come more than once in an epoch. The position is then part of
+            the seed of a sample's random transforms (`k` in `order.seeding`), so that they differ.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -51,7 +53,9 @@ class Order(ABC):
         self.global_batch: int = check_integer("global_batch", global_batch, least=1)
 
     def with_epoch(self, epoch: int) -> Self:
-        """Returns the order of another epoch. Cheap, since everything that epochs have in common is shared."""
+        """Returns the order of another epoch. Cheap, since everything that epochs have in common
+        is shared.
+        """
         other = copy.copy(self)
         other.epoch = check_integer("epoch", epoch)
         other._begin()
@@ -68,18 +72,27 @@ class Order(ABC):
     def segments(self) -> IntArray | None:
         """Returns the segments of the storage whose samples all come soon after the first one.
 
-        int64 array [segments + 1]: segment s has the samples ``[s]`` to ``[s + 1] - 1``. None: batches draw from everywhere, or there are
-        no blocks.
+        int64 array [segments + 1]: segment s has the samples ``[s]`` to ``[s + 1] - 1``. None:
+        batches draw from everywhere, or there are no blocks.
         """
         return None
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """Returns the parameters that the orders of all epochs depend on, as plain values for a saved state; large ones as a digest."""
+        """Returns the parameters that the orders of all epochs depend on, as plain values for a
+        saved state; large ones as a digest.
+        """
 
     def _parameters(self, samples: int, **others: Any) -> dict[str, Any]:
-        """The parameters that all orders have, which depend on no blocks unless `others` says so."""
-        common = {"n": samples, "shuffle": self.shuffle, "seed": self.seed, "global_batch": self.global_batch}
+        """The parameters that all orders have, which depend on no blocks unless `others` says
+        so.
+        """
+        common = {
+            "n": samples,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "global_batch": self.global_batch,
+        }
         return {**common, "interleave": None, "turns": None, "blocks": None, **others}
 
     def __len__(self) -> int:
@@ -93,7 +106,8 @@ class Order(ABC):
         """Returns the indices of the samples at these positions.
 
         Args:
-            positions: an integer, a slice, or integers of any shape; negative ones count from the end.
+            positions: an integer, a slice, or integers of any shape; negative ones count from the
+                end.
 
         Returns:
             int for an integer, else an int64 array of the positions' shape.
@@ -109,8 +123,14 @@ class Order(ABC):
             yield from self[start : start + size].tolist()
             start, size = start + size, min(4 * size, most)
 
-    def _answer(self, function: Callable[[IntArray], IntArray], positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
-        """Applies a function of valid positions, a part at a time, and gives the result in the shape of the positions."""
+    def _answer(
+        self,
+        function: Callable[[IntArray], IntArray],
+        positions: int | np.integer | slice | ArrayLike,
+    ) -> int | IntArray:
+        """Applies a function of valid positions, a part at a time, and gives the result in the
+        shape of the positions.
+        """
         flat, shape = _flatten(positions, self.n)
         out = np.empty(flat.size, np.int64)
         for start in range(0, flat.size, _PART):
@@ -118,7 +138,9 @@ class Order(ABC):
         return int(out[0]) if shape is None else out.reshape(shape)
 
 
-def _flatten(positions: int | np.integer | slice | ArrayLike, n: int) -> tuple[IntArray, tuple[int, ...] | None]:
+def _flatten(
+    positions: int | np.integer | slice | ArrayLike, n: int
+) -> tuple[IntArray, tuple[int, ...] | None]:
     """Gives positions in [0, n) as a flat array, and their shape: None for a single integer."""
     if isinstance(positions, slice):
         flat = np.arange(*positions.indices(n), dtype=np.int64)
@@ -127,7 +149,9 @@ def _flatten(positions: int | np.integer | slice | ArrayLike, n: int) -> tuple[I
     if array.size == 0:
         return np.empty(0, np.int64), array.shape
     if not np.issubdtype(array.dtype, np.integer):
-        raise IndexError(f"positions must be integers, a slice or an integer array, got {array.dtype}")
+        raise IndexError(
+            f"positions must be integers, a slice or an integer array, got {array.dtype}"
+        )
     low, high = int(array.min()), int(array.max())
     if low < -n or high >= n:
         raise IndexError(f"position {low if low < -n else high} is outside an order of {n} samples")
@@ -139,4 +163,6 @@ def _flatten(positions: int | np.integer | slice | ArrayLike, n: int) -> tuple[I
 
 def digest_of(array: NDArray[Any]) -> str:
     """A short hash of an array's values, the same on every machine."""
-    return hashlib.blake2b(array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16
+    ).hexdigest()

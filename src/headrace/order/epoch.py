@@ -1,6 +1,7 @@
 """The order of an epoch: sequential, a full permutation, or a block shuffle.
 
-`EpochOrder` computes the index at any position from a few integers. `ResizedOrder` cuts it short, or repeats it.
+`EpochOrder` computes the index at any position from a few integers. `ResizedOrder` cuts it short,
+or repeats it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ DEFAULT_TURNS = 12  # divided by 1, 2, 3, 4, 6 and 12 workers, so that each has 
 class EpochOrder(Order):
     """The order of an epoch, as a sequence of sample indices that is computed and not stored.
 
-    It is a pure function of its arguments: the same on every machine, rank and worker. Memory is O(1) for ``shuffle=False`` and ``True``
-    (plus the block sizes, if given) and O(blocks) for ``"block"``. The arguments except `blocks` are attributes of the same names; don't
-    change them.
+    It is a pure function of its arguments: the same on every machine, rank and worker. Memory is
+    O(1) for ``shuffle=False`` and ``True`` (plus the block sizes, if given) and O(blocks) for
+    ``"block"``. The arguments except `blocks` are attributes of the same names; don't change them.
 
     >>> order = EpochOrder(1_000_000_000_000, seed=7)
     >>> order[[5, 0, -1]].tolist()
@@ -36,18 +37,22 @@ class EpochOrder(Order):
 
     Args:
         n: number of samples.
-        shuffle: False: 0, 1, 2, ... True: a permutation of all samples. "block": blocks are permuted and interleaved, and samples are
-            permuted inside their block, or inside the part of it that is read separately (see `order.lanes`).
+        shuffle: False: 0, 1, 2, ... True: a permutation of all samples. "block": blocks are
+            permuted and interleaved, and samples are permuted inside their block, or inside the
+            part of it that is read separately (see `order.lanes`).
         seed: any integer.
-        epoch: any integer. Seed and epoch are hashed together, so no epoch of one seed repeats an epoch of another.
-        blocks: integer array [blocks], sizes of consecutive runs of samples that are stored together; their sum is `n`. None: each sample
-            is a block, so "block" equals True.
+        epoch: any integer. Seed and epoch are hashed together, so no epoch of one seed repeats an
+            epoch of another.
+        blocks: integer array [blocks], sizes of consecutive runs of samples that are stored
+            together; their sum is `n`. None: each sample is a block, so "block" equals True.
         global_batch: number of samples per batch over all ranks. Only "block" depends on it.
-        interleave: for "block": number of lanes that a global batch draws from. None: `DEFAULT_INTERLEAVE`.
-        turns: for "block": number of sets of lanes, used by consecutive global batches in turn; ideally a multiple of the number of
-            workers.
-        aligned: for "block": blocks are read and decoded as a whole, so lanes cut as few of them as possible (`AlignedLanes`). Takes effect
-            if all blocks have one size, except the last, which may be smaller.
+        interleave: for "block": number of lanes that a global batch draws from. None:
+            `DEFAULT_INTERLEAVE`.
+        turns: for "block": number of sets of lanes, used by consecutive global batches in turn;
+            ideally a multiple of the number of workers.
+        aligned: for "block": blocks are read and decoded as a whole, so lanes cut as few of them as
+            possible (`AlignedLanes`). Takes effect if all blocks have one size, except the last,
+            which may be smaller.
 
     Raises:
         ConfigError: an argument is invalid, or block sizes don't sum up to `n`.
@@ -69,7 +74,9 @@ class EpochOrder(Order):
     ) -> None:
         super().__init__(n, seed, epoch, global_batch)
         self.shuffle = _check_shuffle(shuffle)
-        self.interleave: int = check_integer("interleave", DEFAULT_INTERLEAVE if interleave is None else interleave, least=1)
+        self.interleave: int = check_integer(
+            "interleave", DEFAULT_INTERLEAVE if interleave is None else interleave, least=1
+        )
         self.turns: int = check_integer("turns", turns, least=1)
         self._edges: IntArray | None = None
         self._block_size = 0  # of all blocks but the last; 0: they differ
@@ -104,10 +111,12 @@ class EpochOrder(Order):
         return self._lanes
 
     def parameters(self) -> dict[str, int | str | bool | None]:
-        """Returns the parameters that the orders of all epochs depend on, as plain values for a saved state.
+        """Returns the parameters that the orders of all epochs depend on, as plain values for a
+        saved state.
 
-        ``interleave``, ``turns`` and ``blocks`` (the layout, and a digest of the sizes) are None if the order doesn't depend on them;
-        ``shuffle`` is True where there are no blocks to shuffle by.
+        ``interleave``, ``turns`` and ``blocks`` (the layout, and a digest of the sizes) are None if
+        the order doesn't depend on them; ``shuffle`` is True where there are no blocks to shuffle
+        by.
         """
         if self._lanes is None:
             return self._parameters(self.n, shuffle=bool(self.shuffle))
@@ -118,8 +127,10 @@ class EpochOrder(Order):
     def __repr__(self) -> str:
         blocks = "None" if self._edges is None else f"<{self._edges.size - 1} sizes>"
         return (
-            f"EpochOrder({self.n}, shuffle={self.shuffle!r}, seed={self.seed}, epoch={self.epoch}, blocks={blocks}, "
-            f"global_batch={self.global_batch}, interleave={self.interleave}, turns={self.turns}, aligned={self.aligned})"
+            f"EpochOrder({self.n}, shuffle={self.shuffle!r}, seed={self.seed}, "
+            f"epoch={self.epoch}, blocks={blocks}, "
+            f"global_batch={self.global_batch}, interleave={self.interleave}, turns={self.turns}, "
+            f"aligned={self.aligned})"
         )
 
     def _indices(self, positions: IntArray) -> IntArray:
@@ -131,27 +142,42 @@ class EpochOrder(Order):
         if self._lanes is not None:
             return self.sequence().block_at(self._lanes.place_of(positions))
         indices = self._indices(positions)
-        return indices if self._edges is None else np.searchsorted(self._edges, indices, side="right") - 1
+        return (
+            indices
+            if self._edges is None
+            else np.searchsorted(self._edges, indices, side="right") - 1
+        )
 
     def sequence(self) -> BlockSequence:
-        """The blocks of this epoch of a block shuffle, computed at first use, since most epochs made by `with_epoch` are never accessed."""
+        """The blocks of this epoch of a block shuffle, computed at first use, since most epochs
+        made by `with_epoch` are never accessed.
+        """
         if self._sequence is None:
             assert self._edges is not None and self._lanes is not None
-            # Parts that lanes cut are permuted by themselves: not where nothing would be left to permute, nor where lanes cut none.
-            cuts = () if self.aligned or self._lanes.first.size >= self._edges.size else self._lanes.first
-            self._sequence = BlockSequence(self._edges, self.seed, self.epoch, cuts, self._block_size, self.aligned)
+            # Parts that lanes cut are permuted by themselves: not where nothing would be left to
+            # permute, nor where lanes cut none.
+            cuts = (
+                ()
+                if self.aligned or self._lanes.first.size >= self._edges.size
+                else self._lanes.first
+            )
+            self._sequence = BlockSequence(
+                self._edges, self.seed, self.epoch, cuts, self._block_size, self.aligned
+            )
         return self._sequence
 
 
 def pass_epoch(epoch: int, number: int) -> int:
-    """Gives the epoch by whose order pass `number` of an epoch goes, where a loader is gone through several times in one.
+    """Gives the epoch by whose order pass `number` of an epoch goes, where a loader is gone through
+    several times in one.
 
     Args:
         epoch: number of the epoch.
         number: 0 for the first pass, whose order is the epoch's own.
 
     Returns:
-        `epoch` itself for the first pass; else a hash of both in [2**61, 2**62), where no epoch that is counted ever comes.
+        `epoch` itself for the first pass; else a hash of both in [2**61, 2**62), where no epoch
+        that is counted ever comes.
     """
     if number == 0:
         return epoch
@@ -161,7 +187,8 @@ def pass_epoch(epoch: int, number: int) -> int:
 
 
 class ResizedOrder(Order):
-    """The first `n` positions of an order; beyond its end it begins again, each time in another order (`pass_epoch`).
+    """The first `n` positions of an order; beyond its end it begins again, each time in another
+    order (`pass_epoch`).
 
     Args:
         order: of all samples.
@@ -180,7 +207,8 @@ class ResizedOrder(Order):
 
     def _begin(self) -> None:
         self.whole = self.whole.with_epoch(self.epoch)
-        self._last: tuple[int, EpochOrder] = 0, self.whole  # the pass that was asked last: a block shuffle makes a table for each
+        # the pass that was asked last: a block shuffle makes a table for each
+        self._last: tuple[int, EpochOrder] = 0, self.whole
 
     def _indices(self, positions: IntArray) -> IntArray:
         if not self.repeats:
@@ -205,16 +233,22 @@ class ResizedOrder(Order):
 
 
 def _edges_of(blocks: ArrayLike, n: int) -> tuple[IntArray, int]:
-    """Where blocks begin, and the end; and the size of all but the last, which may be smaller: 0 if they differ."""
+    """Where blocks begin, and the end; and the size of all but the last, which may be smaller: 0
+    if they differ.
+    """
     sizes = np.asarray(blocks)
     if sizes.ndim != 1 or not (sizes.size == 0 or np.issubdtype(sizes.dtype, np.integer)):
-        raise ConfigError(f"blocks must be a list of integer sizes, got shape {sizes.shape} of {sizes.dtype}")
+        raise ConfigError(
+            f"blocks must be a list of integer sizes, got shape {sizes.shape} of {sizes.dtype}"
+        )
     if sizes.size and sizes.min() < 0:
         raise ConfigError(f"blocks must be sizes of 0 and more, got {sizes.min()}")
     edges = np.zeros(sizes.size + 1, np.int64)
     np.cumsum(sizes, out=edges[1:])
     if edges[-1] != n:
-        raise ConfigError(f"blocks must sum up to n = {n}, but the {sizes.size} sizes sum up to {edges[-1]}")
+        raise ConfigError(
+            f"blocks must sum up to n = {n}, but the {sizes.size} sizes sum up to {edges[-1]}"
+        )
     is_even = sizes.size > 0 and 0 < sizes[-1] <= sizes[0] and bool((sizes[:-1] == sizes[0]).all())
     return edges, int(sizes[0]) if is_even else 0
 

@@ -1,23 +1,26 @@
-"""Interleaves the blocks of a block shuffle in lanes, so that workers and ranks read blocks of their own.
+"""Interleaves the blocks of a block shuffle in lanes, so that workers and ranks read blocks of
+their own.
 
-The blocks (chunks, shards, files) stand in a permuted sequence, which is cut into ``turns`` x ``interleave`` lanes.
-Global batch s draws from the lanes of turn s mod ``turns`` only, and each of its positions from one lane:
+The blocks (chunks, shards, files) stand in a permuted sequence, which is cut into ``turns`` x
+``interleave`` lanes. Global batch s draws from the lanes of turn s mod ``turns`` only, and each of
+its positions from one lane:
 
-    ============  =======================================  (interleave=4, turns=2, global batch of 4)
-    global batch  lanes that positions 0, 1, 2, 3 draw from
+    ============  =======================================  (interleave=4, turns=2, global batch of
+    4) global batch  lanes that positions 0, 1, 2, 3 draw from
     ============  =======================================
     0             0, 1, 2, 3
     1             4, 5, 6, 7
     2             0, 1, 2, 3
     ============  =======================================
 
-torch deals batches to its workers in turn, so with two workers one reads lanes 0 to 3 alone and the other lanes 4 to 7;
-and of two ranks, which take the even and the odd positions, one reads lanes 0, 2, 4, 6. Wherever lanes are not shared,
-a block is read and decoded once.
+torch deals batches to its workers in turn, so with two workers one reads lanes 0 to 3 alone and the
+other lanes 4 to 7; and of two ranks, which take the even and the odd positions, one reads lanes 0,
+2, 4, 6. Wherever lanes are not shared, a block is read and decoded once.
 
-`Lanes` end where batches ask, mostly within a block. Such a block comes in parts, at different times, each of which is a segment of
-the storage by itself: no matter where any part can be read, and twice the work where blocks are decoded as a whole. For those, if
-they are of one size, there are `AlignedLanes`.
+`Lanes` end where batches ask, mostly within a block. Such a block comes in parts, at different
+times, each of which is a segment of the storage by itself: no matter where any part can be read,
+and twice the work where blocks are decoded as a whole. For those, if they are of one size, there
+are `AlignedLanes`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ import numpy as np
 from headrace.dtypes import IntArray
 
 LAYOUT, ALIGNED_LAYOUT = 2, 3
-"""Another number whenever the samples of an epoch stand elsewhere than before, for `Lanes` and for `AlignedLanes`."""
+"""Another number whenever the samples of an epoch stand elsewhere than before, for `Lanes` and
+for `AlignedLanes`.
+"""
 OPEN_BYTES = 2 << 30
 """Most decoded bytes of the blocks that all lanes have open."""
 
@@ -37,19 +42,24 @@ OPEN_BYTES = 2 << 30
 TURNS = 24
 """Sets of lanes where there are blocks enough: divided by 1, 2, 3, 4, 6, 8, 12 and 24 workers."""
 FEWEST = 8
-"""Lanes that a batch draws from, so that 8 ranks can each have lanes of their own, before fewer blocks mean fewer turns."""
+"""Lanes that a batch draws from, so that 8 ranks can each have lanes of their own, before fewer
+blocks mean fewer turns.
+"""
 _FORMER_TURNS = 12
 
 
 def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None) -> tuple[int, int]:
-    """Gives the (interleave, turns) that suit a layout of so many blocks: no more lanes than blocks.
+    """Gives the (interleave, turns) that suit a layout of so many blocks: no more lanes than
+    blocks.
 
     With more, a lane would be a part of a block, and a batch would draw from few blocks.
 
-    * Blocks that are decoded as a whole, of `block_nbytes` bytes each: few go to `interleave` first (64 by default), which mixes. All
-      lanes together stay below OPEN_BYTES: there half as many turns are enough, and then `interleave` is lowered.
-    * Others may be cut anywhere, and have been cut so that there are `FEWEST` x 8. Few go to `turns` first, which spares workers from
-      fetching a block twice, once a batch draws from `FEWEST` lanes (32 by default).
+    * Blocks that are decoded as a whole, of `block_nbytes` bytes each: few go to `interleave` first
+      (64 by default), which mixes. All lanes together stay below OPEN_BYTES: there half as many
+      turns are enough, and then `interleave` is lowered.
+    * Others may be cut anywhere, and have been cut so that there are `FEWEST` x 8. Few go to
+      `turns` first, which spares workers from fetching a block twice, once a batch draws from
+      `FEWEST` lanes (32 by default).
     """
     turns = TURNS
     divisors: tuple[int, ...] = (24, 12, 8, 6, 4, 2, 1)
@@ -59,13 +69,20 @@ def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None)
             turns = _FORMER_TURNS
         interleave, blocks = min(interleave, most // turns), min(blocks, most)
     else:
-        interleave, divisors = min(interleave or 32, max(FEWEST, _power_of_two(blocks // turns))), (24, 8, 4, 2, 1)
+        interleave, divisors = (
+            min(interleave or 32, max(FEWEST, _power_of_two(blocks // turns))),
+            (24, 8, 4, 2, 1),
+        )
     interleave = max(1, min(interleave, blocks))
-    return interleave, next(number for number in divisors if number <= max(1, min(turns, blocks // interleave)))
+    return interleave, next(
+        number for number in divisors if number <= max(1, min(turns, blocks // interleave))
+    )
 
 
 def former_lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64) -> tuple[int, int]:
-    """What `lanes_for` gave when all blocks that may be cut anywhere had 2 MiB, for states that were saved then."""
+    """What `lanes_for` gave when all blocks that may be cut anywhere had 2 MiB, for states that
+    were saved then.
+    """
     if block_nbytes:
         most = max(1, OPEN_BYTES // block_nbytes)
         interleave, blocks = min(interleave, most // _FORMER_TURNS), min(blocks, most)
@@ -79,9 +96,11 @@ def _power_of_two(number: int) -> int:
 
 
 def interleave_for(mixed: int, samples: int, blocks: int, least: int = 1) -> int:
-    """Gives the `interleave` with which a global batch draws from blocks of about `mixed` samples in all.
+    """Gives the `interleave` with which a global batch draws from blocks of about `mixed` samples
+    in all.
 
-    A power of two, so that as many ranks as may be have lanes of their own, and no more than there are blocks.
+    A power of two, so that as many ranks as may be have lanes of their own, and no more than there
+    are blocks.
 
     Args:
         mixed: samples.
@@ -94,7 +113,8 @@ def interleave_for(mixed: int, samples: int, blocks: int, least: int = 1) -> int
 
 
 class Lanes:
-    """The arithmetic from positions of an epoch to places in its sequence of blocks: a bijection on [0, n).
+    """The arithmetic from positions of an epoch to places in its sequence of blocks: a bijection on
+    [0, n).
 
     It depends on neither seed nor epoch. Memory: one integer a lane.
 
@@ -106,7 +126,8 @@ class Lanes:
 
     Attributes:
         first: int64 array [turns x interleave]: the place that each lane begins at.
-        share: int64 array [interleave]: how many positions of a full global batch each of its lanes gets.
+        share: int64 array [interleave]: how many positions of a full global batch each of its lanes
+            gets.
     """
 
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int) -> None:
@@ -127,7 +148,9 @@ class Lanes:
         return (count - 1 - np.arange(self.interleave, dtype=np.int64)) // self.interleave + 1
 
     def lane_of(self, positions: IntArray) -> IntArray:
-        """Gives the number of the lane that each position draws from, in [0, turns x interleave)."""
+        """Gives the number of the lane that each position draws from, in [0, turns x
+        interleave).
+        """
         return self._split(positions)[0]
 
     def place_of(self, positions: IntArray) -> IntArray:
@@ -147,10 +170,12 @@ class Lanes:
 class AlignedLanes(Lanes):
     """Lanes of whole blocks, for blocks of one size.
 
-    A lane has a lead, whole blocks of its own, and a tail. Leads and tails stand together at the end of the sequence, turn by turn,
-    first the leads of all lanes of the turn and then their tails. So the blocks there too are read at one time by one turn, and all
-    but two a turn are read once where `Lanes` read one a lane twice. Leads have from none to nearly all of a block's length, evenly
-    spread over the lanes, so that a turn comes to new blocks in every batch, and never to as many as it has lanes.
+    A lane has a lead, whole blocks of its own, and a tail. Leads and tails stand together at the
+    end of the sequence, turn by turn, first the leads of all lanes of the turn and then their
+    tails. So the blocks there too are read at one time by one turn, and all but two a turn are read
+    once where `Lanes` read one a lane twice. Leads have from none to nearly all of a block's
+    length, evenly spread over the lanes, so that a turn comes to new blocks in every batch, and
+    never to as many as it has lanes.
 
     Args:
         n, global_batch, interleave, turns: as for `Lanes`.
@@ -176,16 +201,22 @@ class AlignedLanes(Lanes):
         # Lanes of one rank stand side by side: those with equal remainders by 2, by 4, and by 8.
         reversed_bits = (columns & 1) << 2 | columns & 2 | (columns & 4) >> 2
         side = np.lexsort((columns, reversed_bits))
-        parts = np.stack([self.lead.reshape(turns, interleave), self.tail.reshape(turns, interleave)], axis=1)[:, :, side]
+        parts = np.stack(
+            [self.lead.reshape(turns, interleave), self.tail.reshape(turns, interleave)], axis=1
+        )[:, :, side]
         starts = np.empty_like(parts)
-        starts[:, :, side] = (int(whole.sum()) + np.cumsum(parts) - parts.ravel()).reshape(parts.shape)
+        starts[:, :, side] = (int(whole.sum()) + np.cumsum(parts) - parts.ravel()).reshape(
+            parts.shape
+        )
         self.lead_start, self.tail_start = starts[:, 0].ravel(), starts[:, 1].ravel()
         self._own_ends = self.lead + whole
 
     def place_of(self, positions: IntArray) -> IntArray:
         lanes, within = self._split(positions)
         lead, end = self.lead[lanes], self._own_ends[lanes]
-        places: IntArray = np.where(within < lead, self.lead_start[lanes], self.own_start[lanes] - lead) + within
+        places: IntArray = (
+            np.where(within < lead, self.lead_start[lanes], self.own_start[lanes] - lead) + within
+        )
         tails = np.flatnonzero(within >= end)
         if tails.size:
             places[tails] = self.tail_start[lanes[tails]] + within[tails] - end[tails]

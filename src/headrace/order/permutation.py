@@ -1,11 +1,13 @@
 """Keyed pseudorandom permutations of a range, evaluated at any position.
 
-A keyed bijection on [0, n): a Feistel network over the bits of the position, with cycle walking for an n that is no
-power of two (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). The round function is the
-finaliser of MurmurHash3 (A. Appleby), keyed by exclusive or. Memory is that of the positions asked for, whatever n is.
+A keyed bijection on [0, n): a Feistel network over the bits of the position, with cycle walking for
+an n that is no power of two (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains",
+CT-RSA 2002). The round function is the finaliser of MurmurHash3 (A. Appleby), keyed by exclusive
+or. Memory is that of the positions asked for, whatever n is.
 
-It shuffles well and fast, and is no cipher. A network of four bits and more makes even permutations only, so that for
-instance of 5 samples the odd orders are 8 % likelier than average and the even ones 8 % less likely.
+It shuffles well and fast, and is no cipher. A network of four bits and more makes even permutations
+only, so that for instance of 5 samples the odd orders are 8 % likelier than average and the even
+ones 8 % less likely.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 
 KEY_COUNT = 8
-_ROUNDS = 6  # of ranges of at least _SMALL; smaller ones take KEY_COUNT: few bits mix slowly, and orders would not be equally likely
+# of ranges of at least _SMALL; smaller ones take KEY_COUNT: few bits mix slowly, and orders would
+# not be equally likely
+_ROUNDS = 6
 _SMALL = 64
 
-_BLOCK = 32_768  # positions at a time: the temporaries of a round stay in the cache, and numpy's overhead stays small
+# positions at a time: the temporaries of a round stay in the cache, and numpy's overhead stays
+# small
+_BLOCK = 32_768
 _KEYS_PER_DIGEST = 16
 
 
@@ -44,7 +50,9 @@ def derive_keys(*parts: object, count: int) -> NDArray[np.uint64]:
     """
     message = b"".join(map(_encode, parts))
     digests = (
-        hashlib.blake2b(message, digest_size=4 * _KEYS_PER_DIGEST, salt=number.to_bytes(8, "little")).digest()
+        hashlib.blake2b(
+            message, digest_size=4 * _KEYS_PER_DIGEST, salt=number.to_bytes(8, "little")
+        ).digest()
         for number in range(-(-count // _KEYS_PER_DIGEST))
     )
     return np.frombuffer(b"".join(digests), dtype="<u4")[:count].astype(np.uint64)
@@ -57,7 +65,9 @@ def _encode(part: object) -> bytes:
         return b"s%d:%b" % (len(text), text)
     if isinstance(part, int | np.integer):
         return b"i%d;" % operator.index(part)
-    raise ConfigError(f"keys are derived from integers and strings, not from {part!r} ({type(part).__name__})")
+    raise ConfigError(
+        f"keys are derived from integers and strings, not from {part!r} ({type(part).__name__})"
+    )
 
 
 def permute(positions: ArrayLike, n: int, keys: NDArray[np.uint64]) -> IntArray:
@@ -78,7 +88,8 @@ def permute(positions: ArrayLike, n: int, keys: NDArray[np.uint64]) -> IntArray:
 
 
 def unpermute(indices: ArrayLike, n: int, keys: NDArray[np.uint64]) -> IntArray:
-    """Maps indices back to positions: ``unpermute(permute(positions, n, keys), n, keys)`` are the positions.
+    """Maps indices back to positions: ``unpermute(permute(positions, n, keys), n, keys)`` are the
+    positions.
 
     Args:
         indices: integers in [0, n), of any shape.
@@ -111,14 +122,21 @@ def permute_within(positions: ArrayLike, sizes: ArrayLike, keys: NDArray[np.uint
     """
     flat, limits = _checked(positions, keys), _checked(sizes, keys)
     if flat.ndim != 1 or limits.shape != flat.shape or keys.shape[1:] != flat.shape:
-        raise ConfigError(f"positions, sizes and key columns must be as many, got shapes {flat.shape}, {limits.shape} and {keys.shape}")
+        raise ConfigError(
+            f"positions, sizes and key columns must be as many, got shapes {flat.shape}, "
+            f"{limits.shape} and {keys.shape}"
+        )
     wrong = np.flatnonzero((flat < 0) | (flat >= limits))
     if wrong.size:
-        raise ConfigError(f"position {flat[wrong[0]]} at element {wrong[0]} is outside [0, {limits[wrong[0]]})")
+        raise ConfigError(
+            f"position {flat[wrong[0]]} at element {wrong[0]} is outside [0, {limits[wrong[0]]})"
+        )
     out = np.empty(flat.size, np.int64)
     for start in range(0, flat.size, _BLOCK):
         part = slice(start, start + _BLOCK)
-        out[part] = _permute_mixed(flat[part].astype(np.uint64), limits[part].astype(np.uint64), keys[:, part])
+        out[part] = _permute_mixed(
+            flat[part].astype(np.uint64), limits[part].astype(np.uint64), keys[:, part]
+        )
     return out
 
 
@@ -157,7 +175,8 @@ def mix(values: NDArray[np.uint32], keys: NDArray[np.uint32] | np.uint32) -> NDA
 def _width(n: int) -> int:
     """Bits of the network's domain; at least two, since either half needs one.
 
-    Never three: halves of one and two bits would take some 24 rounds until all orders are equally likely.
+    Never three: halves of one and two bits would take some 24 rounds until all orders are equally
+    likely.
     """
     bits = max(2, (n - 1).bit_length())
     return 4 if bits == 3 else bits
@@ -167,7 +186,9 @@ _POWERS_OF_TWO = np.left_shift(np.uint64(1), np.arange(63, dtype=np.uint64))
 _WIDTHS = np.array([_width(2**bits) for bits in range(64)], np.uint64)  # by bit length of n - 1
 
 
-def _permute_mixed(values: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: NDArray[np.uint64]) -> IntArray:
+def _permute_mixed(
+    values: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: NDArray[np.uint64]
+) -> IntArray:
     """`permute_within` of a few positions, grouped by their number of rounds only."""
     columns = keys[:KEY_COUNT].astype(np.uint32)
     bits = _WIDTHS[np.searchsorted(_POWERS_OF_TWO, sizes - np.uint64(1), side="right")]
@@ -180,28 +201,44 @@ def _permute_mixed(values: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: 
 
 
 def _walk(
-    values: NDArray[np.uint64], sizes: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32], *, back: bool = False
+    values: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    bits: NDArray[np.uint64],
+    keys: NDArray[np.uint32],
+    *,
+    back: bool = False,
 ) -> NDArray[np.uint64]:
-    """Applies the network, or its inverse, until every value ([m]) is below its size (one for all, or [m]; `bits` and `keys` likewise).
+    """Applies the network, or its inverse, until every value ([m]) is below its size (one for all,
+    or [m]; `bits` and `keys` likewise).
 
-    It comes back below, since the network permutes a finite domain and the walk began below; and soon, since the domain
-    is hardly ever more than twice the size.
+    It comes back below, since the network permutes a finite domain and the walk began below; and
+    soon, since the domain is hardly ever more than twice the size.
     """
     out = _feistel(values, bits, keys, back=back)
     outside = np.flatnonzero(out >= sizes)
     while outside.size:
-        limits, widths, columns = (sizes[outside], bits[outside], keys[:, outside]) if sizes.ndim else (sizes, bits, keys)
+        limits, widths, columns = (
+            (sizes[outside], bits[outside], keys[:, outside]) if sizes.ndim else (sizes, bits, keys)
+        )
         again = _feistel(out[outside], widths, columns, back=back)
         out[outside] = again
         outside = outside[again >= limits]
     return out
 
 
-def _feistel(values: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32], *, back: bool = False) -> NDArray[np.uint64]:
-    """A Feistel network over two halves of `bits` bits, which differ by one bit where `bits` is odd.
+def _feistel(
+    values: NDArray[np.uint64],
+    bits: NDArray[np.uint64],
+    keys: NDArray[np.uint32],
+    *,
+    back: bool = False,
+) -> NDArray[np.uint64]:
+    """A Feistel network over two halves of `bits` bits, which differ by one bit where `bits` is
+    odd.
 
-    The halves change places after each round and the number of rounds is even, so that they end with the widths they
-    began with. Its inverse, `back`, is the same with the halves and the order of the keys the other way round.
+    The halves change places after each round and the number of rounds is even, so that they end
+    with the widths they began with. Its inverse, `back`, is the same with the halves and the order
+    of the keys the other way round.
     """
     one = np.uint64(1)
     right_bits = bits - (bits >> one)

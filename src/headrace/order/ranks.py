@@ -1,7 +1,8 @@
 """Distributes the global batches of an epoch over the ranks.
 
-Global batch s covers the positions from ``s * global_batch`` on, and rank r takes those with position mod world size = r. With 10 samples,
-2 ranks and a batch size of 2 (so that a global batch has 4 positions):
+Global batch s covers the positions from ``s * global_batch`` on, and rank r takes those with
+position mod world size = r. With 10 samples, 2 ranks and a batch size of 2 (so that a global batch
+has 4 positions):
 
     ====  =============  ======  ======
     step  global batch   rank 0  rank 1
@@ -36,15 +37,20 @@ from headrace.errors import ConfigError
 from headrace.order.base import Order
 from headrace.order.shares import check_shared_once
 
-_PART = 4_096  # indices that an iteration computes at a time: many at once cost an order hardly more than one batch
-_GROWTH = 4  # but it begins with a single batch, so that the first one comes at once, and takes so many times more each time
+# indices that an iteration computes at a time: many at once cost an order hardly more than one
+# batch
+_PART = 4_096
+# but it begins with a single batch, so that the first one comes at once, and takes so many times
+# more each time
+_GROWTH = 4
 
 
 class RankBatches:
     """One rank's batches of indices, by the number of the global batch.
 
-    All ranks have the same number of batches, none of them empty. Over all ranks each sample comes exactly once, except for `padding` and
-    what `drop_last` drops. An instance can be the ``batch_sampler`` of a plain DataLoader.
+    All ranks have the same number of batches, none of them empty. Over all ranks each sample comes
+    exactly once, except for `padding` and what `drop_last` drops. An instance can be the
+    ``batch_sampler`` of a plain DataLoader.
 
     Args:
         order: the order of the epoch; its ``global_batch`` must be ``batch_size * world_size``.
@@ -52,9 +58,10 @@ class RankBatches:
         world_size: number of ranks.
         batch_size: number of samples per batch and rank.
         drop_last: drop the incomplete global batch.
-        pad: True: repeat the epoch's first samples until all ranks have equally many. False: repeat nothing, for exact evaluation. If fewer
-            samples than ranks remain for the last step, the full batch before it passes on its last `world_size` positions or, with a batch
-            size of 1, takes the remaining ones in as a batch of up to two.
+        pad: True: repeat the epoch's first samples until all ranks have equally many. False: repeat
+            nothing, for exact evaluation. If fewer samples than ranks remain for the last step, the
+            full batch before it passes on its last `world_size` positions or, with a batch size of
+            1, takes the remaining ones in as a batch of up to two.
 
     Attributes:
         order, rank, world_size, batch_size, drop_last, pad: the arguments.
@@ -82,12 +89,15 @@ class RankBatches:
         self.world_size: int = check_integer("world_size", world_size, 1)
         self.batch_size: int = check_integer("batch_size", batch_size, 1)
         if rank >= world_size:
-            raise ConfigError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
+            raise ConfigError(
+                f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}"
+            )
         self.drop_last: bool = drop_last
         self.pad: bool = pad
         if order.global_batch != self.global_batch:
             raise ConfigError(
-                f"the order was made for global_batch={order.global_batch}, but batch_size={batch_size} times "
+                f"the order was made for global_batch={order.global_batch}, but "
+                f"batch_size={batch_size} times "
                 f"world_size={world_size} is {self.global_batch}"
             )
         self._cut()
@@ -108,7 +118,10 @@ class RankBatches:
             self.total_size = -(-n // world) * world
         elif 0 < tail < world and not self.drop_last:
             if n < world:
-                raise ConfigError(f"pad=False needs a sample for every rank, but there are {n} for world_size={world}: use pad=True")
+                raise ConfigError(
+                    f"pad=False needs a sample for every rank, but there are {n} for "
+                    f"world_size={world}: use pad=True"
+                )
             if self.batch_size == 1:
                 self.steps -= 1
             else:
@@ -126,7 +139,8 @@ class RankBatches:
             step: number of the global batch in the epoch, in [0, steps).
 
         Returns:
-            int64 array of shape [batch_size]; at the end of an epoch shorter, or longer by one (see `pad`), but never empty.
+            int64 array of shape [batch_size]; at the end of an epoch shorter, or longer by one (see
+            `pad`), but never empty.
 
         Raises:
             IndexError: there is no such step.
@@ -134,11 +148,15 @@ class RankBatches:
         return self.order[self._positions(self._check_step(step), step + 1)]
 
     def some(self, steps: Sequence[int]) -> list[IntArray]:
-        """Returns this rank's indices of several global batches, at little more cost than `batch` for one."""
+        """Returns this rank's indices of several global batches, at little more cost than
+        `batch` for one.
+        """
         parts = [self._positions(self._check_step(step), step + 1) for step in steps]
         if not parts:
             return []
-        return np.split(self.order[np.concatenate(parts)], np.cumsum([len(part) for part in parts])[:-1])
+        return np.split(
+            self.order[np.concatenate(parts)], np.cumsum([len(part) for part in parts])[:-1]
+        )
 
     def iter_from(self, step: int) -> Iterator[IntArray]:
         """Iterates over the batches from a step on. Starting costs the same for every step.
@@ -160,7 +178,9 @@ class RankBatches:
         return self.iter_from(0)
 
     def samples_before(self, step: int) -> int:
-        """Returns the number of different samples that all ranks together received before `step`."""
+        """Returns the number of different samples that all ranks together received before
+        `step`.
+        """
         return min(self._start(step), self.order.n)
 
     def with_epoch(self, epoch: int) -> RankBatches:
@@ -181,16 +201,21 @@ class RankBatches:
         return step
 
     def _start(self, step: int) -> int:
-        """First position of a step, a multiple of the world size; of the step after the last, the epoch's end."""
+        """First position of a step, a multiple of the world size; of the step after the last,
+        the epoch's end.
+        """
         if step >= self.steps:
             return self.total_size
         return step * self.global_batch - (self._handed if step == self.steps - 1 else 0)
 
     def _positions(self, first: int, last: int) -> IntArray:
         """This rank's positions of the steps from `first` to before `last`."""
-        positions = np.arange(self._start(first) + self.rank, self._start(last), self.world_size, dtype=np.int64)
+        positions = np.arange(
+            self._start(first) + self.rank, self._start(last), self.world_size, dtype=np.int64
+        )
         if last == self.steps and self.padding:
-            positions %= self.order.n  # padding is the epoch from its beginning, over and over if it has fewer samples
+            # padding is the epoch from its beginning, over and over if it has fewer samples
+            positions %= self.order.n
         return positions
 
     def _iterate(self, step: int) -> Iterator[tuple[IntArray, IntArray]]:
@@ -200,7 +225,11 @@ class RankBatches:
             positions, origin, begin = self._positions(step, last), self._start(step), 0
             indices = self.order[positions]
             for following in range(step + 1, last + 1):
-                end = (self._start(following) - origin) // self.world_size if following < last else positions.size
+                end = (
+                    (self._start(following) - origin) // self.world_size
+                    if following < last
+                    else positions.size
+                )
                 yield indices[begin:end], positions[begin:end]
                 begin = end
             step, stride = last, min(_GROWTH * stride, most)

@@ -1,8 +1,9 @@
 """The request for a batch, as it travels to a worker.
 
-A `BatchRequest` is the list of a batch's indices (torch's samplers yield lists, torch's fetcher hands them to
-``dataset.__getitems__``), and carries along what makes the batch reproducible: seed, epoch, step, and the number of the ring slot
-that the parent chose for it. It is pickled to the worker with the indices, so workers need no other channel.
+A `BatchRequest` is the list of a batch's indices (torch's samplers yield lists, torch's fetcher
+hands them to ``dataset.__getitems__``), and carries along what makes the batch reproducible: seed,
+epoch, step, and the number of the ring slot that the parent chose for it. It is pickled to the
+worker with the indices, so workers need no other channel.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class BatchRequest(list[int]):
         epoch: epoch number.
         step: number of the global batch in the epoch.
         slot: ring slot to collate into, or None for a fresh buffer.
-        draws: for each index its `k` (see `order.seeding`), or None where every k is 0: a permutation.
+        draws: for each index its `k` (see `order.seeding`), or None where every k is 0: a
+            permutation.
         given: pickled states that the dataset goes on from, or None.
         is_idle: no batch is to be made, only what is given is to be taken.
     """
@@ -48,14 +50,20 @@ class BatchRequest(list[int]):
 
     def __reduce__(self) -> tuple[object, ...]:
         arguments = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
-        return BatchRequest, arguments if self.given is None and not self.is_idle else (*arguments, self.given, self.is_idle)
+        return BatchRequest, arguments if self.given is None and not self.is_idle else (
+            *arguments,
+            self.given,
+            self.is_idle,
+        )
 
 
 _current: BatchRequest | None = None
 
 
 def current_request() -> BatchRequest | None:
-    """The batch that this process works on: it names seed and epoch for datasets inside others, such as `torch.utils.data.Subset`."""
+    """The batch that this process works on: it names seed and epoch for datasets inside others,
+    such as `torch.utils.data.Subset`.
+    """
     return _current
 
 

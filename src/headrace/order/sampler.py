@@ -1,6 +1,7 @@
 """A torch sampler that yields one rank's share of an order.
 
-`OrderSampler` is a `torch.utils.data.DistributedSampler`, so that trainers and loops which look for one find it.
+`OrderSampler` is a `torch.utils.data.DistributedSampler`, so that trainers and loops which look for
+one find it.
 """
 
 from __future__ import annotations
@@ -35,23 +36,28 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         for batch in loader: ...
     ```
 
-    Without `set_epoch` the same epoch repeats, as with torch's sampler. torch.distributed need not be initialised.
+    Without `set_epoch` the same epoch repeats, as with torch's sampler. torch.distributed need not
+    be initialised.
 
-    The state counts the global batches whose last index was yielded. A DataLoader with workers requests indices in advance, so the state
-    may be some batches ahead of the training loop. The loader of `headrace.create_dataloader` counts received batches instead.
+    The state counts the global batches whose last index was yielded. A DataLoader with workers
+    requests indices in advance, so the state may be some batches ahead of the training loop. The
+    loader of `headrace.create_dataloader` counts received batches instead.
 
-    With ``pad=False`` the ranks' last batches are changed so that all ranks have equally many (see `order.ranks`), but a DataLoader with
-    `batch_size` forms batches itself. Pass a `RankBatches` as `batch_sampler` in this case.
+    With ``pad=False`` the ranks' last batches are changed so that all ranks have equally many (see
+    `order.ranks`), but a DataLoader with `batch_size` forms batches itself. Pass a `RankBatches` as
+    `batch_sampler` in this case.
 
     Args:
         dataset: the dataset, of which only the length is used, or the length itself.
-        batch_size: number of samples per batch and rank, as passed to the DataLoader. It only defines the global batch.
+        batch_size: number of samples per batch and rank, as passed to the DataLoader. It only
+            defines the global batch.
         shuffle, seed, blocks, interleave, turns: see `EpochOrder`.
         rank, world_size: number of this rank, and number of ranks. None: see `detect_world`.
-        drop_last: drop the incomplete global batch (torch's sampler drops only what is not divisible by the world size).
+        drop_last: drop the incomplete global batch (torch's sampler drops only what is not
+            divisible by the world size).
         pad: see `RankBatches`.
-        order: an order of another kind, such as a `WeightedOrder`, made for the global batch; `shuffle`, `seed`, `blocks`, `interleave` and
-            `turns` are then ignored.
+        order: an order of another kind, such as a `WeightedOrder`, made for the global batch;
+            `shuffle`, `seed`, `blocks`, `interleave` and `turns` are then ignored.
 
     Attributes:
         dataset: the dataset, or a range of the length.
@@ -101,7 +107,9 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
             seed=order.seed,
             drop_last=drop_last,
         )
-        self.batches: RankBatches = RankBatches(order, world.rank, world.world_size, batch_size, drop_last=drop_last, pad=pad)
+        self.batches: RankBatches = RankBatches(
+            order, world.rank, world.world_size, batch_size, drop_last=drop_last, pad=pad
+        )
         self.num_samples: int = self.batches.num_samples
         self.total_size: int = self.batches.total_size
         self.shuffle: bool | str = order.shuffle  # type: ignore[assignment]  # "block" and its like count as true
@@ -109,7 +117,9 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         self._resume_at = 0  # global batch that the next iteration begins with
 
     def __len__(self) -> int:
-        """Number of indices of a whole epoch on this rank, also if an iteration resumes within one."""
+        """Number of indices of a whole epoch on this rank, also if an iteration resumes within
+        one.
+        """
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
@@ -126,7 +136,9 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
             yield last
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration. If it differs from the current one, a loaded position is dropped."""
+        """Sets the epoch of the next iteration. If it differs from the current one, a loaded
+        position is dropped.
+        """
         epoch = check_integer("epoch", epoch)
         if epoch != self.epoch:
             self.epoch = epoch
@@ -137,7 +149,8 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         """Returns the state: plain values, the same on every rank.
 
         Returns:
-            ``version``, ``epoch``, ``step`` (number of global batches yielded), ``samples`` (number of samples in them, over all ranks),
+            ``version``, ``epoch``, ``step`` (number of global batches yielded), ``samples`` (number
+            of samples in them, over all ranks),
                 and the parameters of the order.
         """
         return {
@@ -149,36 +162,58 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes from a saved state: the next iteration starts with the first batch that was not yielded.
+        """Resumes from a saved state: the next iteration starts with the first batch that was not
+        yielded.
 
-        The world size may differ from that of the saved state if it divides the global batch. After a state that was saved at the end of an
-        epoch the next iteration is empty, unless `set_epoch` sets another epoch first.
+        The world size may differ from that of the saved state if it divides the global batch. After
+        a state that was saved at the end of an epoch the next iteration is empty, unless
+        `set_epoch` sets another epoch first.
 
         Args:
             state: the result of `state_dict`.
 
         Raises:
-            StateError: the state has another version, or belongs to an order with other parameters; nothing is changed then.
+            StateError: the state has another version, or belongs to an order with other parameters;
+                nothing is changed then.
         """
         if state.get("version") != STATE_VERSION:
-            raise StateError(f"the state has version {state.get('version')!r}, this sampler reads {STATE_VERSION}")
+            raise StateError(
+                f"the state has version {state.get('version')!r}, this sampler reads "
+                f"{STATE_VERSION}"
+            )
         numbers = [state.get(name) for name in ("epoch", "step", "samples")]
-        if any(type(number) is not int or number < 0 for number in numbers) or not isinstance(state.get("order"), Mapping):
-            raise StateError(f"the state is damaged: epoch, step and samples are {numbers}, its order {state.get('order')!r}")
+        if any(type(number) is not int or number < 0 for number in numbers) or not isinstance(
+            state.get("order"), Mapping
+        ):
+            raise StateError(
+                f"the state is damaged: epoch, step and samples are {numbers}, its order "
+                f"{state.get('order')!r}"
+            )
         saved, own = state["order"], self._parameters()
-        differences = [f"{name}: {saved.get(name)!r} saved, {own[name]!r} here" for name in own if saved.get(name) != own[name]]
+        differences = [
+            f"{name}: {saved.get(name)!r} saved, {own[name]!r} here"
+            for name in own
+            if saved.get(name) != own[name]
+        ]
         if differences:
             raise StateError(f"the state is of another order ({'; '.join(differences)})")
         batches = self.batches.with_epoch(state["epoch"])
         finished = state["samples"] == batches.samples_before(batches.steps)
-        step = batches.steps if finished else state["step"]  # the last batch may have another number here
+        # the last batch may have another number here
+        step = batches.steps if finished else state["step"]
         if batches.samples_before(step) != state["samples"]:
             raise StateError(
-                f"the state was saved after {state['samples']} samples, where with {self.num_replicas} ranks no batch "
-                "ends (with pad=False the last two depend on the world size): load it with the world size that saved it"
+                f"the state was saved after {state['samples']} samples, where with "
+                f"{self.num_replicas} ranks no batch "
+                "ends (with pad=False the last two depend on the world size): load it with the "
+                "world size that saved it"
             )
         self.epoch, self.batches = state["epoch"], batches
         self._handed_out = self._resume_at = step
 
     def _parameters(self) -> dict[str, int | str | bool | None]:
-        return {**self.batches.order.parameters(), "drop_last": self.drop_last, "pad": self.batches.pad}
+        return {
+            **self.batches.order.parameters(),
+            "drop_last": self.drop_last,
+            "pad": self.batches.pad,
+        }

@@ -1,6 +1,7 @@
 """Seeds the random generators that a sample's transform draws from.
 
-The seeds follow from (seed, epoch, index, k), whichever process transforms the sample, and whatever it did before.
+The seeds follow from (seed, epoch, index, k), whichever process transforms the sample, and whatever
+it did before.
 """
 
 from __future__ import annotations
@@ -34,16 +35,30 @@ _MAX_ITEMS = 1_000  # looked at in a container: a dataset may hold a list of all
 _MAX_OBJECTS = 100_000
 _OPAQUE = (
     *(type(None), int, float, complex, str, bytes, bytearray, range, os.PathLike),
-    *(types.ModuleType, type, logging.Logger),  # from these, everything that is loaded can be reached
+    # from these, everything that is loaded can be reached
+    *(types.ModuleType, type, logging.Logger),
     *(np.ndarray, np.generic, torch.Tensor),
 )
 _RANDOM = (
-    *("AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianNoise", "MixUp", "ScaleJitter"),
+    *(
+        "AugMix",
+        "AutoAugment",
+        "ColorJitter",
+        "CutMix",
+        "ElasticTransform",
+        "GaussianNoise",
+        "MixUp",
+        "ScaleJitter",
+    ),
     "TrivialAugmentWide",
 )
-"""torchvision's random transforms, and albumentations' that share their names, which don't begin with "Random"."""
+"""torchvision's random transforms, and albumentations' that share their names, which don't begin
+with "Random".
+"""
 OF_SAMPLER, OF_STREAM, OF_COLLATE, OF_STEP = -1, -2, -3, -4
-"""What draws random numbers beside samples, in place of a sample's index, which is never negative."""
+"""What draws random numbers beside samples, in place of a sample's index, which is never
+negative.
+"""
 _FOUR = struct.Struct("<4q")
 _SEEDS = struct.Struct("<QQQ")
 _32_BITS, _63_BITS = (1 << 32) - 1, (1 << 63) - 1
@@ -59,12 +74,18 @@ def sample_seeds(seed: int, epoch: int, index: int, k: int = 0) -> tuple[int, in
         k: 0 in a permutation; the position where an order may repeat an index.
 
     Returns:
-        Independent seeds for `random` (64 bits), for numpy's legacy generator (32 bits) and for torch (63 bits).
+        Independent seeds for `random` (64 bits), for numpy's legacy generator (32 bits) and for
+        torch (63 bits).
     """
     try:
         message = _FOUR.pack(seed, epoch, index, k)
-    except struct.error:  # an integer beyond 64 bits; the text, being longer, is never what another call packs
-        message = ",".join(str(operator.index(part)) for part in (seed, epoch, index, k)).encode().rjust(64)
+    # an integer beyond 64 bits; the text, being longer, is never what another call packs
+    except struct.error:
+        message = (
+            ",".join(str(operator.index(part)) for part in (seed, epoch, index, k))
+            .encode()
+            .rjust(64)
+        )
     first, second, third = _SEEDS.unpack(blake2b(message, digest_size=24).digest())
     return first, second & _32_BITS, third & _63_BITS
 
@@ -72,14 +93,16 @@ def sample_seeds(seed: int, epoch: int, index: int, k: int = 0) -> tuple[int, in
 class SampleSeeder:
     """Seeds the random generators that the transforms of a sample may draw from.
 
-    These are the global ones of `random`, `numpy.random` and torch (CPU), and those that the holders hold: each
-    `numpy.random.Generator`, `numpy.random.RandomState`, `random.Random` and `torch.Generator` in their attributes, in items of lists,
-    tuples and dicts, in arguments of `functools.partial`, in objects of bound methods and in closures, and so on inside of these. Not
-    looked into: sets and `__slots__`, which have no order or no common form; arrays and tensors; what comes after the first 1,000 items
-    of a container, or after 100,000 objects in all.
+    These are the global ones of `random`, `numpy.random` and torch (CPU), and those that the
+    holders hold: each `numpy.random.Generator`, `numpy.random.RandomState`, `random.Random` and
+    `torch.Generator` in their attributes, in items of lists, tuples and dicts, in arguments of
+    `functools.partial`, in objects of bound methods and in closures, and so on inside of these. Not
+    looked into: sets and `__slots__`, which have no order or no common form; arrays and tensors;
+    what comes after the first 1,000 items of a container, or after 100,000 objects in all.
 
-    The k-th generator, holder by holder, gets the k-th stream: pass what holds the transforms before anything that may differ between
-    processes. Not thread-safe, as the global generators are not. Pickled along with its holders, it goes on seeding what they hold.
+    The k-th generator, holder by holder, gets the k-th stream: pass what holds the transforms
+    before anything that may differ between processes. Not thread-safe, as the global generators are
+    not. Pickled along with its holders, it goes on seeding what they hold.
 
     Args:
         *holders: datasets, transforms, or other objects.
@@ -91,7 +114,9 @@ class SampleSeeder:
     def __init__(self, *holders: object) -> None:
         is_system = random.SystemRandom  # has no state to set
         reached = _reachable(holders)
-        self.generators: list[Generator] = [one for one in reached if isinstance(one, Generator) and not isinstance(one, is_system)]
+        self.generators: list[Generator] = [
+            one for one in reached if isinstance(one, Generator) and not isinstance(one, is_system)
+        ]
 
     def __call__(self, seed: int, epoch: int, index: int, k: int = 0) -> None:
         """Seeds everything for one sample; the arguments are those of `sample_seeds`."""
@@ -105,7 +130,9 @@ class SampleSeeder:
 
 @contextmanager
 def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
-    """Puts the global generators, and those that a seeder has found, back at the end to where they were at the beginning."""
+    """Puts the global generators, and those that a seeder has found, back at the end to where
+    they were at the beginning.
+    """
     put_back = snapshot_rng(seeder)
     try:
         yield
@@ -114,21 +141,33 @@ def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
 
 
 def warn_off_main_thread() -> None:
-    """Warns where global generators are seeded and put back beside a main thread that may draw from them."""
+    """Warns where global generators are seeded and put back beside a main thread that may draw
+    from them.
+    """
     if threading.current_thread() is not threading.main_thread():
         warn(
-            "random transforms run in a thread beside the main one: both draw from the global random generators, and numbers that the main "
+            "random transforms run in a thread beside the main one: both draw from the global "
+            "random generators, and numbers that the main "
             "thread draws meanwhile may come again; load in worker processes (num_workers > 0)"
         )
 
 
 def rng_states(seeder: SampleSeeder | None = None) -> bytes:
-    """The states of the global generators, and of those that a seeder has found, as bytes: equal where nothing was drawn between."""
-    return pickle.dumps([state.numpy() if isinstance(state, torch.Tensor) else state for state in _states(_found_by(seeder))])
+    """The states of the global generators, and of those that a seeder has found, as bytes: equal
+    where nothing was drawn between.
+    """
+    return pickle.dumps(
+        [
+            state.numpy() if isinstance(state, torch.Tensor) else state
+            for state in _states(_found_by(seeder))
+        ]
+    )
 
 
 def snapshot_rng(seeder: SampleSeeder | None = None) -> Callable[[], None]:
-    """Gives a function that puts the global generators, and those that a seeder has found, back to where they are now."""
+    """Gives a function that puts the global generators, and those that a seeder has found, back
+    to where they are now.
+    """
     generators = _found_by(seeder)
     states = _states(generators)
 
@@ -160,19 +199,25 @@ def _states(generators: Iterable[Generator]) -> list[Any]:
         elif isinstance(generator, np.random.RandomState):
             states.append(generator.get_state(legacy=False))
         else:
-            states.append(generator.get_state() if isinstance(generator, torch.Generator) else generator.getstate())
+            states.append(
+                generator.get_state()
+                if isinstance(generator, torch.Generator)
+                else generator.getstate()
+            )
     return states
 
 
 class Draws:
     """Random numbers of its own for work that is done in pieces.
 
-    Inside ``with draws():`` the global generators, and those that the holder holds, stand where the piece before has left them, and
-    before the first one where (seed, epoch, key, k) puts them. So the work draws the same whatever comes between its pieces.
+    Inside ``with draws():`` the global generators, and those that the holder holds, stand where the
+    piece before has left them, and before the first one where (seed, epoch, key, k) puts them. So
+    the work draws the same whatever comes between its pieces.
 
     Args:
         seeder: knows the holder's generators.
-        seed, epoch, key, k: what the numbers follow from; `key` stands for the index of a sample, and is negative.
+        seed, epoch, key, k: what the numbers follow from; `key` stands for the index of a sample,
+            and is negative.
     """
 
     def __init__(self, seeder: SampleSeeder, seed: int, epoch: int, key: int, k: int = 0) -> None:
@@ -190,18 +235,23 @@ class Draws:
 
 
 @checks_keywords
-def seed_everything(seed: int, deterministic: bool = False) -> tuple[Callable[[int], None], torch.Generator]:
+def seed_everything(
+    seed: int, deterministic: bool = False
+) -> tuple[Callable[[int], None], torch.Generator]:
     """Seeds the global generators of `random`, `numpy.random` and torch, on all devices.
 
     Args:
         seed: any integer. Within [0, 2**32) each generator receives it unchanged.
-        deterministic: also make torch use deterministic algorithms only: `torch.use_deterministic_algorithms`, cuDNN without benchmarks,
-            and a workspace for cuBLAS (`CUBLAS_WORKSPACE_CONFIG`, if it isn't set). This is slower, and operations without a deterministic
-            algorithm raise errors. Results are bit-identical on the same kind of device, with the same number of threads and the same
-            release of torch; otherwise the order of additions differs.
+        deterministic: also make torch use deterministic algorithms only:
+            `torch.use_deterministic_algorithms`, cuDNN without benchmarks, and a workspace for
+            cuBLAS (`CUBLAS_WORKSPACE_CONFIG`, if it isn't set). This is slower, and operations
+            without a deterministic algorithm raise errors. Results are bit-identical on the same
+            kind of device, with the same number of threads and the same release of torch; otherwise
+            the order of additions differs.
 
     Returns:
-        ``(worker_init_fn, generator)`` for a plain `torch.utils.data.DataLoader`: a function that seeds `random` and `numpy.random` of a
+        ``(worker_init_fn, generator)`` for a plain `torch.utils.data.DataLoader`: a function that
+        seeds `random` and `numpy.random` of a
             worker, and a generator with the seed. A `Loader` needs neither: it seeds each sample.
     """
     seed = operator.index(seed)  # a numpy integer too
@@ -224,8 +274,10 @@ def _seed_worker(worker: int) -> None:
 
 
 def random_names(*holders: object) -> list[str]:
-    """What draws at random among what `SampleSeeder` looks at, as far as can be told without a call: random generators, classes and
-    functions whose name begins with "random" in any case, and those of torchvision that are random under other names."""
+    """What draws at random among what `SampleSeeder` looks at, as far as can be told without a
+    call: random generators, classes and functions whose name begins with "random" in any case, and
+    those of torchvision that are random under other names.
+    """
     names = dict[str, None]()
     for item in _reachable(holders):
         if isinstance(item, Generator):
@@ -237,8 +289,11 @@ def random_names(*holders: object) -> list[str]:
 
 
 def _reachable(holders: Iterable[object]) -> Iterator[object]:
-    """Yields what can be reached from the holders, nearest first, holder by holder; nothing inside of generators."""
-    seen: dict[int, object] = {}  # holds the objects too: the id of a temporary one would come again
+    """Yields what can be reached from the holders, nearest first, holder by holder; nothing
+    inside of generators.
+    """
+    # holds the objects too: the id of a temporary one would come again
+    seen: dict[int, object] = {}
     for holder in holders:
         queue = deque([(holder, 0)])
         while queue and len(seen) < _MAX_OBJECTS:
@@ -278,7 +333,9 @@ def _reseed(generator: Generator, seeds: tuple[int, int, int]) -> None:
             generator.seed(seeds[1])
         except TypeError:  # numpy seeds only those over a MT19937
             name = generator.get_state(legacy=False)["bit_generator"]
-            generator.set_state({**getattr(np.random, name)(seeds[1]).state, "has_gauss": 0, "gauss": 0.0})
+            generator.set_state(
+                {**getattr(np.random, name)(seeds[1]).state, "has_gauss": 0, "gauss": 0.0}
+            )
     elif isinstance(generator, torch.Generator):
         generator.manual_seed(seeds[2])
     else:

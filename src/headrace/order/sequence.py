@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dtypes import IntArray
-from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within, unpermute
+from headrace.order.permutation import (
+    KEY_COUNT,
+    derive_keys,
+    mix,
+    permute,
+    permute_within,
+    unpermute,
+)
 from headrace.sorting import distinct
 
 _HELD = 1 << 22
@@ -17,44 +24,59 @@ _HELD = 1 << 22
 
 
 class BlockSequence:
-    """The blocks of one epoch, permuted and cut by the lanes, as one sequence of samples that are permuted inside each segment.
+    """The blocks of one epoch, permuted and cut by the lanes, as one sequence of samples that are
+    permuted inside each segment.
 
-    A segment is a block, or one of the parts that it is cut into. Blocks of size zero are skipped. Memory: 12 bytes a block where sizes
-    differ, and otherwise nothing at first.
+    A segment is a block, or one of the parts that it is cut into. Blocks of size zero are skipped.
+    Memory: 12 bytes a block where sizes differ, and otherwise nothing at first.
 
     Args:
-        edges: int64 array of shape [blocks + 1]: block b holds the samples ``edges[b]`` to ``edges[b + 1] - 1``.
+        edges: int64 array of shape [blocks + 1]: block b holds the samples ``edges[b]`` to
+            ``edges[b + 1] - 1``.
         seed: seed of the order.
         epoch: epoch number.
         cuts: int64 array: places of the sequence that end a segment.
         size: of all blocks but the last, which may be smaller; 0: they differ.
-        is_aligned: with a `size`, a last block that is smaller stands at the end of the sequence too, so that all others begin at
-            multiples of the size.
+        is_aligned: with a `size`, a last block that is smaller stands at the end of the sequence
+            too, so that all others begin at multiples of the size.
     """
 
     def __init__(
-        self, edges: IntArray, seed: int, epoch: int, cuts: IntArray | Sequence[int] = (), size: int = 0, is_aligned: bool = False
+        self,
+        edges: IntArray,
+        seed: int,
+        epoch: int,
+        cuts: IntArray | Sequence[int] = (),
+        size: int = 0,
+        is_aligned: bool = False,
     ) -> None:
         block_keys = derive_keys("blocks", seed, epoch, count=KEY_COUNT)
         self._keys = derive_keys("samples", seed, epoch, count=1 + KEY_COUNT).astype(np.uint32)
         self._stored, self._n = edges, int(edges[-1])
         even = _AlignedSlots if is_aligned else _EvenSlots
-        self._slots: _Slots = even(edges, size, block_keys) if size else _HeldSlots(edges, block_keys)
+        self._slots: _Slots = (
+            even(edges, size, block_keys) if size else _HeldSlots(edges, block_keys)
+        )
         cuts = distinct(np.asarray(cuts, np.int64))
         cuts = cuts[(cuts > 0) & (cuts < self._n)]
         if len(cuts):
             slots = self._slots.slot_of(cuts)
-            cuts = cuts[self._slots.start_of(slots) < cuts]  # others lie where a block ends in any case
+            # others lie where a block ends in any case
+            cuts = cuts[self._slots.start_of(slots) < cuts]
         self._cuts = cuts
 
     def edges(self) -> IntArray:
-        """Gives the places that the blocks begin at, in the order of the sequence, and the last one's end: int64 array [blocks + 1]."""
+        """Gives the places that the blocks begin at, in the order of the sequence, and the last
+        one's end: int64 array [blocks + 1].
+        """
         return np.append(self._slots.start_of(np.arange(self._slots.count)), self._n)
 
     def segments(self) -> IntArray:
         """Gives where segments begin in stored order, and the end: int64 array [segments + 1]."""
         slots = self._slots.slot_of(self._cuts)
-        sources = self._stored[self._slots.block_of(slots)] + self._cuts - self._slots.start_of(slots)
+        sources = (
+            self._stored[self._slots.block_of(slots)] + self._cuts - self._slots.start_of(slots)
+        )
         sources.sort()
         return distinct(np.insert(self._stored, np.searchsorted(self._stored, sources), sources))
 
@@ -72,7 +94,9 @@ class BlockSequence:
             ends = np.minimum(ends, np.append(self._cuts, self._n)[cut])
         segments = slots + cut
         # keys of a segment's own: those of the epoch, mixed with its number
-        keys = mix(mix(segments.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]).astype(np.uint64)
+        keys = mix(
+            mix(segments.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]
+        ).astype(np.uint64)
         first = self._stored[self._slots.block_of(slots)] + starts - block_starts
         indices: IntArray = first + permute_within(places - starts, ends - starts, keys)
         return indices
@@ -119,9 +143,11 @@ class _HeldSlots:
 
 
 class _EvenSlots:
-    """Blocks of one size, of which only the last stored may be smaller: its slot says where all others begin.
+    """Blocks of one size, of which only the last stored may be smaller: its slot says where all
+    others begin.
 
-    Which block lies in a slot is computed at first, so that an epoch begins at once, and looked up later on.
+    Which block lies in a slot is computed at first, so that an epoch begins at once, and looked up
+    later on.
     """
 
     def __init__(self, edges: IntArray, size: int, keys: NDArray[np.uint64]) -> None:
@@ -133,7 +159,9 @@ class _EvenSlots:
         self._blocks: NDArray[np.integer] | None = None
 
     def slot_of(self, places: IntArray) -> IntArray:
-        slots: IntArray = np.where(places < self._after, places, places + self._missing) // self._size
+        slots: IntArray = (
+            np.where(places < self._after, places, places + self._missing) // self._size
+        )
         return slots
 
     def start_of(self, slots: IntArray) -> IntArray:
@@ -144,7 +172,9 @@ class _EvenSlots:
         self._asked += 1
         if self._blocks is None and self._asked > self.count >> 12 and self.count <= _HELD:
             self._blocks = self._permuted(np.arange(self.count)).astype(np.int32)
-        return self._permuted(slots) if self._blocks is None else self._blocks[slots].astype(np.int64)
+        return (
+            self._permuted(slots) if self._blocks is None else self._blocks[slots].astype(np.int64)
+        )
 
     def _slot(self, block: int) -> int:
         return int(unpermute(np.array([block]), self.count, self._keys)[0])
@@ -164,5 +194,9 @@ class _AlignedSlots(_EvenSlots):
         return block
 
     def _permuted(self, slots: IntArray) -> IntArray:
-        blocks: IntArray = np.where(slots < self._whole, permute(np.minimum(slots, self._whole - 1), self._whole, self._keys), slots)
+        blocks: IntArray = np.where(
+            slots < self._whole,
+            permute(np.minimum(slots, self._whole - 1), self._whole, self._keys),
+            slots,
+        )
         return blocks

@@ -1,8 +1,8 @@
 """Detects that another library shares out one rank's samples to the ranks once more.
 
-Trainers put shards of their own on top of what they are given, as Accelerate's `prepare` does. Each rank would then get a part of its
-part, and the rest would be lost without a word. What goes through an order can be seen on the stack: the samplers, datasets and loaders
-around it.
+Trainers put shards of their own on top of what they are given, as Accelerate's `prepare` does. Each
+rank would then get a part of its part, and the rest would be lost without a word. What goes through
+an order can be seen on the stack: the samplers, datasets and loaders around it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import torch.utils.data
 from headrace.errors import ConfigError
 
 _KINDS = (torch.utils.data.Sampler, torch.utils.data.DataLoader, torch.utils.data.IterableDataset)
-_LIBRARIES = ("accelerate.", "torch.utils.data.")  # whose loaders, and iterators over them, are of other classes besides
+# whose loaders, and iterators over them, are of other classes besides
+_LIBRARIES = ("accelerate.", "torch.utils.data.")
 _COUNTS = ("num_processes", "num_replicas", "world_size")
-REMEDY = "Accelerate: prepare model and optimizer alone, and let create_dataloader(device=accelerator.device) move the batches"
+REMEDY = (
+    "Accelerate: prepare model and optimizer alone, and let "
+    "create_dataloader(device=accelerator.device) move the batches"
+)
 
 
 def check_shared_once(own: object, world_size: int) -> None:
@@ -41,13 +45,16 @@ def check_shared_once(own: object, world_size: int) -> None:
         ranks = _ranks_of(asker)
         if ranks > 1:
             raise ConfigError(
-                f"samples would be lost: {type(own).__name__} is one rank's share, of {world_size}, and {type(asker).__name__} shares it "
-                f"out to {ranks} processes again. {REMEDY}; or make it with rank=0 and world_size=1 (docs/trainers.md)"
+                f"samples would be lost: {type(own).__name__} is one rank's share, of "
+                f"{world_size}, and {type(asker).__name__} shares it "
+                f"out to {ranks} processes again. {REMEDY}; or make it with rank=0 and "
+                "world_size=1 (docs/trainers.md)"
             )
 
 
 def askers(own: object, frame: FrameType | None) -> Iterator[Any]:
-    """Samplers, datasets and loaders that go through an object of headrace's, the nearest first, up to what is headrace's again.
+    """Samplers, datasets and loaders that go through an object of headrace's, the nearest first, up
+    to what is headrace's again.
 
     Args:
         own: that object.
@@ -60,13 +67,17 @@ def askers(own: object, frame: FrameType | None) -> Iterator[Any]:
                 return
         elif _may_be_asker(frame, module):
             asker = frame.f_locals.get("self")
-            if asker is not own and (isinstance(asker, _KINDS) or type(asker).__module__.startswith(_LIBRARIES)):
+            if asker is not own and (
+                isinstance(asker, _KINDS) or type(asker).__module__.startswith(_LIBRARIES)
+            ):
                 yield asker
         frame = frame.f_back
 
 
 def _may_be_asker(frame: FrameType, module: str) -> bool:
-    """Looks at the code first: `f_locals` holds on to values, which in a training loop are batches."""
+    """Looks at the code first: `f_locals` holds on to values, which in a training loop are
+    batches.
+    """
     if frame.f_code.co_name in ("__iter__", "__next__") or module.startswith(_LIBRARIES):
         return True
     cls = frame.f_globals.get(frame.f_code.co_qualname.partition(".")[0])
@@ -75,7 +86,8 @@ def _may_be_asker(frame: FrameType, module: str) -> bool:
 
 def _ranks_of(asker: Any) -> int:
     """The number of processes that it shares out to; 1 where it does not."""
-    for holder in (asker, getattr(asker, "state", None)):  # Accelerate's dispatcher knows it by its state
+    # Accelerate's dispatcher knows it by its state
+    for holder in (asker, getattr(asker, "state", None)):
         for name in _COUNTS:
             count = getattr(holder, name, None)
             if isinstance(count, int) and not isinstance(count, bool) and count > 1:

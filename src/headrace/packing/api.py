@@ -105,82 +105,105 @@ def pack(
 ) -> Path | str | PackPlan:
     """Packs a dataset into one HDF5 file, or into several parts.
 
-    The result opens as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``. A file contains the samples with a CRC each, their
-    targets, names and class names, and the fingerprint of the dataset. It appears under its name only after it is written, read back and
-    verified. If `pack` is interrupted at any moment, at most a temporary file is left next to it, which the next run reuses. The same
-    dataset gives the same bytes.
+    The result opens as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``. A file
+    contains the samples with a CRC each, their targets, names and class names, and the fingerprint
+    of the dataset. It appears under its name only after it is written, read back and verified. If
+    `pack` is interrupted at any moment, at most a temporary file is left next to it, which the next
+    run reuses. The same dataset gives the same bytes.
 
-    Texts are packed as the tokens of whole documents, regardless of `max_length`, `stride` and `packing`; pass these when you open the
-    file. Tokens are cached in `cache_dir` if the tokenizer can be identified, so an interrupted run does not tokenise twice.
+    Texts are packed as the tokens of whole documents, regardless of `max_length`, `stride` and
+    `packing`; pass these when you open the file. Tokens are cached in `cache_dir` if the tokenizer
+    can be identified, so an interrupted run does not tokenise twice.
 
-    Other datasets are packed as arrays of one dtype, which ``HDF5Dataset(dst, target_name="targets")`` opens. They are the results of
-    `decode` and `split_target`, without transforms. For a map-style dataset of another library they are its samples, with targets for
-    (input, target) tuples; random values are drawn once. Shapes must be equal, except for the length of the first axis. A dict of arrays,
-    each of one shape, becomes a row of named fields. ``bytes`` and ``str`` of any length keep their type. Each sample is decoded twice,
-    first for its shape and target.
+    Other datasets are packed as arrays of one dtype, which ``HDF5Dataset(dst,
+    target_name="targets")`` opens. They are the results of `decode` and `split_target`, without
+    transforms. For a map-style dataset of another library they are its samples, with targets for
+    (input, target) tuples; random values are drawn once. Shapes must be equal, except for the
+    length of the first axis. A dict of arrays, each of one shape, becomes a row of named fields.
+    ``bytes`` and ``str`` of any length keep their type. Each sample is decoded twice, first for its
+    shape and target.
 
-    With `shard_size`, `dst` is a folder of parts (``part-00042-of-01024.h5``). They are planned before the first one is written
-    (``plan.json``): the samples and bytes of a part depend on the dataset and these arguments only. The same call resumes an interrupted
-    pack, and calls with different `part` share the work without communication. A part is written like a single file and gets a sidecar
-    (``part-00042-of-01024.json``) when it is finished. The call that finds all parts finished writes ``manifest.json``. `pack_status` lists
-    what is missing.
+    With `shard_size`, `dst` is a folder of parts (``part-00042-of-01024.h5``). They are planned
+    before the first one is written (``plan.json``): the samples and bytes of a part depend on the
+    dataset and these arguments only. The same call resumes an interrupted pack, and calls with
+    different `part` share the work without communication. A part is written like a single file and
+    gets a sidecar (``part-00042-of-01024.json``) when it is finished. The call that finds all parts
+    finished writes ``manifest.json``. `pack_status` lists what is missing.
 
     Args:
-        dataset: a headrace dataset, your own `BaseDataset`, any map-style torch dataset, a view of one, or a path as in `open_dataset`.
-        dst: the file to write, or the folder of the parts. Its parent folder must exist. Parts may be written to a URL that fsspec can
-            write to, such as ``s3://bucket/packed``; each is written and verified in the folder for temporary files and then uploaded.
-        store: "encoded": the bytes of the image files, each of which must pass `check`. "jpeg": images re-encoded as JPEG if that makes
-            them smaller. "decoded": images at the dataset's `image_size` (uint8 [n, H, W, C]), or arrays unchanged ([n, ...]). None: as
-            stored by the dataset, which is "encoded" for a folder of images. Texts have one form only.
-        max_size: for "jpeg": maximum length of the longer side in pixels; larger images are reduced, with the same aspect ratio. None: no
-            limit.
+        dataset: a headrace dataset, your own `BaseDataset`, any map-style torch dataset, a view of
+            one, or a path as in `open_dataset`.
+        dst: the file to write, or the folder of the parts. Its parent folder must exist. Parts may
+            be written to a URL that fsspec can write to, such as ``s3://bucket/packed``; each is
+            written and verified in the folder for temporary files and then uploaded.
+        store: "encoded": the bytes of the image files, each of which must pass `check`. "jpeg":
+            images re-encoded as JPEG if that makes them smaller. "decoded": images at the dataset's
+            `image_size` (uint8 [n, H, W, C]), or arrays unchanged ([n, ...]). None: as stored by
+            the dataset, which is "encoded" for a folder of images. Texts have one form only.
+        max_size: for "jpeg": maximum length of the longer side in pixels; larger images are
+            reduced, with the same aspect ratio. None: no limit.
         quality: for "jpeg": 1 to 100.
-        check: for encoded images: "decode": decode each image once, so that no damaged one is packed. "header": read only the header, which
-            takes a tenth of the time and finds files that are empty or not images.
-        end_token: for texts: id that is appended to each document. None: none, or the one that the dataset's tokens already have.
-        compression: for arrays: "gzip", which h5py reads without plugins; "lz4" or "zstd", for which h5py needs the package `hdf5plugin`,
-            both here and for reading. headrace reads all three itself. Bytes of multi-byte numbers are shuffled first. None: no
-            compression.
-        chunks: for arrays: number of samples per chunk; 1: each sample separately. None: contiguous or, with `compression`, the largest
-            power of two that stays below 1 MiB (at least 1).
-        format: "hdf5" or "zarr" (None: "hdf5"). With "zarr", `dst` is always a folder, and the parts are the shards of one Zarr 3 group
-            (``data.zarr``), with samples of one shape, or encoded images. Unreadable samples are located before the first part is packed.
-        shard_size: approximate bytes of samples per part ("1GB"), before compression. None: one file; with format="zarr" "256MB".
-        part: "i/N": pack every N-th part from i on, with i from 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID``.
+        check: for encoded images: "decode": decode each image once, so that no damaged one is
+            packed. "header": read only the header, which takes a tenth of the time and finds files
+            that are empty or not images.
+        end_token: for texts: id that is appended to each document. None: none, or the one that the
+            dataset's tokens already have.
+        compression: for arrays: "gzip", which h5py reads without plugins; "lz4" or "zstd", for
+            which h5py needs the package `hdf5plugin`, both here and for reading. headrace reads all
+            three itself. Bytes of multi-byte numbers are shuffled first. None: no compression.
+        chunks: for arrays: number of samples per chunk; 1: each sample separately. None: contiguous
+            or, with `compression`, the largest power of two that stays below 1 MiB (at least 1).
+        format: "hdf5" or "zarr" (None: "hdf5"). With "zarr", `dst` is always a folder, and the
+            parts are the shards of one Zarr 3 group (``data.zarr``), with samples of one shape, or
+            encoded images. Unreadable samples are located before the first part is packed.
+        shard_size: approximate bytes of samples per part ("1GB"), before compression. None: one
+            file; with format="zarr" "256MB".
+        part: "i/N": pack every N-th part from i on, with i from 0 to N - 1: one of N jobs of a
+            cluster, such as ``SLURM_ARRAY_TASK_ID``.
         parts: "a:b": pack the parts a to b - 1.
-        workers: number of threads that read and decode. None: one per usable core, divided by `processes`. A source that is not thread-safe
-            is read by the calling thread.
+        workers: number of threads that read and decode. None: one per usable core, divided by
+            `processes`. A source that is not thread-safe is read by the calling thread.
         processes: number of processes that pack parts at the same time, including this one.
-        executor: any `concurrent.futures` executor, which packs the parts instead of `processes`. Its processes must be able to read the
-            dataset (which is pickled) and to write to `dst`.
+        executor: any `concurrent.futures` executor, which packs the parts instead of `processes`.
+            Its processes must be able to read the dataset (which is pickled) and to write to `dst`.
         storage_options: options of fsspec for the URL.
-        overwrite: replace `dst` if it exists; in a folder, replace the plan and the parts of another plan.
+        overwrite: replace `dst` if it exists; in a folder, replace the plan and the parts of
+            another plan.
         progress: show progress bars. None: only on a terminal.
-        dry_run: write nothing, and return the plan, which prints parts, layout, required space and estimated time. A few samples are packed
-            in memory for a second or two. Samples that must be decoded to find their shapes are decoded, as `pack` does before it writes.
+        dry_run: write nothing, and return the plan, which prints parts, layout, required space and
+            estimated time. A few samples are packed in memory for a second or two. Samples that
+            must be decoded to find their shapes are decoded, as `pack` does before it writes.
 
     Returns:
         The path of the file or folder, or its URL. With `dry_run` a `PackPlan`.
 
     Raises:
-        SampleError: a sample can't be read, and the dataset's `on_error` is not "skip". With "skip" the sample is left out, with a warning,
-            and the fingerprint is that of a view without it.
-        TargetExistsError, WriteError, AccessError: `dst` already exists; it can't be written; another job is packing to it; or it contains
-            the plan of another pack.
+        SampleError: a sample can't be read, and the dataset's `on_error` is not "skip". With "skip"
+            the sample is left out, with a warning, and the fingerprint is that of a view without
+            it.
+        TargetExistsError, WriteError, AccessError: `dst` already exists; it can't be written;
+            another job is packing to it; or it contains the plan of another pack.
         FileChangedError: a sample changed since the parts were planned.
-        DataNotFoundError, ConfigError: the parent folder of `dst` does not exist; an argument is invalid; `dst` is a file of the dataset,
-            by any name, or lies in a folder of it.
+        DataNotFoundError, ConfigError: the parent folder of `dst` does not exist; an argument is
+            invalid; `dst` is a file of the dataset, by any name, or lies in a folder of it.
     """
     options = StoreOptions(store, max_size, quality, check, end_token, compression, chunks)
     if format not in (None, "hdf5", "zarr"):
         raise ConfigError(f"format must be 'hdf5' or 'zarr', not {format!r}")
     if shard_size is None and format != "zarr":
         if part is not None or parts is not None or executor is not None or processes != 1:
-            raise ConfigError("part, parts, processes and executor are for packs of several parts: pass shard_size, such as '1GB'")
+            raise ConfigError(
+                "part, parts, processes and executor are for packs of several parts: pass "
+                "shard_size, such as '1GB'"
+            )
         if dry_run:
             with opened_dataset(dataset) as opened:
-                return plan_file_pack(opened, dst, options, threads_for(workers), overwrite, progress)
-        result = pack_dataset(dataset, dst, options=options, workers=workers, overwrite=overwrite, progress=progress)
+                return plan_file_pack(
+                    opened, dst, options, threads_for(workers), overwrite, progress
+                )
+        result = pack_dataset(
+            dataset, dst, options=options, workers=workers, overwrite=overwrite, progress=progress
+        )
         if result.left_out:
             warn(left_out_message(result))
         return result.path
@@ -188,26 +211,55 @@ def pack(
         share = _share(shard_size, part, parts, workers, processes)
         with opened_dataset(dataset) as opened:
             return plan_folder_pack(
-                opened, destination_of(dst, storage_options), format=format or "hdf5", shard_size=share.nbytes, options=options,
-                share=share.parts, workers=share.workers, processes=processes, overwrite=overwrite, progress=progress,
-            )  # fmt: skip
+                opened,
+                destination_of(dst, storage_options),
+                format=format or "hdf5",
+                shard_size=share.nbytes,
+                options=options,
+                share=share.parts,
+                workers=share.workers,
+                processes=processes,
+                overwrite=overwrite,
+                progress=progress,
+            )
     return pack_folder(
-        dataset, dst, options=options, format=format or "hdf5", shard_size=shard_size,
-        part=part, parts=parts, workers=workers, processes=processes, executor=executor, storage_options=storage_options,
-        overwrite=overwrite, progress=progress,
-    ).folder  # fmt: skip
+        dataset,
+        dst,
+        options=options,
+        format=format or "hdf5",
+        shard_size=shard_size,
+        part=part,
+        parts=parts,
+        workers=workers,
+        processes=processes,
+        executor=executor,
+        storage_options=storage_options,
+        overwrite=overwrite,
+        progress=progress,
+    ).folder
 
 
 class _Share(NamedTuple):
-    """What a call packs: parts of so many bytes, those of its share, by so many threads a process."""
+    """What a call packs: parts of so many bytes, those of its share, by so many threads a
+    process.
+    """
 
     nbytes: int
     parts: tuple[int, int] | range | None
     workers: int
 
 
-def _share(shard_size: int | str | None, part: str | None, parts: str | None, workers: int | None, processes: int) -> _Share:
-    threads, nbytes = threads_for(workers, processes), parse_size(_ZARR_SHARD if shard_size is None else shard_size, "shard_size")
+def _share(
+    shard_size: int | str | None,
+    part: str | None,
+    parts: str | None,
+    workers: int | None,
+    processes: int,
+) -> _Share:
+    threads, nbytes = (
+        threads_for(workers, processes),
+        parse_size(_ZARR_SHARD if shard_size is None else shard_size, "shard_size"),
+    )
     if nbytes < 1:
         raise ConfigError("shard_size must be at least 1 byte")
     return _Share(nbytes, share_of(part, parts), threads)
@@ -229,16 +281,33 @@ def pack_folder(
     overwrite: bool,
     progress: bool | None,
 ) -> PackStatus:
-    """`pack` into several parts: where the pack stands then. Of a complete one that has left out samples it warns."""
-    share, folder = _share(shard_size, part, parts, workers, processes), destination_of(dst, storage_options)
+    """`pack` into several parts: where the pack stands then. Of a complete one that has left out
+    samples it warns.
+    """
+    share, folder = (
+        _share(shard_size, part, parts, workers, processes),
+        destination_of(dst, storage_options),
+    )
     with opened_dataset(dataset) as opened:
         status = pack_parts(
-            opened, folder, format=format, shard_size=share.nbytes, options=options, share=share.parts, workers=share.workers,
-            processes=processes, executor=executor, overwrite=overwrite, progress=progress,
-        )  # fmt: skip
+            opened,
+            folder,
+            format=format,
+            shard_size=share.nbytes,
+            options=options,
+            share=share.parts,
+            workers=share.workers,
+            processes=processes,
+            executor=executor,
+            overwrite=overwrite,
+            progress=progress,
+        )
     manifest = read_manifest(folder) if status.joined else None
     if manifest is not None and manifest["left_out"]:
-        warn(f"{folder.shown}: {manifest['left_out']:,} samples can't be read and were left out, see {MANIFEST}")
+        warn(
+            f"{folder.shown}: {manifest['left_out']:,} samples can't be read and were left out, "
+            f"see {MANIFEST}"
+        )
     return status
 
 
@@ -253,7 +322,9 @@ def share_of(part: str | None, parts: str | None) -> tuple[int, int] | range | N
     if part is not None:
         match = re.fullmatch(r"(\d+)/(\d+)", part, re.ASCII)
         if match is None or not int(match[1]) < int(match[2]):
-            raise ConfigError(f"part must be 'i/N' with i from 0 to N - 1, such as '3/8', not {part!r}")
+            raise ConfigError(
+                f"part must be 'i/N' with i from 0 to N - 1, such as '3/8', not {part!r}"
+            )
         return int(match[1]), int(match[2])
     if parts is not None:
         match = re.fullmatch(r"(\d+):(\d+)", parts, re.ASCII)

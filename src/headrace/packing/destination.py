@@ -1,4 +1,6 @@
-"""Where the files of a pack go: a folder of this machine, or a prefix of an object store through fsspec."""
+"""Where the files of a pack go: a folder of this machine, or a prefix of an object store through
+fsspec.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    HeadraceError,
+    TargetExistsError,
+    WriteError,
+)
 from headrace.io.atomic import make_folder, user_id
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
@@ -29,7 +38,9 @@ _ATTEMPTS, _FIRST_PAUSE_S = 6, 0.2
 
 
 class Destination(ABC):
-    """The files of a pack by their names. A pickle of it reaches the same files from another process."""
+    """The files of a pack by their names. A pickle of it reaches the same files from another
+    process.
+    """
 
     shown: str
     """What messages call it, without secrets."""
@@ -49,7 +60,9 @@ class Destination(ABC):
 
     @abstractmethod
     def room(self) -> tuple[str, int] | None:
-        """A folder in which parts are written, and the bytes that are free there; None: nobody knows."""
+        """A folder in which parts are written, and the bytes that are free there; None: nobody
+        knows.
+        """
 
     @abstractmethod
     def prepare(self) -> None:
@@ -64,7 +77,8 @@ class Destination(ABC):
         """Bytes of each file, by name; of none where it is not there.
 
         Args:
-            below: a folder in it whose files are wanted, with those of all folders in that; their names begin with its own.
+            below: a folder in it whose files are wanted, with those of all folders in that; their
+                names begin with its own.
         """
 
     @abstractmethod
@@ -87,7 +101,9 @@ class Destination(ABC):
     @abstractmethod
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
-        """A local file to write a part into; it has its name when the context is left without an error."""
+        """A local file to write a part into; it has its name when the context is left without an
+        error.
+        """
 
     @abstractmethod
     def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
@@ -105,14 +121,22 @@ class Destination(ABC):
         return f"{self.shown.rstrip('/')}/{name}"
 
 
-def destination_of(dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None) -> Destination:
+def destination_of(
+    dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None
+) -> Destination:
     """The destination for a path or a URL, which may be that of a folder of this machine."""
     path = local_path(dst)
-    return StoreDestination(os.fspath(dst), storage_options) if path is None else FolderDestination(path)
+    return (
+        StoreDestination(os.fspath(dst), storage_options)
+        if path is None
+        else FolderDestination(path)
+    )
 
 
 def local_path(path: str | os.PathLike[Any]) -> Path | None:
-    """The absolute path on this machine that a path, or a URL such as ``file:///data``, names; None: it is on a server."""
+    """The absolute path on this machine that a path, or a URL such as ``file:///data``, names;
+    None: it is on a server.
+    """
     text = os.fspath(path)
     for scheme in ("file://", "local://"):
         if text.startswith(scheme):
@@ -121,7 +145,9 @@ def local_path(path: str | os.PathLike[Any]) -> Path | None:
 
 
 def room_of(folder: str | os.PathLike[str]) -> tuple[str, int] | None:
-    """A folder of this machine as messages call it, and the bytes that are free there; None: the system doesn't say."""
+    """A folder of this machine as messages call it, and the bytes that are free there; None: the
+    system doesn't say.
+    """
     try:
         return redact(folder), shutil.disk_usage(folder).free
     except OSError:
@@ -141,7 +167,10 @@ class FolderDestination(Destination):
     def check(self) -> None:
         folder = self._folder
         if not folder.parent.is_dir():
-            raise DataNotFoundError(f"{redact(folder.parent)}, where {folder.name} should go, is no folder: make it first")
+            raise DataNotFoundError(
+                f"{redact(folder.parent)}, where {folder.name} should go, is no folder: make it "
+                "first"
+            )
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
 
@@ -153,7 +182,9 @@ class FolderDestination(Destination):
         try:
             self._folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise WriteError(f"{self.shown} can't be made: {error.strerror}: use another folder") from error
+            raise WriteError(
+                f"{self.shown} can't be made: {error.strerror}: use another folder"
+            ) from error
         with contextlib.suppress(OSError):  # writing says what is wrong
             self._remove_files()
 
@@ -164,7 +195,9 @@ class FolderDestination(Destination):
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):  # a temporary file of another job
                         path = os.path.join(folder, name)
-                        found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = os.stat(path).st_size
+                        found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = os.stat(
+                            path
+                        ).st_size
             return found
         with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as listing:
             for entry in listing:
@@ -174,14 +207,17 @@ class FolderDestination(Destination):
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
         try:
-            with open(os.path.join(self._folder, name), "rb", buffering=0) as file:  # there are many, and small
+            # there are many, and small
+            with open(os.path.join(self._folder, name), "rb", buffering=0) as file:
                 if start:
                     file.seek(start)
                 return file.read() if stop is None else file.read(stop - start)
         except FileNotFoundError:
             return None
         except NotADirectoryError as error:
-            raise DataNotFoundError(f"{redact(self._folder)} is a file, and a pack of parts is a folder: name that") from error
+            raise DataNotFoundError(
+                f"{redact(self._folder)} is a file, and a pack of parts is a folder: name that"
+            ) from error
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
         write_whole(self._made(name), data, overwrite)
@@ -193,7 +229,9 @@ class FolderDestination(Destination):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise WriteError(f"{redact(path.parent)} can't be made: {error.strerror}: use another folder") from error
+                raise WriteError(
+                    f"{redact(path.parent)} can't be made: {error.strerror}: use another folder"
+                ) from error
         return path
 
     def remove(self, name: str) -> None:
@@ -223,7 +261,8 @@ class FolderDestination(Destination):
 
 
 class StoreDestination(Destination):
-    """A prefix of an object store: a part is written and verified on this machine (in `tempfile.gettempdir()`), and then uploaded.
+    """A prefix of an object store: a part is written and verified on this machine (in
+    `tempfile.gettempdir()`), and then uploaded.
 
     Args:
         url: of the prefix.
@@ -232,7 +271,9 @@ class StoreDestination(Destination):
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
         self._url, self.shown = url, redact(url)
-        self._filesystem = PerProcess(functools.partial(open_filesystem, url, dict(storage_options or {})))
+        self._filesystem = PerProcess(
+            functools.partial(open_filesystem, url, dict(storage_options or {}))
+        )
 
     @property
     def path(self) -> str:
@@ -250,7 +291,10 @@ class StoreDestination(Destination):
     def check(self) -> None:
         filesystem = self._filesystem.get()
         if type(filesystem).__name__ == "HTTPFileSystem":
-            raise ConfigError(f"{self.shown}: nothing can be written by HTTP: use a folder, or a store such as s3://")
+            raise ConfigError(
+                f"{self.shown}: nothing can be written by HTTP: use a folder, or a store such as "
+                "s3://"
+            )
 
     def sizes(self, below: str | None = None) -> dict[str, int]:
         def listed() -> dict[str, int]:
@@ -259,16 +303,26 @@ class StoreDestination(Destination):
             if below is not None:
                 start = path_in(self._url, filesystem).rstrip("/") + "/"
                 entries = filesystem.find(self._at(below), detail=True)
-                return {path.removeprefix(start): int(entry["size"] or 0) for path, entry in entries.items()}
+                return {
+                    path.removeprefix(start): int(entry["size"] or 0)
+                    for path, entry in entries.items()
+                }
             entries = filesystem.ls(path_in(self._url, filesystem), detail=True)
-            return {entry["name"].rstrip("/").rpartition("/")[2]: int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
+            return {
+                entry["name"].rstrip("/").rpartition("/")[2]: int(entry["size"] or 0)
+                for entry in entries
+                if entry["type"] == "file"
+            }
 
         return self._tried(listed, "listed", missing={})
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
         def content() -> bytes | None:
-            self._filesystem.get().invalidate_cache()  # another job may have written it since this one listed
-            return bytes(self._filesystem.get().cat_file(self._at(name), start=start or None, end=stop))
+            # another job may have written it since this one listed
+            self._filesystem.get().invalidate_cache()
+            return bytes(
+                self._filesystem.get().cat_file(self._at(name), start=start or None, end=stop)
+            )
 
         return self._tried(content, "read", missing=None)
 
@@ -292,7 +346,9 @@ class StoreDestination(Destination):
     def part(self, name: str) -> Iterator[PartFile]:
         with _temporary(name) as file:
             yield file
-            self._tried(lambda: self._filesystem.get().put_file(file.path, self._at(name)), "written")
+            self._tried(
+                lambda: self._filesystem.get().put_file(file.path, self._at(name)), "written"
+            )
 
     @contextlib.contextmanager
     def fetched(self, name: str) -> Iterator[Path]:
@@ -313,21 +369,30 @@ class StoreDestination(Destination):
             except FileNotFoundError as error:
                 if "missing" in missing:
                     return missing["missing"]
-                raise DataNotFoundError(f"{self.shown} can't be {done}: {redact(error)}: is there such a bucket?") from error
+                raise DataNotFoundError(
+                    f"{self.shown} can't be {done}: {redact(error)}: is there such a bucket?"
+                ) from error
             except PermissionError as error:
-                raise AccessError(f"{self.shown} can't be {done}: {redact(error)}: check the credentials (storage_options=)") from error
+                raise AccessError(
+                    f"{self.shown} can't be {done}: {redact(error)}: check the credentials "
+                    "(storage_options=)"
+                ) from error
             except HeadraceError:
                 raise
             except Exception as error:
                 if attempt == _ATTEMPTS:
-                    raise WriteError(f"{self.shown} can't be {done}, after {attempt} attempts: {redact(error)}") from error
+                    raise WriteError(
+                        f"{self.shown} can't be {done}, after {attempt} attempts: {redact(error)}"
+                    ) from error
             time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
         raise AssertionError
 
 
 @contextlib.contextmanager
 def _temporary(name: str) -> Iterator[PartFile]:
-    """A file of this user in the folder for temporary files; those that killed processes left of the same name are removed."""
+    """A file of this user in the folder for temporary files; those that killed processes left of
+    the same name are removed.
+    """
     folder = os.path.join(tempfile.gettempdir(), f"headrace-pack-{user_id()}")
     name = name.replace("/", "-")
     with contextlib.ExitStack() as opened:
@@ -335,9 +400,12 @@ def _temporary(name: str) -> Iterator[PartFile]:
             make_folder(folder, ".")
             try:
                 remove_abandoned(folder, (f".{name}.",))
-                file = opened.enter_context(PartFile(os.path.join(folder, name), overwrite=True, token=new_token()))
+                file = opened.enter_context(
+                    PartFile(os.path.join(folder, name), overwrite=True, token=new_token())
+                )
                 break
-            except (DataNotFoundError, FileNotFoundError):  # another job was the last to use the folder, and has just removed it
+            # another job was the last to use the folder, and has just removed it
+            except (DataNotFoundError, FileNotFoundError):
                 if attempt == _ATTEMPTS:
                     raise
         try:

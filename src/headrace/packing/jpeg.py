@@ -25,7 +25,8 @@ from headrace.storage.arrays.packed import crc_of
 
 
 def reencoded(data: Any, jpeg: StoreOptions, color: str = "RGB", left: Any = None) -> bytes:
-    """An encoded image as JPEG, its longer side at most `max_size`; the image as it is, if that is not larger.
+    """An encoded image as JPEG, its longer side at most `max_size`; the image as it is, if that is
+    not larger.
 
     Args:
         data: the file's bytes (bytes-like).
@@ -45,15 +46,27 @@ def reencoded(data: Any, jpeg: StoreOptions, color: str = "RGB", left: Any = Non
         pixels = decode_image(data, color, left)
     if max(pixels.shape) > LARGEST_SIDE:
         return bytes(data)
-    space = {"colorspace": "GRAY", "colorsubsampling": "Gray"} if color == "L" else {"colorspace": "RGB", "colorsubsampling": "420"}
-    made: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=jpeg.quality, **space)
+    space = (
+        {"colorspace": "GRAY", "colorsubsampling": "Gray"}
+        if color == "L"
+        else {"colorspace": "RGB", "colorsubsampling": "420"}
+    )
+    made: bytes = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels), quality=jpeg.quality, **space
+    )
     return made if len(made) < len(data) else bytes(data)
 
 
 def plan_reencoded(
-    dataset: BaseDataset, jpeg: StoreOptions, folder: str, workers: int, progress: bool | None, planned: Packing | None = None
+    dataset: BaseDataset,
+    jpeg: StoreOptions,
+    folder: str,
+    workers: int,
+    progress: bool | None,
+    planned: Packing | None = None,
 ) -> Packing:
-    """Re-encodes all images into a temporary file without a name, since their sizes must be known before a packed file is laid out.
+    """Re-encodes all images into a temporary file without a name, since their sizes must be known
+    before a packed file is laid out.
 
     Args:
         dataset: of encoded images.
@@ -71,7 +84,10 @@ def plan_reencoded(
     sizes, images = np.zeros((2, len(dataset)), np.int64)
     with contextlib.ExitStack() as opened:
         spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
-        groups, task = groups_of(given.plan.read_sizes), functools.partial(reencode_group, dataset, jpeg)
+        groups, task = (
+            groups_of(given.plan.read_sizes),
+            functools.partial(reencode_group, dataset, jpeg),
+        )
         with with_progress(task, groups, workers, progress, len(dataset), "re-encoding") as results:
             for group, made in results:
                 for index, sample in zip(group, made, strict=True):
@@ -82,14 +98,18 @@ def plan_reencoded(
                         sizes[index], images[index] = sum(map(len, sample)), len(sample[0])
         readable = without(dataset, unreadable)
         sizes, images = (np.delete(column, list(unreadable)) for column in (sizes, images))
-        plan = make_plan(readable, "encoded", sizes, {"jpeg": [jpeg.max_size, jpeg.quality]}, made_images=images)
+        plan = make_plan(
+            readable, "encoded", sizes, {"jpeg": [jpeg.max_size, jpeg.quality]}, made_images=images
+        )
         opened.pop_all()  # it is closed when all is written
     begins = np.concatenate([[0], np.cumsum(plan.sizes)])
 
     def prepare(group: range) -> list[tuple[npt.NDArray[Any] | SampleError, int]]:
         data = np.empty(int(begins[group.stop] - begins[group.start]), np.uint8)
         read_full(spool.fileno(), [memoryview(data)], int(begins[group.start]))  # type: ignore[arg-type]
-        images = np.split(data, (begins[group.start + 1 : group.stop] - begins[group.start]).tolist())
+        images = np.split(
+            data, (begins[group.start + 1 : group.stop] - begins[group.start]).tolist()
+        )
         return [(image, crc_of(image)) for image in images]
 
     return Packing(readable, plan, prepare, unreadable, spool=spool)
@@ -107,8 +127,12 @@ def plan_of_files(dataset: BaseDataset, read_sizes: npt.NDArray[np.int64] | None
     return Packing(dataset, plan, lambda group: [], {})
 
 
-def reencode_group(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> list[tuple[bytes, ...] | SampleError]:
-    """The images of a group as JPEG, each with its mask where they have masks; a SampleError for one that may be left out."""
+def reencode_group(
+    dataset: BaseDataset, jpeg: StoreOptions, group: range
+) -> list[tuple[bytes, ...] | SampleError]:
+    """The images of a group as JPEG, each with its mask where they have masks; a SampleError for
+    one that may be left out.
+    """
     color, are_pairs = getattr(dataset, "color", "RGB"), has_masks(dataset)
 
     def make(position: int, index: int, record: Any) -> tuple[bytes, ...] | SampleError:
@@ -125,7 +149,9 @@ def reencode_group(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> li
 
 
 def ratio_of(dataset: BaseDataset, jpeg: StoreOptions, sizes: npt.NDArray[np.int64]) -> float:
-    """About how large re-encoded images are beside what they were, by some of them, evenly spread."""
+    """About how large re-encoded images are beside what they were, by some of them, evenly
+    spread.
+    """
     before = after = 0
     for index in some_of(len(dataset)):
         with contextlib.suppress(SampleError):  # said when it is packed

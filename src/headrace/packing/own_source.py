@@ -43,13 +43,18 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
             is_own = path is not None and _is_own(path, target, is_data)
         if is_own:
             raise ConfigError(
-                f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack must not change: write it elsewhere"
+                f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack must "
+                "not change: write it elsewhere"
             )
 
 
 def _is_own(source: Path, target: Path, is_data: bool) -> bool:
     """True if a pack to `target` would replace a path of this machine, or lie in it."""
-    if is_data and source.is_dir() and _is_below(os.path.realpath(source), os.path.realpath(target)):
+    if (
+        is_data
+        and source.is_dir()
+        and _is_below(os.path.realpath(source), os.path.realpath(target))
+    ):
         return True
     if not target.exists() or not source.exists():
         return False
@@ -69,7 +74,9 @@ def _is_below(folder: str, path: str) -> bool:
 
 
 def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
-    """The paths and URLs in the attributes of a dataset, of its source and of datasets inside; and whether each surely is one of data."""
+    """The paths and URLs in the attributes of a dataset, of its source and of datasets inside;
+    and whether each surely is one of data.
+    """
     seen, left = set[int](), [("dataset", dataset)]
     while left:
         name, value = left.pop()
@@ -100,7 +107,11 @@ def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
         elif isinstance(value, (list, tuple, set)):
             name = "" if name == "targets" else name  # these are the targets themselves
             left += ((name, one) for one in value)
-        elif isinstance(value, (Dataset, Source)) or name in ("dataset", "datasets") or type(value).__module__.startswith("headrace."):
+        elif (
+            isinstance(value, (Dataset, Source))
+            or name in ("dataset", "datasets")
+            or type(value).__module__.startswith("headrace.")
+        ):
             left += _attributes_of(value)
 
 
@@ -110,7 +121,11 @@ def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
         slots = vars(cls).get("__slots__", ())
         names.update(dict.fromkeys([slots] if isinstance(slots, str) else slots))
     for name in names:
-        attribute = getattr(value, name, None) if name not in getattr(value, "__dict__", ()) else value.__dict__[name]
+        attribute = (
+            getattr(value, name, None)
+            if name not in getattr(value, "__dict__", ())
+            else value.__dict__[name]
+        )
         yield name.strip("_"), attribute
 
 

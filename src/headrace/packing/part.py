@@ -1,7 +1,8 @@
 """Writes a file under a locked temporary name, and renames it when it is complete.
 
-It is written under a temporary name in the same folder, which is held under a kernel lock, and renamed when it is done. The lock is
-gone with its process, however that ends: what a dead writer left is told from what a live one writes, and is taken over.
+It is written under a temporary name in the same folder, which is held under a kernel lock, and
+renamed when it is done. The lock is gone with its process, however that ends: what a dead writer
+left is told from what a live one writes, and is taken over.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from types import TracebackType
 from typing import Any
 
 from headrace.dtypes import IntArray
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    HeadraceError,
+    TargetExistsError,
+    WriteError,
+)
 from headrace.io.atomic import TEMPORARY
 from headrace.io.local.checksums import NEAR, SumsAhead
 from headrace.io.paths import is_url, redact
@@ -35,10 +43,12 @@ _LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems that 
 
 
 class PartFile:
-    """The temporary file of a target, open and locked inside a ``with``; removed at its end unless it was committed.
+    """The temporary file of a target, open and locked inside a ``with``; removed at its end unless
+    it was committed.
 
-    Its name is ``.{name}.part``: one for a target, so that a lock on it is a lock on the target. A second writer, in this process
-    or another one, is refused; with a `token` each has a name of its own, and the last one that is done wins.
+    Its name is ``.{name}.part``: one for a target, so that a lock on it is a lock on the target. A
+    second writer, in this process or another one, is refused; with a `token` each has a name of its
+    own, and the last one that is done wins.
 
     Args:
         target: the final path.
@@ -53,19 +63,25 @@ class PartFile:
         ahead: what of it was read back by now, since `sum_ahead`.
 
     Raises:
-        TargetExistsError, DataNotFoundError, ConfigError: the target is there; its folder is not; it is a folder itself.
+        TargetExistsError, DataNotFoundError, ConfigError: the target is there; its folder is not;
+            it is a folder itself.
         WriteError, AccessError: another job writes the same target; this user may not.
     """
 
-    def __init__(self, target: str | os.PathLike[Any], overwrite: bool = False, token: str | None = None) -> None:
+    def __init__(
+        self, target: str | os.PathLike[Any], overwrite: bool = False, token: str | None = None
+    ) -> None:
         if is_url(target):
             raise ConfigError(
-                f"{redact(target)}: a single file is written on this machine: pass shard_size, such as '1GB', to pack into a store"
+                f"{redact(target)}: a single file is written on this machine: pass shard_size, "
+                "such as '1GB', to pack into a store"
             )
         self.target: str = os.path.abspath(os.path.expanduser(os.fspath(target)))
         self._folder, name = os.path.split(self.target)
         self._token = token
-        self.path: str = os.path.join(self._folder, f".{name}{TEMPORARY}" if token is None else f".{name}.{token}{TEMPORARY}")
+        self.path: str = os.path.join(
+            self._folder, f".{name}{TEMPORARY}" if token is None else f".{name}.{token}{TEMPORARY}"
+        )
         self.fd: int = -1
         self.is_cancelled: Callable[[], bool] = lambda: False
         self.ahead: SumsAhead | None = None
@@ -74,7 +90,10 @@ class PartFile:
 
     def __enter__(self) -> PartFile:
         if not HAS_LOCKS:
-            raise ConfigError("packing needs a system with file locks, such as Linux or macOS; packed files are read everywhere")
+            raise ConfigError(
+                "packing needs a system with file locks, such as Linux or macOS; packed files are "
+                "read everywhere"
+            )
         with self.explained():
             self.fd = self._open_locked()
             try:
@@ -84,7 +103,12 @@ class PartFile:
                 raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.restart()
         if not self._committed:
             with contextlib.suppress(OSError):
@@ -95,14 +119,17 @@ class PartFile:
         """Make the file durable, and give it its final name.
 
         Raises:
-            TargetExistsError, WriteError, AccessError: a target appeared meanwhile; it can't be written.
+            TargetExistsError, WriteError, AccessError: a target appeared meanwhile; it can't be
+                written.
         """
         self._check_target()
         with self.explained():
             os.fsync(self.fd)
             self._publish()
         self._committed = True
-        with contextlib.suppress(OSError):  # some file systems can't: the name may then be lost with the power, not the file's wholeness
+        # some file systems can't: the name may then be lost with the power, not the file's
+        # wholeness
+        with contextlib.suppress(OSError):
             folder = os.open(self._folder, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -131,16 +158,19 @@ class PartFile:
             write_full(self.fd, data, 0)
 
     def reserve(self, nbytes: int) -> None:
-        """Makes the file so long, and sees that there is room: what is missing shows here, not in the middle of it all.
+        """Makes the file so long, and sees that there is room: what is missing shows here, not in
+        the middle of it all.
 
         Raises:
-            WriteError, AccessError: there is none; the file can't be written, or is too large for the file system or the user's limit.
+            WriteError, AccessError: there is none; the file can't be written, or is too large for
+                the file system or the user's limit.
         """
         with self.explained():
             free = shutil.disk_usage(self._folder).free
             if nbytes > free:
                 raise WriteError(
-                    f"{redact(self.target)} can't be written, the disk is full: it needs {format_size(nbytes)}, and {format_size(free)} "
+                    f"{redact(self.target)} can't be written, the disk is full: it needs "
+                    f"{format_size(nbytes)}, and {format_size(free)} "
                     "are free: free some space, or use another disk"
                 )
             os.ftruncate(self.fd, nbytes)
@@ -152,18 +182,22 @@ class PartFile:
         self.ahead, self._flushed = None, 0
 
     def sum_ahead(self, edges: IntArray) -> None:
-        """From now on reads samples back while later ones are written, as `begin_flush` says how far that is.
+        """From now on reads samples back while later ones are written, as `begin_flush` says how
+        far that is.
 
         Args:
-            edges: [n + 1] int64, the first byte of each sample in the file, and the end of the last.
+            edges: [n + 1] int64, the first byte of each sample in the file, and the end of the
+                last.
         """
         self.ahead = SumsAhead(self.fd, edges, self._settle)
 
     def begin_flush(self, stop: int) -> None:
-        """Begins to send what was written before a place to the disk, where that is possible, and does not wait for it.
+        """Begins to send what was written before a place to the disk, where that is possible, and
+        does not wait for it.
 
         Raises:
-            WriteError, AccessError: what was written before could not be read back (see `sum_ahead`).
+            WriteError, AccessError: what was written before could not be read back (see
+                `sum_ahead`).
         """
         if stop - self._flushed < _FLUSHED:
             return
@@ -175,8 +209,9 @@ class PartFile:
                 self.ahead.written(stop)
 
     def reread(self) -> None:
-        """Make the file durable, and forget the pages in memory of what was not read back yet: what is read next comes from the disk,
-        where that is possible."""
+        """Make the file durable, and forget the pages in memory of what was not read back yet: what
+        is read next comes from the disk, where that is possible.
+        """
         with self.explained():
             os.fsync(self.fd)
             if self.ahead is None:
@@ -191,7 +226,9 @@ class PartFile:
         self._forget(max(0, start - NEAR), stop + NEAR)
 
     def _forget(self, start: int, stop: int) -> None:
-        """Drops pages in memory that are on the disk, and begins to write those that are not; `stop` 0: to the end."""
+        """Drops pages in memory that are on the disk, and begins to write those that are not;
+        `stop` 0: to the end.
+        """
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.fd, start, max(0, stop - start), os.POSIX_FADV_DONTNEED)
 
@@ -217,22 +254,28 @@ class PartFile:
         if os.path.isdir(self.target):
             raise ConfigError(f"{path} is a folder: name the file to write")
         if not os.path.isdir(self._folder):
-            raise DataNotFoundError(f"{redact(self._folder)}, where {os.path.basename(path)} should go, is no folder: make it first")
+            raise DataNotFoundError(
+                f"{redact(self._folder)}, where {os.path.basename(path)} should go, is no folder: "
+                "make it first"
+            )
         if os.path.lexists(self.target) and not self._overwrite:
             raise self._target_exists()
 
     def _target_exists(self) -> TargetExistsError:
         return TargetExistsError(
-            f"{redact(self.target)} is there already: pass overwrite=True (--overwrite) to replace it, or another name"
+            f"{redact(self.target)} is there already: pass overwrite=True (--overwrite) to "
+            "replace it, or another name"
         )
 
     def _open_locked(self) -> int:
         while True:
-            # O_NOFOLLOW: in a folder that others may write to, the name could be a link to some file of ours
+            # O_NOFOLLOW: in a folder that others may write to, the name could be a link to some
+            # file of ours
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
                 self._lock(fd)
-                if _is_at(fd, self.path):  # else its writer renamed or removed it between the two calls
+                # else its writer renamed or removed it between the two calls
+                if _is_at(fd, self.path):
                     return fd
             except BaseException:
                 os.close(fd)
@@ -246,23 +289,38 @@ class PartFile:
             if error.errno not in _LOCKLESS:
                 raise
             is_ours = True
-            _log.warning("%s: this file system has no locks, see that no other job writes there", redact(self._folder))
+            _log.warning(
+                "%s: this file system has no locks, see that no other job writes there",
+                redact(self._folder),
+            )
         if not is_ours:
             raise WriteError(
-                f"another job is packing to {redact(self.target)} (it holds {redact(os.path.basename(self.path))}): "
+                f"another job is packing to {redact(self.target)} (it holds "
+                f"{redact(os.path.basename(self.path))}): "
                 "wait for it, or use another name"
             )
 
     def _explain(self, error: OSError) -> HeadraceError:
         path, reason = redact(self.target), error.strerror or str(error)
         if error.errno in _FULL:
-            return WriteError(f"{path} can't be written, the disk is full ({reason}): free some space, or use another disk")
+            return WriteError(
+                f"{path} can't be written, the disk is full ({reason}): free some space, or use "
+                "another disk"
+            )
         if error.errno == errno.EFBIG:
-            return WriteError(f"{path} is too large for this file system, or for this user's limit (ulimit -f): {reason}")
+            return WriteError(
+                f"{path} is too large for this file system, or for this user's limit (ulimit -f): "
+                f"{reason}"
+            )
         if error.errno in _FORBIDDEN:
-            return AccessError(f"{redact(self._folder)}: this user may not write there ({reason}): use another folder")
+            return AccessError(
+                f"{redact(self._folder)}: this user may not write there ({reason}): use another "
+                "folder"
+            )
         if error.errno in _MISSING:
-            return DataNotFoundError(f"{redact(self._folder)} or the temporary file in it is gone: {reason}")
+            return DataNotFoundError(
+                f"{redact(self._folder)} or the temporary file in it is gone: {reason}"
+            )
         return WriteError(f"{path} can't be written: {reason}")
 
 
@@ -283,11 +341,18 @@ def new_token() -> str:
 
 
 def remove_abandoned(folder: str, prefixes: tuple[str, ...]) -> None:
-    """Removes the temporary files with one of these prefixes whose writers are gone: nobody holds a lock on them."""
+    """Removes the temporary files with one of these prefixes whose writers are gone: nobody
+    holds a lock on them.
+    """
     with os.scandir(folder) as listing:
-        names = [entry.name for entry in listing if entry.name.startswith(prefixes) and entry.name.endswith(TEMPORARY)]
+        names = [
+            entry.name
+            for entry in listing
+            if entry.name.startswith(prefixes) and entry.name.endswith(TEMPORARY)
+        ]
     for path in (os.path.join(folder, name) for name in names):
-        with contextlib.suppress(OSError):  # it was renamed or removed meanwhile, or is another user's
+        # it was renamed or removed meanwhile, or is another user's
+        with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 if try_lock(fd) and _is_at(fd, path):

@@ -1,8 +1,8 @@
 """Plans a pack of several files, its parts, before the first of them is written.
 
-The plan is a pure function of the dataset and the options, frozen in `plan.json`. Each process that packs some of the parts makes the
-plan anew and compares it with the one that is there, so no process needs to tell another what to do. Finished is a part whose sidecar
-names this plan.
+The plan is a pure function of the dataset and the options, frozen in `plan.json`. Each process that
+packs some of the parts makes the plan anew and compares it with the one that is there, so no
+process needs to tell another what to do. Finished is a part whose sidecar names this plan.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ class PartsPlan:
         count: number of samples.
         edges: [parts + 1], the first sample of each part, and `count`.
         nbytes: [parts], bytes of the samples of each part as they are stored.
-        options: what else decides the bytes, by name; under "versions" those of the libraries that do.
+        options: what else decides the bytes, by name; under "versions" those of the libraries that
+            do.
         classes: class names, or None.
-        samples: the CRC of the file `samples_name`, which has a CRC (uint32) of name and size of each sample.
+        samples: the CRC of the file `samples_name`, which has a CRC (uint32) of name and size of
+            each sample.
         version: of this layout.
     """
 
@@ -71,7 +73,13 @@ class PartsPlan:
 
     @classmethod
     def of(
-        cls, info: PackedInfo, fingerprint: str, edges: list[int], sizes: IntArray, checks: Checks, options: dict[str, Any]
+        cls,
+        info: PackedInfo,
+        fingerprint: str,
+        edges: list[int],
+        sizes: IntArray,
+        checks: Checks,
+        options: dict[str, Any],
     ) -> PartsPlan:
         """The plan of samples that are as `info` says.
 
@@ -82,16 +90,33 @@ class PartsPlan:
             checks: see `Checks`.
         """
         nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
-        options = options if info.target_columns is None else {**options, "target_columns": info.target_columns}
+        options = (
+            options
+            if info.target_columns is None
+            else {**options, "target_columns": info.target_columns}
+        )
         return cls(
-            info.kind, info.store, fingerprint, len(sizes), edges, nbytes, zlib.crc32(bytes_of_checks(checks)), options, info.classes
+            info.kind,
+            info.store,
+            fingerprint,
+            len(sizes),
+            edges,
+            nbytes,
+            zlib.crc32(bytes_of_checks(checks)),
+            options,
+            info.classes,
         )
 
     @cached_property
     def text(self) -> bytes:
         """The content of `plan.json`: the same for the same plan."""
-        said = sorted((one.name, getattr(self, one.name)) for one in fields(self))  # `asdict` copies each number
-        return ("{\n " + ",\n ".join(f'"{name}": {json.dumps(value, sort_keys=True)}' for name, value in said) + "\n}\n").encode("ascii")
+        # `asdict` copies each number
+        said = sorted((one.name, getattr(self, one.name)) for one in fields(self))
+        return (
+            "{\n "
+            + ",\n ".join(f'"{name}": {json.dumps(value, sort_keys=True)}' for name, value in said)
+            + "\n}\n"
+        ).encode("ascii")
 
     @cached_property
     def digest(self) -> str:
@@ -105,9 +130,17 @@ class PartsPlan:
 
     @property
     def rows(self) -> Rows | None:
-        """What the samples of all parts have in common, where that is not known without reading them."""
+        """What the samples of all parts have in common, where that is not known without reading
+        them.
+        """
         rows = self.options.get("rows")
-        return None if rows is None else Rows(rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]), rows.get("values"))
+        return (
+            None
+            if rows is None
+            else Rows(
+                rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]), rows.get("values")
+            )
+        )
 
     @property
     def samples_name(self) -> str:
@@ -120,28 +153,45 @@ class PartsPlan:
         if jpeg := self.options.get("jpeg"):
             return StoreOptions("jpeg", jpeg["max_size"], jpeg["quality"])
         said, store = self.options, self.store if self.rows is None else None
-        return StoreOptions(store, check=said.get("check", "decode"), compression=said.get("compression"), chunks=said.get("chunks"))  # type: ignore[arg-type]
+        return StoreOptions(
+            store,  # type: ignore[arg-type]
+            check=said.get("check", "decode"),
+            compression=said.get("compression"),
+            chunks=said.get("chunks"),
+        )
 
     @property
     def left_out(self) -> dict[int, str]:
-        """What is wrong with samples that are in none of the parts, by their numbers in the dataset."""
+        """What is wrong with samples that are in none of the parts, by their numbers in the
+        dataset.
+        """
         return {number: why for number, why in self.options.get("left_out", [])}
 
     @cached_property
     def metadata(self) -> dict[str, bytes]:
-        """The files of a Zarr pack beside the parts, by name, in the order in which they are written."""
+        """The files of a Zarr pack beside the parts, by name, in the order in which they are
+        written.
+        """
         if self.zarr is None:
             return {}
         names = ("color", "image_size", "targets", "class_ids")
         image: dict[str, Any] = {name: self.options[name] for name in names if name in self.options}
         if jpeg := self.options.get("jpeg"):
             image["jpeg"] = [jpeg["max_size"], jpeg["quality"]]
-        version = ROWS_LAYOUT if len(self.zarr.of_samples) > 1 else LAYOUT if "targets" in image else 1
+        version = (
+            ROWS_LAYOUT if len(self.zarr.of_samples) > 1 else LAYOUT if "targets" in image else 1
+        )
         columns = self.options.get("target_columns")
         info = PackedInfo(
-            self.kind, self.store, self.count, self.fingerprint, self.classes, image, target_columns=columns,
+            self.kind,
+            self.store,
+            self.count,
+            self.fingerprint,
+            self.classes,
+            image,
+            target_columns=columns,
             version=version if columns is None else COLUMNS_LAYOUT,
-        )  # fmt: skip
+        )
         return self.zarr.metadata(info)
 
     @property
@@ -152,11 +202,19 @@ class PartsPlan:
     @cached_property
     def zarr(self) -> ZarrLayout | None:
         """The arrays of a pack to Zarr; None: it is one to HDF5."""
-        return zarr_layout(self.count, self.parts, self.options["zarr"]) if self.format == "zarr" else None
+        return (
+            zarr_layout(self.count, self.parts, self.options["zarr"])
+            if self.format == "zarr"
+            else None
+        )
 
     def objects(self, part: int) -> list[str]:
         """The files that a part has; that with the samples comes first."""
-        return [f"part-{part:05d}-of-{self.parts:05d}.h5"] if self.zarr is None else self.zarr.objects(part)
+        return (
+            [f"part-{part:05d}-of-{self.parts:05d}.h5"]
+            if self.zarr is None
+            else self.zarr.objects(part)
+        )
 
     def name(self, part: int) -> str:
         """What the file with the samples of a part is called."""
@@ -168,8 +226,13 @@ class PartsPlan:
 
 
 def options_of(dataset: BaseDataset, how: StoreOptions, shard_size: int) -> dict[str, Any]:
-    """What the options of a plan have of the arguments of `pack`, whatever the format; `compression` and `chunks` each format adds."""
-    options: dict[str, Any] = {"shard_size": shard_size, "on_error": "skip" if dataset.on_error == "skip" else "raise"}
+    """What the options of a plan have of the arguments of `pack`, whatever the format;
+    `compression` and `chunks` each format adds.
+    """
+    options: dict[str, Any] = {
+        "shard_size": shard_size,
+        "on_error": "skip" if dataset.on_error == "skip" else "raise",
+    }
     options |= annotations_check(dataset)
     if how.check != "decode":
         options["check"] = how.check
@@ -205,7 +268,10 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
     total = int(ends[-1]) if len(ends) else 0
     count = max(1, -(-total // max(1, shard_size)))
     if count > _MOST_PARTS:
-        raise ConfigError(f"shard_size={shard_size:,} cuts {format_size(total)} into {count:,} parts: use a larger shard_size")
+        raise ConfigError(
+            f"shard_size={shard_size:,} cuts {format_size(total)} into {count:,} parts: use a "
+            "larger shard_size"
+        )
     wanted = np.arange(1, count) * (total / count)
     inner = np.searchsorted(ends, wanted, side="left") + 1
     return distinct(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])).tolist()  # type: ignore[no-any-return]
@@ -214,9 +280,13 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
 def checks_of(names: PackedNames | None, sizes: IntArray) -> Checks:
     """The `Checks` of samples of these names (None: they have none) and sizes ([n] bytes)."""
     if names is None:
-        return np.fromiter((zlib.crc32(b"%d" % size) for size in sizes.tolist()), np.uint32, len(sizes))
+        return np.fromiter(
+            (zlib.crc32(b"%d" % size) for size in sizes.tolist()), np.uint32, len(sizes)
+        )
     pairs = zip(iter(names), sizes.tolist(), strict=True)
-    return np.fromiter((zlib.crc32(b"%d %s" % (size, name)) for name, size in pairs), np.uint32, len(sizes))
+    return np.fromiter(
+        (zlib.crc32(b"%d %s" % (size, name)) for name, size in pairs), np.uint32, len(sizes)
+    )
 
 
 def bytes_of_checks(checks: Checks) -> bytes:
@@ -224,7 +294,9 @@ def bytes_of_checks(checks: Checks) -> bytes:
     return checks.astype("<u4").tobytes()
 
 
-def check_unchanged(folder: Destination, plan: PartsPlan, start: int, checks: Checks, locate: Any) -> None:
+def check_unchanged(
+    folder: Destination, plan: PartsPlan, start: int, checks: Checks, locate: Any
+) -> None:
     """Compares samples with what the plan knows of them.
 
     Args:
@@ -238,16 +310,23 @@ def check_unchanged(folder: Destination, plan: PartsPlan, start: int, checks: Ch
         FileChangedError: one has another name or size; the first is named.
         FormatError: the file of their CRCs is damaged.
     """
-    data, name = folder.read(plan.samples_name, 4 * start, 4 * (start + len(checks))), folder.shown_name(plan.samples_name)
+    data, name = (
+        folder.read(plan.samples_name, 4 * start, 4 * (start + len(checks))),
+        folder.shown_name(plan.samples_name),
+    )
     if data is None or len(data) != 4 * len(checks):
-        raise FormatError(f"{name} is missing, or cut short: remove {PLAN} and pack again; finished parts are kept")
+        raise FormatError(
+            f"{name} is missing, or cut short: remove {PLAN} and pack again; finished parts are "
+            "kept"
+        )
     planned = np.frombuffer(data, "<u4")
     different = np.flatnonzero(planned != checks)
     if len(different):
         number = start + int(different[0])
         others = f", and {len(different) - 1:,} more of this part" if len(different) > 1 else ""
         raise FileChangedError(
-            f"{locate(number)} (sample {number:,}{others}) has another name or size than when the plan was made: "
+            f"{locate(number)} (sample {number:,}{others}) has another name or size than when the "
+            "plan was made: "
             "pack to another folder, or pass overwrite=True (--overwrite) to plan anew"
         )
 
@@ -264,22 +343,34 @@ def read_plan(folder: Destination) -> PartsPlan | None:
     try:
         said = json.loads(data)
         if said["version"] > VERSION:
-            raise FormatError(f"{name} was written by a later headrace (layout {said['version']}, this one reads up to {VERSION})")
+            raise FormatError(
+                f"{name} was written by a later headrace (layout {said['version']}, this one "
+                f"reads up to {VERSION})"
+            )
         plan = PartsPlan(**said)
         _check_plan(plan)
         _ = plan.rows, plan.zarr, plan.digest  # what can't be understood is said here
         return plan
     except FormatError:
         raise
-    except Exception as error:  # a damaged file can hold anything, also what NumPy takes for code of a dtype
-        raise FormatError(f"{name} is damaged ({error}): remove it and pack again; finished parts are kept") from error
+    # a damaged file can hold anything, also what NumPy takes for code of a dtype
+    except Exception as error:
+        raise FormatError(
+            f"{name} is damaged ({error}): remove it and pack again; finished parts are kept"
+        ) from error
 
 
 def _check_plan(plan: PartsPlan) -> None:
     """Raises a ValueError for a value that no pack writes."""
-    if not are_counts([plan.count, plan.samples, plan.version, *plan.edges, *plan.nbytes]) or not isinstance(plan.options, dict):
+    if not are_counts(
+        [plan.count, plan.samples, plan.version, *plan.edges, *plan.nbytes]
+    ) or not isinstance(plan.options, dict):
         raise ValueError("a number or the options are wrong")
-    if len(plan.edges) != len(plan.nbytes) + 1 or plan.edges != sorted(plan.edges) or (plan.edges[0], plan.edges[-1]) != (0, plan.count):
+    if (
+        len(plan.edges) != len(plan.nbytes) + 1
+        or plan.edges != sorted(plan.edges)
+        or (plan.edges[0], plan.edges[-1]) != (0, plan.count)
+    ):
         raise ValueError("'edges' are wrong")
     if not are_texts([plan.kind, plan.store, plan.fingerprint, *(plan.classes or [])]):
         raise ValueError("a name is wrong")
@@ -289,14 +380,16 @@ def freeze(folder: Destination, plan: PartsPlan, checks: Checks, overwrite: bool
     """Writes the plan, if there is none yet; True if it takes the place of another one.
 
     Raises:
-        TargetExistsError: there is another one, and it may not be replaced; the message shows how they differ.
+        TargetExistsError: there is another one, and it may not be replaced; the message shows how
+            they differ.
         WriteError, AccessError: it can't be written.
     """
     there = read_plan(folder)
     replaces = there is not None and there.digest != plan.digest
     if there is None or (overwrite and replaces):
         folder.write(plan.samples_name, bytes_of_checks(checks))
-        with contextlib.suppress(TargetExistsError):  # another process made a plan at the same moment
+        # another process made a plan at the same moment
+        with contextlib.suppress(TargetExistsError):
             folder.write(PLAN, plan.text, overwrite)
         there = read_plan(folder)
     check_same(folder, there, plan)
@@ -304,10 +397,13 @@ def freeze(folder: Destination, plan: PartsPlan, checks: Checks, overwrite: bool
 
 
 def check_same(folder: Destination, there: PartsPlan | None, plan: PartsPlan) -> None:
-    """Raises a TargetExistsError where the plan that is there is another one; the message shows how they differ."""
+    """Raises a TargetExistsError where the plan that is there is another one; the message shows
+    how they differ.
+    """
     if there is None or there.digest != plan.digest:
         raise TargetExistsError(
-            f"{folder.shown} holds the plan of another pack{'' if there is None else f' ({differences(there, plan)})'}: "
+            f"{folder.shown} holds the plan of another "
+            f"pack{'' if there is None else f' ({differences(there, plan)})'}: "
             "pack to another folder, or pass overwrite=True (--overwrite) to plan anew"
         )
 
@@ -316,12 +412,20 @@ def differences(there: PartsPlan, now: PartsPlan) -> str:
     """How two plans differ, in words."""
     before, after = _flat_options(there), _flat_options(now)
     pairs = {
-        "samples": (there.count, now.count), "parts": (there.parts, now.parts), "store": (there.store, now.store),
-        "kind": (there.kind, now.kind), "fingerprint": (there.fingerprint, now.fingerprint), "classes": (there.classes, now.classes),
-        **{name: (before.get(name), after.get(name)) for name in sorted({*before, *after} - {"zarr"})},
+        "samples": (there.count, now.count),
+        "parts": (there.parts, now.parts),
+        "store": (there.store, now.store),
+        "kind": (there.kind, now.kind),
+        "fingerprint": (there.fingerprint, now.fingerprint),
+        "classes": (there.classes, now.classes),
+        **{
+            name: (before.get(name), after.get(name))
+            for name in sorted({*before, *after} - {"zarr"})
+        },
         "format": (there.format, now.format),
-        "sizes of parts": (there.edges, now.edges), "names or sizes of samples": (there.samples, now.samples),
-    }  # fmt: skip
+        "sizes of parts": (there.edges, now.edges),
+        "names or sizes of samples": (there.samples, now.samples),
+    }
     said = []
     for name, (one, other) in pairs.items():
         if one != other:
@@ -332,5 +436,7 @@ def differences(there: PartsPlan, now: PartsPlan) -> str:
 
 def _flat_options(plan: PartsPlan) -> dict[str, Any]:
     """The options of a plan, each version by itself."""
-    versions = {f"version of {name}": version for name, version in plan.options.get("versions", {}).items()}
+    versions = {
+        f"version of {name}": version for name, version in plan.options.get("versions", {}).items()
+    }
     return {name: value for name, value in plan.options.items() if name != "versions"} | versions

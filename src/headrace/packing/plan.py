@@ -1,7 +1,7 @@
 """Plans the contents of a packed file before the first sample is read.
 
-Everything about a packed file that is known before its first sample is read: the sizes of all samples, and thus their places; names,
-targets, classes, fingerprint.
+Everything about a packed file that is known before its first sample is read: the sizes of all
+samples, and thus their places; names, targets, classes, fingerprint.
 """
 
 from __future__ import annotations
@@ -21,10 +21,28 @@ from headrace.datasets.zarr import ZarrDataset
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
-from headrace.packing.beside.pairs import LAYOUT, box_columns, boxes_of, has_masks, image_sizes, mask_starts, row_dtype, said_of
+from headrace.packing.beside.pairs import (
+    LAYOUT,
+    box_columns,
+    boxes_of,
+    has_masks,
+    image_sizes,
+    mask_starts,
+    row_dtype,
+    said_of,
+)
 from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
 from headrace.packing.beside.targets import said_of_columns, target_arrays
-from headrace.storage.arrays.packed import IMAGE, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
+from headrace.storage.arrays.packed import (
+    IMAGE,
+    NAME_OFFSETS,
+    NAMES,
+    OFFSETS,
+    TARGETS,
+    PackedInfo,
+    PackedSource,
+    crc_of,
+)
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.pairs import PairedSource
@@ -38,7 +56,8 @@ class Plan:
 
     Attributes:
         info: what it will say about itself.
-        shape, dtype: of the dataset of samples: [bytes] uint8 when encoded, [n, *row] when decoded, [tokens] of texts.
+        shape, dtype: of the dataset of samples: [bytes] uint8 when encoded, [n, *row] when decoded,
+            [tokens] of texts.
         sizes: [n] int64, bytes of each sample in the file.
         read_sizes: [n] int64, bytes of each sample where it comes from.
         columns: the datasets beside the samples and their checksums, by name.
@@ -58,7 +77,11 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of all datasets, CRCs included; before they are compressed."""
-        return int(self.sizes.sum()) + sum(c.nbytes for c in self.columns.values()) + 4 * len(self.sizes)
+        return (
+            int(self.sizes.sum())
+            + sum(c.nbytes for c in self.columns.values())
+            + 4 * len(self.sizes)
+        )
 
 
 class Rows(NamedTuple):
@@ -79,9 +102,12 @@ class Packing(NamedTuple):
     Attributes:
         dataset: that is packed; a view where samples are left out.
         plan: of the file.
-        prepare: gives the samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out.
-        left_out: what is wrong with each sample that can't be read, by its number; of samples that are read when they are written none.
-        rows: what the samples have in common; None: the dataset says so, and none had to be looked at.
+        prepare: gives the samples of a group as they will be stored, and their CRCs; a SampleError
+            for one that may be left out.
+        left_out: what is wrong with each sample that can't be read, by its number; of samples that
+            are read when they are written none.
+        rows: what the samples have in common; None: the dataset says so, and none had to be looked
+            at.
         spool: what `prepare` reads, to be closed when all is written.
     """
 
@@ -94,14 +120,20 @@ class Packing(NamedTuple):
 
 
 def is_packed_as_stored(dataset: BaseDataset) -> bool:
-    """True if a plan follows from the dataset alone: its samples are image files, or rows of a file as they are."""
+    """True if a plan follows from the dataset alone: its samples are image files, or rows of a
+    file as they are.
+    """
     source, format_ = dataset.sample_source, dataset.sample_format
     if are_files(source):
         return isinstance(dataset, ImageDataset)
     files = files_of(source)
     if not files or isinstance(dataset, ImageDataset):
         return bool(files)
-    is_plain = isinstance(dataset, (HDF5Dataset, ZarrDataset)) and format_.stores_values and not format_.splits_targets
+    is_plain = (
+        isinstance(dataset, (HDF5Dataset, ZarrDataset))
+        and format_.stores_values
+        and not format_.splits_targets
+    )
     return is_plain and (_spec_of(files) is not None or _are_encoded(files))
 
 
@@ -111,13 +143,17 @@ def are_files(source: Any) -> bool:
 
 
 def files_of(source: Any) -> list[PackedSource]:
-    """The sources of rows, or of what was packed, that a source consists of; []: it is another one."""
+    """The sources of rows, or of what was packed, that a source consists of; []: it is another
+    one.
+    """
     each = source.sources if isinstance(source, ConcatSource) else [source]
     return list(each) if all(isinstance(one, PackedSource) for one in each) else []
 
 
 def is_encoded(dataset: BaseDataset) -> bool:
-    """True if the samples of a dataset that `is_packed_as_stored` are encoded images now, and not arrays."""
+    """True if the samples of a dataset that `is_packed_as_stored` are encoded images now, and
+    not arrays.
+    """
     source = dataset.sample_source
     return are_files(source) or _are_encoded(files_of(source))
 
@@ -128,7 +164,9 @@ def _are_encoded(files: Sequence[PackedSource]) -> bool:
 
 
 def packed_info_of(files: Sequence[PackedSource]) -> PackedInfo | None:
-    """What packed files say of themselves, as the first of them does; None: some are none, or were packed in another way."""
+    """What packed files say of themselves, as the first of them does; None: some are none, or
+    were packed in another way.
+    """
     infos = [one.of_samples for one in files]
     first = infos[0] if infos else None
     ways = {None if info is None else (info.kind, info.store, info.values) for info in infos}
@@ -154,28 +192,39 @@ def make_plan(
 
     Args:
         dataset: an `ImageDataset`, `HDF5Dataset` or `ZarrDataset`, or a view of one.
-        store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else decoded.
+        store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else
+            decoded.
         encoded_sizes: of images that are encoded anew ([n] bytes), with their masks.
         image: what the file says of these.
-        read_sizes: [n] int64, bytes of each sample where it comes from; None: these are asked for, which reads the inode of each file.
+        read_sizes: [n] int64, bytes of each sample where it comes from; None: these are asked for,
+            which reads the inode of each file.
         made_images: of images that are encoded anew and have masks: bytes without these ([n]).
-        rows: what pixels and masks have in common with those of other files; None: the first ones say it.
+        rows: what pixels and masks have in common with those of other files; None: the first ones
+            say it.
 
     Raises:
-        ConfigError: this dataset can't be packed, or not with this store; the message says what can be done.
+        ConfigError: this dataset can't be packed, or not with this store; the message says what can
+            be done.
         SampleError: no mask can be read.
     """
     source, files = dataset.sample_source, files_of(dataset.sample_source)
     whole = dataset.whole_indices(np.arange(len(dataset)))
     packed = packed_info_of(files)
     if packed is not None and "targets" in packed.image and not isinstance(dataset, ImageDataset):
-        raise ConfigError(f"{files[0].path} holds images with {packed.image['targets']}: open it with ImageDataset, and pack that")
+        raise ConfigError(
+            f"{files[0].path} holds images with {packed.image['targets']}: open it with "
+            "ImageDataset, and pack that"
+        )
     encoded_now = is_encoded(dataset)
     store = store or ("encoded" if encoded_now and rows is None else "decoded")
     if store == "encoded" and not encoded_now:
         raise not_encoded()
     if read_sizes is None:
-        read_sizes = source.sizes(whole) if isinstance(source, FilesSource | PairedSource) else _packed_sizes(files)[whole]
+        read_sizes = (
+            source.sizes(whole)
+            if isinstance(source, FilesSource | PairedSource)
+            else _packed_sizes(files)[whole]
+        )
     sizes, dtype = read_sizes if encoded_sizes is None else encoded_sizes, np.dtype(np.uint8)
     shape: tuple[int, ...] = (int(sizes.sum()),)
     if store == "decoded":
@@ -192,11 +241,19 @@ def make_plan(
     is_image = isinstance(dataset, ImageDataset) or (packed is not None and packed.kind == "image")
     image = _image(dataset, packed, row, dtype) if is_image and store == "decoded" else image or {}
     said = said_of(dataset)
-    of_columns = said_of_columns(dataset, targets, packed if _has_targets_of_pack(dataset) else None)
+    of_columns = said_of_columns(
+        dataset, targets, packed if _has_targets_of_pack(dataset) else None
+    )
     info = info_of(
-        dataset, columns, "image" if is_image else "array", store, classes=_classes(dataset, packed), image={**image, **said},
-        version=COLUMNS_LAYOUT if of_columns else LAYOUT if said else 1, **of_columns,
-    )  # fmt: skip
+        dataset,
+        columns,
+        "image" if is_image else "array",
+        store,
+        classes=_classes(dataset, packed),
+        image={**image, **said},
+        version=COLUMNS_LAYOUT if of_columns else LAYOUT if said else 1,
+        **of_columns,
+    )
     return Plan(info, shape, dtype, sizes, read_sizes, columns)
 
 
@@ -206,14 +263,20 @@ def _packed_sizes(files: Sequence[PackedSource]) -> IntArray:
 
 def not_encoded() -> ConfigError:
     """The error of ``store="encoded"`` for arrays."""
-    return ConfigError("store='encoded': the samples of this dataset are arrays, not encoded images: pass store='decoded'")
+    return ConfigError(
+        "store='encoded': the samples of this dataset are arrays, not encoded images: pass "
+        "store='decoded'"
+    )
 
 
-def columns_of(lengths: npt.NDArray[np.int64] | None, names: PackedNames | None, targets: Any) -> dict[str, Column]:
+def columns_of(
+    lengths: npt.NDArray[np.int64] | None, names: PackedNames | None, targets: Any
+) -> dict[str, Column]:
     """The datasets beside the samples and their checksums.
 
     Args:
-        lengths: of samples that lie flat, one behind the other: items of the first axis; None: they are rows.
+        lengths: of samples that lie flat, one behind the other: items of the first axis; None: they
+            are rows.
         names: of the samples, or None.
         targets: one a sample, or None.
 
@@ -239,9 +302,13 @@ def names_of(dataset: BaseDataset) -> PackedNames | None:
     return None if names is None else names.take(dataset.whole_indices(np.arange(len(dataset))))
 
 
-def info_of(dataset: BaseDataset, columns: dict[str, Column], kind: str, store: str, **others: Any) -> PackedInfo:
+def info_of(
+    dataset: BaseDataset, columns: dict[str, Column], kind: str, store: str, **others: Any
+) -> PackedInfo:
     """What a file of all samples of a dataset says about itself."""
-    return PackedInfo(kind, store, len(dataset), dataset.fingerprint, checksums=checksums_of(columns), **others)
+    return PackedInfo(
+        kind, store, len(dataset), dataset.fingerprint, checksums=checksums_of(columns), **others
+    )
 
 
 def checksums_of(columns: dict[str, Column]) -> dict[str, int]:
@@ -249,7 +316,9 @@ def checksums_of(columns: dict[str, Column]) -> dict[str, int]:
     return {name: crc_of(column) for name, column in sorted(columns.items())}
 
 
-def _row(dataset: BaseDataset, files: Sequence[PackedSource], encoded: bool, rows: Rows | None) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _row(
+    dataset: BaseDataset, files: Sequence[PackedSource], encoded: bool, rows: Rows | None
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of a decoded sample."""
     if rows is not None:
         return rows.shape, rows.dtype
@@ -257,7 +326,8 @@ def _row(dataset: BaseDataset, files: Sequence[PackedSource], encoded: bool, row
         channels = 3 if dataset.color == "RGB" else 1
         if dataset.image_size is None and encoded:
             raise ConfigError(
-                "store='decoded' needs images of one size, and image_size is None: open the dataset with image_size=(height, width)"
+                "store='decoded' needs images of one size, and image_size is None: open the "
+                "dataset with image_size=(height, width)"
             )
         stored = files[0].dtype if files and files[0].dtype.names else None
         size = dataset.image_size or (files[0].shape[1:] if stored is None else stored[IMAGE].shape)
@@ -265,11 +335,16 @@ def _row(dataset: BaseDataset, files: Sequence[PackedSource], encoded: bool, row
             return (), row_dtype(dataset, files, (int(size[0]), int(size[1])))
         return (int(size[0]), int(size[1]), channels), np.dtype(np.uint8)
     elif encoded:
-        raise ConfigError("store='decoded': open the file with ImageDataset, which decodes the images, and pack that")
+        raise ConfigError(
+            "store='decoded': open the file with ImageDataset, which decodes the images, and pack "
+            "that"
+        )
     return files[0].shape[1:], files[0].dtype
 
 
-def _image(dataset: BaseDataset, packed: PackedInfo | None, row: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Any]:
+def _image(
+    dataset: BaseDataset, packed: PackedInfo | None, row: tuple[int, ...], dtype: np.dtype[Any]
+) -> dict[str, Any]:
     if isinstance(dataset, ImageDataset):
         return {"color": dataset.color, "image_size": list((row or dtype[IMAGE].shape)[:2])}
     return {} if packed is None else packed.image

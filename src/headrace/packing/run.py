@@ -1,7 +1,9 @@
-"""Packs a dataset into one file: reads and checks samples in threads, writes them in order, and verifies the file.
+"""Packs a dataset into one file: reads and checks samples in threads, writes them in order, and
+verifies the file.
 
-Threads read and check (or decode) the samples, a few groups ahead of the one that is written; the calling thread writes them in
-order into a part file, reads everything back, and only then gives the file its name.
+Threads read and check (or decode) the samples, a few groups ahead of the one that is written; the
+calling thread writes them in order into a part file, reads everything back, and only then gives the
+file its name.
 """
 
 from __future__ import annotations
@@ -39,8 +41,25 @@ from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
 from headrace.packing.own_source import refuse_own_source
 from headrace.packing.part import PartFile
-from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_stored, make_plan, not_encoded, packed_info_of
-from headrace.packing.samples import GROUP_SAMPLES, UNKNOWN_SAMPLES, each_sample, groups_of, threads_for, with_progress, without
+from headrace.packing.plan import (
+    Packing,
+    Plan,
+    Rows,
+    files_of,
+    is_packed_as_stored,
+    make_plan,
+    not_encoded,
+    packed_info_of,
+)
+from headrace.packing.samples import (
+    GROUP_SAMPLES,
+    UNKNOWN_SAMPLES,
+    each_sample,
+    groups_of,
+    threads_for,
+    with_progress,
+    without,
+)
 from headrace.packing.texts import is_of_texts, packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_stored
 from headrace.packing.verify import seal_of, verify_samples
@@ -95,15 +114,27 @@ def pack_dataset(
             part.commit()
     path, seconds = Path(part.target), time.perf_counter() - start
     classes = len(plan.info.classes or ())
-    return PackResult(path, plan.info.count, classes, plan.info.store, path.stat().st_size, seconds, tuple(left_out))
+    return PackResult(
+        path,
+        plan.info.count,
+        classes,
+        plan.info.store,
+        path.stat().st_size,
+        seconds,
+        tuple(left_out),
+    )
 
 
 @contextlib.contextmanager
 def opened_dataset(dataset: Any) -> Iterator[BaseDataset]:
-    """What is packed: a dataset of headrace's; or as one a path, or a map-style dataset that is not headrace's, closed at the end."""
+    """What is packed: a dataset of headrace's; or as one a path, or a map-style dataset that is
+    not headrace's, closed at the end.
+    """
     opened = dataset
     if not isinstance(dataset, BaseDataset):
-        is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple)) or not hasattr(dataset, "__getitem__")
+        is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple)) or not hasattr(
+            dataset, "__getitem__"
+        )
         opened = open_source(dataset) if is_path else Finished(dataset, seed=42)
     try:
         yield unwrapped(opened)
@@ -113,9 +144,17 @@ def opened_dataset(dataset: Any) -> Iterator[BaseDataset]:
 
 
 def unwrapped(dataset: BaseDataset) -> BaseDataset:
-    """The dataset inside of one that only adds a loading mode, so that images stay images: `MemoryEfficientDataset`, `StreamingDataset`."""
-    while isinstance(dataset, DelegatingDataset) and not dataset._overridden and not isinstance(dataset._inner, Finished):
-        inner = copy.copy(dataset._inner if dataset._chosen is None else dataset._inner.subset(dataset._chosen))
+    """The dataset inside of one that only adds a loading mode, so that images stay images:
+    `MemoryEfficientDataset`, `StreamingDataset`.
+    """
+    while (
+        isinstance(dataset, DelegatingDataset)
+        and not dataset._overridden
+        and not isinstance(dataset._inner, Finished)
+    ):
+        inner = copy.copy(
+            dataset._inner if dataset._chosen is None else dataset._inner.subset(dataset._chosen)
+        )
         inner.sample_reader = inner.sample_reader.another()
         inner.on_error, inner._fingerprint = dataset.on_error, dataset.fingerprint
         dataset = inner
@@ -127,7 +166,8 @@ def left_out_message(result: PackResult) -> str:
     count = len(result.left_out)
     more = f"; and {count - _SHOWN:,} more" if count > _SHOWN else ""
     return (
-        f"{redact(result.path)}: {count:,} of {result.samples + count:,} samples can't be read and were left out: "
+        f"{redact(result.path)}: {count:,} of {result.samples + count:,} samples can't be read "
+        "and were left out: "
         f"{'; '.join(result.left_out[:_SHOWN])}{more}"
     )
 
@@ -153,14 +193,18 @@ def write_file(
     whole: PackPart | None = None,
     planned: Packing | None = None,
 ) -> tuple[Plan, list[str]]:
-    """Writes all samples; or, where some can't be read and may be left out, a view without these. Arguments: see `plan_file`; `whole` says
-    which part of a pack the file is, and `planned` is what `plan_file` gave already."""
+    """Writes all samples; or, where some can't be read and may be left out, a view without these.
+    Arguments: see `plan_file`; `whole` says which part of a pack the file is, and `planned` is what
+    `plan_file` gave already.
+    """
     left_out: list[str] = []
     workers = workers if dataset.sample_source.thread_safe else 0
     while True:
         if options.is_jpeg:
             with part.explained():
-                packing = plan_reencoded(dataset, options, os.path.dirname(part.path), workers, progress, planned)
+                packing = plan_reencoded(
+                    dataset, options, os.path.dirname(part.path), workers, progress, planned
+                )
         else:
             packing = planned or plan_file(dataset, options, workers, progress, rows)
         planned = None  # it is of all samples
@@ -224,18 +268,34 @@ def _planned(
     if is_packed_as_stored(dataset):
         plan = make_plan(dataset, options.store, read_sizes=read_sizes, rows=rows)
         _refuse_check(options, plan)
-        common = Rows(plan.info.store, plan.dtype, ()) if plan.dtype.names and has_masks(dataset) else None
-        return Packing(dataset, plan, functools.partial(_prepare, dataset, plan, options.check), {}, common)
+        common = (
+            Rows(plan.info.store, plan.dtype, ())
+            if plan.dtype.names and has_masks(dataset)
+            else None
+        )
+        return Packing(
+            dataset, plan, functools.partial(_prepare, dataset, plan, options.check), {}, common
+        )
     _refuse_check(options)
     workers = workers if dataset.sample_source.thread_safe else 0
     readable, plan, unreadable = _plan_values(dataset, options.store, workers, progress, rows)
     common = Rows(plan.info.store, plan.dtype, plan.shape[1:], plan.info.values)
-    return Packing(readable, plan, functools.partial(_prepare, readable, plan, options.check), unreadable, common)
+    return Packing(
+        readable,
+        plan,
+        functools.partial(_prepare, readable, plan, options.check),
+        unreadable,
+        common,
+    )
 
 
 def _refuse_check(options: StoreOptions, plan: Plan | None = None) -> None:
-    """Raises a ConfigError where the samples are no encoded images, and `check` says how to look at them."""
-    if options.check != "decode" and (plan is None or (plan.info.kind, plan.info.store) != ("image", "encoded")):
+    """Raises a ConfigError where the samples are no encoded images, and `check` says how to look
+    at them.
+    """
+    if options.check != "decode" and (
+        plan is None or (plan.info.kind, plan.info.store) != ("image", "encoded")
+    ):
         raise ConfigError(f"check={options.check!r} is for encoded images: leave it out")
 
 
@@ -244,9 +304,13 @@ def refuse_for_texts(options: StoreOptions) -> None:
     if options.is_jpeg:
         raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
     if options.store is not None:
-        raise ConfigError(f"store={options.store!r} is for images and arrays: texts are packed as tokens")
+        raise ConfigError(
+            f"store={options.store!r} is for images and arrays: texts are packed as tokens"
+        )
     if options.is_chunked:
-        raise ConfigError(f"{options.layout}: tokens lie flat, and are read as they are: leave it out")
+        raise ConfigError(
+            f"{options.layout}: tokens lie flat, and are read as they are: leave it out"
+        )
     _refuse_check(options)
 
 
@@ -255,7 +319,8 @@ def _refuse_unlike_episodes(dataset: EpisodeDataset) -> None:
     lengths = dataset.lengths()
     if lengths is not None and len(lengths) and lengths.min() < lengths.max():
         raise ConfigError(
-            f"whole episodes of {lengths.min():,} to {lengths.max():,} steps can't be packed, since rows have one shape: pack windows "
+            f"whole episodes of {lengths.min():,} to {lengths.max():,} steps can't be packed, "
+            "since rows have one shape: pack windows "
             "(EpisodeDataset(..., window=)), or read the files where they lie"
         )
 
@@ -263,8 +328,8 @@ def _refuse_unlike_episodes(dataset: EpisodeDataset) -> None:
 def _plan_values(
     dataset: BaseDataset, store: str | None, workers: int, progress: bool | None, rows: Rows | None
 ) -> tuple[BaseDataset, Plan, dict[int, str]]:
-    """The plan for samples that have to be decoded to know their shapes; the dataset without those that can't be read, and what is wrong
-    with them, by their numbers.
+    """The plan for samples that have to be decoded to know their shapes; the dataset without those
+    that can't be read, and what is wrong with them, by their numbers.
 
     Raises:
         ConfigError: samples or targets are no arrays, or not alike; the message names one.
@@ -274,8 +339,18 @@ def _plan_values(
     if isinstance(dataset, EpisodeDataset):
         _refuse_unlike_episodes(dataset)
     planner, unreadable = ValuesPlanner(len(dataset), dataset.budget, rows), dict[int, str]()
-    groups = (range(start, min(start + UNKNOWN_SAMPLES, len(dataset))) for start in range(0, len(dataset), UNKNOWN_SAMPLES))
-    with with_progress(functools.partial(_looks, dataset), groups, workers, progress, len(dataset), "looking at samples") as results:
+    groups = (
+        range(start, min(start + UNKNOWN_SAMPLES, len(dataset)))
+        for start in range(0, len(dataset), UNKNOWN_SAMPLES)
+    )
+    with with_progress(
+        functools.partial(_looks, dataset),
+        groups,
+        workers,
+        progress,
+        len(dataset),
+        "looking at samples",
+    ) as results:
         for group, looks in results:
             for index, look in zip(group, looks, strict=True):
                 if isinstance(look, SampleError):
@@ -294,8 +369,12 @@ class _Group(NamedTuple):
     failures: dict[int, SampleError]
 
 
-def _write(part: PartFile, packing: Packing, workers: int, progress: bool | None) -> dict[int, SampleError]:
-    """Write all samples; those that can't be read, by position. After the first of these nothing more is written."""
+def _write(
+    part: PartFile, packing: Packing, workers: int, progress: bool | None
+) -> dict[int, SampleError]:
+    """Write all samples; those that can't be read, by position. After the first of these nothing
+    more is written.
+    """
     plan, failures = packing.plan, dict[int, SampleError]()
     most = GROUP_TEXTS if plan.info.kind == "text" else GROUP_SAMPLES
     groups = groups_of(plan.sizes + plan.read_sizes, most, plan.chunks or 1)
@@ -313,7 +392,11 @@ def _write(part: PartFile, packing: Packing, workers: int, progress: bool | None
 
 def _encoded(packing: Packing, writer: PackedWriter, group: range) -> _Group:
     samples, checksums = zip(*packing.prepare(group), strict=True)
-    failures = {index: sample for index, sample in zip(group, samples, strict=True) if isinstance(sample, SampleError)}
+    failures = {
+        index: sample
+        for index, sample in zip(group, samples, strict=True)
+        if isinstance(sample, SampleError)
+    }
     return _Group([] if failures else writer.encode(samples), checksums, failures)
 
 
@@ -324,28 +407,42 @@ def _looks(dataset: BaseDataset, group: range) -> list[Look | SampleError]:
         value = _value(dataset, position, index, record)
         if isinstance(value, SampleError):
             return value
-        return Look.of(f"sample {position}", value[0], value[1] if dataset.sample_format.splits_targets else None)
+        return Look.of(
+            f"sample {position}",
+            value[0],
+            value[1] if dataset.sample_format.splits_targets else None,
+        )
 
     return [made for _, made in each_sample(dataset, group, look)]
 
 
-def _prepare(dataset: BaseDataset, plan: Plan, check: Check, group: range) -> list[tuple[_Array | SampleError, int]]:
-    """The samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out."""
+def _prepare(
+    dataset: BaseDataset, plan: Plan, check: Check, group: range
+) -> list[tuple[_Array | SampleError, int]]:
+    """The samples of a group as they will be stored, and their CRCs; a SampleError for one that
+    may be left out.
+    """
     prepared: list[tuple[_Array | SampleError, int]] = []
-    for position, sample in each_sample(dataset, group, functools.partial(_stored, dataset, plan, check)):
+    for position, sample in each_sample(
+        dataset, group, functools.partial(_stored, dataset, plan, check)
+    ):
         if isinstance(sample, SampleError):
             prepared.append((sample, 0))
             continue
         if sample.nbytes != plan.sizes[position] or sample.dtype != plan.dtype:
             raise SampleError(
-                f"{dataset.source_of(position)} changed while it was packed: {plan.sizes[position]:,} bytes ({plan.dtype}) at the "
-                f"start, {sample.nbytes:,} ({sample.dtype}) now: pack again when nobody writes there"
+                f"{dataset.source_of(position)} changed while it was packed: "
+                f"{plan.sizes[position]:,} bytes ({plan.dtype}) at the "
+                f"start, {sample.nbytes:,} ({sample.dtype}) now: pack again when nobody writes "
+                "there"
             )
         prepared.append((sample, crc_of(sample)))
     return prepared
 
 
-def _value(dataset: BaseDataset, position: int, index: int, record: Any) -> tuple[Any, Any] | SampleError:
+def _value(
+    dataset: BaseDataset, position: int, index: int, record: Any
+) -> tuple[Any, Any] | SampleError:
     """Input and target of a record by the dataset's own steps, not transformed."""
     value = dataset.sample_reader.decoded(index, record, dataset.sample_format)
     if isinstance(value, SampleError):
@@ -358,7 +455,9 @@ def _value(dataset: BaseDataset, position: int, index: int, record: Any) -> tupl
         raise
 
 
-def _stored(dataset: BaseDataset, plan: Plan, check: Check, position: int, index: int, record: Any) -> _Array | SampleError:
+def _stored(
+    dataset: BaseDataset, plan: Plan, check: Check, position: int, index: int, record: Any
+) -> _Array | SampleError:
     """A record as the plan stores it."""
     if plan.info.store == "encoded":
         if plan.info.kind != "image":
@@ -371,17 +470,24 @@ def _stored(dataset: BaseDataset, plan: Plan, check: Check, position: int, index
             planned := plan.columns[MASK_STARTS][position] - plan.columns[OFFSETS][position]
         ):
             raise SampleError(
-                f"{dataset.source_of(position)} changed while it was packed: the image had {planned:,} bytes at the start, and has "
+                f"{dataset.source_of(position)} changed while it was packed: the image had "
+                f"{planned:,} bytes at the start, and has "
                 f"{len(pieces[0]):,} now: pack again when nobody writes there"
             )
         return np.concatenate(pieces)
     if isinstance(dataset, ImageDataset):
         return _pixels(dataset, plan, position, index, record)
     value = _value(dataset, position, index, record)
-    return value if isinstance(value, SampleError) else np.ascontiguousarray(as_stored(f"sample {position}", value[0]))
+    return (
+        value
+        if isinstance(value, SampleError)
+        else np.ascontiguousarray(as_stored(f"sample {position}", value[0]))
+    )
 
 
-def _pixels(dataset: ImageDataset, plan: Plan, position: int, index: int, record: Any) -> _Array | SampleError:
+def _pixels(
+    dataset: ImageDataset, plan: Plan, position: int, index: int, record: Any
+) -> _Array | SampleError:
     """The pixels of an image; or the row of these and their mask."""
     value = dataset.sample_reader.decoded(index, record, dataset.pixel_format)
     if isinstance(value, SampleError):
@@ -398,7 +504,8 @@ def _pixels(dataset: ImageDataset, plan: Plan, position: int, index: int, record
 
 
 def read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int, int]:
-    """Verifies what was written, and writes the checksum of the whole file; returns its bytes and CRC.
+    """Verifies what was written, and writes the checksum of the whole file; returns its bytes and
+    CRC.
 
     Raises:
         WriteError: a sample read back is another one.
@@ -409,7 +516,8 @@ def read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int,
         offset = seal_of(part.path)
     if result.bad:
         raise WriteError(
-            f"{redact(part.target)}: {len(result.bad):,} samples read back are not what was written, the first is number "
+            f"{redact(part.target)}: {len(result.bad):,} samples read back are not what was "
+            "written, the first is number "
             f"{result.bad[0][0]}: the disk or the memory of this machine is faulty"
         )
     assert offset is not None

@@ -20,8 +20,9 @@ from headrace.memory.per_process import check_may_start
 from headrace.sorting import distinct
 
 GROUP_SAMPLES, GROUP_BYTES, UNKNOWN_SAMPLES = 64, 4 << 20, 16
-"""A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size.
-The last is for samples whose sizes are not known."""
+"""A task reads so many samples, or fewer where they are large: what is read ahead stays small
+whatever the dataset's size. The last is for samples whose sizes are not known.
+"""
 _ESTIMATED_BY = 32
 T = TypeVar("T")
 DatasetT = TypeVar("DatasetT", bound=BaseDataset)
@@ -33,7 +34,10 @@ def threads_for(workers: int | None, processes: int = 1) -> int:
     Raises:
         ConfigError: one of both is no integer of at least 1, or this process may not start others.
     """
-    workers, processes = check_integer("workers", workers, 1, optional=True), check_integer("processes", processes, 1)
+    workers, processes = (
+        check_integer("workers", workers, 1, optional=True),
+        check_integer("processes", processes, 1),
+    )
     if processes > 1:
         check_may_start(f"processes={processes}")
     return workers or max(1, usable_cpus() // processes)
@@ -53,7 +57,10 @@ def without(dataset: DatasetT, unreadable: Mapping[int, object]) -> DatasetT:
         return dataset
     readable = np.setdiff1d(np.arange(len(dataset)), list(unreadable))
     if not len(readable):
-        raise SampleError(f"none of {len(dataset):,} samples can be read; the first: {next(iter(unreadable.values()))}")
+        raise SampleError(
+            f"none of {len(dataset):,} samples can be read; the first: "
+            f"{next(iter(unreadable.values()))}"
+        )
     return dataset.subset(readable)
 
 
@@ -82,29 +89,45 @@ def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> 
 
 def some_of(count: int) -> list[int]:
     """The numbers of samples by which sizes are estimated, evenly spread over all `count`."""
-    numbers: list[int] = distinct(np.linspace(0, count - 1, min(_ESTIMATED_BY, count)).astype(np.int64)).tolist()
+    numbers: list[int] = distinct(
+        np.linspace(0, count - 1, min(_ESTIMATED_BY, count)).astype(np.int64)
+    ).tolist()
     return numbers
 
 
-def in_order(task: Callable[[range], T], groups: Iterator[range], workers: int) -> Generator[tuple[range, T], None, None]:
-    """The results of a task for each group, in order; threads work at most `workers` + 1 groups ahead; 0: this thread."""
+def in_order(
+    task: Callable[[range], T], groups: Iterator[range], workers: int
+) -> Generator[tuple[range, T], None, None]:
+    """The results of a task for each group, in order; threads work at most `workers` + 1 groups
+    ahead; 0: this thread.
+    """
     if not workers:
         yield from ((group, task(group)) for group in groups)
         return
     pool = ThreadPoolExecutor(workers, "headrace-pack")
     try:
-        yield from ordered.in_order(((group, pool.submit(task, group)) for group in groups), workers + 2)
+        yield from ordered.in_order(
+            ((group, pool.submit(task, group)) for group in groups), workers + 2
+        )
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextlib.contextmanager
 def with_progress(
-    task: Callable[[range], T], groups: Iterator[range], workers: int, progress: bool | None, total: int, desc: str
+    task: Callable[[range], T],
+    groups: Iterator[range],
+    workers: int,
+    progress: bool | None,
+    total: int,
+    desc: str,
 ) -> Iterator[Iterator[tuple[range, T]]]:
     """`in_order` with a progress bar; its threads have ended when the context is left."""
     results = in_order(task, groups, workers)
-    with contextlib.closing(results), progress_bar(progress, total=total, desc=desc, unit="sample") as bar:
+    with (
+        contextlib.closing(results),
+        progress_bar(progress, total=total, desc=desc, unit="sample") as bar,
+    ):
 
         def counted() -> Iterator[tuple[range, T]]:
             for group, made in results:
@@ -117,11 +140,14 @@ def with_progress(
 def each_sample(
     dataset: BaseDataset, group: range, make: Callable[[int, int, Any], T | SampleError]
 ) -> Iterator[tuple[int, T | SampleError]]:
-    """The number in the dataset of each sample of a group, and what is made of it: of its number there, in its source, and its record."""
+    """The number in the dataset of each sample of a group, and what is made of it: of its number
+    there, in its source, and its record.
+    """
     whole = dataset.whole_indices(group).tolist()
     records = dataset.sample_reader.records(whole, dataset.sample_source.read)
     for position, index, record in zip(group, whole, records, strict=True):
         made = record if isinstance(record, SampleError) else make(position, index, record)
-        if isinstance(made, SampleError) and dataset.on_error != "skip":  # a callable makes up a sample: that is no matter for a file
+        # a callable makes up a sample: that is no matter for a file
+        if isinstance(made, SampleError) and dataset.on_error != "skip":
             raise made
         yield position, made

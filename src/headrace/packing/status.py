@@ -1,4 +1,6 @@
-"""Says how far a pack of several files is, and completes it: sidecars of finished parts, and the manifest of all."""
+"""Says how far a pack of several files is, and completes it: sidecars of finished parts, and the
+manifest of all.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from headrace.display import Lines
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import redact
 from headrace.io.remote_files import below
-from headrace.io.resolve.packs import ARRAYS, MANIFEST, PLAN, are_counts, are_texts, manifest_text, parse_manifest
+from headrace.io.resolve.packs import (
+    ARRAYS,
+    MANIFEST,
+    PLAN,
+    are_counts,
+    are_texts,
+    manifest_text,
+    parse_manifest,
+)
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan, read_plan
 from headrace.packing.zarr.layout import Stored
@@ -53,8 +63,17 @@ class Sidecar:
 
     def entry(self, plan: PartsPlan) -> dict[str, Any]:
         """What the manifest says of the part."""
-        said = {"name": plan.name(self.part), "samples": self.samples, "nbytes": self.nbytes, "crc32": self.crc32}
-        return said if self.objects is None else {**said, "objects": [list(stored) for stored in self.objects]}
+        said = {
+            "name": plan.name(self.part),
+            "samples": self.samples,
+            "nbytes": self.nbytes,
+            "crc32": self.crc32,
+        }
+        return (
+            said
+            if self.objects is None
+            else {**said, "objects": [list(stored) for stored in self.objects]}
+        )
 
     def files(self, plan: PartsPlan) -> dict[str, int]:
         """Bytes of the part's files, by name."""
@@ -71,7 +90,8 @@ class PackStatus:
         folder: of the pack; or its URL.
         parts: how many there are.
         done: the numbers of those that are finished.
-        stale: of those that are of another plan, or whose file is not the one that the sidecar tells of.
+        stale: of those that are of another plan, or whose file is not the one that the sidecar
+            tells of.
         missing: of those that are not there yet.
         joined: True if the manifest is written: the pack is complete.
     """
@@ -89,13 +109,22 @@ class PackStatus:
         return len(self.done) == self.parts
 
     def __str__(self) -> str:
-        lines = [f"{redact(self.folder)}: {len(self.done):,} of {self.parts:,} parts done{', joined' if self.joined else ''}"]
-        lines += [f"{what}: {_ranges(numbers)}" for what, numbers in (("stale", self.stale), ("missing", self.missing)) if numbers]
+        lines = [
+            f"{redact(self.folder)}: {len(self.done):,} of {self.parts:,} parts "
+            f"done{', joined' if self.joined else ''}"
+        ]
+        lines += [
+            f"{what}: {_ranges(numbers)}"
+            for what, numbers in (("stale", self.stale), ("missing", self.missing))
+            if numbers
+        ]
         return Lines("\n".join(lines))
 
 
 def sidecar_text(sidecar: Sidecar) -> bytes:
-    """The content of a sidecar: a line of JSON, and last in it the checksum of what comes before."""
+    """The content of a sidecar: a line of JSON, and last in it the checksum of what comes
+    before.
+    """
     said = {name: value for name, value in asdict(sidecar).items() if value is not None}
     text = json.dumps(said, sort_keys=True).encode("ascii")[:-1]
     return text + _CHECK + b"%d}\n" % zlib.crc32(text)
@@ -118,8 +147,11 @@ def read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | N
         return None
 
 
-def pack_status(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None) -> PackStatus:
-    """Where a pack of several parts stands: which are finished, stale (of another plan) or missing. Reads sidecars, and no samples.
+def pack_status(
+    path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None
+) -> PackStatus:
+    """Where a pack of several parts stands: which are finished, stale (of another plan) or missing.
+    Reads sidecars, and no samples.
 
     Args:
         path: the folder of the pack; or its URL.
@@ -138,26 +170,48 @@ def status_in(folder: Destination, plan: PartsPlan) -> PackStatus:
     return finished_in(folder, plan)[0]
 
 
-def finished_in(folder: Destination, plan: PartsPlan, known: Mapping[int, Sidecar] | None = None) -> tuple[PackStatus, dict[int, Sidecar]]:
-    """Where a pack stands, and the sidecars of the finished parts, by number; those that are known already are not read again."""
+def finished_in(
+    folder: Destination, plan: PartsPlan, known: Mapping[int, Sidecar] | None = None
+) -> tuple[PackStatus, dict[int, Sidecar]]:
+    """Where a pack stands, and the sidecars of the finished parts, by number; those that are
+    known already are not read again.
+    """
     sizes = _sizes_in(folder, plan)
     sidecars: dict[int, Sidecar | None] = dict(known or {})
-    wanted = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes and part not in sidecars]
+    wanted = [
+        part
+        for part in range(plan.parts)
+        if plan.sidecar_name(part) in sizes and part not in sidecars
+    ]
     if isinstance(folder.path, str):
         with ThreadPoolExecutor(_THREADS, "headrace-sidecars") as pool:
-            sidecars.update(zip(wanted, pool.map(lambda part: read_sidecar(folder, plan, part), wanted), strict=True))
+            sidecars.update(
+                zip(
+                    wanted,
+                    pool.map(lambda part: read_sidecar(folder, plan, part), wanted),
+                    strict=True,
+                )
+            )
     else:
         sidecars.update((part, read_sidecar(folder, plan, part)) for part in wanted)
     done, stale, missing = list[int](), list[int](), list[int]()
     for part in range(plan.parts):
         files, sidecar = {name: sizes.get(name) for name in plan.objects(part)}, sidecars.get(part)
-        if sidecar is not None and (sidecar.plan, sidecar.part, sidecar.files(plan)) == (plan.digest, part, files):
+        if sidecar is not None and (sidecar.plan, sidecar.part, sidecar.files(plan)) == (
+            plan.digest,
+            part,
+            files,
+        ):
             done.append(part)
         elif files[plan.name(part)] is None:
             missing.append(part)
         else:
             stale.append(part)
-    joined = len(done) == plan.parts and plan.metadata.keys() <= sizes.keys() and _is_joined(folder, plan)
+    joined = (
+        len(done) == plan.parts
+        and plan.metadata.keys() <= sizes.keys()
+        and _is_joined(folder, plan)
+    )
     finished = {part: sidecar for part in done if (sidecar := sidecars[part]) is not None}
     return PackStatus(folder.path, plan.parts, done, stale, missing, joined), finished
 
@@ -176,7 +230,8 @@ def planned(folder: Destination) -> PartsPlan:
     plan = read_plan(folder)
     if plan is None:
         raise DataNotFoundError(
-            f"{folder.shown} was not packed by headrace, since it has no {PLAN}: name the folder that "
+            f"{folder.shown} was not packed by headrace, since it has no {PLAN}: name the folder "
+            "that "
             "headrace.pack(..., shard_size=...) writes to"
         )
     return plan
@@ -198,7 +253,14 @@ def damaged_plan(folder: Destination, plan: PartsPlan, manifest: dict[str, Any])
     wrong = [name for name, text in expected.items() if folder.read(name) != text]
     if zlib.crc32(folder.read(plan.samples_name) or b"") != plan.samples:
         wrong.append(plan.samples_name)
-    return [(-1, (shown := folder.shown_name(name)), f"{shown} is damaged: remove it and pack again, parts are kept") for name in wrong]
+    return [
+        (
+            -1,
+            (shown := folder.shown_name(name)),
+            f"{shown} is damaged: remove it and pack again, parts are kept",
+        )
+        for name in wrong
+    ]
 
 
 def _is_joined(folder: Destination, plan: PartsPlan) -> bool:
@@ -209,11 +271,14 @@ def _is_joined(folder: Destination, plan: PartsPlan) -> bool:
     return manifest is not None and manifest["plan"] == plan.digest
 
 
-def join(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None) -> Path | str:
-    """Writes the manifest of a pack whose parts are all finished; `pack` does so by itself where it packs the last one.
+def join(
+    path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None
+) -> Path | str:
+    """Writes the manifest of a pack whose parts are all finished; `pack` does so by itself where it
+    packs the last one.
 
-    Checks that each part has a sidecar of this plan and the size that it tells, and that the parts have all samples. What killed
-    processes left is removed. `verify` reads the samples too.
+    Checks that each part has a sidecar of this plan and the size that it tells, and that the parts
+    have all samples. What killed processes left is removed. `verify` reads the samples too.
 
     Args:
         path: the folder of the pack; or its URL.
@@ -242,14 +307,24 @@ def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar
         sidecar = sidecars[part]
         if sidecar.samples + len(sidecar.left_out) != stop - start:
             name = folder.shown_name(plan.name(sidecar.part))
-            raise FormatError(f"{name} has {sidecar.samples:,} samples, not {stop - start:,}: remove it, and pack again")
+            raise FormatError(
+                f"{name} has {sidecar.samples:,} samples, not {stop - start:,}: remove it, and "
+                "pack again"
+            )
         left_out += sidecar.left_out
         parts.append(sidecar.entry(plan))
     said: dict[str, Any] = {
-        "version": plan.version, "plan": plan.digest, "kind": plan.kind, "store": plan.store, "fingerprint": plan.fingerprint,
-        "samples": sum(part["samples"] for part in parts), "classes": plan.classes, "parts": parts, "left_out": len(left_out),
+        "version": plan.version,
+        "plan": plan.digest,
+        "kind": plan.kind,
+        "store": plan.store,
+        "fingerprint": plan.fingerprint,
+        "samples": sum(part["samples"] for part in parts),
+        "classes": plan.classes,
+        "parts": parts,
+        "left_out": len(left_out),
         "left_out_first": left_out[:_LISTED],
-    }  # fmt: skip
+    }
     if plan.zarr is not None:
         said["format"] = plan.format
     remove_other(folder, plan)
@@ -266,7 +341,9 @@ def manifest_of(folder: Path | str) -> Path | str:
 
 
 def unjoin(folder: Destination, plan: PartsPlan) -> None:
-    """Removes what is written when all parts are finished, so that nobody opens a pack whose parts are packed again."""
+    """Removes what is written when all parts are finished, so that nobody opens a pack whose
+    parts are packed again.
+    """
     folder.remove(MANIFEST)
     for name in reversed(plan.metadata):
         folder.remove(name)
@@ -275,9 +352,15 @@ def unjoin(folder: Destination, plan: PartsPlan) -> None:
 def remove_other(folder: Destination, plan: PartsPlan) -> None:
     """Removes parts, sidecars, arrays and samples' CRCs that are of another plan."""
     parts = range(plan.parts)
-    ours = {plan.samples_name, *plan.metadata, *map(plan.sidecar_name, parts), *(name for part in parts for name in plan.objects(part))}
+    ours = {
+        plan.samples_name,
+        *plan.metadata,
+        *map(plan.sidecar_name, parts),
+        *(name for part in parts for name in plan.objects(part)),
+    }
     for name in folder.sizes(ARRAYS):
-        if name not in ours and not name.rpartition("/")[2].startswith("."):  # a temporary file may be of a live writer
+        # a temporary file may be of a live writer
+        if name not in ours and not name.rpartition("/")[2].startswith("."):
             folder.remove(name)
     for name in folder.sizes():
         is_part = name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))

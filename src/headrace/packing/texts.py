@@ -34,7 +34,8 @@ from headrace.tokenizer import dtype_for
 
 _TOGETHER = 1024  # documents that are looked at at a time
 _ENOUGH = 4 << 20  # bytes of text by which the number of tokens is estimated
-_TOKENISING = PerProcess(threading.Lock)  # threads may pack several parts at once, and few tokenizers are thread-safe
+# threads may pack several parts at once, and few tokenizers are thread-safe
+_TOKENISING = PerProcess(threading.Lock)
 
 
 class Documents(NamedTuple):
@@ -58,7 +59,9 @@ class Documents(NamedTuple):
         """Some of them."""
         chosen = self.chosen[numbers.start : numbers.stop]
         if self.packed is not None:
-            return self._replace(chosen=chosen, fingerprint=fingerprint_of_view(self.packed.info.fingerprint, chosen))
+            return self._replace(
+                chosen=chosen, fingerprint=fingerprint_of_view(self.packed.info.fingerprint, chosen)
+            )
         view = self.dataset.subset(np.arange(numbers.start, numbers.stop))
         return self._replace(dataset=view, chosen=chosen, fingerprint=view.fingerprint)
 
@@ -77,13 +80,25 @@ class Documents(NamedTuple):
     def info(self) -> PackedInfo:
         """What a packed file says of them; it lacks count and checksums."""
         if self.packed is not None:
-            return replace(self.packed.info, fingerprint=self.fingerprint, part=None, version=self.version)
+            return replace(
+                self.packed.info, fingerprint=self.fingerprint, part=None, version=self.version
+            )
         text = {
-            "tokenizer": self.dataset.tokenizer_identity, "class": type(self.dataset.tokenizer).__qualname__, "end_token": self.end_token,
+            "tokenizer": self.dataset.tokenizer_identity,
+            "class": type(self.dataset.tokenizer).__qualname__,
+            "end_token": self.end_token,
             "unit": self.dataset.document_unit,
-        }  # fmt: skip
+        }
         classes = self.dataset.classes or None
-        return PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=self.fingerprint, classes=classes, text=text, version=self.version)
+        return PackedInfo(
+            kind=KIND,
+            store=STORE,
+            count=0,
+            fingerprint=self.fingerprint,
+            classes=classes,
+            text=text,
+            version=self.version,
+        )
 
     @property
     def version(self) -> int:
@@ -94,10 +109,16 @@ class Documents(NamedTuple):
         """Class numbers of folders, or a field of each record; None: there are none."""
         if self.packed is not None:
             return None if self.packed.targets is None else self.packed.targets[self.chosen]
-        return self.dataset.targets if self.dataset.targets is not None else self.dataset.record_targets()
+        return (
+            self.dataset.targets
+            if self.dataset.targets is not None
+            else self.dataset.record_targets()
+        )
 
     def sizes(self) -> IntArray:
-        """Bytes of each where it lies: of a text, or of its tokens where these are there ([n] int64)."""
+        """Bytes of each where it lies: of a text, or of its tokens where these are there ([n]
+        int64).
+        """
         if self.tokens is not None:
             edges: IntArray = self.tokens.short[0]
             return (edges[self.chosen + 1] - edges[self.chosen]) * self.tokens.dtype.itemsize
@@ -105,7 +126,9 @@ class Documents(NamedTuple):
 
     @property
     def are_files(self) -> bool:
-        """True if each is a file that is read when it is packed: another job may meet another one."""
+        """True if each is a file that is read when it is packed: another job may meet another
+        one.
+        """
         return self.tokens is None and isinstance(self.dataset.sample_source, FilesSource)
 
 
@@ -117,7 +140,8 @@ def is_of_texts(dataset: BaseDataset) -> TypeGuard[TokenizedDataset]:
     """
     if isinstance(dataset, TableDataset) and dataset.has_texts and not dataset.is_of_texts:
         raise ConfigError(
-            "texts beside other columns can't be packed as tokens: leave out columns, so that the texts are packed alone, or leave out "
+            "texts beside other columns can't be packed as tokens: leave out columns, so that the "
+            "texts are packed alone, or leave out "
             "text_column, and pack the columns as they are"
         )
     return isinstance(dataset, TokenizedDataset) and dataset.is_of_texts
@@ -131,14 +155,19 @@ def documents_of(dataset: TokenizedDataset, end_token: int | None = None) -> Doc
         end_token: put behind each document; None: nothing is, or what is there already.
 
     Raises:
-        ConfigError: a view of windows or blocks, which are no documents; tokens that were made with another `end_token`.
+        ConfigError: a view of windows or blocks, which are no documents; tokens that were made with
+            another `end_token`.
     """
     found = _documents_of(dataset, end_token)
     if end_token is not None and dataset.is_of_chats:
-        raise ConfigError(f"end_token={end_token} can't be given for chats, whose template ends each turn: leave it out")
+        raise ConfigError(
+            f"end_token={end_token} can't be given for chats, whose template ends each turn: "
+            "leave it out"
+        )
     if end_token not in (None, found.end_token):
         raise ConfigError(
-            f"end_token={end_token}: this dataset has tokens that were made with end_token={found.end_token}: leave it out, or pack the "
+            f"end_token={end_token}: this dataset has tokens that were made with "
+            f"end_token={found.end_token}: leave it out, or pack the "
             "texts"
         )
     return found
@@ -147,9 +176,20 @@ def documents_of(dataset: TokenizedDataset, end_token: int | None = None) -> Doc
 def _documents_of(dataset: TokenizedDataset, end_token: int | None) -> Documents:
     source: Any = dataset.sample_source
     if not isinstance(source, TokensSource):
-        return Documents(dataset, dataset.whole_indices(np.arange(len(dataset))), None, end_token, dataset.fingerprint)
-    if dataset._chosen is not None and (dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1):
-        raise ConfigError("a view of windows or blocks can't be packed: pack the texts, or a view of their documents")
+        return Documents(
+            dataset,
+            dataset.whole_indices(np.arange(len(dataset))),
+            None,
+            end_token,
+            dataset.fingerprint,
+        )
+    if dataset._chosen is not None and (
+        dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1
+    ):
+        raise ConfigError(
+            "a view of windows or blocks can't be packed: pack the texts, or a view of their "
+            "documents"
+        )
     tokens = source.tokens
     if isinstance(tokens, PackedTexts):
         chosen = np.arange(tokens.info.count) if dataset._chosen is None else dataset._chosen
@@ -157,14 +197,22 @@ def _documents_of(dataset: TokenizedDataset, end_token: int | None) -> Documents
         return Documents(dataset, chosen, tokens, tokens.info.text.get("end_token"), fingerprint)
     documents = dataset._documents
     assert documents is not None
-    return Documents(documents, np.arange(len(documents)), tokens, dataset._arguments.get("end_token"), documents.fingerprint)
+    return Documents(
+        documents,
+        np.arange(len(documents)),
+        tokens,
+        dataset._arguments.get("end_token"),
+        documents.fingerprint,
+    )
 
 
 def packed_texts(dataset: TokenizedDataset, end_token: int | None = None) -> Packing:
-    """All documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those that can't be read are left out.
+    """All documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those
+    that can't be read are left out.
 
     Raises:
-        ConfigError: a view of windows or blocks, which are no documents; targets that can't be packed.
+        ConfigError: a view of windows or blocks, which are no documents; targets that can't be
+            packed.
         SampleError: a document can't be read, or tokenised.
     """
     documents = documents_of(dataset, end_token)
@@ -174,8 +222,9 @@ def packed_texts(dataset: TokenizedDataset, end_token: int | None = None) -> Pac
 
 
 def packed_part(documents: Documents, folder: str) -> Packing:
-    """Some documents as tokens. Where these are not there, the documents are tokenised into a temporary file without a name, since their
-    lengths must be known before a packed file is laid out: by one thread of a process at a time, since few tokenizers are thread-safe.
+    """Some documents as tokens. Where these are not there, the documents are tokenised into a
+    temporary file without a name, since their lengths must be known before a packed file is laid
+    out: by one thread of a process at a time, since few tokenizers are thread-safe.
 
     Args:
         documents: see `Documents.within`.
@@ -186,29 +235,48 @@ def packed_part(documents: Documents, folder: str) -> Packing:
     """
     if documents.tokens is not None:
         return _of_tokens(documents)
-    lengths, left_out, least, most = np.zeros(len(documents.chosen), np.int64), dict[int, str](), 0, 0
+    lengths, left_out, least, most = (
+        np.zeros(len(documents.chosen), np.int64),
+        dict[int, str](),
+        0,
+        0,
+    )
     end = np.array([] if documents.end_token is None else [documents.end_token], np.int32)
     with contextlib.ExitStack() as opened:
         spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
         for group in groups_of(documents.sizes(), _TOGETHER):
             with _TOKENISING.get():
-                values = documents.dataset.ids_of(documents.chosen[group.start : group.stop].tolist())
+                values = documents.dataset.ids_of(
+                    documents.chosen[group.start : group.stop].tolist()
+                )
             for number, ids in zip(group, values, strict=True):
                 if isinstance(ids, SampleError):
                     left_out[number] = _message(documents, ids)
                     continue
                 ids = np.concatenate([ids.astype(np.int32, copy=False), end])
-                lengths[number], least, most = len(ids), min(least, int(ids.min(initial=0))), max(most, int(ids.max(initial=0)))
+                lengths[number], least, most = (
+                    len(ids),
+                    min(least, int(ids.min(initial=0))),
+                    max(most, int(ids.max(initial=0))),
+                )
                 write_full(spool.fileno(), ids.tobytes())
         readable = _without(documents, left_out)
         edges = np.concatenate([[0], np.cumsum(np.delete(lengths, list(left_out)))])
         dtype = np.dtype(dtype_for(least, most))
-        packing = _packing(readable, np.diff(edges), dtype, lambda group: _spooled(spool.fileno(), edges, dtype, group), left_out)
+        packing = _packing(
+            readable,
+            np.diff(edges),
+            dtype,
+            lambda group: _spooled(spool.fileno(), edges, dtype, group),
+            left_out,
+        )
         opened.pop_all()  # it is closed when all is written
     return packing._replace(spool=spool)
 
 
-def _spooled(fd: int, edges: npt.NDArray[np.int64], dtype: np.dtype[Any], group: range) -> list[npt.NDArray[Any]]:
+def _spooled(
+    fd: int, edges: npt.NDArray[np.int64], dtype: np.dtype[Any], group: range
+) -> list[npt.NDArray[Any]]:
     first, last = int(edges[group.start]), int(edges[group.stop])
     ids = np.empty(last - first, np.int32)
     read_full(fd, [memoryview(ids.view(np.uint8).data)], 4 * first)
@@ -247,7 +315,12 @@ def _packing(
     def prepare(group: range) -> list[tuple[npt.NDArray[Any], int]]:
         return [(ids, crc_of(ids)) for ids in parts(group)]
 
-    return Packing(documents.dataset, Plan(info, (int(lengths.sum()),), dtype, sizes, sizes, columns), prepare, left_out)
+    return Packing(
+        documents.dataset,
+        Plan(info, (int(lengths.sum()),), dtype, sizes, sizes, columns),
+        prepare,
+        left_out,
+    )
 
 
 def _without(documents: Documents, unreadable: dict[int, str]) -> Documents:
@@ -255,7 +328,11 @@ def _without(documents: Documents, unreadable: dict[int, str]) -> Documents:
     if not unreadable:
         return documents
     view = without(documents.dataset, unreadable)
-    return documents._replace(dataset=view, chosen=np.delete(documents.chosen, list(unreadable)), fingerprint=view.fingerprint)
+    return documents._replace(
+        dataset=view,
+        chosen=np.delete(documents.chosen, list(unreadable)),
+        fingerprint=view.fingerprint,
+    )
 
 
 def _unreadable(documents: Documents, tokens: Tokens) -> dict[int, str]:
@@ -268,7 +345,9 @@ def _unreadable(documents: Documents, tokens: Tokens) -> dict[int, str]:
     doubtful = np.flatnonzero(np.isin(chosen, tokens.short[1]))
     for start in range(0, len(doubtful), _TOGETHER):
         part = doubtful[start : start + _TOGETHER]
-        for number, value in zip(part.tolist(), documents.dataset.ids_of(chosen[part].tolist()), strict=True):
+        for number, value in zip(
+            part.tolist(), documents.dataset.ids_of(chosen[part].tolist()), strict=True
+        ):
             if isinstance(value, SampleError):
                 left_out[number] = _message(documents, value)
     return left_out
@@ -281,12 +360,16 @@ def _message(documents: Documents, error: SampleError) -> str:
 
 
 def check_targets(documents: Documents) -> None:
-    """Reads the records' targets, where they are of several kinds: each part alone might seem to have one kind.
+    """Reads the records' targets, where they are of several kinds: each part alone might seem to
+    have one kind.
 
     Raises:
         ConfigError: they can't be packed.
     """
-    if documents.dataset.targets is None and (targets := documents.dataset.record_targets()) is not None:
+    if (
+        documents.dataset.targets is None
+        and (targets := documents.dataset.record_targets()) is not None
+    ):
         as_column(targets)
 
 
@@ -316,4 +399,6 @@ def estimate_tokens(documents: Documents, sizes: npt.NDArray[np.int64]) -> Token
         crc = zlib.crc32(ids.astype("<i4").tobytes(), crc)
         if before >= _ENOUGH:
             break
-    return TokensEstimate(tokens * np.dtype(dtype_for(least, largest)).itemsize / before if before else 1.0, crc)
+    return TokensEstimate(
+        tokens * np.dtype(dtype_for(least, largest)).itemsize / before if before else 1.0, crc
+    )

@@ -1,4 +1,6 @@
-"""Plans the packing of any dataset's samples as arrays: a first pass finds their shapes and targets."""
+"""Plans the packing of any dataset's samples as arrays: a first pass finds their shapes and
+targets.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,17 @@ class Look(NamedTuple):
 
     @classmethod
     def of(cls, what: str, value: Any, target: Any) -> Look:
-        """The look of a sample of input and target (None or `ALONE`: it has none); `what` it is in messages."""
+        """The look of a sample of input and target (None or `ALONE`: it has none); `what` it is
+        in messages.
+        """
         row, has_target = as_stored(what, value), target is not None and target is not ALONE
         values = next((kind.__name__ for kind in (bytes, str) if isinstance(value, kind)), None)
-        return cls(row.shape, row.dtype, as_target(f"the target of {what}", target) if has_target else None, values)
+        return cls(
+            row.shape,
+            row.dtype,
+            as_target(f"the target of {what}", target) if has_target else None,
+            values,
+        )
 
 
 class ValuesPlanner:
@@ -59,7 +68,11 @@ class ValuesPlanner:
         self._target_bytes, self._given = bytearray(), rows
         self._values: list[str | None] = [] if rows is None else [rows.values]
         if rows is not None:
-            self._rows.expect("a sample of the other parts", (0, *rows.shape) if rows.store == "ragged" else rows.shape, rows.dtype)
+            self._rows.expect(
+                "a sample of the other parts",
+                (0, *rows.shape) if rows.store == "ragged" else rows.shape,
+                rows.dtype,
+            )
 
     def add(self, index: int, look: Look) -> None:
         """Adds the next sample.
@@ -71,8 +84,10 @@ class ValuesPlanner:
         self._values = self._values or [look.values]
         if look.values != self._values[0]:
             raise ConfigError(
-                f"sample {index} can't be packed with the others: it is {look.values or 'an array'}, and they are "
-                f"{self._values[0] or 'arrays'}: give all samples one type, or pack a subset() of those that are alike"
+                f"sample {index} can't be packed with the others: it is "
+                f"{look.values or 'an array'}, and they are "
+                f"{self._values[0] or 'arrays'}: give all samples one type, or pack a subset() of "
+                "those that are alike"
             )
         self._rows.add(f"sample {index}", look.shape, look.dtype)
         if look.target is not None:
@@ -85,17 +100,28 @@ class ValuesPlanner:
         """Raises a BudgetError where targets of so many bytes don't fit memory."""
         if not self._budget.fits(nbytes * self._count):
             raise BudgetError(
-                f"the targets of {self._count:,} samples take {format_size(nbytes * self._count)}, and "
-                f"{format_size(self._budget.available)} of memory are available, where targets lie, also when the pack is read: make large "
-                "ones part of the samples, such as {'image': ..., 'labels': ...} in decode or __getitem__, or raise max_memory_usage"
+                f"the targets of {self._count:,} samples take "
+                f"{format_size(nbytes * self._count)}, and "
+                f"{format_size(self._budget.available)} of memory are available, where targets "
+                "lie, also when the pack is read: make large "
+                "ones part of the samples, such as {'image': ..., 'labels': ...} in decode or "
+                "__getitem__, or raise max_memory_usage"
             )
 
     def plan(self, dataset: BaseDataset) -> Plan:
         """The plan for a dataset of exactly the samples that were added."""
         rows, count = self._rows, len(self._targets.lengths)
         if count not in (0, len(dataset)):
-            raise ConfigError(f"{count:,} of {len(dataset):,} samples have a target: give one to all, or to none")
-        targets = np.frombuffer(self._target_bytes, self._targets.dtype).reshape(count, *self._targets.shape) if count else None
+            raise ConfigError(
+                f"{count:,} of {len(dataset):,} samples have a target: give one to all, or to none"
+            )
+        targets = (
+            np.frombuffer(self._target_bytes, self._targets.dtype).reshape(
+                count, *self._targets.shape
+            )
+            if count
+            else None
+        )
         if not dataset.sample_format.splits_targets:
             targets = dataset.targets
         lengths = np.array(rows.lengths, np.int64)
@@ -108,20 +134,33 @@ class ValuesPlanner:
         is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
         store = "ragged" if is_ragged else "decoded"
         of_columns = said_of_columns(dataset, targets)
-        version = COLUMNS_LAYOUT if of_columns else 3 if values is not None else 2 if is_ragged else 1
+        version = (
+            COLUMNS_LAYOUT if of_columns else 3 if values is not None else 2 if is_ragged else 1
+        )
         info = info_of(
-            dataset, columns, "array", store, classes=list(names) if is_named else None, values=values, version=version, **of_columns
+            dataset,
+            columns,
+            "array",
+            store,
+            classes=list(names) if is_named else None,
+            values=values,
+            version=version,
+            **of_columns,
         )
         shape = (int(lengths.sum()), *rows.shape[1:]) if is_ragged else (len(lengths), *rows.shape)
         sizes = lengths * (int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.dtype.itemsize)
         return Plan(info, shape, rows.dtype, sizes, sizes, columns)
 
 
-_SAMPLES = "samples one dtype and one shape (only the first axis of arrays may differ), or pack a subset() of those that are alike"
+_SAMPLES = (
+    "samples one dtype and one shape (only the first axis of arrays may differ), or pack a "
+    "subset() of those that are alike"
+)
 
 
 class _Alike:
-    """The shape and dtype of arrays that are alike: of one dtype and, but for the length of the first axis, one shape.
+    """The shape and dtype of arrays that are alike: of one dtype and, but for the length of the
+    first axis, one shape.
 
     Args:
         remedy: what to give all of them, in words.
@@ -143,16 +182,22 @@ class _Alike:
         if not self._first:
             self.expect(what, shape, dtype)
         fixed = self._first_fixed
-        if dtype != self.dtype or len(shape) != len(self.shape) or shape[fixed:] != self.shape[fixed:]:
+        if (
+            dtype != self.dtype
+            or len(shape) != len(self.shape)
+            or shape[fixed:] != self.shape[fixed:]
+        ):
             raise ConfigError(
-                f"{what} can't be packed with the others: it is {dtype} of shape {list(shape)}, and {self._first} is {self.dtype} of "
+                f"{what} can't be packed with the others: it is {dtype} of shape {list(shape)}, "
+                f"and {self._first} is {self.dtype} of "
                 f"shape {list(self.shape)}: give all {self._remedy}"
             )
         self.lengths.append(shape[0] if shape else 1)
 
 
 def as_stored(what: str, value: Any) -> Array:
-    """The array that is stored of a sample: of bytes these, of a str its UTF-8 (uint8 [n]); else `as_row`.
+    """The array that is stored of a sample: of bytes these, of a str its UTF-8 (uint8 [n]); else
+    `as_row`.
 
     Raises:
         ConfigError: it can't be packed.
@@ -161,12 +206,15 @@ def as_stored(what: str, value: Any) -> Array:
         try:
             value = value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ConfigError(f"{what} can't be packed: it is no text that UTF-8 has ({error}): pack bytes") from error
+            raise ConfigError(
+                f"{what} can't be packed: it is no text that UTF-8 has ({error}): pack bytes"
+            ) from error
     return np.frombuffer(value, np.uint8) if isinstance(value, bytes) else as_row(what, value)
 
 
 def as_row(what: str, value: Any) -> Array:
-    """The array of a value: itself; of a dict of arrays a compound, whose fields are sorted by name.
+    """The array of a value: itself; of a dict of arrays a compound, whose fields are sorted by
+    name.
 
     Raises:
         ConfigError: it is neither an array, a tensor, a number, nor a dict of these.
@@ -175,10 +223,14 @@ def as_row(what: str, value: Any) -> Array:
         return as_array(what, value)
     if value.keys() >= set(RESERVED):
         raise ConfigError(
-            f"{what} can't be packed: it is that of a tar, a dict with {' and '.join(sorted(RESERVED))}. Subclass StreamingDataset, and "
-            "give what is to be packed by split_target, such as value['jpg'], value['cls'] (docs/packing.md)"
+            f"{what} can't be packed: it is that of a tar, a dict with "
+            f"{' and '.join(sorted(RESERVED))}. Subclass StreamingDataset, and "
+            "give what is to be packed by split_target, such as value['jpg'], value['cls'] "
+            "(docs/packing.md)"
         )
-    fields = {str(name): as_row(f"{what.rstrip(',')}, {name!r},", value[name]) for name in sorted(value)}
+    fields = {
+        str(name): as_row(f"{what.rstrip(',')}, {name!r},", value[name]) for name in sorted(value)
+    }
     row = np.zeros((), [(name, field.dtype, field.shape) for name, field in fields.items()])
     for name, field in fields.items():
         row[name] = field
@@ -202,7 +254,8 @@ def as_array(what: str, value: Any) -> Array:
     made: Any = None
     if isinstance(value, (bytes, str)):
         raise ConfigError(
-            f"{what} can't be packed: it is {described(value)}. Bytes and str are packed as samples of their own, not as fields or "
+            f"{what} can't be packed: it is {described(value)}. Bytes and str are packed as "
+            "samples of their own, not as fields or "
             "targets: leave the column of a table out by columns=, decode one of images by "
             "image_column=, read one of texts by text_column=, or convert it in decode, or in "
             "__getitem__"
@@ -210,15 +263,24 @@ def as_array(what: str, value: Any) -> Array:
     if isinstance(value, torch.Tensor):
         try:
             made = value.numpy(force=True)
-        except (TypeError, RuntimeError) as error:  # a dtype that NumPy doesn't have, or no strided tensor
-            raise ConfigError(f"{what} can't be packed: {error}: convert it in decode, or in __getitem__") from error
+        # a dtype that NumPy doesn't have, or no strided tensor
+        except (TypeError, RuntimeError) as error:
+            raise ConfigError(
+                f"{what} can't be packed: {error}: convert it in decode, or in __getitem__"
+            ) from error
     elif isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
         made = np.asarray(value)
     if made is None or made.dtype.kind not in "biufc" or made.dtype.char in "gG":
-        what_it_is = described(value) if made is None else f"an array of {'bfloat16' if made.dtype == BFLOAT16 else made.dtype}"
+        what_it_is = (
+            described(value)
+            if made is None
+            else f"an array of {'bfloat16' if made.dtype == BFLOAT16 else made.dtype}"
+        )
         raise ConfigError(
-            f"{what} can't be packed: it is {what_it_is}. Packing takes arrays, tensors and numbers, dicts of these, bytes, str, and "
-            "(input, target) tuples of these, where no field and no target is bytes or str: convert it in decode, or in __getitem__"
+            f"{what} can't be packed: it is {what_it_is}. Packing takes arrays, tensors and "
+            "numbers, dicts of these, bytes, str, and "
+            "(input, target) tuples of these, where no field and no target is bytes or str: "
+            "convert it in decode, or in __getitem__"
         )
     result: Array = made
     return result

@@ -45,8 +45,9 @@ class VerifyResult:
     Attributes:
         path: the file, or the folder of the parts, or its URL.
         samples: number of samples read.
-        bad: ``(index, location, error)`` of each sample that differs from what was packed; empty if the pack is intact. For parts the index
-            is that of the whole pack, and -1 if no single sample is the cause.
+        bad: ``(index, location, error)`` of each sample that differs from what was packed; empty if
+            the pack is intact. For parts the index is that of the whole pack, and -1 if no single
+            sample is the cause.
     """
 
     path: Path | str
@@ -70,13 +71,14 @@ def verify(
 ) -> VerifyResult:
     """Reads a whole pack and compares it with its checksums.
 
-    Each file is compared as a whole. If that fails, all samples, the offsets, names and targets of the file are compared one by one. The
-    checksum of a file was computed from the data read back, sample by sample, when it was packed. Files of earlier versions without one are
-    compared sample by sample.
+    Each file is compared as a whole. If that fails, all samples, the offsets, names and targets of
+    the file are compared one by one. The checksum of a file was computed from the data read back,
+    sample by sample, when it was packed. Files of earlier versions without one are compared sample
+    by sample.
 
     Args:
-        path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the manifest too. Parts at a URL are fetched
-            one by one into the folder for temporary files.
+        path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the
+            manifest too. Parts at a URL are fetched one by one into the folder for temporary files.
         workers: number of threads that read. None: one per usable core, divided by `processes`.
         processes: number of processes that verify parts at the same time.
         storage_options: options of fsspec for the URL.
@@ -96,7 +98,9 @@ def verify(
     if os.path.exists(os.path.expanduser(os.fspath(path))):
         check_regular(os.path.expanduser(os.fspath(path)))
     if processes != 1:
-        raise ConfigError(f"{redact(path)} is one file: processes is for packs of several parts, use workers")
+        raise ConfigError(
+            f"{redact(path)} is one file: processes is for packs of several parts, use workers"
+        )
     return verify_file(path, threads, progress)
 
 
@@ -104,7 +108,10 @@ def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | Non
     """`verify` of a single file."""
     path = os.path.abspath(os.path.expanduser(os.fspath(path)))
     if os.path.isfile(path) and not is_hdf5(path):
-        raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: it was not packed by headrace, or is damaged")
+        raise FormatError(
+            f"{redact(path)} is no HDF5 file, or not a whole one: it was not packed by headrace, "
+            "or is damaged"
+        )
     info = packed_info(path)
     if info is None and os.path.isfile(path):
         raise _not_packed(path)
@@ -112,7 +119,10 @@ def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | Non
     if info is None or offset is None:
         return verify_samples(path, workers, progress)[0]
     with open(path, "rb") as file:
-        seal, sums = os.pread(file.fileno(), 4, offset), _sum(file.fileno(), NOTHING, workers, progress, None)
+        seal, sums = (
+            os.pread(file.fileno(), 4, offset),
+            _sum(file.fileno(), NOTHING, workers, progress, None),
+        )
     if replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little"):
         return VerifyResult(Path(path), info.count, [])
     result = verify_samples(path, workers, progress)[0]
@@ -122,10 +132,14 @@ def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | Non
 
 
 def verify_samples(
-    path: str | os.PathLike[Any], workers: int, progress: bool | None, ahead: SumsAhead | None = None
+    path: str | os.PathLike[Any],
+    workers: int,
+    progress: bool | None,
+    ahead: SumsAhead | None = None,
 ) -> tuple[VerifyResult, FileSums]:
-    """Compares each sample of a file, and what lies beside the samples, with its checksum; not the file as a whole, whose sums it gives.
-    `ahead`: see `sum_file`."""
+    """Compares each sample of a file, and what lies beside the samples, with its checksum; not the
+    file as a whole, whose sums it gives. `ahead`: see `sum_file`.
+    """
     path = os.path.abspath(os.path.expanduser(os.fspath(path)))
     info = packed_info(path)
     if info is not None and info.kind == KIND:
@@ -158,11 +172,17 @@ def _compared(
 
 
 def _not_packed(path: str) -> FormatError:
-    return FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
+    return FormatError(
+        f"{redact(path)} was not packed by headrace: there are no checksums to compare it with"
+    )
 
 
-def _sum(fd: int, edges: IntArray, workers: int, progress: bool | None, ahead: SumsAhead | None) -> FileSums:
-    with progress_bar(progress, total=os.fstat(fd).st_size, desc="verifying", unit="B", unit_scale=True) as bar:
+def _sum(
+    fd: int, edges: IntArray, workers: int, progress: bool | None, ahead: SumsAhead | None
+) -> FileSums:
+    with progress_bar(
+        progress, total=os.fstat(fd).st_size, desc="verifying", unit="B", unit_scale=True
+    ) as bar:
         return sum_file(fd, edges, workers, bar.update, ahead)
 
 
@@ -183,7 +203,8 @@ def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Da
         except (HeadraceError, OSError) as error:
             return [(index, source.location(index), str(error))]
 
-    together = int(source.blocks()[0]) if source.block_nbytes and len(source) else 1  # a compressed chunk is decoded once
+    # a compressed chunk is decoded once
+    together = int(source.blocks()[0]) if source.block_nbytes and len(source) else 1
     groups = groups_of(source.sizes(), together=together)
     with with_progress(task, groups, workers, progress, len(source), "verifying") as results:
         bad = [damage for _, found in results for damage in found]
@@ -191,7 +212,8 @@ def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Da
 
 
 def seal_of(path: str) -> int | None:
-    """The byte of a file at which the checksum of the whole file lies; None: it was packed before there was one.
+    """The byte of a file at which the checksum of the whole file lies; None: it was packed before
+    there was one.
 
     Raises:
         FormatError: it is damaged.
@@ -206,19 +228,37 @@ def seal_of(path: str) -> int | None:
         return int(offset)
 
 
-def _verify_parts(folder: Destination, workers: int, processes: int, progress: bool | None) -> VerifyResult:
-    """The same of a folder of parts: samples are numbered through all of them; -1 stands for a file."""
+def _verify_parts(
+    folder: Destination, workers: int, processes: int, progress: bool | None
+) -> VerifyResult:
+    """The same of a folder of parts: samples are numbered through all of them; -1 stands for a
+    file.
+    """
     plan = planned(folder)
     manifest, (status, sidecars) = read_manifest(folder), finished_in(folder, plan)
     if manifest is not None and manifest["plan"] != plan.digest and not status.done:
-        raise FormatError(f"{folder.shown}: plan.json is not the plan that {MANIFEST} names: one of both is damaged, pack again")
+        raise FormatError(
+            f"{folder.shown}: plan.json is not the plan that {MANIFEST} names: one of both is "
+            "damaged, pack again"
+        )
     if not status.is_finished or manifest is None or manifest["plan"] != plan.digest:
         raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
-    samples, bad = 0, [*damaged_plan(folder, plan, manifest), *damaged_metadata(folder, plan.metadata)]
-    tasks = (functools.partial(_damaged_part, folder, plan, sidecars[part], entry, workers) for part, entry in enumerate(manifest["parts"]))
+    samples, bad = (
+        0,
+        [*damaged_plan(folder, plan, manifest), *damaged_metadata(folder, plan.metadata)],
+    )
+    tasks = (
+        functools.partial(_damaged_part, folder, plan, sidecars[part], entry, workers)
+        for part, entry in enumerate(manifest["parts"])
+    )
     with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
-        for entry, damaged in zip(manifest["parts"], _run(tasks, min(processes, plan.parts)), strict=True):
-            bad += [(index if index < 0 else samples + index, location, error) for index, location, error in damaged]
+        for entry, damaged in zip(
+            manifest["parts"], _run(tasks, min(processes, plan.parts)), strict=True
+        ):
+            bad += [
+                (index if index < 0 else samples + index, location, error)
+                for index, location, error in damaged
+            ]
             samples += entry["samples"]
             bar.update(1)
     return VerifyResult(folder.path, samples, bad)
@@ -231,23 +271,30 @@ def _run(tasks: Iterator[Callable[[], list[Damage]]], processes: int) -> Iterato
         return
     with ProcessPoolExecutor(processes, get_context("forkserver"), end_with_parent) as pool:
         try:
-            for _, damaged in in_order(((None, pool.submit(task)) for task in tasks), 2 * processes + 1):
+            for _, damaged in in_order(
+                ((None, pool.submit(task)) for task in tasks), 2 * processes + 1
+            ):
                 yield damaged
         except BrokenExecutor as error:
             raise WorkerError(
-                "a process died while it verified a part (out of memory, or killed): use fewer processes, or verify again"
+                "a process died while it verified a part (out of memory, or killed): use fewer "
+                "processes, or verify again"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry: dict[str, Any], workers: int) -> list[Damage]:
+def _damaged_part(
+    folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry: dict[str, Any], workers: int
+) -> list[Damage]:
     """What is wrong with a part of a pack, of which the manifest says `entry`."""
     bad: list[Damage] = []
     name = folder.shown_name(plan.name(sidecar.part))
     if entry != sidecar.entry(plan):
         where = folder.shown_name(plan.sidecar_name(sidecar.part))
-        bad.append((-1, name, f"{where} differs from {MANIFEST}: one of both is damaged, pack again"))
+        bad.append(
+            (-1, name, f"{where} differs from {MANIFEST}: one of both is damaged, pack again")
+        )
     if plan.zarr is not None:
         objects = {stored[0]: Stored(*stored) for stored in entry["objects"]}
         return bad + damaged_in_part(folder, plan.zarr, sidecar.part, objects, workers)
@@ -261,5 +308,8 @@ def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry:
             result, _ = verify_samples(path, workers, False)
         except (HeadraceError, OSError) as error:
             return [*bad, (-1, name, str(error).replace(copy, name))]
-    named = [(index, where.replace(copy, name), error.replace(copy, name)) for index, where, error in result.bad]
+    named = [
+        (index, where.replace(copy, name), error.replace(copy, name))
+        for index, where, error in result.bad
+    ]
     return bad + (named or [whole_file(name)])

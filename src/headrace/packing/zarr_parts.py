@@ -1,6 +1,7 @@
 """Plans and packs the parts of a pack to Zarr.
 
-The arrays of all parts are laid out before the first is packed, so which samples are left out is found out first, by looking at all.
+The arrays of all parts are laid out before the first is packed, so which samples are left out is
+found out first, by looking at all.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ from headrace.packing.run import plan_file
 from headrace.packing.samples import groups_of, with_progress, without
 from headrace.packing.status import Sidecar
 from headrace.packing.texts import is_of_texts
-from headrace.packing.zarr.layout import Stored, beside_options, check_dtype, flat_options, rows_options
+from headrace.packing.zarr.layout import (
+    Stored,
+    beside_options,
+    check_dtype,
+    flat_options,
+    rows_options,
+)
 from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shards
 from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS, are_targets
 from headrace.storage.hdf5.filters import filter_versions
@@ -51,7 +58,8 @@ class PlannedZarr(NamedTuple):
         plan: of all parts.
         checks: of the samples.
         dataset: a view of those that are packed.
-        read_sizes: [n] int64, bytes of each where it comes from; None: samples are known by their values.
+        read_sizes: [n] int64, bytes of each where it comes from; None: samples are known by their
+            values.
     """
 
     plan: PartsPlan
@@ -61,7 +69,12 @@ class PlannedZarr(NamedTuple):
 
 
 def plan_zarr(
-    dataset: BaseDataset, folder: Destination, shard_size: int, how: StoreOptions, workers: int, progress: bool | None
+    dataset: BaseDataset,
+    folder: Destination,
+    shard_size: int,
+    how: StoreOptions,
+    workers: int,
+    progress: bool | None,
 ) -> PlannedZarr:
     """The plan for a dataset.
 
@@ -87,38 +100,68 @@ def plan_zarr(
     if plan.dtype.names and not has_masks(view):
         check_dtype("samples", plan.dtype)
     if plan.info.store == "ragged":
-        raise _not_held("arrays of several shapes" if plan.info.values is None else plan.info.values)
+        raise _not_held(
+            "arrays of several shapes" if plan.info.values is None else plan.info.values
+        )
     checks = checks_of(names_of(view), plan.read_sizes) if is_as_stored else NO_CHECKS
-    options: dict[str, Any] = {**asked, **plan.info.image, "left_out": [[number, why] for number, why in left_out.items()]}
+    options: dict[str, Any] = {
+        **asked,
+        **plan.info.image,
+        "left_out": [[number, why] for number, why in left_out.items()],
+    }
     if versions := versions_of(view, plan, how):
         options["versions"] = versions
     if packing.rows is not None:
         options["rows"] = rows_as_json(packing.rows)
     sizes = plan.sizes
     if how.is_jpeg:
-        sizes = (sizes * ratio_of(view, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
+        # about: they are known when all are encoded
+        sizes = (sizes * ratio_of(view, how, sizes)).astype(np.int64)
     options["zarr"] = zarr = _arrays(packing, sizes, shard_size)
     edges = [*range(0, len(view), zarr["samples"]), len(view)]
     read_sizes = plan.read_sizes if is_as_stored else None
-    return PlannedZarr(PartsPlan.of(plan.info, view.fingerprint, edges, sizes, checks, options), checks, view, read_sizes)
+    return PlannedZarr(
+        PartsPlan.of(plan.info, view.fingerprint, edges, sizes, checks, options),
+        checks,
+        view,
+        read_sizes,
+    )
 
 
 def _not_held(what: str) -> ConfigError:
-    return ConfigError(f"format='zarr' holds samples of one shape and encoded images, and these are {what}: leave out format")
+    return ConfigError(
+        f"format='zarr' holds samples of one shape and encoded images, and these are {what}: "
+        "leave out format"
+    )
 
 
 def _asked(dataset: BaseDataset, shard_size: int, how: StoreOptions) -> dict[str, Any]:
     """What a plan has of the arguments of `pack`."""
-    chunks = {name: value for name, value in (("compression", how.compression), ("chunks", how.chunks)) if value is not None}
+    chunks = {
+        name: value
+        for name, value in (("compression", how.compression), ("chunks", how.chunks))
+        if value is not None
+    }
     return {"format": "zarr", **options_of(dataset, how, shard_size), **chunks}
 
 
-def _known(plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], how: StoreOptions, workers: int) -> PlannedZarr | None:
-    """The plan that is there, if all samples were looked at when it was made, and it is of the same samples; else None."""
+def _known(
+    plan: PartsPlan | None,
+    dataset: BaseDataset,
+    asked: dict[str, Any],
+    how: StoreOptions,
+    workers: int,
+) -> PlannedZarr | None:
+    """The plan that is there, if all samples were looked at when it was made, and it is of the
+    same samples; else None.
+    """
     is_as_stored = is_packed_as_stored(dataset)
     if plan is None or plan.zarr is None or (is_as_stored and asked["on_error"] != "skip"):
         return None
-    if any(plan.options.get(name) != asked.get(name) for name in {*asked, "check", "jpeg", "compression", "chunks"}):
+    if any(
+        plan.options.get(name) != asked.get(name)
+        for name in {*asked, "check", "jpeg", "compression", "chunks"}
+    ):
         return None
     view = without(dataset, plan.left_out)
     if view.fingerprint != plan.fingerprint:
@@ -130,28 +173,46 @@ def _known(plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], 
     packing = plan_file(view, how, workers, False)
     checks = checks_of(names_of(view), packing.plan.read_sizes)
     are_same = versions_of(view, packing.plan, how) == plan.options.get("versions", {})
-    is_same = are_same and packing.plan.info.store == plan.store and zlib.crc32(bytes_of_checks(checks)) == plan.samples
+    is_same = (
+        are_same
+        and packing.plan.info.store == plan.store
+        and zlib.crc32(bytes_of_checks(checks)) == plan.samples
+    )
     info = packing.plan.info
-    is_same = is_same and info.image.items() <= plan.options.items() and info.target_columns == plan.options.get("target_columns")
+    is_same = (
+        is_same
+        and info.image.items() <= plan.options.items()
+        and info.target_columns == plan.options.get("target_columns")
+    )
     is_same = is_same and packing.rows == plan.rows
     return PlannedZarr(plan, checks, view, packing.plan.read_sizes) if is_same else None
 
 
-def _unreadable(dataset: BaseDataset, packing: Packing, how: StoreOptions, workers: int, progress: bool | None) -> dict[int, str]:
+def _unreadable(
+    dataset: BaseDataset, packing: Packing, how: StoreOptions, workers: int, progress: bool | None
+) -> dict[int, str]:
     """What is wrong with images that can't be read, by their numbers."""
     sizes = packing.plan.read_sizes
     if how.is_jpeg:  # what will be encoded anew is decoded
         packing = plan_file(dataset, StoreOptions("encoded"), workers, progress, read_sizes=sizes)
     groups, found = groups_of(packing.plan.sizes + sizes), dict[int, str]()
     workers = workers if dataset.sample_source.thread_safe else 0
-    with with_progress(packing.prepare, groups, workers, progress, len(dataset), "looking at samples") as results:
+    with with_progress(
+        packing.prepare, groups, workers, progress, len(dataset), "looking at samples"
+    ) as results:
         for group, samples in results:
-            found |= {number: str(s[0]) for number, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError)}
+            found |= {
+                number: str(s[0])
+                for number, s in zip(group, samples, strict=True)
+                if isinstance(s[0], SampleError)
+            }
     return found
 
 
 def _arrays(packing: Packing, sizes: npt.NDArray[np.int64], shard_size: int) -> dict[str, Any]:
-    """What a plan says of the arrays; `sizes` ([n]) are those of the samples as they are stored, about."""
+    """What a plan says of the arrays; `sizes` ([n]) are those of the samples as they are stored,
+    about.
+    """
     plan = packing.plan
     if plan.info.store == "decoded":
         arrays = rows_options(plan.shape, plan.dtype, shard_size, plan.chunks, plan.compression)
@@ -185,7 +246,8 @@ def pack_zarr_part(
         how: samples are stored.
         workers: threads that read and decode.
         is_cancelled: see `PackJob.pack`.
-        read_sizes: [samples of the part], as `PlannedZarr` has them; None: asked for, and compared with the plan.
+        read_sizes: [samples of the part], as `PlannedZarr` has them; None: asked for, and compared
+            with the plan.
 
     Raises:
         FileChangedError: a sample is not as it was when the plan was made.
@@ -197,7 +259,13 @@ def pack_zarr_part(
     view = dataset.subset(np.arange(start, stop))
     packing = plan_file(view, how, workers, False, plan.rows, read_sizes)
     if read_sizes is None and is_packed_as_stored(view):
-        check_unchanged(folder, plan, start, checks_of(names_of(view), packing.plan.read_sizes), dataset.source_of)
+        check_unchanged(
+            folder,
+            plan,
+            start,
+            checks_of(names_of(view), packing.plan.read_sizes),
+            dataset.source_of,
+        )
     folder.remove(plan.sidecar_name(part))
     workers = workers if view.sample_source.thread_safe else 0
     with contextlib.ExitStack() as opened:
@@ -206,7 +274,9 @@ def pack_zarr_part(
             file.is_cancelled = is_cancelled
         if how.is_jpeg:
             with files[0].explained():
-                packing = plan_reencoded(view, how, os.path.dirname(files[0].path), workers, False, packing)
+                packing = plan_reencoded(
+                    view, how, os.path.dirname(files[0].path), workers, False, packing
+                )
         with packing.spool or contextlib.nullcontext():
             columns = write_shards(files, packing, layout, part, workers)
         objects = read_back(files, layout, columns, part, max(1, workers))
@@ -216,4 +286,6 @@ def pack_zarr_part(
         objects.append(Stored(key, len(chunk), zlib.crc32(chunk)))
     objects.sort(key=lambda stored: plan.objects(part).index(stored.name))
     nbytes = sum(stored.nbytes for stored in objects)
-    return Sidecar(plan.digest, part, stop - start, nbytes, sum_of_objects(objects), objects=objects)
+    return Sidecar(
+        plan.digest, part, stop - start, nbytes, sum_of_objects(objects), objects=objects
+    )

@@ -32,7 +32,8 @@ class Item:
         target: an array to be drawn beside it, such as labels of voxels; None: the caption says it.
         ids, mask: of a text: its tokens [length] and 1 where they are no padding.
         text: what the tokens stand for; None: nobody can say.
-        boxes: [objects, 4], edges of objects in pixels of the input: left, top, right, bottom; None: it has none.
+        boxes: [objects, 4], edges of objects in pixels of the input: left, top, right, bottom;
+            None: it has none.
     """
 
     index: int | None
@@ -74,9 +75,16 @@ class Preview:
 
 
 def preview(
-    data_path: Any, *, count: int = 24, seed: int = 42, epoch: int = 0, shuffle: bool = True, transform: Callable[[Any], Any] | None = None,
-    opens: Callable[..., BaseDataset] = open_dataset, **options: Any,
-) -> Preview:  # fmt: skip
+    data_path: Any,
+    *,
+    count: int = 24,
+    seed: int = 42,
+    epoch: int = 0,
+    shuffle: bool = True,
+    transform: Callable[[Any], Any] | None = None,
+    opens: Callable[..., BaseDataset] = open_dataset,
+    **options: Any,
+) -> Preview:
     """The first batch that a loader yields in an epoch, in this process.
 
     Args:
@@ -93,14 +101,26 @@ def preview(
         HeadraceError: what the loader raises.
     """
     given = {**options, **({} if transform is None else {"transform": transform})}
-    dataset = data_path if isinstance(data_path, BaseDataset) else opens(data_path, return_index=True, **given)
+    dataset = (
+        data_path
+        if isinstance(data_path, BaseDataset)
+        else opens(data_path, return_index=True, **given)
+    )
     is_own = dataset is not data_path
     notes: list[str] = []
     try:
         if not isinstance(dataset, StreamingDataset) and not len(dataset):
             raise ConfigError(f"{dataset!r} has no samples to show")
-        order: dict[str, Any] = {} if isinstance(dataset, StreamingDataset) else {"shuffle": shuffle}
-        loader_options: dict[str, Any] = {"batch_size": count, "num_workers": 0, "seed": seed, "pin_memory": False, **order}
+        order: dict[str, Any] = (
+            {} if isinstance(dataset, StreamingDataset) else {"shuffle": shuffle}
+        )
+        loader_options: dict[str, Any] = {
+            "batch_size": count,
+            "num_workers": 0,
+            "seed": seed,
+            "pin_memory": False,
+            **order,
+        }
         try:
             try:
                 batch = _first(dataset, epoch, loader_options)
@@ -110,7 +130,9 @@ def preview(
                 dataset.return_index = False  # samples may have a field "index" of their own
                 batch = _first(dataset, epoch, loader_options)
         except CollateError as error:
-            notes.append(f"a loader with the default collate function raises: {' '.join(str(error).split())}")
+            notes.append(
+                f"a loader with the default collate function raises: {' '.join(str(error).split())}"
+            )
             batch = _first(dataset, epoch, {**loader_options, "collate_fn": "list"})
         facts = {"batch": _shape_of(_without_index(batch) if dataset.return_index else batch)}
         classes = list(getattr(dataset, "classes", None) or [])
@@ -118,7 +140,9 @@ def preview(
         name = type(dataset).__name__
         length = length_of(dataset)
         samples = "?" if length is None else f"{length:,}"
-        return Preview(f"{name}, {samples} samples, epoch {epoch}, seed {seed}", facts, items, notes)
+        return Preview(
+            f"{name}, {samples} samples, epoch {epoch}, seed {seed}", facts, items, notes
+        )
     finally:
         if is_own:
             dataset.close()
@@ -164,7 +188,10 @@ def _samples_of(batch: Any) -> list[Any]:
     if isinstance(batch, Mapping):
         columns = {key: _samples_of(value) for key, value in batch.items()}
         count = max(map(len, columns.values()), default=0)
-        return [{key: column[number] for key, column in columns.items() if number < len(column)} for number in range(count)]
+        return [
+            {key: column[number] for key, column in columns.items() if number < len(column)}
+            for number in range(count)
+        ]
     if isinstance(batch, tuple):
         return list(zip(*map(_samples_of, batch), strict=False))
     return []
@@ -181,10 +208,19 @@ def _item(sample: Any, dataset: Any, classes: list[str]) -> Item:
         index = int(rest.pop(_INDEX)) if dataset.return_index and _INDEX in rest else None
         if _IDS in rest:
             return _text_item(rest, index, dataset, classes)
-        drawn = next((key for key, one in rest.items() if (array := _array(one)) is not None and array.ndim >= 2), None)
+        drawn = next(
+            (
+                key
+                for key, one in rest.items()
+                if (array := _array(one)) is not None and array.ndim >= 2
+            ),
+            None,
+        )
         value = None if drawn is None else rest.pop(drawn)
         said = [
-            f"{key.strip('_')} {_said(one, classes if key in ('cls', 'label') else [])}" for key, one in rest.items() if key != "__url__"
+            f"{key.strip('_')} {_said(one, classes if key in ('cls', 'label') else [])}"
+            for key, one in rest.items()
+            if key != "__url__"
         ]
     array, mark = _array(value), _array(target)
     is_drawn = mark is not None and mark.ndim >= 2
@@ -196,7 +232,11 @@ def _item(sample: Any, dataset: Any, classes: list[str]) -> Item:
         said += [f"{name} {_said(one, named.get(name, []))}" for name, one in target.items()]
     elif target is not None and not is_drawn:
         said.append(_said(target, classes))
-    where = dataset.source_of(index) if index is not None and not isinstance(dataset, StreamingDataset) else ""
+    where = (
+        dataset.source_of(index)
+        if index is not None and not isinstance(dataset, StreamingDataset)
+        else ""
+    )
     if array is None and isinstance(value, str):
         return Item(index, where, ", ".join(said), text=value)
     return Item(index, where, ", ".join(said), array, mark if is_drawn else None, boxes=boxes)
@@ -205,8 +245,15 @@ def _item(sample: Any, dataset: Any, classes: list[str]) -> Item:
 def _objects(target: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
     """How many objects of which classes there are: "2 mill, 1 wheel"."""
     names = {number: name for name, number in numbers.items()}
-    counts = Counter(names.get(label, str(label)) for label in target["labels"].tolist()) if "labels" in target else Counter[str]()
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or f"{len(target['boxes'])} objects"
+    counts = (
+        Counter(names.get(label, str(label)) for label in target["labels"].tolist())
+        if "labels" in target
+        else Counter[str]()
+    )
+    return (
+        ", ".join(f"{count} {name}" for name, count in counts.items())
+        or f"{len(target['boxes'])} objects"
+    )
 
 
 def _names_of_columns(dataset: Any) -> Mapping[str, list[str]]:
@@ -221,7 +268,14 @@ def _text_item(fields: dict[str, Any], index: int | None, dataset: Any, classes:
     label = fields.get("labels", fields.get("label"))
     caption = _said(label, classes) if label is not None and np.ndim(label) == 0 else ""
     where = dataset.source_of(index) if index is not None else ""
-    return Item(index, where, caption, ids=ids, mask=mask, text=_decoded(getattr(dataset, "tokenizer", None), ids[mask > 0]))
+    return Item(
+        index,
+        where,
+        caption,
+        ids=ids,
+        mask=mask,
+        text=_decoded(getattr(dataset, "tokenizer", None), ids[mask > 0]),
+    )
 
 
 def _decoded(tokenizer: Any, ids: npt.NDArray[np.int64]) -> str | None:

@@ -18,7 +18,9 @@ _CURVE = (96, 192)  # height and width of a curve
 
 
 def value_range(arrays: Sequence[npt.NDArray[Any]]) -> tuple[float, float]:
-    """The values that are shown black and white: 0 and 255 of bytes, else the least and the largest of all."""
+    """The values that are shown black and white: 0 and 255 of bytes, else the least and the
+    largest of all.
+    """
     if all(array.dtype == np.uint8 for array in arrays):
         return 0.0, 255.0
     finite = [array[np.isfinite(array)] if array.dtype.kind == "f" else array for array in arrays]
@@ -27,8 +29,11 @@ def value_range(arrays: Sequence[npt.NDArray[Any]]) -> tuple[float, float]:
     return least, most if most > least else least + 1.0
 
 
-def pictures_of(array: npt.NDArray[Any], shown: tuple[float, float], is_labels: bool = False) -> list[Picture]:
-    """The pictures that show an array: one of an image or a row of numbers, three of a volume (its middle slices).
+def pictures_of(
+    array: npt.NDArray[Any], shown: tuple[float, float], is_labels: bool = False
+) -> list[Picture]:
+    """The pictures that show an array: one of an image or a row of numbers, three of a volume (its
+    middle slices).
 
     Args:
         array: of any shape; of images with their channels first or last.
@@ -47,7 +52,10 @@ def pictures_of(array: npt.NDArray[Any], shown: tuple[float, float], is_labels: 
         if array.shape[-1] in _CHANNELS:
             return [_colored(array, shown)]
     if array.ndim == 3:
-        return [_painted(array.take(extent // 2, axis), shown, is_labels) for axis, extent in enumerate(array.shape)]
+        return [
+            _painted(array.take(extent // 2, axis), shown, is_labels)
+            for axis, extent in enumerate(array.shape)
+        ]
     if array.shape[-1] in _CHANNELS and array.ndim == 4:  # frames of a film
         picked = distinct(np.linspace(0, len(array) - 1, 3).astype(int)).tolist()
         return [_colored(array[number], shown) for number in picked]
@@ -80,7 +88,9 @@ def _scaled(array: npt.NDArray[Any], shown: tuple[float, float]) -> Picture:
     if array.dtype == np.uint8 and shown == (0.0, 255.0):
         return np.ascontiguousarray(array)
     least, most = shown
-    part = (np.nan_to_num(array.astype(np.float64), nan=least, posinf=most, neginf=least) - least) / (most - least)
+    part = (
+        np.nan_to_num(array.astype(np.float64), nan=least, posinf=most, neginf=least) - least
+    ) / (most - least)
     return (part.clip(0, 1) * 255).round().astype(np.uint8)
 
 
@@ -89,7 +99,11 @@ def _curve(values: npt.NDArray[Any], shown: tuple[float, float]) -> Picture:
     height, width = _CURVE
     picture = np.zeros((height, width, 3), np.uint8)
     places = np.linspace(0, len(values) - 1, width).round().astype(int)
-    levels = height - 1 - (_scaled(np.asarray(values, np.float64)[places], shown).astype(int) * (height - 1)) // 255
+    levels = (
+        height
+        - 1
+        - (_scaled(np.asarray(values, np.float64)[places], shown).astype(int) * (height - 1)) // 255
+    )
     before = levels[0]
     for column, level in enumerate(levels.tolist()):
         picture[min(before, level) : max(before, level) + 1, column] = 255

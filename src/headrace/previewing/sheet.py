@@ -22,8 +22,21 @@ _PAD, _TOKEN = (253, 224, 71), (255, 255, 255)
 _TEXT_WIDTH, _TEXT_COLUMNS = 1100, 150  # pixels of a table of texts, and letters in a row of it
 _NARROWEST, _WIDEST = 480, 1100
 _FONTS = (
-    *("NotoSans-Regular.ttf", "DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf"),
-    *("NotoSansCJK-Regular.ttc", "DroidSansFallbackFull.ttf", "wqy-microhei.ttc", "PingFang.ttc", "msyh.ttc", "msgothic.ttc"),
+    *(
+        "NotoSans-Regular.ttf",
+        "DejaVuSans.ttf",
+        "LiberationSans-Regular.ttf",
+        "Arial.ttf",
+        "arial.ttf",
+    ),
+    *(
+        "NotoSansCJK-Regular.ttc",
+        "DroidSansFallbackFull.ttf",
+        "wqy-microhei.ttc",
+        "PingFang.ttc",
+        "msyh.ttc",
+        "msgothic.ttc",
+    ),
 )
 
 
@@ -40,11 +53,17 @@ def draw_sheet(shown: Preview, *, cell: int = 160, columns: int = 6) -> Image.Im
 
 @functools.cache
 def _fonts(size: int) -> list[Any]:
-    """The fonts for letters of many languages that the system or matplotlib has, and Pillow's own."""
+    """The fonts for letters of many languages that the system or matplotlib has, and Pillow's
+    own.
+    """
     matplotlib = importlib.util.find_spec("matplotlib")
     places = [*_FONTS]
     if matplotlib is not None and matplotlib.origin is not None:
-        places.append(os.path.join(os.path.dirname(matplotlib.origin), "mpl-data", "fonts", "ttf", "DejaVuSans.ttf"))
+        places.append(
+            os.path.join(
+                os.path.dirname(matplotlib.origin), "mpl-data", "fonts", "ttf", "DejaVuSans.ttf"
+            )
+        )
     fonts = list[Any]()
     for place in places:
         with contextlib.suppress(OSError):
@@ -128,7 +147,15 @@ def _contact_sheet(shown: Preview, cell: int, columns: int) -> Image.Image:
         left = _MARGIN + number % columns * (wide + _GAP)
         top = head + number // columns * (high + _GAP)
         for place, picture in enumerate(some):
-            _paste(sheet, draw, picture, left + place * (cell + 4), top, cell, item.boxes if place == 0 else None)
+            _paste(
+                sheet,
+                draw,
+                picture,
+                left + place * (cell + 4),
+                top,
+                cell,
+                item.boxes if place == 0 else None,
+            )
         if not some:
             draw.rectangle((left, top, left + cell - 1, top + cell - 1), outline=_FRAME)
             text = textwrap.fill(item.text or item.caption or "nothing to draw", cell // 7)
@@ -143,15 +170,23 @@ def _pictures(item: Item, limits: tuple[float, float]) -> list[Any]:
     if item.value is None:
         return []
     found = pictures_of(item.value, limits)
-    return found + (pictures_of(item.target, (0.0, 1.0), is_labels=True) if item.target is not None else [])
+    return found + (
+        pictures_of(item.target, (0.0, 1.0), is_labels=True) if item.target is not None else []
+    )
 
 
-def _paste(sheet: Image.Image, draw: Any, picture: Any, left: int, top: int, cell: int, boxes: Any) -> None:
-    """A picture in the middle of its cell, as large as fits: small ones with sharp pixels; and the boxes of the objects in it."""
+def _paste(
+    sheet: Image.Image, draw: Any, picture: Any, left: int, top: int, cell: int, boxes: Any
+) -> None:
+    """A picture in the middle of its cell, as large as fits: small ones with sharp pixels; and
+    the boxes of the objects in it.
+    """
     image = Image.fromarray(picture)
     scale = cell / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    image = image.resize(size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.BILINEAR)
+    image = image.resize(
+        size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.BILINEAR
+    )
     x, y = left + (cell - size[0]) // 2, top + (cell - size[1]) // 2
     sheet.paste(image, (x, y))
     for x0, y0, x1, y1 in () if boxes is None else boxes * scale:
@@ -170,7 +205,9 @@ def _table(shown: Preview) -> Image.Image:
     """A row for each text: its number, target, tokens and padding as a bar, and the text."""
     lines = _head(shown, ["white: tokens; yellow: padding"], _TEXT_WIDTH)
     longest = max((len(item.ids) for item in shown.items if item.ids is not None), default=1) or 1
-    cells = [textwrap.wrap(row_of(item).text, _TEXT_COLUMNS - 10)[:3] or [""] for item in shown.items]
+    cells = [
+        textwrap.wrap(row_of(item).text, _TEXT_COLUMNS - 10)[:3] or [""] for item in shown.items
+    ]
     height = sum(_LINE * (1 + len(text)) + _GAP + 10 for text in cells)
     sheet, draw, top = _paper(_TEXT_WIDTH, height, lines)
     room = _TEXT_WIDTH - 2 * _MARGIN
@@ -180,7 +217,9 @@ def _table(shown: Preview) -> Image.Image:
         _write(draw, (_MARGIN, top), head, _PALE, 12, room)
         y, count = top + _LINE + 1, 0 if item.ids is None else len(item.ids)
         filled = round(room * (count - item.padding) / longest)
-        draw.rectangle((_MARGIN, y, _MARGIN + round(room * count / longest), y + 5), fill=_PAD, outline=_FRAME)
+        draw.rectangle(
+            (_MARGIN, y, _MARGIN + round(room * count / longest), y + 5), fill=_PAD, outline=_FRAME
+        )
         draw.rectangle((_MARGIN, y, _MARGIN + filled, y + 5), fill=_TOKEN, outline=_FRAME)
         for number, line in enumerate(text):
             _write(draw, (_MARGIN, y + 8 + number * _LINE), line, _INK, 13, room)

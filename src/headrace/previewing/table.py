@@ -45,10 +45,17 @@ def table_lines(shown: Preview, columns: int) -> Iterator[str]:
     for name, value in shown.facts.items():
         yield f"{name}: {value}"
     rows = [row_of(item) for item in shown.items]
-    widths = [max((len(getattr(row, name)) for row in rows), default=0) for name in ("number", "caption", "tokens")]
+    widths = [
+        max((len(getattr(row, name)) for row in rows), default=0)
+        for name in ("number", "caption", "tokens")
+    ]
     widths[1] = min(widths[1], max(8, columns // 4))
     for row in rows:
-        parts = [row.number.rjust(widths[0]), row.caption[: widths[1]].ljust(widths[1]), row.tokens.ljust(widths[2])]
+        parts = [
+            row.number.rjust(widths[0]),
+            row.caption[: widths[1]].ljust(widths[1]),
+            row.tokens.ljust(widths[2]),
+        ]
         head = "  ".join(part for part, width in zip(parts, widths, strict=True) if width)
         room = columns - len(head) - 2
         yield (f"{head}  {row.text}"[:columns] if room >= 10 else head).rstrip()

@@ -5,4 +5,10 @@ from headrace.profiling.report.result import Profile
 from headrace.profiling.tune import find_max_batch_size
 from headrace.profiling.workers import SuggestedWorkers, suggest_num_workers
 
-__all__ = ["Profile", "SuggestedWorkers", "find_max_batch_size", "profile_dataloader", "suggest_num_workers"]
+__all__ = [
+    "Profile",
+    "SuggestedWorkers",
+    "find_max_batch_size",
+    "profile_dataloader",
+    "suggest_num_workers",
+]

@@ -71,19 +71,38 @@ class Adviser:
         most = self._found.most_gain
         predicted = min(predicted, most) if most is not None else predicted
         if predicted >= WORTH:
-            self.candidates.append(Candidate(Advice(name, why, code, predicted, options=options), variant, unlimited, keeps_batch))
+            self.candidates.append(
+                Candidate(
+                    Advice(name, why, code, predicted, options=options),
+                    variant,
+                    unlimited,
+                    keeps_batch,
+                )
+            )
 
     def _unlimited(self, then: Costs) -> float | None:
-        """The gain where the step takes nothing; without workers the step takes its time in any case."""
+        """The gain where the step takes nothing; without workers the step takes its time in any
+        case.
+        """
         return then.loading() / self._found.costs.loop() if then.workers else None
 
-    def _option(self, why: str, predicted: float, unlimited: float | None = None, **options: Any) -> None:
+    def _option(
+        self, why: str, predicted: float, unlimited: float | None = None, **options: Any
+    ) -> None:
         text = ", ".join(f"{name}={value!r}" for name, value in options.items())
         loader = self._found.loader
         code = f"create_dataloader(dataset, {text})  # and your other options"
         if not isinstance(loader, Loader):
             code = f"DataLoader(dataset, {text})  # and your other options"
-        self._add(next(iter(options)), why, code, predicted, options, lambda: (copy_of(loader, **options), None), unlimited)
+        self._add(
+            next(iter(options)),
+            why,
+            code,
+            predicted,
+            options,
+            lambda: (copy_of(loader, **options), None),
+            unlimited,
+        )
 
     def _workers(self) -> None:
         found = self._found
@@ -99,17 +118,27 @@ class Adviser:
             if reads:
                 most = max(1.0, found.reading_gain or 1.0)
                 predicted, unlimited = min(predicted, most), min(unlimited or most, most)
-            why = f"a worker waits for {found.waiting:.0%} of its time: more of them wait at the same time"
+            why = (
+                f"a worker waits for {found.waiting:.0%} of its time: more of them wait at the "
+                "same time"
+            )
         else:
             why = f"{found.costs.workers} of {found.costs.cores} cores make batches"
         self._option(why, predicted, unlimited, num_workers=number)
 
     def _prefetch(self) -> None:
         found = self._found
-        if not found.costs.workers or found.free is None or found.alone.rate < 1.1 * found.free.rate:
+        if (
+            not found.costs.workers
+            or found.free is None
+            or found.alone.rate < 1.1 * found.free.rate
+        ):
             return
         factor = (getattr(found.loader, "prefetch_factor", None) or 2) * 4
-        why = "the loader alone is faster than the step, and yet the loop waits: some batches take much longer than others"
+        why = (
+            "the loader alone is faster than the step, and yet the loop waits: some batches take "
+            "much longer than others"
+        )
         self._option(why, found.most_gain or 1.0, prefetch_factor=factor)
 
     def _persistent(self) -> None:
@@ -124,12 +153,19 @@ class Adviser:
         usual = sorted(waits)[len(waits) // 2]
         starting = max(0.0, sum(firsts) / len(firsts) - usual)
         epoch = found.loop.seconds / max(found.loop.batches, 1) * steps
-        why = f"workers are started anew for each epoch of {steps} batches, which takes {starting:.2f} s"
+        why = (
+            f"workers are started anew for each epoch of {steps} batches, which takes "
+            f"{starting:.2f} s"
+        )
         self._option(why, epoch / max(epoch - starting, 1e-9), persistent_workers=True)
 
     def _block(self) -> None:
         found, loader = self._found, self._found.loader
-        if not isinstance(loader, Loader) or not isinstance(loader.dataset, BaseDataset) or loader.config.shuffle is not True:
+        if (
+            not isinstance(loader, Loader)
+            or not isinstance(loader.dataset, BaseDataset)
+            or loader.config.shuffle is not True
+        ):
             return
         if not loader.dataset.sample_source.block_nbytes:  # samples are read one by one
             return
@@ -140,7 +176,10 @@ class Adviser:
         if together < 2:
             return
         reading = stats.a_sample("read_seconds")
-        why = f"{together:,.0f} samples share each block of the storage, which a full shuffle reads and decodes for each of them"
+        why = (
+            f"{together:,.0f} samples share each block of the storage, which a full shuffle reads "
+            "and decodes for each of them"
+        )
         then = found.costs.without(reading * (1 - 1 / together), computes=found.computes)
         self._option(why, gain(found.costs, then), self._unlimited(then), shuffle="block")
 
@@ -149,7 +188,11 @@ class Adviser:
     def _cached(self) -> None:
         found, loader = self._found, self._found.loader
         dataset = getattr(loader, "dataset", None)
-        if not isinstance(loader, Loader) or not isinstance(dataset, BaseDataset) or found.requests is None:
+        if (
+            not isinstance(loader, Loader)
+            or not isinstance(dataset, BaseDataset)
+            or found.requests is None
+        ):
             return
         if dataset.loading_mode not in (LoadingMode.LAZY, LoadingMode.STREAMING):
             return
@@ -163,7 +206,8 @@ class Adviser:
             return
         then = self._with_work(held, ratio_fixed)
         why = (
-            f"all {len(dataset):,} decoded samples take {format_size(whole)} of memory; from the second epoch on nothing is read or decoded"
+            f"all {len(dataset):,} decoded samples take {format_size(whole)} of memory; from the "
+            "second epoch on nothing is read or decoded"
         )
         code = f'{type(dataset).__name__}(..., loading_mode="cached")'
 
@@ -171,7 +215,15 @@ class Adviser:
             cached = in_mode(dataset, LoadingMode.CACHED)
             return copy_of(loader, cached), cached
 
-        self._add("loading_mode", why, code, gain(found.costs, then), {"loading_mode": "cached"}, variant, self._unlimited(then))
+        self._add(
+            "loading_mode",
+            why,
+            code,
+            gain(found.costs, then),
+            {"loading_mode": "cached"},
+            variant,
+            self._unlimited(then),
+        )
 
     def _pack(self, dataset: BaseDataset, held: float, fixed: float, whole: int) -> None:
         """The samples don't fit memory: decoded pixels in one file."""
@@ -180,25 +232,39 @@ class Adviser:
         if size is None or not isinstance(dataset.data_path, (str, os.PathLike)):
             return
         then = self._with_work(held, fixed)
-        why = f"decoded samples, {format_size(whole)}, don't fit memory; in a packed file nothing is left to decode"
+        why = (
+            f"decoded samples, {format_size(whole)}, don't fit memory; in a packed file nothing "
+            "is left to decode"
+        )
         shape = "x".join(map(str, size)) if isinstance(size, (tuple, list)) else str(size)
-        code = f"headrace pack {shlex.quote(redact(os.fspath(dataset.data_path)))} packed.h5 --store decoded --size {shape}"
+        code = (
+            f"headrace pack {shlex.quote(redact(os.fspath(dataset.data_path)))} packed.h5 --store "
+            f"decoded --size {shape}"
+        )
         self._add("packing", why, code, gain(found.costs, then), {}, None)
 
     def _with_work(self, held: float, fixed: float) -> Costs:
-        """The costs where samples come from memory: as measured in this process, times what workers take from each other."""
+        """The costs where samples come from memory: as measured in this process, times what
+        workers take from each other.
+        """
         found = self._found
         inside = max(found.costs.work - found.of_work()["read"], 1e-9)
         factor = min(max(inside / max(fixed, 1e-9), 0.7), 2.0)
         work = min(held * factor, found.costs.work)
         if is_transformed(found.loader.dataset):  # nothing else becomes faster
             seconds, counted = found.of_work(), found.alone.a_sample("work_seconds")
-            work = max(work, found.costs.work * (1 - (seconds["read"] + seconds["decode"]) / max(counted, 1e-12)))
+            work = max(
+                work,
+                found.costs.work
+                * (1 - (seconds["read"] + seconds["decode"]) / max(counted, 1e-12)),
+            )
         return dataclasses.replace(found.costs, work=work, cpu=min(work, found.costs.cpu))
 
     def _try_cached(self, dataset: BaseDataset) -> tuple[float, float, int] | None:
-        """Some samples in mode "cached", in this process: seconds of one that is held; of one that is not, without reading it; and bytes of
-        a decoded one. None: there is not even room for these."""
+        """Some samples in mode "cached", in this process: seconds of one that is held; of one that
+        is not, without reading it; and bytes of a decoded one. None: there is not even room for
+        these.
+        """
         found = self._found
         assert found.requests is not None
         collating = collating_of(found.loader)
@@ -224,7 +290,9 @@ class Adviser:
             report = cached.sample_reader.take_report()
             if report.get("cache_misses", 0):
                 return None
-            value = cached.sample_reader.values(cached.whole_indices(requests[0][:1]).tolist(), cached.sample_access)[0]
+            value = cached.sample_reader.values(
+                cached.whole_indices(requests[0][:1]).tolist(), cached.sample_access
+            )[0]
             return best / count, (filling - reading) / count, size_of(value)
         finally:
             cached.close()
@@ -232,24 +300,55 @@ class Adviser:
     def _images(self) -> None:
         found, loader = self._found, self._found.loader
         dataset = getattr(loader, "dataset", None)
-        if not isinstance(loader, Loader) or found.requests is None or not isinstance(dataset, BaseDataset):
+        if (
+            not isinstance(loader, Loader)
+            or found.requests is None
+            or not isinstance(dataset, BaseDataset)
+        ):
             return
         view = as_uint8(dataset)
         if view is not None and loader._images.pixels is None:
             ratio = work_ratio(dataset, view, collating_of(loader), found.requests(1_000_004))  # type: ignore[arg-type]  # of images
-            then = found.costs.without((1 - min(ratio, 1.0)) * found.costs.work, computes=found.computes)
-            why = "batches of uint8 are a quarter of the bytes, and normalised on the device (where that takes its time)"
-            code = "ImageDataset(..., normalize=False)  # and in the step: (images / 255 - mean) / std"
+            then = found.costs.without(
+                (1 - min(ratio, 1.0)) * found.costs.work, computes=found.computes
+            )
+            why = (
+                "batches of uint8 are a quarter of the bytes, and normalised on the device (where "
+                "that takes its time)"
+            )
+            code = (
+                "ImageDataset(..., normalize=False)  # and in the step: (images / 255 - mean) / std"
+            )
             variant: Variant = lambda: (copy_of(loader, view), None)  # noqa: E731
-            self._add("uint8", why, code, gain(found.costs, then), {}, variant, self._unlimited(then), keeps_batch=True)
+            self._add(
+                "uint8",
+                why,
+                code,
+                gain(found.costs, then),
+                {},
+                variant,
+                self._unlimited(then),
+                keeps_batch=True,
+            )
         if dataset.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             return
         smaller = smaller_files(dataset, found.requests)
         if smaller is not None:
             saved = found.of_work()["decode"] * (1 - min(smaller.ratio, 1.0))
             then = found.costs.without(saved, computes=found.computes)
-            why = f"images of at most {smaller.side} pixels decode in {smaller.ratio:.0%} of the time, and are resized to samples as before"
-            self._add("smaller files", why, smaller.command, gain(found.costs, then), {}, None, self._unlimited(then))
+            why = (
+                f"images of at most {smaller.side} pixels decode in {smaller.ratio:.0%} of the "
+                "time, and are resized to samples as before"
+            )
+            self._add(
+                "smaller files",
+                why,
+                smaller.command,
+                gain(found.costs, then),
+                {},
+                None,
+                self._unlimited(then),
+            )
 
     # -- the user's own code
 
@@ -262,8 +361,15 @@ class Adviser:
         if isinstance(dataset, BaseDataset) and is_transformed(dataset):
             share = seconds["transform"] / max(found.costs.work, 1e-12)
             is_held = found.stages.own_code == "transform" and bool(found.stages.gil)
-            held = f", and hold the interpreter's lock for {found.stages.gil:.0%} of it" if is_held else ""
-            why = f"the transforms take {share:.0%} of a worker's time{held}: this much is gained if they cost nothing"
+            held = (
+                f", and hold the interpreter's lock for {found.stages.gil:.0%} of it"
+                if is_held
+                else ""
+            )
+            why = (
+                f"the transforms take {share:.0%} of a worker's time{held}: this much is gained "
+                "if they cost nothing"
+            )
 
             def frozen() -> tuple[Any, Any]:
                 view = dataset.subset(np.arange(len(dataset)))
@@ -276,8 +382,16 @@ class Adviser:
         collating = collating_of(loader)
         if collating.is_users:
             share = seconds["collate"] / max(found.costs.work, 1e-12)
-            why = f"collate_fn takes {share:.0%} of a worker's time: this much is gained if it costs nothing"
-            self._ablation("collate_fn", why, seconds["collate"], lambda: (copy_of(loader, collate_fn=Frozen(collating.function)), None))
+            why = (
+                f"collate_fn takes {share:.0%} of a worker's time: this much is gained if it "
+                "costs nothing"
+            )
+            self._ablation(
+                "collate_fn",
+                why,
+                seconds["collate"],
+                lambda: (copy_of(loader, collate_fn=Frozen(collating.function)), None),
+            )
 
     def _ablation(self, name: str, why: str, seconds: float, variant: Variant) -> None:
         then = self._found.costs.without(seconds, computes=self._found.computes)
@@ -294,7 +408,10 @@ def collating_of(loader: Any) -> Collating:
 def copy_of(loader: Any, dataset: Any = None, **options: Any) -> Any:
     """A loader like another, with other options, or over another dataset."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HeadraceWarning)  # of options that mean nothing now: the user's loader has said them
+        # of options that mean nothing now: the user's loader has said them
+        warnings.simplefilter("ignore", HeadraceWarning)
         if isinstance(loader, Loader):
-            return type(loader)(loader.dataset if dataset is None else dataset, loader.given.with_(**options))
+            return type(loader)(
+                loader.dataset if dataset is None else dataset, loader.given.with_(**options)
+            )
         return plain_loader(loader, options.pop("num_workers", loader.num_workers), **options)

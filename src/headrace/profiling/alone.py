@@ -1,4 +1,6 @@
-"""Measures each stage of a dataset by itself, in this process, beside the same work with nothing around it."""
+"""Measures each stage of a dataset by itself, in this process, beside the same work with nothing
+around it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Alone:
     Attributes:
         samples: that went through, by stage.
         seconds: of each stage; `bare`: of the same work with nothing around it.
-        gil: share of the user's own code that holds the interpreter's lock; None: there is none, or it can't be told.
+        gil: share of the user's own code that holds the interpreter's lock; None: there is none, or
+            it can't be told.
         own_code: what that is.
     """
 
@@ -50,11 +53,19 @@ class Alone:
 
     def rate(self, stage: str) -> float | None:
         """Samples a second; None: not measured."""
-        return self.samples[stage] / max(self.seconds[stage], 1e-9) if self.samples.get(stage) else None
+        return (
+            self.samples[stage] / max(self.seconds[stage], 1e-9)
+            if self.samples.get(stage)
+            else None
+        )
 
     def ceiling(self, stage: str) -> float | None:
         """The same of the bare work."""
-        return self.samples[stage] / max(self.bare[stage], 1e-9) if self.samples.get(stage) and self.bare.get(stage) else None
+        return (
+            self.samples[stage] / max(self.bare[stage], 1e-9)
+            if self.samples.get(stage) and self.bare.get(stage)
+            else None
+        )
 
     def timed(self, stage: str, samples: int, function: Callable[[], Any]) -> Any:
         """What a function returns; its time counts for a stage."""
@@ -73,7 +84,11 @@ class Alone:
 
 
 def measure_alone(
-    dataset: Any, collating: Collating, requests: Iterable[BatchRequest], device: torch.device | str | int | None, seconds: float
+    dataset: Any,
+    collating: Collating,
+    requests: Iterable[BatchRequest],
+    device: torch.device | str | int | None,
+    seconds: float,
 ) -> Alone:
     """Takes batches through all stages one by one, for some seconds and two batches at least.
 
@@ -90,8 +105,12 @@ def measure_alone(
         for number, request in enumerate(requests):
             if not request or (number >= 2 and time.perf_counter() >= until):
                 break
-            samples = (_own if isinstance(dataset, BaseDataset) else _foreign)(alone, dataset, request)
-            batch = alone.timed("collate", len(samples), functools.partial(collating, samples, request, str))
+            samples = (_own if isinstance(dataset, BaseDataset) else _foreign)(
+                alone, dataset, request
+            )
+            batch = alone.timed(
+                "collate", len(samples), functools.partial(collating, samples, request, str)
+            )
             _bare_collate(alone, batch)
             if device is not None:
                 _to_device(alone, batch, device, len(samples))
@@ -102,7 +121,11 @@ def measure_alone(
 
 def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]:
     """The finished samples of a batch of a dataset of headrace's, without those that it skips."""
-    indices, source, format_ = dataset.whole_indices(request).tolist(), dataset.sample_source, dataset.sample_format
+    indices, source, format_ = (
+        dataset.whole_indices(request).tolist(),
+        dataset.sample_source,
+        dataset.sample_format,
+    )
     count, reader = len(indices), dataset.sample_reader
     ranges = _ranges(source, indices)
 
@@ -121,12 +144,22 @@ def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]
     if format_.decodes_batches:
         values = alone.timed("decode", count, lambda: reader.decode_together(pairs, format_))
     else:
-        values = alone.timed("decode", count, lambda: [reader.decoded(*pair, format_) for pair in pairs])
-        sound = [record for (_, record), value in zip(pairs, values, strict=True) if not isinstance(value, SampleError)]
+        values = alone.timed(
+            "decode", count, lambda: [reader.decoded(*pair, format_) for pair in pairs]
+        )
+        sound = [
+            record
+            for (_, record), value in zip(pairs, values, strict=True)
+            if not isinstance(value, SampleError)
+        ]
         alone.timed_bare("decode", lambda: [format_.decode(record) for record in sound])
     finisher, own = dataset.sample_finisher, dataset.transform or dataset.transforms
     are_inputs_known = own is not None and dataset.transforms is None and not format_.splits_targets
-    inputs = [format_.to_input(value) for value in values if not isinstance(value, SampleError)] if are_inputs_known else []
+    inputs = (
+        [format_.to_input(value) for value in values if not isinstance(value, SampleError)]
+        if are_inputs_known
+        else []
+    )
     samples: list[Any]
     samples, _ = alone.timed("transform", count, lambda: finisher.finish(dataset, request, values))
     if inputs and dataset.transform is not None:
@@ -136,30 +169,48 @@ def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]
 
 def _foreign(alone: Alone, dataset: Any, request: BatchRequest) -> list[Any]:
     """The samples of a dataset of somebody else's: nothing is known of its stages."""
-    samples: list[Any] = alone.timed("sample", len(request), lambda: [dataset[index] for index in request])
+    samples: list[Any] = alone.timed(
+        "sample", len(request), lambda: [dataset[index] for index in request]
+    )
     return samples
 
 
 def _is_remote(source: Source) -> bool:
-    return source.listing.is_remote if isinstance(source, FilesSource) else isinstance(source, Locatable) and source.is_remote
+    return (
+        source.listing.is_remote
+        if isinstance(source, FilesSource)
+        else isinstance(source, Locatable) and source.is_remote
+    )
 
 
 def _ranges(source: Source, indices: list[int]) -> list[tuple[str, int, int]] | None:
-    """Local file, first byte and end (-1: that of the file) of records; None: they are not known, or remote."""
+    """Local file, first byte and end (-1: that of the file) of records; None: they are not
+    known, or remote.
+    """
     if _is_remote(source):
         return None
     ranges: list[tuple[str, int, int]] = []
     if isinstance(source, Locatable):
         found = source.byte_ranges(np.asarray(indices, np.int64))
         columns = zip(found.file.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)
-        ranges = [(os.fspath(found.paths[number]), start, stop) for number, start, stop in columns if start >= 0]
+        ranges = [
+            (os.fspath(found.paths[number]), start, stop)
+            for number, start, stop in columns
+            if start >= 0
+        ]
     elif isinstance(source, FilesSource):
         ranges = [(os.fsdecode(source.listing.path(index)), 0, -1) for index in indices]
-    return ranges if ranges and all(os.path.isfile(path) for path in {path for path, *_ in ranges}) else None
+    return (
+        ranges
+        if ranges and all(os.path.isfile(path) for path in {path for path, *_ in ranges})
+        else None
+    )
 
 
 def forget(path: str) -> None:
-    """The system drops what it holds of a file in memory; of what another process has mapped, or not yet written, it keeps it."""
+    """The system drops what it holds of a file in memory; of what another process has mapped, or
+    not yet written, it keeps it.
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -209,7 +260,9 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def _to_device(alone: Alone, batch: Any, device: torch.device | str | int, count: int) -> None:
-    """A batch to the device; as a ceiling, its bytes in one piece, from page-locked memory where there is some."""
+    """A batch to the device; as a ceiling, its bytes in one piece, from page-locked memory where
+    there is some.
+    """
     is_cuda = torch.device(device).type == "cuda"
     if is_cuda:
         batch = map_tensors(batch, torch.Tensor.pin_memory)
@@ -231,26 +284,47 @@ def _to_device(alone: Alone, batch: Any, device: torch.device | str | int, count
     alone.timed_bare("device", move_whole)
 
 
-def _look_at_gil(alone: Alone, dataset: Any, collating: Collating, samples: list[Any], request: BatchRequest, seconds: float) -> None:
-    """Looks at the user's own code that takes the most time: a transform, a dataset, a collate function."""
+def _look_at_gil(
+    alone: Alone,
+    dataset: Any,
+    collating: Collating,
+    samples: list[Any],
+    request: BatchRequest,
+    seconds: float,
+) -> None:
+    """Looks at the user's own code that takes the most time: a transform, a dataset, a collate
+    function.
+    """
     codes: dict[str, tuple[float, Callable[[], Any]]] = {}
     if isinstance(dataset, BaseDataset):
         if is_transformed(dataset):
             indices = dataset.whole_indices(request).tolist()
             values = dataset.sample_reader.values(indices, dataset.sample_access)
             finish = dataset.sample_finisher.finish
-            codes["transform"] = alone.seconds.get("transform", 0.0), lambda: finish(dataset, request, list(values))
+            codes["transform"] = (
+                alone.seconds.get("transform", 0.0),
+                lambda: finish(dataset, request, list(values)),
+            )
     else:
-        codes["dataset"] = alone.seconds.get("sample", 0.0), lambda: [dataset[index] for index in request]
+        codes["dataset"] = (
+            alone.seconds.get("sample", 0.0),
+            lambda: [dataset[index] for index in request],
+        )
     if collating.is_users:
-        codes["collate_fn"] = alone.seconds.get("collate", 0.0), lambda: collating(list(samples), request, str)
+        codes["collate_fn"] = (
+            alone.seconds.get("collate", 0.0),
+            lambda: collating(list(samples), request, str),
+        )
     if codes:
         alone.own_code = max(codes, key=lambda name: codes[name][0])
         alone.gil = gil_fraction(codes[alone.own_code][1], seconds)
 
 
-def reading_gain(dataset: BaseDataset, requests: Iterator[BatchRequest], readers: tuple[int, int], seconds: float) -> float | None:
-    """By which more threads, each with a source of its own, read faster than fewer; None: the source can't be copied.
+def reading_gain(
+    dataset: BaseDataset, requests: Iterator[BatchRequest], readers: tuple[int, int], seconds: float
+) -> float | None:
+    """By which more threads, each with a source of its own, read faster than fewer; None: the
+    source can't be copied.
 
     Args:
         dataset: whose records are read, and thrown away.
@@ -287,9 +361,17 @@ def reading_gain(dataset: BaseDataset, requests: Iterator[BatchRequest], readers
         start = time.perf_counter()
         with ThreadPoolExecutor(number, "headrace-reading") as threads:
             until = start + seconds / 2
-            done = [batch for some in threads.map(read_until, sources[:number], itertools.repeat(until)) for batch in some]
+            done = [
+                batch
+                for some in threads.map(read_until, sources[:number], itertools.repeat(until))
+                for batch in some
+            ]
         inside = [batch for batch in done if batch[0] <= until] or done
-        return sum(count for _, count in inside) / max(max(at for at, _ in inside) - start, 1e-9) if inside else 0.0
+        return (
+            sum(count for _, count in inside) / max(max(at for at, _ in inside) - start, 1e-9)
+            if inside
+            else 0.0
+        )
 
     with contextlib.ExitStack() as closing:
         for source in sources:
@@ -310,6 +392,8 @@ def first_requests(requests: Iterable[BatchRequest], samples: int) -> list[Batch
     return some
 
 
-def repeated(requests: Callable[[int], Iterator[BatchRequest]], first: int) -> Iterator[BatchRequest]:
+def repeated(
+    requests: Callable[[int], Iterator[BatchRequest]], first: int
+) -> Iterator[BatchRequest]:
     """The batches of epochs from one on, without an end."""
     return itertools.chain.from_iterable(requests(epoch) for epoch in itertools.count(first))

@@ -1,4 +1,6 @@
-"""Measures how fast data come out of a path here: the loading modes side by side, and the disk or server alone."""
+"""Measures how fast data come out of a path here: the loading modes side by side, and the disk
+or server alone.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ class ModeRate:
 
     Attributes:
         mode: its name.
-        first_batch_s: seconds from opening the data to the first batch, workers' start and an eager fill included; None: there was none.
-        samples_per_second: from the second batch on; in modes "cached" and "eager" of the last epoch that was begun.
+        first_batch_s: seconds from opening the data to the first batch, workers' start and an eager
+            fill included; None: there was none.
+        samples_per_second: from the second batch on; in modes "cached" and "eager" of the last
+            epoch that was begun.
         mb_per_second: megabytes of tensors a second.
         epochs: that were begun.
         samples: that were timed.
@@ -53,7 +57,8 @@ class Comparison:
         samples: of the dataset; None: it is not known.
         batch_size, num_workers: of the loaders.
         sample_mb: megabytes of a sample's tensors.
-        read_mb_per_second: of the files alone, from their beginning on, in one thread; None: they are remote.
+        read_mb_per_second: of the files alone, from their beginning on, in one thread; None: they
+            are remote.
         limit: samples a second of which the files are read so; None: it is not known.
         modes: the rates.
     """
@@ -74,12 +79,20 @@ class Comparison:
 
 
 def compare_modes(
-    data_path: str | os.PathLike[str], *, seconds: float = 60.0, batch_size: int = 64, num_workers: int | None = None, seed: int = 42,
-    modes: Sequence[str] = ("lazy", "cached", "eager", "streaming"), on_mode: Callable[[ModeRate], object] = lambda _: None, **options: Any,
-) -> Comparison:  # fmt: skip
+    data_path: str | os.PathLike[str],
+    *,
+    seconds: float = 60.0,
+    batch_size: int = 64,
+    num_workers: int | None = None,
+    seed: int = 42,
+    modes: Sequence[str] = ("lazy", "cached", "eager", "streaming"),
+    on_mode: Callable[[ModeRate], object] = lambda _: None,
+    **options: Any,
+) -> Comparison:
     """Opens a path in each loading mode, and times its batches.
 
-    The files are read once from their beginning, for a few seconds, before: so that all modes find in the page cache what fits there.
+    The files are read once from their beginning, for a few seconds, before: so that all modes find
+    in the page cache what fits there.
 
     Args:
         data_path: as `open_dataset` takes it.
@@ -95,7 +108,11 @@ def compare_modes(
     """
     if not seconds > 0:
         raise ConfigError(f"seconds must be above 0, not {seconds!r}")
-    limit = None if is_url(os.fspath(data_path)) else _read_rate(os.fspath(data_path), min(_LIMIT_S, seconds / 10))
+    limit = (
+        None
+        if is_url(os.fspath(data_path))
+        else _read_rate(os.fspath(data_path), min(_LIMIT_S, seconds / 10))
+    )
     found = Comparison(None, batch_size, num_workers or 0, read_mb_per_second=limit)
     each = max(_LEAST_S, seconds / max(1, len(modes)))
     loading = {"batch_size": batch_size, "num_workers": num_workers, "seed": seed}
@@ -116,7 +133,12 @@ def compare_modes(
 
 
 def _rate_of(
-    data_path: Any, mode: LoadingMode, seconds: float, found: Comparison, loading: Mapping[str, Any], options: Mapping[str, Any]
+    data_path: Any,
+    mode: LoadingMode,
+    seconds: float,
+    found: Comparison,
+    loading: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> ModeRate:
     start = time.perf_counter()
     dataset: Any = open_dataset(data_path, **options)
@@ -129,7 +151,12 @@ def _rate_of(
         if found.samples is None:
             found.samples = len(dataset)
             if found.read_mb_per_second is not None and found.samples:
-                found.limit = found.read_mb_per_second * 1e6 * found.samples / max(1, _stored(os.fspath(data_path)))
+                found.limit = (
+                    found.read_mb_per_second
+                    * 1e6
+                    * found.samples
+                    / max(1, _stored(os.fspath(data_path)))
+                )
         return _timed(loader, mode, start, seconds, found)
     finally:
         if loader is not None:
@@ -146,8 +173,12 @@ def _is_shards(data_path: Any, options: Mapping[str, Any]) -> bool:
         dataset.close()
 
 
-def _timed(loader: Loader, mode: LoadingMode, start: float, seconds: float, found: Comparison) -> ModeRate:
-    """Rates from the second batch on. What is cached is worth something from the second epoch on: then that counts."""
+def _timed(
+    loader: Loader, mode: LoadingMode, start: float, seconds: float, found: Comparison
+) -> ModeRate:
+    """Rates from the second batch on. What is cached is worth something from the second epoch
+    on: then that counts.
+    """
     first_s, epochs, total, nbytes, batches = None, 0, 0, 0, 0
     began, end, note = 0.0, start + seconds, ""
     elapsed, whole_epochs = 0.0, 0
@@ -162,18 +193,35 @@ def _timed(loader: Loader, mode: LoadingMode, start: float, seconds: float, foun
             if mode is LoadingMode.CACHED and epoch == 1:  # all of the first epoch was read
                 began, total, nbytes, batches = now, 0, 0, 0
                 continue
-        total, nbytes, batches, elapsed = total + _length(batch), nbytes + _nbytes(batch), batches + 1, now - began
+        total, nbytes, batches, elapsed = (
+            total + _length(batch),
+            nbytes + _nbytes(batch),
+            batches + 1,
+            now - began,
+        )
         if now >= end and batches >= _LEAST_BATCHES:
             break
     if mode is LoadingMode.CACHED and not whole_epochs:
-        note = "in its first epoch, in which all is read: later ones come from memory, as far as it fits"
+        note = (
+            "in its first epoch, in which all is read: later ones come from memory, as far as it "
+            "fits"
+        )
     if not total or not elapsed:
-        return ModeRate(str(mode.value), first_s, epochs=epochs, note="too few batches to be timed: use a smaller batch size")
-    return ModeRate(str(mode.value), first_s, total / elapsed, nbytes / elapsed / 1e6, epochs, total, note)
+        return ModeRate(
+            str(mode.value),
+            first_s,
+            epochs=epochs,
+            note="too few batches to be timed: use a smaller batch size",
+        )
+    return ModeRate(
+        str(mode.value), first_s, total / elapsed, nbytes / elapsed / 1e6, epochs, total, note
+    )
 
 
 def _batches(loader: Loader) -> Iterator[tuple[int, Any]]:
-    """Batches of one epoch after the other, with its number; an end only where an epoch has none."""
+    """Batches of one epoch after the other, with its number; an end only where an epoch has
+    none.
+    """
     epoch = 0
     while True:
         loader.set_epoch(epoch)
@@ -206,7 +254,9 @@ def _nbytes(batch: Any) -> int:
 
 
 def _read_rate(path: str, seconds: float) -> float | None:
-    """Megabytes a second of local files, read from their beginning on, in one thread; None: there are none."""
+    """Megabytes a second of local files, read from their beginning on, in one thread; None:
+    there are none.
+    """
     place, start, count = os.path.expanduser(path), time.perf_counter(), 0
     for name in _files_below(place):
         try:

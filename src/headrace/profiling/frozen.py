@@ -1,4 +1,6 @@
-"""Stand-ins for a user's code that cost next to nothing: they show what would be gained at most if it were faster."""
+"""Stand-ins for a user's code that cost next to nothing: they show what would be gained at most
+if it were faster.
+"""
 
 from __future__ import annotations
 

@@ -9,15 +9,18 @@ import time
 from collections.abc import Callable
 
 _TICK = 0.0005  # seconds that the other thread sleeps between two requests for the lock
-_HELD = 0.002  # a wake-up that is later than this has waited for the lock: without it, it is late by a tenth of that
+# a wake-up that is later than this has waited for the lock: without it, it is late by a tenth of
+# that
+_HELD = 0.002
 _LOOKS = 12
 
 
 def gil_fraction(function: Callable[[], object], seconds: float = 0.6) -> float | None:
     """The share of a function's time in which no other thread can run Python.
 
-    Another thread sleeps for half a millisecond and looks when it wakes up: it needs the lock for that. Code that holds the lock lets it in
-    after `sys.getswitchinterval()` (5 ms) at the earliest, or when it calls what lets go of the lock. How late the same thread is beside a
+    Another thread sleeps for half a millisecond and looks when it wakes up: it needs the lock for
+    that. Code that holds the lock lets it in after `sys.getswitchinterval()` (5 ms) at the
+    earliest, or when it calls what lets go of the lock. How late the same thread is beside a
     function that surely lets go of it, is taken off.
 
     Args:
@@ -38,7 +41,9 @@ def gil_fraction(function: Callable[[], object], seconds: float = 0.6) -> float 
 
 
 def _lateness(function: Callable[[], object], seconds: float) -> list[float]:
-    """How many seconds too late each wake-up of another thread is, while a function runs in this one."""
+    """How many seconds too late each wake-up of another thread is, while a function runs in this
+    one.
+    """
     late: list[float] = []
     ended = threading.Event()
 

@@ -25,20 +25,34 @@ from headrace.order.seeding import preserved_rng
 from headrace.profiling.alone import first_requests
 
 _TRIED = 24  # images
-_MARGIN, _QUALITY = 1.25, 90  # of the files that are tried: their longer side by that of a sample, and the quality of their JPEG
+# of the files that are tried: their longer side by that of a sample, and the quality of their JPEG
+_MARGIN, _QUALITY = 1.25, 90
 
 
 def as_uint8(dataset: Any) -> ImageDataset | None:
-    """A view of images that are left uint8; None: they are already, or a transform makes them what they are."""
-    if not isinstance(dataset, ImageDataset) or is_transformed(dataset) or not dataset._format.normalize:
+    """A view of images that are left uint8; None: they are already, or a transform makes them
+    what they are.
+    """
+    if (
+        not isinstance(dataset, ImageDataset)
+        or is_transformed(dataset)
+        or not dataset._format.normalize
+    ):
         return None
     view = dataset.subset(np.arange(len(dataset)))
     view._format = dataclasses.replace(dataset._format, normalize=False)
     return view
 
 
-def work_ratio(dataset: ImageDataset, other: ImageDataset, collating: Collating, requests: Iterable[BatchRequest]) -> float:
-    """What a batch of another dataset costs in this process, by what one of this dataset costs: the best of three each, in turns."""
+def work_ratio(
+    dataset: ImageDataset,
+    other: ImageDataset,
+    collating: Collating,
+    requests: Iterable[BatchRequest],
+) -> float:
+    """What a batch of another dataset costs in this process, by what one of this dataset costs:
+    the best of three each, in turns.
+    """
     some = first_requests(requests, _TRIED)
     ways, best = [choose_way(one, collating) for one in (dataset, other)], [float("inf")] * 2
     with preserved_rng():
@@ -66,25 +80,41 @@ class Smaller:
     command: str
 
 
-def smaller_files(dataset: Any, requests: Callable[[int], Iterator[BatchRequest]]) -> Smaller | None:
-    """Some images, encoded anew a little larger than samples are, and decoded; None: they are as small already, no files to pack, or
-    none can be read."""
-    if not isinstance(dataset, ImageDataset) or dataset.image_size is None or not isinstance(dataset.data_path, (str, os.PathLike)):
+def smaller_files(
+    dataset: Any, requests: Callable[[int], Iterator[BatchRequest]]
+) -> Smaller | None:
+    """Some images, encoded anew a little larger than samples are, and decoded; None: they are as
+    small already, no files to pack, or none can be read.
+    """
+    if (
+        not isinstance(dataset, ImageDataset)
+        or dataset.image_size is None
+        or not isinstance(dataset.data_path, (str, os.PathLike))
+    ):
         return None
     format_ = dataset._format
-    if format_.is_stored_decoded or format_.is_encoded or format_.splits_targets:  # masks and boxes can't be packed
+    # masks and boxes can't be packed
+    if format_.is_stored_decoded or format_.is_encoded or format_.splits_targets:
         return None
     side = int(_MARGIN * max(dataset.image_size))
-    indices = [index for request in first_requests(requests(1_000_005), _TRIED) for index in request][:_TRIED]
+    indices = [
+        index for request in first_requests(requests(1_000_005), _TRIED) for index in request
+    ][:_TRIED]
     reader, numbers = dataset.sample_reader, dataset.whole_indices(indices).tolist()
     pairs = zip(numbers, reader.records(numbers, dataset.sample_source.read), strict=True)
-    records = [record for number, record in pairs if not isinstance(reader.decoded(number, record, format_), SampleError)]
+    records = [
+        record
+        for number, record in pairs
+        if not isinstance(reader.decoded(number, record, format_), SampleError)
+    ]
     if not records:
         return None
     made = [_smaller(bytes(record), side) for record in records]
     if sum(one is not None for one in made) < len(made) / 2:
         return None
-    others = [bytes(record) if one is None else one for record, one in zip(records, made, strict=True)]
+    others = [
+        bytes(record) if one is None else one for record, one in zip(records, made, strict=True)
+    ]
     best = [float("inf")] * 2
     for _ in range(3):
         for number, some in enumerate((records, others)):

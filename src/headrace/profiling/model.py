@@ -1,7 +1,8 @@
 """Predicts the rate of a loop from what a sample costs in its parts.
 
-Workers make batches side by side, and the loop takes them one after the other. So the rate is the least of three: what the workers make,
-what the loop takes, and what the cores compute for both. Without workers all of it is one after the other.
+Workers make batches side by side, and the loop takes them one after the other. So the rate is the
+least of three: what the workers make, what the loop takes, and what the cores compute for both.
+Without workers all of it is one after the other.
 """
 
 from __future__ import annotations
@@ -52,14 +53,18 @@ class Costs:
         return max(self.cores - others, self.cores * self.workers / (self.workers + others), 0.1)
 
     def scaled_to(self, loading: float) -> Costs:
-        """The same, with a worker's time such that the loader alone is as fast as was measured: what workers take from each other."""
+        """The same, with a worker's time such that the loader alone is as fast as was measured:
+        what workers take from each other.
+        """
         measured = 1 / max(loading, 1e-12)
         if not self.workers:
             factor = max(measured - self.main, 1e-12) / max(self.work, 1e-12)
         else:
             factor = measured * self.workers / max(self.work, 1e-12)
         factor = min(max(factor, 0.5), 3.0)
-        return dataclasses.replace(self, work=self.work * factor, cpu=min(self.cpu, self.work * factor))
+        return dataclasses.replace(
+            self, work=self.work * factor, cpu=min(self.cpu, self.work * factor)
+        )
 
     def without(self, seconds: float, *, computes: bool) -> Costs:
         """The same, where a stage of a worker costs so many seconds less."""

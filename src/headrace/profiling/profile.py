@@ -35,13 +35,17 @@ _TRIED = 2  # pieces of advice that are measured
 
 
 @checks_keywords
-def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, seconds: float = 60.0, *, apply: bool = False) -> Profile:
-    """Measures what limits a training loop, the step or a stage of loading, and what would help, by how much.
+def profile_dataloader(
+    loader: DataLoader[Any], step: Step | None = None, seconds: float = 60.0, *, apply: bool = False
+) -> Profile:
+    """Measures what limits a training loop, the step or a stage of loading, and what would help, by
+    how much.
 
-    The loop runs as in training, with the step. For comparison, the step also runs with batches that are already in memory, which is the
-    best that faster loading can achieve. Then the loader runs alone, and each stage separately in this process. A copy of the loader is
-    measured; the loader itself is not touched, and the global random generators are restored. A dataset in mode "cached" or "eager" fills
-    its cache, as in training.
+    The loop runs as in training, with the step. For comparison, the step also runs with batches
+    that are already in memory, which is the best that faster loading can achieve. Then the loader
+    runs alone, and each stage separately in this process. A copy of the loader is measured; the
+    loader itself is not touched, and the global random generators are restored. A dataset in mode
+    "cached" or "eager" fills its cache, as in training.
 
     ```python
     profile = headrace.profile_dataloader(loader, step, apply=True)
@@ -49,12 +53,13 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
     profile.save_html("profile.html")
     ```
 
-    Samples in the system's page cache are read from there, except for "read (cold)", for which the system is told to drop them first.
+    Samples in the system's page cache are read from there, except for "read (cold)", for which the
+    system is told to drop them first.
 
     Args:
         loader: a `Loader` or a torch `DataLoader`.
-        step: the training step, a callable that is called with each batch. It is called some hundred times, and changes the model. None:
-            measure loading alone.
+        step: the training step, a callable that is called with each batch. It is called some
+            hundred times, and changes the model. None: measure loading alone.
         seconds: approximate total time. Batches that take longer are waited for.
         apply: also measure each advice, next to the unchanged loader. This takes half of the time.
 
@@ -81,7 +86,9 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
 
 @contextlib.contextmanager
 def _counting_apart(loader: Any) -> Iterator[None]:
-    """What is counted inside of it by the loader's datasets in this process is not told as the loader's."""
+    """What is counted inside of it by the loader's datasets in this process is not told as the
+    loader's.
+    """
     try:
         yield
     finally:
@@ -89,9 +96,14 @@ def _counting_apart(loader: Any) -> Iterator[None]:
             dataset.sample_reader.take_report()
 
 
-def _try_best(loader: Any, candidates: list[Candidate], found: Found, step: Step | None, until: float) -> None:
+def _try_best(
+    loader: Any, candidates: list[Candidate], found: Found, step: Step | None, until: float
+) -> None:
     """Tries some candidates, options before what has none."""
-    possible = sorted((one for one in candidates if one.variant is not None), key=lambda one: not one.advice.options)
+    possible = sorted(
+        (one for one in candidates if one.variant is not None),
+        key=lambda one: not one.advice.options,
+    )
     for number, candidate in enumerate(chosen := possible[:_TRIED]):
         left = max(2.0, until - time.perf_counter()) / (len(chosen) - number)
         try_advice(loader, candidate, None if found.free is None else found.free.rate, step, left)
@@ -113,7 +125,8 @@ def _check(loader: Any, step: Any, seconds: Any) -> None:
     door = "profile_dataloader"
     if not isinstance(loader, DataLoader):
         raise ConfigError(
-            f"{door}: loader must be a Loader or a torch DataLoader, not {described(loader)}: pass create_dataloader(dataset), or one "
+            f"{door}: loader must be a Loader or a torch DataLoader, not {described(loader)}: "
+            "pass create_dataloader(dataset), or one "
             "of the loaders of a MultiDataLoader or a DataModule"
         )
     check_callable(f"{door}: step", step)
@@ -132,7 +145,13 @@ def _measure(loader: Any, step: Step | None, seconds: float) -> Found:
                 frees.append(run_step(kept, step, min(_MOST["free"], 0.15 * seconds) / rounds))
         del kept
         loop, free = joined(loops), joined(frees) if frees else None
-        most = statistics.median(f.rate / max(one.rate, 1e-9) for one, f in zip(loops, frees, strict=True)) if frees else None
+        most = (
+            statistics.median(
+                f.rate / max(one.rate, 1e-9) for one, f in zip(loops, frees, strict=True)
+            )
+            if frees
+            else None
+        )
         alone = loop if step is None else running.run(min(_MOST["alone"], 0.2 * seconds))
         copied = running.loader
     finally:
@@ -144,12 +163,23 @@ def _measure(loader: Any, step: Step | None, seconds: float) -> Found:
         device, dataset = None, copied.dataset
         if isinstance(copied, Loader):
             device, dataset = copied.config.device, copied._images.dataset_of(dataset)
-        stages = measure_alone(dataset, collating_of(copied), repeated(requests, 1_000_001), device, left)
-    found = Found(loader, loop, alone, free, most, stages, _costs(copied, alone, free, stages), requests)
+        stages = measure_alone(
+            dataset, collating_of(copied), repeated(requests, 1_000_001), device, left
+        )
+    found = Found(
+        loader, loop, alone, free, most, stages, _costs(copied, alone, free, stages), requests
+    )
     number = more_workers(found)
-    if isinstance(copied.dataset, BaseDataset) and requests is not None and not found.computes and number is not None:
+    if (
+        isinstance(copied.dataset, BaseDataset)
+        and requests is not None
+        and not found.computes
+        and number is not None
+    ):
         readers = max(1, found.costs.workers), number
-        found.reading_gain = reading_gain(copied.dataset, repeated(requests, 1_000_002), readers, min(3.0, 0.15 * seconds))
+        found.reading_gain = reading_gain(
+            copied.dataset, repeated(requests, 1_000_002), readers, min(3.0, 0.15 * seconds)
+        )
     return found
 
 
@@ -180,7 +210,9 @@ def _costs(loader: Any, alone: Turn, free: Turn | None, stages: Alone) -> Costs:
     step = step_cpu = 0.0
     if free is not None:
         step, step_cpu = 1 / max(free.rate, 1e-9), free.own_cpu / max(free.samples, 1)
-    costs = Costs(work, min(cpu, work), main, step, step_cpu, workers, cores_of_rank(), alone.others)
+    costs = Costs(
+        work, min(cpu, work), main, step, step_cpu, workers, cores_of_rank(), alone.others
+    )
     return costs.scaled_to(alone.rate)
 
 
@@ -194,13 +226,24 @@ def _result(loader: Any, found: Found, limit: str) -> Profile:
             value = getattr(loader.config, field.name)
             if hasattr(value, "get_start_method"):
                 value = value.get_start_method()
-            config[field.name] = value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+            config[field.name] = (
+                value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+            )
     else:
         config = {
-            name: getattr(loader, name) for name in ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+            name: getattr(loader, name)
+            for name in (
+                "batch_size",
+                "num_workers",
+                "prefetch_factor",
+                "pin_memory",
+                "persistent_workers",
+            )
         }
     return Profile(
-        loader=repr(loader) if isinstance(loader, Loader) else f"DataLoader({type(loader.dataset).__name__})",
+        loader=repr(loader)
+        if isinstance(loader, Loader)
+        else f"DataLoader({type(loader.dataset).__name__})",
         verdict="",
         limit=limit,
         has_step=found.free is not None,
@@ -236,7 +279,15 @@ def _stages(found: Found, limit: str) -> list[Stage]:
     seconds, work = found.of_work(), max(found.costs.work, 1e-12)
     if found.alone.times["work_seconds"]:
         work = found.alone.a_sample("work_seconds")
-    for name in ("read (cold)", "read (warm)", "decode", "transform", "sample", "collate", "device"):
+    for name in (
+        "read (cold)",
+        "read (warm)",
+        "decode",
+        "transform",
+        "sample",
+        "collate",
+        "device",
+    ):
         rate = found.stages.rate(name)
         if rate is None:
             continue
@@ -244,21 +295,41 @@ def _stages(found: Found, limit: str) -> list[Stage]:
         stage = name.split(" ")[0]
         share = seconds[stage] / work if stage in seconds and name != "read (cold)" else None
         is_limit = stage == limit and name != "read (cold)"
-        stages.append(Stage(name, rate, ceiling, _CEILINGS.get(name, "") if ceiling else "", share, is_limit))
+        stages.append(
+            Stage(name, rate, ceiling, _CEILINGS.get(name, "") if ceiling else "", share, is_limit)
+        )
     costs = found.costs
     if costs.workers:
         ceiling = _ceiling(found.alone.rate, costs.workers / work)
-        what = "1 worker that never waits" if costs.workers == 1 else f"{costs.workers} workers that never wait"
-        stages.append(Stage("workers", found.alone.rate, ceiling, what if ceiling else "", is_limit=limit == "workers"))
+        what = (
+            "1 worker that never waits"
+            if costs.workers == 1
+            else f"{costs.workers} workers that never wait"
+        )
+        stages.append(
+            Stage(
+                "workers",
+                found.alone.rate,
+                ceiling,
+                what if ceiling else "",
+                is_limit=limit == "workers",
+            )
+        )
     elif limit == "workers":
-        stages.append(Stage("workers", found.alone.rate, None, "no workers: this process loads", is_limit=True))
+        stages.append(
+            Stage(
+                "workers", found.alone.rate, None, "no workers: this process loads", is_limit=True
+            )
+        )
     if found.free is not None:
         stages.append(Stage("step", found.free.rate, None, "", is_limit=limit == "step"))
     return stages
 
 
 def _ceiling(rate: float, measured: float | None) -> float | None:
-    """The ceiling of a stage. None: the stage is faster by more than noise, so that other work was measured, such as another disk's."""
+    """The ceiling of a stage. None: the stage is faster by more than noise, so that other work
+    was measured, such as another disk's.
+    """
     if measured is None or rate > _NOISE * measured:
         return None
     return max(rate, measured)
@@ -269,15 +340,23 @@ def _verdict(profile: Profile, found: Found) -> str:
     if profile.limit == "step":
         seconds = found.costs.step * found.loop.samples / found.loop.batches
         return (
-            f"Nothing to gain from data: the step takes {1000 * seconds:.1f} ms a batch, and with data that cost nothing the loop would be "
+            f"Nothing to gain from data: the step takes {1000 * seconds:.1f} ms a batch, and with "
+            "data that cost nothing the loop would be "
             f"x{most or 1.0:.2f} as fast."
         )
-    share = next((stage.share for stage in profile.stages if stage.is_limit and stage.share is not None), None)
+    share = next(
+        (stage.share for stage in profile.stages if stage.is_limit and stage.share is not None),
+        None,
+    )
     names = {
         "workers": f"Too few workers ({profile.workers} on {profile.cores} cores)",
-        "read": "Reading", "decode": "Decoding", "transform": "The transform", "collate": "The collate function",
-        "sample": "The dataset's __getitem__", "device": "Copying to the device",
-    }  # fmt: skip
+        "read": "Reading",
+        "decode": "Decoding",
+        "transform": "The transform",
+        "collate": "The collate function",
+        "sample": "The dataset's __getitem__",
+        "device": "Copying to the device",
+    }
     whose = "a worker's time" if profile.workers else "the time that loading takes"
     of_time = f", {share:.0%} of {whose}," if share is not None else ""
     holds = "hold" if profile.limit == "workers" else "holds"
@@ -291,7 +370,11 @@ def _verdict(profile: Profile, found: Found) -> str:
     if untried is not None and not measured:
         return f"{held}: {_named(untried)} is predicted to gain x{untried.predicted:.2f}{most_is}."
     own = next((one for one in profile.advice if not one.options and one.name != "packing"), None)
-    faster = f", and a faster one gains at most x{own.measured or own.predicted:.2f}" if own is not None else ""
+    faster = (
+        f", and a faster one gains at most x{own.measured or own.predicted:.2f}"
+        if own is not None
+        else ""
+    )
     tried = "nothing that was tried helps" if measured else "no option helps"
     return f"{held}; {tried}{faster}."
 

@@ -36,8 +36,10 @@ class Turn:
         wait: seconds blocked in ``next``.
         own_cpu: seconds that this process computed.
         others: cores that other processes of the machine kept busy; 0 where that can't be told.
-        queued: seconds that workers were ready to compute and had no core; 0 where the system does not say.
-        times: of the workers, by name: see `Loader.get_stats()`; of a loader that is not headrace's only what they computed.
+        queued: seconds that workers were ready to compute and had no core; 0 where the system does
+            not say.
+        times: of the workers, by name: see `Loader.get_stats()`; of a loader that is not headrace's
+            only what they computed.
         told: each batch.
         series: seconds since the beginning, samples a second, and bytes of memory.
     """
@@ -64,7 +66,8 @@ class Turn:
 
 
 class Running:
-    """A loader that is asked for batches in turns, epoch after epoch; between two turns its workers fill their queue, and rest.
+    """A loader that is asked for batches in turns, epoch after epoch; between two turns its workers
+    fill their queue, and rest.
 
     Args:
         loader: of headrace's or of torch's; ended by `close`.
@@ -91,7 +94,9 @@ class Running:
         return next(self._batches)
 
     def _samples_of(self, batch: Any) -> int:
-        """The samples of the last batch; of a list of samples only headrace's loaders say how many they are."""
+        """The samples of the last batch; of a list of samples only headrace's loaders say how
+        many they are.
+        """
         return self._count if isinstance(self.loader, Loader) else samples_of(batch)
 
     def first(self, number: int) -> list[tuple[Any, int]]:
@@ -142,7 +147,10 @@ class Running:
             if now - begun_at >= seconds:
                 break
         finish_kernels()
-        turn.seconds, turn.own_cpu = time.perf_counter() - begun_at - paused, time.process_time() - cpu
+        turn.seconds, turn.own_cpu = (
+            time.perf_counter() - begun_at - paused,
+            time.process_time() - cpu,
+        )
         turn.queued = sum(max(0.0, _queued(pid) - before_it) for pid, before_it in queued.items())
         after = self._times()
         turn.times = {name: after[name] - before[name] for name in after}
@@ -182,7 +190,9 @@ class Running:
 
 
 def _queued(pid: int) -> float:
-    """Seconds that a process's first thread was ready and had no core, since it began; 0 where the system does not say."""
+    """Seconds that a process's first thread was ready and had no core, since it began; 0 where
+    the system does not say.
+    """
     try:
         with open(f"/proc/{pid}/schedstat") as file:
             return int(file.read().split()[1]) / 1e9
@@ -210,7 +220,9 @@ def joined(turns: Sequence[Turn]) -> Turn:
     """Several turns of one loader as one."""
     whole = Turn()
     for turn in turns:
-        whole.series += [(whole.seconds + seconds, rate, memory) for seconds, rate, memory in turn.series]
+        whole.series += [
+            (whole.seconds + seconds, rate, memory) for seconds, rate, memory in turn.series
+        ]
         for name in ("samples", "batches", "seconds", "wait", "own_cpu", "queued"):
             setattr(whole, name, getattr(whole, name) + getattr(turn, name))
         whole.times = {name: whole.times[name] + turn.times[name] for name in turn.times}
@@ -229,7 +241,9 @@ def _differences(series: list[tuple[float, float, int]]) -> list[tuple[float, fl
 
 
 def run_step(batches: Sequence[tuple[Any, int]], step: Step, seconds: float) -> Turn:
-    """Calls a step with batches that lie in memory, for some seconds. (`batches`: as `Running.first` gives them.)"""
+    """Calls a step with batches that lie in memory, for some seconds. (`batches`: as
+    `Running.first` gives them.)
+    """
     turn = Turn()
     step(batches[0][0])  # what is made once is made
     finish_kernels()

@@ -1,4 +1,6 @@
-"""Tries advice: the loader as it is and one that follows the advice take turns, so that both meet the same machine."""
+"""Tries advice: the loader as it is and one that follows the advice take turns, so that both
+meet the same machine.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ _LEAST = 0.4  # seconds of a turn
 _FILLING = 0.55  # of the time that there is, for an epoch that fills a cache
 
 
-def try_advice(loader: Any, candidate: Candidate, free: float | None, step: Step | None, seconds: float) -> None:
-    """Measures the gain of an advice, and notes it there: the median of the rounds, the least and the most of them.
+def try_advice(
+    loader: Any, candidate: Candidate, free: float | None, step: Step | None, seconds: float
+) -> None:
+    """Measures the gain of an advice, and notes it there: the median of the rounds, the least and
+    the most of them.
 
-    How much the step lets through is known as a rate, and the gain up to there depends on how fast the loader is as it is. That is measured
-    again here, and the prediction follows it: other programs may have come or gone since.
+    How much the step lets through is known as a rate, and the gain up to there depends on how fast
+    the loader is as it is. That is measured again here, and the prediction follows it: other
+    programs may have come or gone since.
 
     Args:
         loader: the user's, of which a copy runs.
@@ -36,8 +42,12 @@ def try_advice(loader: Any, candidate: Candidate, free: float | None, step: Step
     try:
         made, owned = variant()
         other = Running(made)
-        if advice.options.get("loading_mode") == "cached" and not _fill(other, until - (1 - _FILLING) * seconds):
-            advice.not_measured = "an epoch takes longer than there is time for: profile with more seconds"
+        if advice.options.get("loading_mode") == "cached" and not _fill(
+            other, until - (1 - _FILLING) * seconds
+        ):
+            advice.not_measured = (
+                "an epoch takes longer than there is time for: profile with more seconds"
+            )
             return
         turn = max(_LEAST, 0.9 * (until - time.perf_counter()) / (2 * _ROUNDS + 1))
         own_step = step
@@ -52,7 +62,9 @@ def try_advice(loader: Any, candidate: Candidate, free: float | None, step: Step
             before.append(rates[id(base)])
             gains.append(rates[id(other)] / max(rates[id(base)], 1e-9))
         if free is not None and candidate.unlimited is not None:
-            advice.predicted = max(1.0, min(candidate.unlimited, free / max(statistics.median(before), 1e-9)))
+            advice.predicted = max(
+                1.0, min(candidate.unlimited, free / max(statistics.median(before), 1e-9))
+            )
         advice.measured, advice.spread = statistics.median(gains), (min(gains), max(gains))
     except HeadraceError as error:
         advice.not_measured = f"it could not be tried: {error}"

@@ -11,12 +11,22 @@ from headrace.arguments import check_integer, checks_keywords
 from headrace.errors import BudgetError, ConfigError, warn
 from headrace.memory.budget import format_size
 from headrace.order.seeding import preserved_rng
-from headrace.profiling.room import HostRoom, describe, drop_frames, finish_kernels, free_caches, is_out_of_memory
+from headrace.profiling.room import (
+    HostRoom,
+    describe,
+    drop_frames,
+    finish_kernels,
+    free_caches,
+    is_out_of_memory,
+)
 
 logger: logging.Logger = logging.getLogger("headrace.profiling")
 
-_STEPS = 2  # of each size: what an optimizer holds comes with the first, and is there beside the second
-_CEILING = 1 << 20  # where no limit is given: nobody wants more, and a step that takes no notice of its size would never end
+# of each size: what an optimizer holds comes with the first, and is there beside the second
+_STEPS = 2
+# where no limit is given: nobody wants more, and a step that takes no notice of its size would
+# never end
+_CEILING = 1 << 20
 _NEAR = 32  # what memory on the host allows is neared by steps of at least a thirty-second
 
 
@@ -30,13 +40,16 @@ def find_max_batch_size(
     reset: Callable[[], Any] | None = None,
     max_memory_usage: float | int | str = 0.9,
 ) -> int:
-    """Finds the largest batch size with which a training step runs, twice in a row, in the available memory.
+    """Finds the largest batch size with which a training step runs, twice in a row, in the
+    available memory.
 
-    The size doubles while the step succeeds, or is halved until it does, and is then refined by bisection; about 2 log2(size) sizes are
-    tried. An error that says "out of memory" means that the size is too large, on a device (CUDA, ROCm, XPU, MPS) or on the host
-    (`MemoryError`, torch's allocator, a `BudgetError` of headrace). A host usually kills the process instead of raising an error. Therefore
-    the growth of this process is measured, and a size that would need more than is available is not tried, with a warning. There is no
-    measurement before the first size, so start with a safe one.
+    The size doubles while the step succeeds, or is halved until it does, and is then refined by
+    bisection; about 2 log2(size) sizes are tried. An error that says "out of memory" means that the
+    size is too large, on a device (CUDA, ROCm, XPU, MPS) or on the host (`MemoryError`, torch's
+    allocator, a `BudgetError` of headrace). A host usually kills the process instead of raising an
+    error. Therefore the growth of this process is measured, and a size that would need more than is
+    available is not tried, with a warning. There is no measurement before the first size, so start
+    with a safe one.
 
     ```python
     def step(batch_size):
@@ -49,26 +62,33 @@ def find_max_batch_size(
     batch_size = find_max_batch_size(step, multiple_of=8)
     ```
 
-    The steps are real: they change weights, optimizer state, normalisation statistics and schedules. Restore them with `reset`, or create
-    them again afterwards. Only the global random generators (of Python, NumPy, and torch on the CPU) are restored here. Use batches of real
-    shapes, and the largest if shapes differ. A batch from a dataset with fewer samples than the size gives no valid result.
+    The steps are real: they change weights, optimizer state, normalisation statistics and
+    schedules. Restore them with `reset`, or create them again afterwards. Only the global random
+    generators (of Python, NumPy, and torch on the CPU) are restored here. Use batches of real
+    shapes, and the largest if shapes differ. A batch from a dataset with fewer samples than the
+    size gives no valid result.
 
-    With several ranks, each finds its own size. Call it on all of them at once, with the bare model, since a step of
-    DistributedDataParallel needs all ranks, which would have to agree on every size. Train with the smallest result, by
-    ``torch.distributed.all_reduce(size, op=ReduceOp.MIN)``.
+    With several ranks, each finds its own size. Call it on all of them at once, with the bare
+    model, since a step of DistributedDataParallel needs all ranks, which would have to agree on
+    every size. Train with the smallest result, by ``torch.distributed.all_reduce(size,
+    op=ReduceOp.MIN)``.
 
     Args:
-        step: a callable that takes a batch size and performs a whole training step: makes the batch, forward, backward, optimizer. Its
-            result is ignored.
+        step: a callable that takes a batch size and performs a whole training step: makes the
+            batch, forward, backward, optimizer. Its result is ignored.
         start: first size to try.
         limit: largest size to try. None: 1,048,576, with a warning if even that succeeds.
-        multiple_of: try only multiples of this number. `start` and `limit` are rounded down to one; a smaller `start` is raised to it.
-        reset: a callable that is called after each size, whether it succeeded or not, including the last one.
-        max_memory_usage: host memory that steps may use: a fraction of the free memory (in a container: of what its cgroup leaves, divided
-            by the ranks of the machine), or bytes ("4GB").
+        multiple_of: try only multiples of this number. `start` and `limit` are rounded down to one;
+            a smaller `start` is raised to it.
+        reset: a callable that is called after each size, whether it succeeded or not, including the
+            last one.
+        max_memory_usage: host memory that steps may use: a fraction of the free memory (in a
+            container: of what its cgroup leaves, divided by the ranks of the machine), or bytes
+            ("4GB").
 
     Returns:
-        The size. Use a smaller one if validation, other shapes or fragmentation will need memory too.
+        The size. Use a smaller one if validation, other shapes or fragmentation will need memory
+        too.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -82,11 +102,15 @@ def find_max_batch_size(
         size = search.largest(max(1, min(start // multiple_of, most)), most) * multiple_of
     if not size:
         raise BudgetError(
-            f"find_max_batch_size: not even a batch of {multiple_of} fits ({search.message}): use a smaller model, smaller samples, or "
+            f"find_max_batch_size: not even a batch of {multiple_of} fits ({search.message}): use "
+            "a smaller model, smaller samples, or "
             "activation checkpointing"
         ) from search.error
     if size == most * multiple_of and limit is None:
-        warn(f"find_max_batch_size: a batch of {size:,} still runs, and larger ones were not tried: check that the step uses its size")
+        warn(
+            f"find_max_batch_size: a batch of {size:,} still runs, and larger ones were not "
+            "tried: check that the step uses its size"
+        )
     logger.info("find_max_batch_size: %d", size)
     return size
 
@@ -96,11 +120,18 @@ def _check(step: Any, start: Any, limit: Any, multiple_of: Any, reset: Any) -> N
         check_integer(f"find_max_batch_size: {name}", value, 1, optional=name == "limit")
     if limit is not None and limit < max(start, multiple_of):
         larger = f"start={start}" if limit < start else f"multiple_of={multiple_of}"
-        raise ConfigError(f"find_max_batch_size: limit={limit} is below {larger}: use a larger limit, or a smaller {larger.split('=')[0]}")
+        raise ConfigError(
+            f"find_max_batch_size: limit={limit} is below {larger}: use a larger limit, or a "
+            f"smaller {larger.split('=')[0]}"
+        )
     if not callable(step):
-        raise ConfigError(f"find_max_batch_size: step must be a callable that takes a batch size, not {step!r}")
+        raise ConfigError(
+            f"find_max_batch_size: step must be a callable that takes a batch size, not {step!r}"
+        )
     if reset is not None and not callable(reset):
-        raise ConfigError(f"find_max_batch_size: reset must be a callable without arguments, not {reset!r}")
+        raise ConfigError(
+            f"find_max_batch_size: reset must be a callable without arguments, not {reset!r}"
+        )
 
 
 class _Search:
@@ -116,17 +147,22 @@ class _Search:
         message: the same in a line.
     """
 
-    def __init__(self, step: Callable[[int], Any], reset: Callable[[], Any] | None, unit: int, room: HostRoom) -> None:
+    def __init__(
+        self, step: Callable[[int], Any], reset: Callable[[], Any] | None, unit: int, room: HostRoom
+    ) -> None:
         self._step, self._reset, self._unit, self._room = step, reset, unit, room
         self.error: Exception | None = None
         self.message = ""
 
     def largest(self, start: int, limit: int) -> int:
-        """The largest number of units in [1, limit] that fits, if a size fits wherever a larger one does; 0: none."""
+        """The largest number of units in [1, limit] that fits, if a size fits wherever a larger
+        one does; 0: none.
+        """
         fits, fails, number = 0, limit + 1, start
         while fails - fits > 1:
             allowed = self._room.most(number * self._unit) // self._unit
-            if allowed < number and fits > 1 and self._room.sizes == 1:  # how much of it each sample takes, a smaller size says
+            # how much of it each sample takes, a smaller size says
+            if allowed < number and fits > 1 and self._room.sizes == 1:
                 self._try(fits // 2 * self._unit)
                 continue
             if allowed < number:
@@ -143,7 +179,10 @@ class _Search:
 
     def _stopped(self, fits: int, number: int) -> None:
         size = number * self._unit
-        warn(f"find_max_batch_size: {fits * self._unit} runs; {size} was not tried, since it would take {self._room.needs(size)}")
+        warn(
+            f"find_max_batch_size: {fits * self._unit} runs; {size} was not tried, since it would "
+            f"take {self._room.needs(size)}"
+        )
 
     def _try(self, size: int) -> bool:
         """True if a size fits."""
@@ -159,7 +198,9 @@ class _Search:
             logger.info("batch size %d: %s", size, self.message)
             fits = False
         else:
-            logger.info("batch size %d: runs; the process has grown by %s", size, format_size(taken))
+            logger.info(
+                "batch size %d: runs; the process has grown by %s", size, format_size(taken)
+            )
             fits = True
         free_caches()
         if self._reset is not None:

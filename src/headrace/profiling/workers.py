@@ -59,9 +59,18 @@ class SuggestedWorkers(int):
         """A table of the rates, and the reason."""
         best = max(self.rates.values())
         rows = [
-            f"{number:>11}  {rate:>11,.1f}  {rate / best:>7.0%}{'  <--' if number == self else ''}" for number, rate in self.rates.items()
+            f"{number:>11}  {rate:>11,.1f}  {rate / best:>7.0%}{'  <--' if number == self else ''}"
+            for number, rate in self.rates.items()
         ]
-        return Lines("\n".join(["num_workers  batches/s   of best", *rows, f"num_workers={int(self)}: {self.reason}"]))
+        return Lines(
+            "\n".join(
+                [
+                    "num_workers  batches/s   of best",
+                    *rows,
+                    f"num_workers={int(self)}: {self.reason}",
+                ]
+            )
+        )
 
     def __repr__(self) -> str:
         rates = {number: float(f"{rate:.4g}") for number, rate in self.rates.items()}
@@ -83,8 +92,9 @@ def suggest_num_workers(
 ) -> SuggestedWorkers:
     """Measures the smallest number of workers that loads at full speed.
 
-    The real loader runs with 0, 1, 2, ... workers, for `seconds` each. The result is the smallest number within 5 % of the best rate, or,
-    if the time of a training step is known, the smallest number that keeps up with it. Numbers that can't improve the result are not tried.
+    The real loader runs with 0, 1, 2, ... workers, for `seconds` each. The result is the smallest
+    number within 5 % of the best rate, or, if the time of a training step is known, the smallest
+    number that keeps up with it. Numbers that can't improve the result are not tried.
 
     ```python
     workers = suggest_num_workers(dataset, batch_size=64)
@@ -92,21 +102,25 @@ def suggest_num_workers(
     loader = create_dataloader(dataset, batch_size=64, num_workers=workers)
     ```
 
-    Each number is measured in a separate epoch, after a warm-up run. So for data in the system's page cache the speed of the cache is
-    measured, and for much larger data mostly that of the disk, unless they are read in order (``shuffle=False``). A dataset in mode
-    "cached" is measured with an empty cache, as in its first epoch, and its own cache is not changed; inside of another dataset it is not
-    recognised, and its cache fills. The global random generators are restored. With several ranks call it on all of them at once, since
-    they share cores and disk; their results may differ.
+    Each number is measured in a separate epoch, after a warm-up run. So for data in the system's
+    page cache the speed of the cache is measured, and for much larger data mostly that of the disk,
+    unless they are read in order (``shuffle=False``). A dataset in mode "cached" is measured with
+    an empty cache, as in its first epoch, and its own cache is not changed; inside of another
+    dataset it is not recognised, and its cache fills. The global random generators are restored.
+    With several ranks call it on all of them at once, since they share cores and disk; their
+    results may differ.
 
     Args:
-        data: a dataset or path, as in `create_dataloader`; or a `Loader` or torch `DataLoader`, which is measured with its own options and
-            not changed.
+        data: a dataset or path, as in `create_dataloader`; or a `Loader` or torch `DataLoader`,
+            which is measured with its own options and not changed.
         config: options of the loader; only with a dataset or path.
-        step: work per batch: a callable, which is called with each batch during the measurement, since it takes cores and time from the
-            workers; or its duration in seconds. None: loading alone.
-        seconds: measuring time for each number, after its first batches. A batch that takes longer is waited for.
-        most: largest number to try. None: the number of cores of this rank. With a block shuffle only numbers that divide `turns` are
-            tried.
+        step: work per batch: a callable, which is called with each batch during the measurement,
+            since it takes cores and time from the workers; or its duration in seconds. None:
+            loading alone.
+        seconds: measuring time for each number, after its first batches. A batch that takes longer
+            is waited for.
+        most: largest number to try. None: the number of cores of this rank. With a block shuffle
+            only numbers that divide `turns` are tried.
         **overrides: see `create_dataloader`.
 
     Returns:
@@ -132,39 +146,65 @@ def suggest_num_workers(
     target = 1 / step if isinstance(step, (int, float)) and not callable(step) else None
     try:
         with preserved_rng():
-            rates = _measured(jobs, _numbers(most, jobs.turns()), target, lambda job: _rate(job, step if callable(step) else None, seconds))
+            rates = _measured(
+                jobs,
+                _numbers(most, jobs.turns()),
+                target,
+                lambda job: _rate(job, step if callable(step) else None, seconds),
+            )
     finally:
         if opened is not None:
             opened.close()
     return _chosen(rates, target)
 
 
-def _check(data: Any, config: Any, step: Any, seconds: Any, most: Any, overrides: dict[str, Any]) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+def _check(
+    data: Any, config: Any, step: Any, seconds: Any, most: Any, overrides: dict[str, Any]
+) -> None:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, (int, float))
+        or not 0 < seconds < math.inf
+    ):
         raise ConfigError(f"suggest_num_workers: seconds must be a number above 0, not {seconds!r}")
     check_integer("suggest_num_workers: most", most, 0, optional=True)
     is_time = isinstance(step, (int, float)) and not isinstance(step, bool) and 0 < step < math.inf
     if not (step is None or callable(step) or is_time):
-        raise ConfigError(f"suggest_num_workers: step must be a callable that takes a batch, or seconds above 0, not {step!r}")
+        raise ConfigError(
+            "suggest_num_workers: step must be a callable that takes a batch, or seconds above "
+            f"0, not {step!r}"
+        )
     if "num_workers" in overrides:
-        raise ConfigError("suggest_num_workers: num_workers is what it looks for; most= says how many it may try")
+        raise ConfigError(
+            "suggest_num_workers: num_workers is what it looks for; most= says how many it may try"
+        )
     if isinstance(data, DataLoader) and (config is not None or overrides):
-        raise ConfigError("suggest_num_workers: a loader has its options: pass its dataset to try others")
+        raise ConfigError(
+            "suggest_num_workers: a loader has its options: pass its dataset to try others"
+        )
 
 
 def _numbers(most: int, turns: int | None) -> list[int]:
     """The numbers to try, up to `most`."""
     numbers = range(most + 1) if turns is not None else _NUMBERS
-    return [number for number in numbers if number <= most and (turns is None or not number or turns % number == 0)]
+    return [
+        number
+        for number in numbers
+        if number <= most and (turns is None or not number or turns % number == 0)
+    ]
 
 
 def _measured(
-    jobs: Callable[[int, int], Any], numbers: Iterable[int], target: float | None, rate_of: Callable[[Any], float]
+    jobs: Callable[[int, int], Any],
+    numbers: Iterable[int],
+    target: float | None,
+    rate_of: Callable[[Any], float],
 ) -> dict[int, float]:
     """The rate with each number, until nothing is gained any more.
 
     Args:
-        jobs: makes the loader, as a context, for a number of workers and an epoch; None: the memory budget has no room for so many.
+        jobs: makes the loader, as a context, for a number of workers and an epoch; None: the memory
+            budget has no room for so many.
         numbers: to try, in growing order.
         target: a rate that suffices.
         rate_of: measures a loader.
@@ -191,17 +231,32 @@ def _chosen(rates: dict[int, float], target: float | None) -> SuggestedWorkers:
     best = max(rates.values())
     if target is not None and best >= target:
         number = min(n for n, rate in rates.items() if rate >= target)
-        return SuggestedWorkers(number, rates, f"the fewest that keep up with a step of {1 / target:.4g} s, {target:,.1f} batches/s")
+        return SuggestedWorkers(
+            number,
+            rates,
+            f"the fewest that keep up with a step of {1 / target:.4g} s, {target:,.1f} batches/s",
+        )
     number = min(n for n, rate in rates.items() if rate >= _NEAR * best)
-    slow = f"nothing keeps up with a step of {1 / target:.4g} s, {target:,.1f} batches/s: " if target is not None else ""
-    return SuggestedWorkers(number, rates, f"{slow}the fewest within 5 % of the best rate, {best:,.1f} batches/s")
+    slow = (
+        f"nothing keeps up with a step of {1 / target:.4g} s, {target:,.1f} batches/s: "
+        if target is not None
+        else ""
+    )
+    return SuggestedWorkers(
+        number, rates, f"{slow}the fewest within 5 % of the best rate, {best:,.1f} batches/s"
+    )
 
 
 def _rate(
-    loader: Iterable[Any], step: Callable[[Any], Any] | None, seconds: float, clock: Callable[[], float] = time.perf_counter
+    loader: Iterable[Any],
+    step: Callable[[Any], Any] | None,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Batches a second, once the workers are at it and what they have made ahead is used up."""
-    prefetched = max(1, getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 1))
+    prefetched = max(
+        1, getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 1)
+    )
     first: float | None = None  # when the first batch came: workers have started
     since, counted = None, 0
     with contextlib.closing(endless(loader)) as batches:
@@ -233,11 +288,15 @@ def endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
             end(running)
             raise
         if not batches:
-            raise ConfigError("an epoch has no batch: the dataset is empty, or drop_last leaves nothing")
+            raise ConfigError(
+                "an epoch has no batch: the dataset is empty, or drop_last leaves nothing"
+            )
 
 
 def end(running: Any) -> None:
-    """Ends the workers of an iterator now, whoever still holds it, such as the traceback of an error."""
+    """Ends the workers of an iterator now, whoever still holds it, such as the traceback of an
+    error.
+    """
     deliveries = getattr(running, "_deliveries", running)  # a Loader's has torch's inside
     shut_down = getattr(deliveries, "_shutdown_workers", None)
     if shut_down is not None:
@@ -252,9 +311,18 @@ class _Jobs:
         config, overrides: of a dataset's loader.
     """
 
-    def __init__(self, data: Any, config: DataLoaderConfig | None, overrides: dict[str, Any]) -> None:
-        self._data, self._is_plain = data, isinstance(data, DataLoader) and not isinstance(data, Loader)
-        self._config = data.given if isinstance(data, Loader) else (config or DataLoaderConfig()).with_(**overrides)
+    def __init__(
+        self, data: Any, config: DataLoaderConfig | None, overrides: dict[str, Any]
+    ) -> None:
+        self._data, self._is_plain = (
+            data,
+            isinstance(data, DataLoader) and not isinstance(data, Loader),
+        )
+        self._config = (
+            data.given
+            if isinstance(data, Loader)
+            else (config or DataLoaderConfig()).with_(**overrides)
+        )
         self._dataset = data.dataset if isinstance(data, DataLoader) else data
 
     def turns(self) -> int | None:
@@ -267,7 +335,9 @@ class _Jobs:
 
     @contextlib.contextmanager
     def __call__(self, number: int, epoch: int) -> Iterator[Any]:
-        """The loader with so many workers, about to begin an epoch; None: the memory budget has no room for so many."""
+        """The loader with so many workers, about to begin an epoch; None: the memory budget has
+        no room for so many.
+        """
         try:
             loader = self._make(number)
         except BudgetError:
@@ -291,12 +361,15 @@ class _Jobs:
             dataset = in_mode(dataset, LoadingMode.LAZY)
         cls = type(self._data) if isinstance(self._data, Loader) else Loader
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HeadraceWarning)  # of options that mean nothing with this number: the user's loader says them
+            # of options that mean nothing with this number: the user's loader says them
+            warnings.simplefilter("ignore", HeadraceWarning)
             return cls(dataset, self._config.with_(num_workers=number))
 
 
 def in_mode(dataset: BaseDataset, mode: LoadingMode) -> BaseDataset:
-    """The dataset in another mode, which is not streaming: handles, store and budget stay behind."""
+    """The dataset in another mode, which is not streaming: handles, store and budget stay
+    behind.
+    """
     other = copy.copy(dataset)
     other.__class__ = getattr(type(other), "_plain_class", type(other))
     other.loading_mode = mode
@@ -309,7 +382,9 @@ def cores_of_rank() -> int:
 
 
 def plain_loader(loader: DataLoader[Any], number: int, **options: Any) -> DataLoader[Any]:
-    """A torch DataLoader with the options of another, so many workers, and some options of its own."""
+    """A torch DataLoader with the options of another, so many workers, and some options of its
+    own.
+    """
     names = ["collate_fn", "pin_memory", "worker_init_fn", "generator"]
     if number:
         names += ["timeout", "prefetch_factor", "persistent_workers", "multiprocessing_context"]
@@ -319,4 +394,8 @@ def plain_loader(loader: DataLoader[Any], number: int, **options: Any) -> DataLo
         names += ["batch_sampler"]
     else:  # the dataset yields batches
         names += ["batch_size", "sampler"]
-    return DataLoader(loader.dataset, num_workers=number, **{**{name: getattr(loader, name) for name in names}, **options})
+    return DataLoader(
+        loader.dataset,
+        num_workers=number,
+        **{**{name: getattr(loader, name) for name in names}, **options},
+    )

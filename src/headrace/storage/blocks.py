@@ -9,10 +9,13 @@ SHORTEST = 128 << 10
 FORMER = 2 << 20
 """Bytes that all blocks had, when states were saved which can still be gone on from."""
 ENOUGH = 72
-"""Blocks of a dataset with which 8 workers have blocks of their own: the 8 x 8 lanes of `headrace.order.lanes`, and some more, since the
-last block of a shard is shorter."""
+"""Blocks of a dataset with which 8 workers have blocks of their own: the 8 x 8 lanes of
+`headrace.order.lanes`, and some more, since the last block of a shard is shorter.
+"""
 
 
 def block_length(nbytes: int) -> int:
-    """The bytes of a block of a dataset of so many stored bytes: few shards have blocks enough too."""
+    """The bytes of a block of a dataset of so many stored bytes: few shards have blocks enough
+    too.
+    """
     return min(LONGEST, max(SHORTEST, nbytes // ENOUGH))

@@ -21,24 +21,32 @@ _PIECE = 1 << 16  # names that are looked at together: what is made of them is s
 _OF_TARGETS = ("mask", "label", "annot", "target", "truth", "segm")
 """What names of folders of masks or annotations hold."""
 _OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
-_SPLIT = re.compile(r"(training|train|validation|valid|val|dev|testing|test|unlabell?ed)[-_]?[0-9]*", re.IGNORECASE)
+_SPLIT = re.compile(
+    r"(training|train|validation|valid|val|dev|testing|test|unlabell?ed)[-_]?[0-9]*", re.IGNORECASE
+)
 _ENDS = 64 << 10  # bytes of a JSON file that are looked at, at its beginning and at its end
 _COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 _MOST_JSON = 16  # JSON files of a folder that are looked at
 
 
 def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
-    """Targets from the first-level folders, as torchvision's ImageFolder has them: ([n] int64, class names sorted).
+    """Targets from the first-level folders, as torchvision's ImageFolder has them: ([n] int64,
+    class names sorted).
 
-    (None, []) where all files lie flat in the folder. Folders whose names look the same (`composed`) are one class, and classes have the
-    order of their composed names, which is the same on all systems.
+    (None, []) where all files lie flat in the folder. Folders whose names look the same
+    (`composed`) are one class, and classes have the order of their composed names, which is the
+    same on all systems.
 
     Raises:
         ConfigError: some files lie beside the class folders: nobody can say which class they have.
         DataNotFoundError: a class folder is empty (as torchvision has it).
     """
     names = files.names
-    targets, number, first = np.empty(len(names), np.int64), dict[bytes, int](), dict[bytes, bytes]()
+    targets, number, first = (
+        np.empty(len(names), np.int64),
+        dict[bytes, int](),
+        dict[bytes, bytes](),
+    )
     for folder, start, stop in _runs(names):
         if folder is None:
             return _beside_the_folders(files)
@@ -46,7 +54,11 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
         first.setdefault(name, folder)
         targets[start:stop] = number.setdefault(name, len(number))
     classes = sorted(number)
-    empty = [f for f in files.folders if os.fsencode(composed(f)) not in number and not is_hidden_part(os.fsencode(f))]
+    empty = [
+        f
+        for f in files.folders
+        if os.fsencode(composed(f)) not in number and not is_hidden_part(os.fsencode(f))
+    ]
     if empty:
         others = [] if files.is_remote else _others_in(files.roots, empty[0])
         which = "a class folder holds" if len(empty) == 1 else f"{len(empty):,} class folders hold"
@@ -61,7 +73,8 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
 
 
 def refuse_other_folders(files: FileSet) -> None:
-    """Refuses first-level folders that are hardly classes: the splits of a data set, and images beside their targets.
+    """Refuses first-level folders that are hardly classes: the splits of a data set, and images
+    beside their targets.
 
     Raises:
         ConfigError: there are such; the message says what to pass.
@@ -73,18 +86,24 @@ def refuse_other_folders(files: FileSet) -> None:
     outright = "; if these folders are classes, pass targets='folders' (targets=None: no targets)"
     if all(map(is_split, filled)):
         paths = " or ".join(repr(redact(os.path.join(files.roots[0], name))) for name in filled)
-        raise ConfigError(f"{root} holds {', '.join(filled)}: parts of a data set, and no classes. Pass the path of one, {paths}{outright}")
+        raise ConfigError(
+            f"{root} holds {', '.join(filled)}: parts of a data set, and no classes. Pass the "
+            f"path of one, {paths}{outright}"
+        )
     images = [name for name in filled if name.lower() in _OF_IMAGES]
     others = [name for name in files.folders if _is_of_targets(name)]
     if len(images) != 1 or not set(filled).issubset([*images, *others]):
         return
-    found = coco_beside(files) or [os.path.join(files.roots[0], name) for name in others if name in filled]
+    found = coco_beside(files) or [
+        os.path.join(files.roots[0], name) for name in others if name in filled
+    ]
     if not (found or others):
         return
     example = f", such as targets={redact(found[0])!r}" if found else ""
     path = redact(os.path.join(files.roots[0], images[0]))
     raise ConfigError(
-        f"{root} holds the images of {images[0]} and their targets, and no classes: pass {path!r} and masks, annotations of COCO or a "
+        f"{root} holds the images of {images[0]} and their targets, and no classes: pass {path!r} "
+        "and masks, annotations of COCO or a "
         f"table of labels as targets={example}{outright}"
     )
 
@@ -95,8 +114,9 @@ def is_split(folder: str) -> bool:
 
 
 def warn_of_splits(files: FileSet) -> None:
-    """Warns where all files of a folder belong to parts of a data set, by their first-level folder or the first word of their name, and to
-    several of them."""
+    """Warns where all files of a folder belong to parts of a data set, by their first-level folder
+    or the first word of their name, and to several of them.
+    """
     if len(files.roots) != 1 or files.roots[0] not in files.searched:
         return
     found = dict[str, str]()
@@ -111,17 +131,22 @@ def warn_of_splits(files: FileSet) -> None:
     if len(found) > 1:
         first, second = list(found.values())[:2]
         warn(
-            f"{redact(files.roots[0])}: {redact(first)} and {redact(second)} are called as parts of a data set, and are read as one: pass "
+            f"{redact(files.roots[0])}: {redact(first)} and {redact(second)} are called as parts "
+            "of a data set, and are read as one: pass "
             "the path of one part, or a list of paths to say that this is meant"
         )
 
 
 def _is_of_targets(name: str) -> bool:
-    return not is_hidden_part(os.fsencode(name)) and any(word in name.lower() for word in _OF_TARGETS)
+    return not is_hidden_part(os.fsencode(name)) and any(
+        word in name.lower() for word in _OF_TARGETS
+    )
 
 
 def _filled_folders(files: FileSet) -> list[str]:
-    """The first-level folders that hold files of the set, sorted; [] where some files lie beside them."""
+    """The first-level folders that hold files of the set, sorted; [] where some files lie beside
+    them.
+    """
     found = set[bytes]()
     for folder, _, _ in _runs(files.names):
         if folder is None:
@@ -131,8 +156,9 @@ def _filled_folders(files: FileSet) -> list[str]:
 
 
 def mask_folders(files: FileSet) -> tuple[str, str] | None:
-    """The folders of images and of their masks, where these are all first-level folders, hold files of the same names but for the endings,
-    and one of them is called so."""
+    """The folders of images and of their masks, where these are all first-level folders, hold files
+    of the same names but for the endings, and one of them is called so.
+    """
     folders = [name for name in files.folders if not is_hidden_part(os.fsencode(name))]
     masks = [name for name in folders if _is_of_targets(name)]
     if len(folders) != 2 or len(masks) != 1 or not 0 < len(files) <= _PIECE or len(files) % 2:
@@ -146,17 +172,25 @@ def mask_folders(files: FileSet) -> tuple[str, str] | None:
 
 
 def coco_beside(files: FileSet) -> list[str]:
-    """The paths of annotations of COCO that lie in a local folder of images, or in a folder of targets there."""
+    """The paths of annotations of COCO that lie in a local folder of images, or in a folder of
+    targets there.
+    """
     if files.is_remote or len(files.roots) != 1:
         return []
     root = files.roots[0]
     folders = [root, *(os.path.join(root, name) for name in files.folders if _is_of_targets(name))]
-    paths = [path for folder in folders for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.json")))[:_MOST_JSON]]
+    paths = [
+        path
+        for folder in folders
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.json")))[:_MOST_JSON]
+    ]
     return [path for path in paths if is_coco(path)]
 
 
 def is_coco(path: str) -> bool:
-    """True if a JSON file holds annotations of COCO, told by the keys at both ends: the file may be large."""
+    """True if a JSON file holds annotations of COCO, told by the keys at both ends: the file may
+    be large.
+    """
     try:
         with open(path, "rb") as file:
             head = file.read(_ENDS)
@@ -171,20 +205,27 @@ def _instead(others: Sequence[str]) -> str:
     """What a folder holds instead: " (there are 20 .json: use TextDataset)"."""
     if not others:
         return ""
-    summary = summary_of(others).removesuffix(": is the path right?").removesuffix(": use ImageDataset")
+    summary = (
+        summary_of(others).removesuffix(": is the path right?").removesuffix(": use ImageDataset")
+    )
     return f" ({summary})"
 
 
 def _others_in(roots: Sequence[str], folder: str) -> list[str]:
     """Names of files in a first-level folder, as many as a message is made of."""
-    return [name for root in roots for name in itertools.islice(names_below(os.path.join(root, folder)), MOST)]
+    return [
+        name
+        for root in roots
+        for name in itertools.islice(names_below(os.path.join(root, folder)), MOST)
+    ]
 
 
 def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
-    """First-level folders (None: no folder) and where their names begin and end; a folder may come again.
+    """First-level folders (None: no folder) and where their names begin and end; a folder may come
+    again.
 
-    In the order of parts the names below a folder follow each other, so that only the ends of each such run are looked at; unless
-    a name holds b"\\0", which sorts like b"/".
+    In the order of parts the names below a folder follow each other, so that only the ends of each
+    such run are looked at; unless a name holds b"\\0", which sorts like b"/".
     """
     data, _ = names.arrays
     in_runs, start = not len(data) or data.min() > 0, 0
@@ -196,7 +237,9 @@ def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
 
 
 def _end_of_run(names: PackedNames, start: int, prefix: bytes) -> int:
-    """The first position after `start` whose name does not begin with `prefix`, found in as many steps as its distance has bits."""
+    """The first position after `start` whose name does not begin with `prefix`, found in as many
+    steps as its distance has bits.
+    """
     step = 1
     while start + step < len(names) and names[start + step].startswith(prefix):
         start += step
@@ -223,5 +266,6 @@ def _beside_the_folders(files: FileSet) -> tuple[None, list[str]]:
         return None, []
     raise ConfigError(
         f"{flat:,} of {total:,} files lie beside the class folders, the first is "
-        f"{redact(files.path(first))}: move them into a class folder, or pass targets= (targets=None: no targets)"
+        f"{redact(files.path(first))}: move them into a class folder, or pass targets= "
+        "(targets=None: no targets)"
     )

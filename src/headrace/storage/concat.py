@@ -46,7 +46,8 @@ class ConcatSource(ArraySource, Generic[S]):
         self.sources: list[S] = list(sources)
         self._starts = np.cumsum([0, *map(len, self.sources)])
         self.files = self.sources[0].files
-        self._to_count: set[int] = set()  # sources that were read from since they were asked what they have counted
+        # sources that were read from since they were asked what they have counted
+        self._to_count: set[int] = set()
         self.thread_safe: bool = all(source.thread_safe for source in self.sources)
 
     def __len__(self) -> int:
@@ -67,7 +68,10 @@ class ConcatSource(ArraySource, Generic[S]):
         inner, places = (wanted[order] - self._starts[numbers]).tolist(), order.tolist()
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(places)]
         of = numbers[edges[:-1]].tolist()
-        return [_Part(n, self.sources[n], inner[a:b], places[a:b]) for n, (a, b) in zip(of, itertools.pairwise(edges), strict=True)]
+        return [
+            _Part(n, self.sources[n], inner[a:b], places[a:b])
+            for n, (a, b) in zip(of, itertools.pairwise(edges), strict=True)
+        ]
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         parts = self._parts(indices)
@@ -75,9 +79,13 @@ class ConcatSource(ArraySource, Generic[S]):
         return self._gathered(len(indices), parts, lambda source, some: source.read(some))
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        return self._gathered(len(indices), self._parts(indices), lambda source, some: source.read_afresh(some))
+        return self._gathered(
+            len(indices), self._parts(indices), lambda source, some: source.read_afresh(some)
+        )
 
-    def _gathered(self, count: int, parts: list[_Part[S]], read: Callable[[S, list[int]], list[Any]]) -> list[Any]:
+    def _gathered(
+        self, count: int, parts: list[_Part[S]], read: Callable[[S, list[int]], list[Any]]
+    ) -> list[Any]:
         records: list[Any] = [None] * count
         with self._counting(parts):
             for part in parts:
@@ -86,10 +94,15 @@ class ConcatSource(ArraySource, Generic[S]):
         return records
 
     def _prefetch(self, parts: list[_Part[S]]) -> None:
-        """Of several sources at once: by a server together, and not file by file; of local files a slow disk is told."""
+        """Of several sources at once: by a server together, and not file by file; of local files
+        a slow disk is told.
+        """
         if len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
             with contextlib.suppress(OSError):  # raised again where they are read
-                self.files.prefetch([part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts], True)
+                self.files.prefetch(
+                    [part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts],
+                    True,
+                )
 
     @contextlib.contextmanager
     def _counting(self, parts: list[_Part[S]]) -> Iterator[None]:
@@ -104,7 +117,12 @@ class ConcatSource(ArraySource, Generic[S]):
         return all(source.is_remote and source.files is self.files for source in self.sources)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        return ByteRanges.joined([part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in self._parts(indices)])
+        return ByteRanges.joined(
+            [
+                part.source.byte_ranges(np.asarray(part.indices, np.int64))
+                for part in self._parts(indices)
+            ]
+        )
 
     @property
     def locating_needs_io(self) -> bool:
@@ -138,7 +156,10 @@ class ConcatSource(ArraySource, Generic[S]):
             if found is None:
                 return False
             ranges.append(found)
-        self.files.read_into(ByteRanges.joined(ranges), [bytes_of(rows[place]) for part in parts for place in part.places])
+        self.files.read_into(
+            ByteRanges.joined(ranges),
+            [bytes_of(rows[place]) for part in parts for place in part.places],
+        )
         for part in parts:
             part.source.check(part.indices, [rows[place] for place in part.places])
         return True
@@ -163,7 +184,9 @@ class ConcatSource(ArraySource, Generic[S]):
         return counts
 
     def how(self) -> dict[str, str]:
-        """By which path each array is read, and why; where sources differ, each way that there is."""
+        """By which path each array is read, and why; where sources differ, each way that there
+        is.
+        """
         ways: dict[str, dict[str, None]] = {}
         for source in self.sources:
             for name, way in source.how().items():

@@ -26,15 +26,17 @@ _PIECE = 1 << 16  # names that are looked at together: what is made of them is s
 
 
 class FilesSource(Source):
-    """One file a sample: local paths are read directly, URLs through fsspec, a batch of them at once.
+    """One file a sample: local paths are read directly, URLs through fsspec, a batch of them at
+    once.
 
     The index is built here, once, and held as packed bytes and offsets.
 
     Args:
         data_path: folder, file, glob, fsspec URL, or a list of these.
         extensions: endings of the files that count, in any case.
-        remote: how URLs are read. Its `cache_dir`, made if it is missing, also keeps listings of local folders, which are used again while
-            they still hold (see `headrace.io.resolve.listings`); without one a folder is listed at every start.
+        remote: how URLs are read. Its `cache_dir`, made if it is missing, also keeps listings of
+            local folders, which are used again while they still hold (see
+            `headrace.io.resolve.listings`); without one a folder is listed at every start.
 
     Raises:
         DataNotFoundError: nothing there, or nothing that fits.
@@ -47,7 +49,9 @@ class FilesSource(Source):
         extensions: Sequence[str],
         remote: RemoteOptions | None = None,
     ) -> None:
-        self.listing: FileSet = resolve(data_path, Kind("files", tuple(map(str.lower, extensions))), remote, asks=True)
+        self.listing: FileSet = resolve(
+            data_path, Kind("files", tuple(map(str.lower, extensions))), remote, asks=True
+        )
         self._paths = _Paths(self.listing)
         self._server: RemoteFiles | None = self.listing.server
         self._files: Files = self._server or LocalFiles()
@@ -74,14 +78,22 @@ class FilesSource(Source):
         return fingerprint_names(*self.listing.names.arrays)
 
     def location(self, index: int) -> str:
-        return redact(self._paths[index]) if self._server is None else self._server.shown(self._paths[index])
+        return (
+            redact(self._paths[index])
+            if self._server is None
+            else self._server.shown(self._paths[index])
+        )
 
     def sizes(self, indices: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
-        """The sizes of files in bytes, of all or of some ([n] int64); 0 where it is not known. Remote ones are listed when all are asked
-        for; of some the sizes are those of the last listing."""
+        """The sizes of files in bytes, of all or of some ([n] int64); 0 where it is not known.
+        Remote ones are listed when all are asked for; of some the sizes are those of the last
+        listing.
+        """
         if self._server is None:
             numbers = range(len(self)) if indices is None else indices.tolist()
-            return np.fromiter((_size_of(self.listing.path(i)) for i in numbers), np.int64, len(numbers))
+            return np.fromiter(
+                (_size_of(self.listing.path(i)) for i in numbers), np.int64, len(numbers)
+            )
         if indices is None or len(indices) >= len(self) or self._listed_sizes is None:
             self._listed_sizes = _remote_sizes(self._server, self.listing, self._paths)
         return self._listed_sizes.copy() if indices is None else self._listed_sizes[indices]
@@ -100,11 +112,17 @@ class _Paths(Sequence[str]):
         return os.fsdecode(self._files.path(index))
 
 
-def _remote_sizes(server: RemoteFiles, files: FileSet, paths: Sequence[str]) -> npt.NDArray[np.int64]:
-    """By listing the roots once more, where they were searched through: asking for each file would take far longer."""
+def _remote_sizes(
+    server: RemoteFiles, files: FileSet, paths: Sequence[str]
+) -> npt.NDArray[np.int64]:
+    """By listing the roots once more, where they were searched through: asking for each file
+    would take far longer.
+    """
     known: dict[str, int | None] = {}
     for root in files.searched:
-        known.update((path, info.get("size")) for path, info in server.ask("find", root, detail=True).items())
+        known.update(
+            (path, info.get("size")) for path, info in server.ask("find", root, detail=True).items()
+        )
     server.filesystem.invalidate_cache()
     sizes = np.zeros(len(paths), np.int64)
     for start in range(0, len(sizes), _PIECE):
@@ -124,7 +142,9 @@ def _size_of(path: bytes) -> int:
 
 
 def fingerprint_names(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> str:
-    """The fingerprint of samples that have names: a blake2b hash of names, their lengths and their number."""
+    """The fingerprint of samples that have names: a blake2b hash of names, their lengths and
+    their number.
+    """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(np.int64(len(offsets) - 1).tobytes())
     for start in range(0, len(offsets) - 1, _PIECE):

@@ -1,4 +1,6 @@
-"""Formats of images that Pillow reads only in some builds, or by a plugin: AVIF, HEIC and JPEG XL."""
+"""Formats of images that Pillow reads only in some builds, or by a plugin: AVIF, HEIC and JPEG
+XL.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,18 @@ from typing import NamedTuple
 
 from PIL import Image
 
-_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
+_HEIF_BRANDS = (
+    b"heic",
+    b"heix",
+    b"heim",
+    b"heis",
+    b"hevc",
+    b"hevx",
+    b"hevm",
+    b"hevs",
+    b"mif1",
+    b"msf1",
+)
 _JXL = b"\x00\x00\x00\x0cJXL \x0d\x0a\x87\x0a"
 _LONGEST_HEAD = 128  # bytes of a file's first box, which names its brands
 
@@ -50,7 +63,9 @@ def format_by_content(data: bytes | memoryview) -> ImageFormat | None:
 
 @functools.cache
 def is_readable(wanted: ImageFormat) -> bool:
-    """True if Pillow reads a format in this process, where need be by its plugin, which is loaded."""
+    """True if Pillow reads a format in this process, where need be by its plugin, which is
+    loaded.
+    """
     Image.init()
     if wanted.name in Image.OPEN and wanted is not AVIF:
         return True

@@ -7,8 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-def map_in(pool: ThreadPoolExecutor, threads: int, function: Callable[[int], Any], count: int) -> list[Any]:
-    """What a function gives for 0 to count - 1; raises what it raises for the first of them that fails, when all are done.
+def map_in(
+    pool: ThreadPoolExecutor, threads: int, function: Callable[[int], Any], count: int
+) -> list[Any]:
+    """What a function gives for 0 to count - 1; raises what it raises for the first of them that
+    fails, when all are done.
 
     Args:
         pool: whose threads call it.
@@ -17,10 +20,16 @@ def map_in(pool: ThreadPoolExecutor, threads: int, function: Callable[[int], Any
     return map_parts(pool, threads, lambda part: [function(number) for number in part], count)
 
 
-def map_parts(pool: ThreadPoolExecutor, threads: int, run: Callable[[range], list[Any]], count: int) -> list[Any]:
-    """As `map_in`, of a function that gives a list for a part of 0 to count - 1; all of them as one."""
+def map_parts(
+    pool: ThreadPoolExecutor, threads: int, run: Callable[[range], list[Any]], count: int
+) -> list[Any]:
+    """As `map_in`, of a function that gives a list for a part of 0 to count - 1; all of them as
+    one.
+    """
     step = -(-count // (4 * threads))  # some parts a thread: they take different times
-    parts = [range(start, min(start + step, count)) for start in range(0, count, step)] if count else []
+    parts = (
+        [range(start, min(start + step, count)) for start in range(0, count, step)] if count else []
+    )
     tasks = [pool.submit(run, part) for part in parts]
     try:
         return [made for task in tasks for made in task.result()]

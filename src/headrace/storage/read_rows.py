@@ -1,12 +1,16 @@
-"""Reads rows of an HDF5 or Zarr array as one NumPy array, directly from its chunks: without torch or a dataset.
+"""Reads rows of an HDF5 or Zarr array as one NumPy array, directly from its chunks: without torch
+or a dataset.
 
 NOTE [ how rows are gathered ]
 
 1. Indices are converted to row numbers, in the requested order.
-2. Rows that are stored uncompressed are sorted, and each thread takes a part. Rows with small gaps between them are read by one call, into
+2. Rows that are stored uncompressed are sorted, and each thread takes a part. Rows with small gaps
+  between them are read by one call, into
 a scratch array, and copied from there; other rows are read directly into the result.
-3. Rows of chunks that need decoding: each chunk is read and decoded once, in threads, and yields all of its rows.
-4. From a server all byte ranges are requested at once, by the event loop of its client, and threads decode them.
+3. Rows of chunks that need decoding: each chunk is read and decoded once, in threads, and yields
+  all of its rows.
+4. From a server all byte ranges are requested at once, by the event loop of its client, and threads
+  decode them.
 """
 
 from __future__ import annotations
@@ -69,35 +73,43 @@ def read_rows(
 ) -> npt.NDArray[Any]:
     """Reads rows of an HDF5 dataset or a Zarr array into one NumPy array, like ``array[indices]``.
 
-    Each call opens the file, locates its chunks, and closes it. For many calls pass an `HDF5Dataset` or a `ZarrDataset`, which stays open
-    and caches decoded chunks.
+    Each call opens the file, locates its chunks, and closes it. For many calls pass an
+    `HDF5Dataset` or a `ZarrDataset`, which stays open and caches decoded chunks.
 
     Args:
-        path: an HDF5 file or a Zarr store, or its URL; several of them (a folder, a glob, a list), whose rows are concatenated; or an open
-            dataset whose samples are rows, with its own `direct` and `options`.
+        path: an HDF5 file or a Zarr store, or its URL; several of them (a folder, a glob, a list),
+            whose rows are concatenated; or an open dataset whose samples are rows, with its own
+            `direct` and `options`.
         name: name of the array. None: the only one, or "data"; for a dataset the one that it reads.
-        indices: an integer, a slice, a boolean mask, or integers (a list, a range, an array of any shape). Negative ones count from the
-            end, and duplicates are allowed.
+        indices: an integer, a slice, a boolean mask, or integers (a list, a range, an array of any
+            shape). Negative ones count from the end, and duplicates are allowed.
         threads: number of threads that read and decode. None: one per usable core, at most 8.
         direct: False: always use h5py or zarr-python.
-        cache_dir: folder for cached chunk indexes of large arrays, and for remote files. None: the user's cache folder.
+        cache_dir: folder for cached chunk indexes of large arrays, and for remote files. None: the
+            user's cache folder.
         **options: for URLs: see `RemoteOptions`.
 
     Returns:
-        An array of the array's dtype (in the file's byte order) and of shape ``indices' shape + the row's``. Strings and rows of variable
+        An array of the array's dtype (in the file's byte order) and of shape ``indices' shape + the
+        row's``. Strings and rows of variable
             length give an array of objects, as in h5py or zarr-python.
 
     Raises:
         IndexError: an index is out of range or not an integer, or a mask has another length.
         ConfigError: an argument is invalid.
-        DataNotFoundError, FormatError, MissingNameError, AccessError, RemoteError: see `HDF5Dataset` and `ZarrDataset`.
+        DataNotFoundError, FormatError, MissingNameError, AccessError, RemoteError: see
+            `HDF5Dataset` and `ZarrDataset`.
         FileChangedError: the file changed since it was opened.
         BudgetError: the rows don't fit the free memory.
     """
-    number = check_integer("threads", threads, 1, optional=True) or min(_MOST_THREADS, usable_cpus())
+    number = check_integer("threads", threads, 1, optional=True) or min(
+        _MOST_THREADS, usable_cpus()
+    )
     if isinstance(path, HasRows):
         return _gathered(_of_dataset(path, name), indices, number, path)
-    check_names("read_rows", options, {"threads", "direct", "cache_dir", *RemoteKeywords.__optional_keys__})
+    check_names(
+        "read_rows", options, {"threads", "direct", "cache_dir", *RemoteKeywords.__optional_keys__}
+    )
     remote = RemoteOptions.taken_from({**options, "cache_dir": cache_dir})
     with _opened(path, name, direct, remote) as source:
         return _gathered(source, indices, number, None)
@@ -109,10 +121,14 @@ def _of_dataset(dataset: HasRows, name: str | None) -> Source:
     first = source.sources[0] if isinstance(source, ConcatSource) else source
     if not isinstance(first, ArraysSource) or not isinstance(first.name, str):
         raise ConfigError(
-            f"read_rows takes a path, or an HDF5Dataset or ZarrDataset whose samples are the rows of one array, not {described(dataset)}"
+            "read_rows takes a path, or an HDF5Dataset or ZarrDataset whose samples are the rows "
+            f"of one array, not {described(dataset)}"
         )
     if name not in (None, first.name):
-        raise ConfigError(f"the samples of this dataset are rows of {first.name!r}, not of {name!r}: pass name=None, or the path")
+        raise ConfigError(
+            f"the samples of this dataset are rows of {first.name!r}, not of {name!r}: pass "
+            "name=None, or the path"
+        )
     return source
 
 
@@ -136,7 +152,9 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
     if kind is None and not os.path.exists(os.path.expanduser(shown)):
         resolve(path, HDF5, remote)  # says that there is nothing
     if kind is None:
-        raise FormatError(f"{shown} is no HDF5 file and no Zarr store: read_rows reads arrays of these")
+        raise FormatError(
+            f"{shown} is no HDF5 file and no Zarr store: read_rows reads arrays of these"
+        )
     paths, opened = open_files(path, remote)
     wanted = name
 
@@ -159,7 +177,8 @@ def _joined(sources: list[Any]) -> Source:
     for other in sources[1:]:
         if other.rows_are != first.rows_are:
             raise FormatError(
-                f"{other.path} and {first.path} can't be one array: rows of {other.rows_are} here, and of {first.rows_are} there"
+                f"{other.path} and {first.path} can't be one array: rows of {other.rows_are} "
+                f"here, and of {first.rows_are} there"
             )
     return first if len(sources) == 1 else ConcatSource(sources)
 
@@ -186,12 +205,16 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
     array = np.asarray(indices)
     if array.dtype == bool:
         if array.shape != (length,):
-            raise IndexError(f"{what}: the mask has shape {list(array.shape)}, and there are {length:,} rows")
+            raise IndexError(
+                f"{what}: the mask has shape {list(array.shape)}, and there are {length:,} rows"
+            )
         array = np.flatnonzero(array)
     elif not array.size and array.dtype == float:  # an empty list
         array = array.astype(np.int64)
     elif array.dtype.kind not in "iu":
-        raise IndexError(f"{what}: indices are integers, a slice or a mask, not {described(indices)}")
+        raise IndexError(
+            f"{what}: indices are integers, a slice or a mask, not {described(indices)}"
+        )
     rows = array.astype(np.int64).reshape(-1)
     if array.dtype == np.uint64 and array.size and int(array.max()) >= length:
         raise IndexError(f"{what}: index {int(array.max())} is outside of {length:,} rows")
@@ -209,7 +232,8 @@ def _gathered(source: Any, indices: Any, threads: int, dataset: HasRows | None) 
     first = sources[0]
     if isinstance(first, PackedSource) and first.is_flat:
         raise FormatError(
-            f"{first.path}: {first.name!r} holds samples of several lengths, one after the other: open it with headrace.open_dataset"
+            f"{first.path}: {first.name!r} holds samples of several lengths, one after the other: "
+            "open it with headrace.open_dataset"
         )
     what = f"{first.path}: {first.name!r}"
     rows, shape = rows_of(indices, len(source) if dataset is None else len(dataset), what)
@@ -219,7 +243,8 @@ def _gathered(source: Any, indices: Any, threads: int, dataset: HasRows | None) 
     nbytes = len(rows) * int(np.prod(row_shape, dtype=np.int64)) * first.dtype.itemsize
     if nbytes > _WORTH and nbytes > (limit := tightest(memory_limits())).headroom:
         raise BudgetError(
-            f"{what}: {len(rows):,} rows take {format_size(nbytes)}, and {format_size(limit.headroom)} are free ({limit.name}): "
+            f"{what}: {len(rows):,} rows take {format_size(nbytes)}, and "
+            f"{format_size(limit.headroom)} are free ({limit.name}): "
             "ask for fewer"
         )
     out = np.empty((len(rows), *row_shape), first.dtype)
@@ -237,7 +262,13 @@ def _gathered(source: Any, indices: Any, threads: int, dataset: HasRows | None) 
     return whole if shape or first.holds_objects else whole[()]
 
 
-def _read(source: Any, rows: IntArray, out: npt.NDArray[Any], pool: ThreadPoolExecutor | None, threads: int) -> None:
+def _read(
+    source: Any,
+    rows: IntArray,
+    out: npt.NDArray[Any],
+    pool: ThreadPoolExecutor | None,
+    threads: int,
+) -> None:
     """Reads rows into one array, in threads if there is a pool of them."""
     run = partial(map_in, pool, threads) if pool is not None else None
     if not isinstance(source, ConcatSource):

@@ -1,6 +1,8 @@
-"""Replay buffers: episodes that lie one behind the other in arrays of all steps, as Diffusion Policy keeps them in HDF5 or Zarr.
+"""Replay buffers: episodes that lie one behind the other in arrays of all steps, as Diffusion
+Policy keeps them in HDF5 or Zarr.
 
-``data/<key>`` has one row a step, and ``meta/episode_ends`` says behind which row each episode ends.
+``data/<key>`` has one row a step, and ``meta/episode_ends`` says behind which row each episode
+ends.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class _Buffer(NamedTuple):
 
 
 class ReplaySource(EpisodeSource):
-    """Episodes, or windows over their steps, of replay buffers. Blocks are the windows, or episodes, that begin in the same chunk.
+    """Episodes, or windows over their steps, of replay buffers. Blocks are the windows, or
+    episodes, that begin in the same chunk.
 
     Args:
         begins: [episodes] where the first step of each lies among the rows of all files.
@@ -96,20 +99,31 @@ class ReplaySource(EpisodeSource):
         borders = np.concatenate([np.arange(first, end, height) for first, end in self._file_rows])
         episodes = np.searchsorted(begins, borders, side="right") - 1
         inside = episodes >= 0
-        begun = np.where(inside, self.windows.begun(np.maximum(episodes, 0), borders - begins[np.maximum(episodes, 0)]), 0)
+        begun = np.where(
+            inside,
+            self.windows.begun(np.maximum(episodes, 0), borders - begins[np.maximum(episodes, 0)]),
+            0,
+        )
         sizes: IntArray = np.diff(begun, prepend=0, append=len(self))
         return sizes[sizes > 0]
 
     @property
     def block_nbytes(self) -> int:
         window = self.windows.options.window
-        return self._chunk_bytes(int(self.windows.lengths.max(initial=0)) if window is None else window)
+        return self._chunk_bytes(
+            int(self.windows.lengths.max(initial=0)) if window is None else window
+        )
 
 
 def open_source(
-    data_path: DataPath, kind_is_zarr: bool, reach: RemoteOptions, options: EpisodeOptions, windows: WindowOptions
+    data_path: DataPath,
+    kind_is_zarr: bool,
+    reach: RemoteOptions,
+    options: EpisodeOptions,
+    windows: WindowOptions,
 ) -> tuple[EpisodeSource, OpenArrays[Any]]:
-    """The episodes of HDF5 files or Zarr stores, in groups or replay buffers; and what is open of them.
+    """The episodes of HDF5 files or Zarr stores, in groups or replay buffers; and what is open of
+    them.
 
     Raises:
         MissingNameError, FormatError, ConfigError: see `EpisodeDataset`.
@@ -133,21 +147,28 @@ def open_source(
 
 
 class _Look:
-    """Looks into HDF5 files, one after the other: where the first is a replay buffer, all others must be.
+    """Looks into HDF5 files, one after the other: where the first is a replay buffer, all others
+    must be.
 
     Attributes:
         groups: looks for episodes in groups.
     """
 
     def __init__(self, opened: OpenHDF5, options: EpisodeOptions) -> None:
-        self._opened, self._options, self._are_buffers = opened, options, False if options.groups is not None else None
+        self._opened, self._options, self._are_buffers = (
+            opened,
+            options,
+            False if options.groups is not None else None,
+        )
         self.groups = HDF5Look(opened, options)
 
     def __call__(self, path: str) -> _Buffer | list[Episode]:
         """What a file holds."""
         opened, options = self._opened, self._options
         with opened.hdf5.reading(path) as file:
-            groups = HDF5Groups(file, path, opened, direct=options.direct, cache_dir=options.cache_dir)
+            groups = HDF5Groups(
+                file, path, opened, direct=options.direct, cache_dir=options.cache_dir
+            )
             is_buffer = is_replay(groups) if self._are_buffers is None else self._are_buffers
             found = _look_into(groups, path, options) if is_buffer else self.groups(file, path)
         self._are_buffers = is_buffer
@@ -192,7 +213,10 @@ def kind_of_hdf5(path: str, opened: OpenHDF5) -> str:
 
 def kind_of_store(store: Store, opened: OpenZarr) -> str:
     """`EPISODES` if a Zarr store unmistakably holds such; else ""."""
-    is_episodes = is_replay(ZarrGroups(store, opened)) or ZarrLook(opened, EpisodeOptions()).unmistakable_groups(store) is not None
+    is_episodes = (
+        is_replay(ZarrGroups(store, opened))
+        or ZarrLook(opened, EpisodeOptions()).unmistakable_groups(store) is not None
+    )
     return EPISODES if is_episodes else ""
 
 
@@ -204,23 +228,39 @@ def read_ends(file: GroupFile) -> IntArray:
     """
     shape = file.shape(ENDS)
     if len(shape) != 1:
-        raise FormatError(f"{file.path}: {ENDS} has shape {list(shape)}, and must have one number an episode: write [episodes] int64")
+        raise FormatError(
+            f"{file.path}: {ENDS} has shape {list(shape)}, and must have one number an episode: "
+            "write [episodes] int64"
+        )
     if not shape[0]:
-        raise FormatError(f"{file.path}: {ENDS} is empty, so the file has no episodes: leave it out, or write the ends of its episodes")
+        raise FormatError(
+            f"{file.path}: {ENDS} is empty, so the file has no episodes: leave it out, or write "
+            "the ends of its episodes"
+        )
     stored = file.column(ENDS)
     if stored.dtype.kind not in "iu":
-        raise FormatError(f"{file.path}: {ENDS} holds {file.described(ENDS)}, and must hold integers: write [episodes] int64")
+        raise FormatError(
+            f"{file.path}: {ENDS} holds {file.described(ENDS)}, and must hold integers: write "
+            "[episodes] int64"
+        )
     if stored.dtype.kind == "u" and int(stored.max()) > np.iinfo(np.int64).max:
-        raise FormatError(f"{file.path}: {ENDS} has {int(stored.max())}, more than there can be rows: the file is damaged")
+        raise FormatError(
+            f"{file.path}: {ENDS} has {int(stored.max())}, more than there can be rows: the file "
+            "is damaged"
+        )
     ends: IntArray = stored.astype(np.int64)
     if int(ends.min()) < 0:
         number = int(np.flatnonzero(ends < 0)[0])
-        raise FormatError(f"{file.path}: {ENDS}[{number}] is {int(ends[number])}, and no row is negative: the file is damaged")
+        raise FormatError(
+            f"{file.path}: {ENDS}[{number}] is {int(ends[number])}, and no row is negative: the "
+            "file is damaged"
+        )
     starts = np.concatenate([[0], ends[:-1]])
     if (ends <= starts).any():
         number = int(np.flatnonzero(ends <= starts)[0])
         raise FormatError(
-            f"{file.path}: {ENDS} must rise, and episode {number} begins at row {int(starts[number]):,} and ends at {int(ends[number]):,}: "
+            f"{file.path}: {ENDS} must rise, and episode {number} begins at row "
+            f"{int(starts[number]):,} and ends at {int(ends[number]):,}: "
             "write the row behind the last step of each episode"
         )
     return ends
@@ -228,18 +268,24 @@ def read_ends(file: GroupFile) -> IntArray:
 
 def keys_of(file: GroupFile) -> list[str]:
     """The arrays of steps, by their paths below `STEPS`; [] where the server does not list them."""
-    names = [name for name in file.names() if name.startswith(f"{STEPS}/") and file.is_array(name) and file.shape(name)]
+    names = [
+        name
+        for name in file.names()
+        if name.startswith(f"{STEPS}/") and file.is_array(name) and file.shape(name)
+    ]
     return sorted((name.removeprefix(f"{STEPS}/") for name in names), key=natural)
 
 
 def _look_into(file: GroupFile, path: str, options: EpisodeOptions) -> _Buffer:
     if options.decode_nwb:
         raise ConfigError(
-            f"{file.path}: decode_nwb is for time series of NWB, in groups of HDF5 files, and this is a replay buffer: leave it out"
+            f"{file.path}: decode_nwb is for time series of NWB, in groups of HDF5 files, and "
+            "this is a replay buffer: leave it out"
         )
     if not is_replay(file):
         raise FormatError(
-            f"{file.path} is no replay buffer: it has no array {ENDS!r} beside a group {STEPS!r}; episodes are read of "
+            f"{file.path} is no replay buffer: it has no array {ENDS!r} beside a group {STEPS!r}; "
+            "episodes are read of "
             "these, and of groups of HDF5 files"
         )
     ends = read_ends(file)
@@ -248,12 +294,14 @@ def _look_into(file: GroupFile, path: str, options: EpisodeOptions) -> _Buffer:
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{key!r} {length:,}" for key, length in lengths.items())
         raise FormatError(
-            f"{file.path}: the arrays of {STEPS!r} have different lengths: {told}: name those that have one row a step as keys="
+            f"{file.path}: the arrays of {STEPS!r} have different lengths: {told}: name those "
+            "that have one row a step as keys="
         )
     rows = next(iter(lengths.values()))
     if rows != ends[-1]:
         raise FormatError(
-            f"{file.path}: the last episode ends at row {int(ends[-1]):,}, by {ENDS}, and the arrays of {STEPS!r} have {rows:,} rows: the "
+            f"{file.path}: the last episode ends at row {int(ends[-1]):,}, by {ENDS}, and the "
+            f"arrays of {STEPS!r} have {rows:,} rows: the "
             "file was not finished, or is damaged: write it again"
         )
     chosen = _chosen_episodes(file, options, len(ends))
@@ -267,16 +315,31 @@ def _chosen_keys(file: GroupFile, options: EpisodeOptions, count: int) -> list[s
     known = [] if plain else keys_of(file)
     if not plain and not known and not file.names():
         raise MissingNameError(
-            f"{file.path}: the names of its arrays are not known, since its server does not list them: name them as keys="
+            f"{file.path}: the names of its arrays are not known, since its server does not list "
+            "them: name them as keys="
         )
     if not plain and not known:
-        raise FormatError(f"{file.path}: {ENDS} has {count:,} episodes, and {STEPS!r} no arrays with their steps: the file is damaged")
+        raise FormatError(
+            f"{file.path}: {ENDS} has {count:,} episodes, and {STEPS!r} no arrays with their "
+            "steps: the file is damaged"
+        )
     found: list[str] = []
     for wanted in ["*"] if options.keys is None else options.keys:
-        matches = [key for key in known if fnmatch.fnmatchcase(key, wanted)] if is_pattern(wanted) else [wanted.strip("/")]
-        absent = [wanted] if not matches else [key for key in matches if not file.is_array(f"{STEPS}/{key}")]
+        matches = (
+            [key for key in known if fnmatch.fnmatchcase(key, wanted)]
+            if is_pattern(wanted)
+            else [wanted.strip("/")]
+        )
+        absent = (
+            [wanted]
+            if not matches
+            else [key for key in matches if not file.is_array(f"{STEPS}/{key}")]
+        )
         if absent:
-            raise MissingNameError(f"{file.path}: {STEPS!r} has no array {absent[0]!r}; it has: {listed_names(keys_of(file), absent[0])}")
+            raise MissingNameError(
+                f"{file.path}: {STEPS!r} has no array {absent[0]!r}; it has: "
+                f"{listed_names(keys_of(file), absent[0])}"
+            )
         found += matches
     return list(dict.fromkeys(found))
 
@@ -294,28 +357,39 @@ def _chosen_episodes(file: GroupFile, options: EpisodeOptions, count: int) -> In
     if isinstance(wanted, tuple):
         return np.array(sorted({by_name[name] for name in wanted if name in by_name}), np.int64)
     if not file.is_array(wanted):
-        raise MissingNameError(f"{file.path} has no array {wanted!r}, which episodes= names; it has: {listed_names(file.names(), wanted)}")
+        raise MissingNameError(
+            f"{file.path} has no array {wanted!r}, which episodes= names; it has: "
+            f"{listed_names(file.names(), wanted)}"
+        )
     listed = file.column(wanted)
     if listed.dtype.kind == "b" and listed.shape == (count,):
         return np.flatnonzero(listed)
     if listed.dtype.kind not in "iu" or listed.ndim != 1:
         raise FormatError(
-            f"{file.path}: {wanted!r}, which episodes= names, holds {file.described(wanted)}: it must have the numbers of "
+            f"{file.path}: {wanted!r}, which episodes= names, holds {file.described(wanted)}: it "
+            "must have the numbers of "
             f"episodes, or a bool for each of {count:,}"
         )
     if (outside := listed[(listed < 0) | (listed >= count)]).size:
-        raise MissingNameError(f"{file.path}: {wanted!r} lists episode {outside[0]}, which is missing; there are 0 to {count - 1:,}")
+        raise MissingNameError(
+            f"{file.path}: {wanted!r} lists episode {outside[0]}, which is missing; there are 0 "
+            f"to {count - 1:,}"
+        )
     return distinct(listed).astype(np.int64)
 
 
 def _static(file: GroupFile, name: str, count: int) -> npt.NDArray[Any]:
     """An array with one value an episode."""
     if not file.is_array(name):
-        raise MissingNameError(f"{file.path} has no array {name!r}, which static= names; it has: {listed_names(file.names(), name)}")
+        raise MissingNameError(
+            f"{file.path} has no array {name!r}, which static= names; it has: "
+            f"{listed_names(file.names(), name)}"
+        )
     shape = file.shape(name)
     if shape[:1] != (count,):
         raise FormatError(
-            f"{file.path}: {name!r} has shape {list(shape)}, and static= takes arrays with one value for each of {count:,} episodes"
+            f"{file.path}: {name!r} has shape {list(shape)}, and static= takes arrays with one "
+            f"value for each of {count:,} episodes"
         )
     reader = file.rows(name)
     check_static(name, math.prod(shape) * (1 if reader.dtype.hasobject else reader.dtype.itemsize))
@@ -325,7 +399,12 @@ def _static(file: GroupFile, name: str, count: int) -> npt.NDArray[Any]:
 # -- all files
 
 
-def _joined(buffers: Sequence[_Buffer], opened: OpenArrays[Any], options: EpisodeOptions, windows: WindowOptions) -> ReplaySource:
+def _joined(
+    buffers: Sequence[_Buffer],
+    opened: OpenArrays[Any],
+    options: EpisodeOptions,
+    windows: WindowOptions,
+) -> ReplaySource:
     """The episodes of all files, in order."""
     keys = list(buffers[0].readers)
     check_mask([*keys, *options.static], windows)
@@ -334,13 +413,15 @@ def _joined(buffers: Sequence[_Buffer], opened: OpenArrays[Any], options: Episod
             odd = min(buffer.readers.keys() ^ set(keys))
             other = buffer.shown if odd in keys else buffers[0].shown
             raise MissingNameError(
-                f"{other}: {STEPS!r} has no array {odd!r}, which other files have: name keys that all files have as keys="
+                f"{other}: {STEPS!r} has no array {odd!r}, which other files have: name keys that "
+                "all files have as keys="
             )
     if isinstance(options.episodes, tuple):
         known = {_name(number) for buffer in buffers for number in buffer.numbers.tolist()}
         if missing := set(options.episodes) - known:
             raise MissingNameError(
-                f"no file has an episode {min(missing)!r}, which episodes= names: those of a replay buffer are called episode_0, "
+                f"no file has an episode {min(missing)!r}, which episodes= names: those of a "
+                "replay buffer are called episode_0, "
                 "episode_1 and so on"
             )
     counts = [len(buffer.starts) for buffer in buffers]
@@ -350,7 +431,10 @@ def _joined(buffers: Sequence[_Buffer], opened: OpenArrays[Any], options: Episod
     of_keys = windows_of(keys, options.windows)
     arrays = [_array(key, buffers, files, starts, of_keys[key]) for key in keys]
     check_pad(arrays, windows)
-    static = {name: stacked(name, [value for buffer in buffers for value in buffer.static[name]]) for name in options.static}
+    static = {
+        name: stacked(name, [value for buffer in buffers for value in buffer.static[name]])
+        for name in options.static
+    }
     edges = np.concatenate([[0], np.cumsum([buffer.rows for buffer in buffers])]).astype(np.int64)
     return ReplaySource(
         edges[files] + starts,
@@ -365,15 +449,20 @@ def _joined(buffers: Sequence[_Buffer], opened: OpenArrays[Any], options: Episod
     )
 
 
-def _array(key: str, buffers: Sequence[_Buffer], files: IntArray, starts: IntArray, window: int | None) -> EpisodeArrays:
+def _array(
+    key: str, buffers: Sequence[_Buffer], files: IntArray, starts: IntArray, window: int | None
+) -> EpisodeArrays:
     """The arrays of a key of all files."""
     readers = [buffer.readers[key] for buffer in buffers]
     first = readers[0]
     for buffer, reader in zip(buffers, readers, strict=True):
         if (reader.shape[1:], reader.dtype) != (first.shape[1:], first.dtype):
             raise FormatError(
-                f"{buffer.shown}: steps of {key!r} are {reader.dtype} {list(reader.shape[1:])}, and in {buffers[0].shown} {first.dtype} "
+                f"{buffer.shown}: steps of {key!r} are {reader.dtype} {list(reader.shape[1:])}, "
+                f"and in {buffers[0].shown} {first.dtype} "
                 f"{list(first.shape[1:])}: read files that are alike, or leave the key out of keys="
             )
     nowhere = np.full((len(files), 2), -1, np.int64)
-    return EpisodeArrays(key, tuple(first.shape[1:]), first.dtype, nowhere, readers, files, window, starts)
+    return EpisodeArrays(
+        key, tuple(first.shape[1:]), first.dtype, nowhere, readers, files, window, starts
+    )

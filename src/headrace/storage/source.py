@@ -1,8 +1,9 @@
 """Sources: numbered sets of stored records.
 
-`Source` is the minimum that headrace needs: the number of records, the records, which of them share a block, and a fingerprint of all. A
-`RowSource` also writes records that are arrays of one shape directly into their batch. A `Locatable` source knows the byte ranges of its
-records, so that remote ones can be prefetched.
+`Source` is the minimum that headrace needs: the number of records, the records, which of them share
+a block, and a fingerprint of all. A `RowSource` also writes records that are arrays of one shape
+directly into their batch. A `Locatable` source knows the byte ranges of its records, so that remote
+ones can be prefetched.
 """
 
 from __future__ import annotations
@@ -39,15 +40,18 @@ def one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]
 class Source(ABC):
     """A numbered set of records.
 
-    A record is the stored form of one sample before decoding: the bytes of a file, or a row of an array.
+    A record is the stored form of one sample before decoding: the bytes of a file, or a row of an
+    array.
 
-    A source is created once, in the parent process, and travels to workers by fork or pickle. Keep indexes in flat arrays, and open files
-    through a `WorkerHandle`. Several threads call `read` at once, unless `thread_safe` is False.
+    A source is created once, in the parent process, and travels to workers by fork or pickle. Keep
+    indexes in flat arrays, and open files through a `WorkerHandle`. Several threads call `read` at
+    once, unless `thread_safe` is False.
     """
 
     thread_safe = True
-    """True if several threads may call `read` at once, and concurrently with the dataset's transforms. If False, mode "eager" reads with
-    one thread, and "streaming" prefetches nothing."""
+    """True if several threads may call `read` at once, and concurrently with the dataset's
+    transforms. If False, mode "eager" reads with one thread, and "streaming" prefetches nothing.
+    """
 
     @abstractmethod
     def __len__(self) -> int:
@@ -58,15 +62,19 @@ class Source(ABC):
         """Returns the records of `indices`, in their order. An index may come twice.
 
         Raises:
-            Exception: any. headrace then reads the records one by one to find and name the damaged one.
+            Exception: any. headrace then reads the records one by one to find and name the damaged
+                one.
         """
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A short hash of what the samples are (names, shapes), independent of where they are stored or when they were written."""
+        """A short hash of what the samples are (names, shapes), independent of where they are
+        stored or when they were written.
+        """
 
     def blocks(self) -> npt.NDArray[np.int64] | None:
-        """Number of consecutive samples that share each chunk, shard or file ([blocks] int64, their sum is `len`).
+        """Number of consecutive samples that share each chunk, shard or file ([blocks] int64, their
+        sum is `len`).
 
         None: each sample is stored by itself.
         """
@@ -74,28 +82,38 @@ class Source(ABC):
 
     @property
     def cut_nbytes(self) -> int:
-        """Stored bytes of all records if they may be cut into blocks anywhere; 0: blocks are fixed by the storage."""
+        """Stored bytes of all records if they may be cut into blocks anywhere; 0: blocks are
+        fixed by the storage.
+        """
         return 0
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
-        """Like `blocks`, with blocks of about `nbytes` stored bytes if blocks may be cut anywhere."""
+        """Like `blocks`, with blocks of about `nbytes` stored bytes if blocks may be cut
+        anywhere.
+        """
         return self.blocks()
 
     run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(one_after_the_other)
     """Calls a function for 0 to count - 1: work that may run in threads."""
 
     def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
-        """Sets how `run` calls functions: in threads, in a worker that has spare cores. The dataset calls this."""
+        """Sets how `run` calls functions: in threads, in a worker that has spare cores. The
+        dataset calls this.
+        """
         self.run = run
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes that a reader should cache for each open block, so that nothing is decoded twice."""
+        """Bytes that a reader should cache for each open block, so that nothing is decoded
+        twice.
+        """
         return 0
 
     @property
     def decoded_nbytes(self) -> int:
-        """Bytes of all decoded blocks, if each has so many rows that a random order should cache them all; else 0."""
+        """Bytes of all decoded blocks, if each has so many rows that a random order should cache
+        them all; else 0.
+        """
         return 0
 
     def hold_chunks(self, nbytes: int) -> None:  # noqa: B027
@@ -110,13 +128,17 @@ class Source(ABC):
         return {}
 
     def close(self) -> None:
-        """Closes what is open in this process. The next `read` opens it again. Default: closes every attribute that can be closed."""
+        """Closes what is open in this process. The next `read` opens it again. Default: closes
+        every attribute that can be closed.
+        """
         for attribute in vars(self).values():
             if hasattr(attribute, "close"):
                 attribute.close()
 
     def location(self, index: int) -> str:
-        """Location of a sample as readable text: a path, or a file and a row, without credentials."""
+        """Location of a sample as readable text: a path, or a file and a row, without
+        credentials.
+        """
         return f"{type(self).__name__}[{index}]"
 
 
@@ -129,7 +151,8 @@ class RowSource(Source):
         """Shape and dtype of all records. None: they differ, and `read_into` can't be used."""
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        """Writes the record of each index into its array, which is C-contiguous and matches `array_spec`.
+        """Writes the record of each index into its array, which is C-contiguous and matches
+        `array_spec`.
 
         Args:
             indices: indices of the samples.
@@ -143,7 +166,10 @@ class RowSource(Source):
         for index, row, record in zip(indices, rows, self.read(indices), strict=True):
             array = np.asarray(record)
             if (array.shape, array.dtype) != (row.shape, row.dtype):  # else NumPy would make it fit
-                raise FormatError(f"record {index} is {array.dtype} {list(array.shape)}, and not {row.dtype} {list(row.shape)}")
+                raise FormatError(
+                    f"record {index} is {array.dtype} {list(array.shape)}, and not {row.dtype} "
+                    f"{list(row.shape)}"
+                )
             row[...] = array
 
 
@@ -158,7 +184,8 @@ class Locatable(Source):
 
     @abstractmethod
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        """Byte ranges of the stored records, including all of their chunks. Ranges that are left out are fetched when the record is read.
+        """Byte ranges of the stored records, including all of their chunks. Ranges that are left
+        out are fetched when the record is read.
 
         Args:
             indices: [n] int64, indices of the samples.
@@ -189,7 +216,9 @@ class Locatable(Source):
 
 
 def is_prefetched(source: Source) -> TypeGuard[Locatable]:
-    """True if the records of a source are prefetched by their byte ranges; others are read ahead by threads."""
+    """True if the records of a source are prefetched by their byte ranges; others are read ahead
+    by threads.
+    """
     return isinstance(source, Locatable) and source.is_remote
 
 
@@ -204,8 +233,11 @@ class PackPart(NamedTuple):
     """Of all parts together."""
 
 
-def fingerprint_of_files(parts: Sequence[PackPart | None], count: int, fingerprints: Sequence[str]) -> str:
-    """The fingerprint of several files as one dataset: that of the pack, if these are all of its parts, and none has left out a sample.
+def fingerprint_of_files(
+    parts: Sequence[PackPart | None], count: int, fingerprints: Sequence[str]
+) -> str:
+    """The fingerprint of several files as one dataset: that of the pack, if these are all of its
+    parts, and none has left out a sample.
 
     Args:
         parts: what each says which part of a pack it is.
@@ -213,7 +245,11 @@ def fingerprint_of_files(parts: Sequence[PackPart | None], count: int, fingerpri
         fingerprints: of each.
     """
     first = parts[0]
-    if first is not None and count == first.samples and list(parts) == [first._replace(number=number) for number in range(first.of)]:
+    if (
+        first is not None
+        and count == first.samples
+        and list(parts) == [first._replace(number=number) for number in range(first.of)]
+    ):
         return first.fingerprint
     return hashlib.blake2b("\0".join(fingerprints).encode(), digest_size=16).hexdigest()
 
@@ -225,7 +261,9 @@ class ArraySource(RowSource, Locatable):
     """None: it is none of several."""
 
     def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
-        """Where each record lies, if its bytes are there what `read_into` writes; None: they are not, or not all."""
+        """Where each record lies, if its bytes are there what `read_into` writes; None: they are
+        not, or not all.
+        """
         return None
 
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """Tests that a dataset keeps headrace's laws.
 
-`DatasetContract` is a pytest class: subclass it in a test module, return your dataset from `make`, and
-headrace's laws are run against it, in all modes.
+`DatasetContract` is a pytest class: subclass it in a test module, return your dataset from `make`,
+and headrace's laws are run against it, in all modes.
 
     class TestMyDataset(DatasetContract):
         @pytest.fixture(autouse=True)
@@ -11,8 +11,8 @@ headrace's laws are run against it, in all modes.
         def make(self, **options):
             return MyDataset(self.path, **options)
 
-What follows from the length and the blocks of a dataset alone, its order, is tested once in headrace.
-Worker processes are started once, by fork where the dataset is fork-safe.
+What follows from the length and the blocks of a dataset alone, its order, is tested once in
+headrace. Worker processes are started once, by fork where the dataset is fork-safe.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ SHUFFLES: tuple[Any, ...] = (False, True, "block")
 
 
 class RandomProbe:
-    """A transform that uses every kind of random generator. It returns its input together with the numbers that it drew."""
+    """A transform that uses every kind of random generator. It returns its input together with
+    the numbers that it drew.
+    """
 
     def __init__(self) -> None:
         self.generator: np.random.Generator = np.random.default_rng(0)
@@ -74,7 +76,12 @@ def same(a: Any, b: Any) -> bool:
             return False
         if a.layout in SPARSE:
             return same(sparse_parts(a)[1], sparse_parts(b)[1])
-        flat = [t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) if t.numel() else t for t in (a, b)]
+        flat = [
+            t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+            if t.numel()
+            else t
+            for t in (a, b)
+        ]
         return torch.equal(*flat)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
@@ -167,7 +174,9 @@ class DatasetContract:
             expected = [dataset[index] for index in indices]
             read: list[Any] = []
             with pickle.loads(pickle.dumps(dataset)) as copy:
-                reader = threading.Thread(target=lambda: read.extend(copy.__getitems__(indices)), name="contract")
+                reader = threading.Thread(
+                    target=lambda: read.extend(copy.__getitems__(indices)), name="contract"
+                )
                 reader.start()
                 reader.join()
             assert same(read, expected)
@@ -187,7 +196,9 @@ class DatasetContract:
         assert same(unusual, usual)
 
     def _samples_and_batches(self) -> list[Any]:
-        """An epoch's samples, and its batches where the dataset's own collate function takes them."""
+        """An epoch's samples, and its batches where the dataset's own collate function takes
+        them.
+        """
         made: list[Any] = []
         for mode in MODES:
             with self.make(loading_mode=mode, progress=False) as dataset:
@@ -237,7 +248,9 @@ class DatasetContract:
         del iterator
         halves = []
         for rank in range(2):
-            loader = self._loader(self._probed(), shuffle="block", rank=rank, world_size=2, batch_size=2)
+            loader = self._loader(
+                self._probed(), shuffle="block", rank=rank, world_size=2, batch_size=2
+            )
             loader.load_state_dict(one.state_dict())
             iterator = iter(loader)
             halves.append(next(iterator))
@@ -262,7 +275,9 @@ class DatasetContract:
         dataset = self.make()
         for world_size in (2, 3):
             order = dataset.epoch_order("block", 1, 2, world_size * 3)
-            ranks = [RankBatches(order, rank, world_size, 3, pad=False) for rank in range(world_size)]
+            ranks = [
+                RankBatches(order, rank, world_size, 3, pad=False) for rank in range(world_size)
+            ]
             batches = [rank.batch(step) for rank in ranks for step in range(len(rank))]
             seen = Counter(int(index) for batch in batches for index in batch)
             assert seen == Counter(range(len(dataset)))
@@ -305,12 +320,22 @@ class DatasetContract:
 
 
 def _traces() -> set[str]:
-    """Child processes, names in the system's shared memory, and open anonymous files of headrace."""
-    traces = {f"process {child.pid}" for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
+    """Child processes, names in the system's shared memory, and open anonymous files of
+    headrace.
+    """
+    traces = {
+        f"process {child.pid}"
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+    }
     if os.path.isdir("/dev/shm"):
         own = f"sem.{multiprocessing.current_process()._config['semprefix'].lstrip('/')}-"  # type: ignore[attr-defined]
         names = os.listdir("/dev/shm")  # semaphores of other processes come and go
-        traces |= {f"/dev/shm/{name}" for name in names if name.startswith(own) or not name.startswith("sem.")}
+        traces |= {
+            f"/dev/shm/{name}"
+            for name in names
+            if name.startswith(own) or not name.startswith("sem.")
+        }
     if os.path.isdir("/proc/self/fd"):
         for fd in os.listdir("/proc/self/fd"):
             try:

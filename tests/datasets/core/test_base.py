@@ -1,4 +1,6 @@
-"""BaseDataset: a sample is the same by every way of access, and a format of one's own is as good as ours."""
+"""BaseDataset: a sample is the same by every way of access, and a format of one's own is as good
+as ours.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from headrace import BaseDataset, ConfigError, HDF5Dataset, HeadraceWarning, ImageDataset, LoadingMode, MemoryBudget, SampleError, Source
+from headrace import (
+    BaseDataset,
+    ConfigError,
+    HDF5Dataset,
+    HeadraceWarning,
+    ImageDataset,
+    LoadingMode,
+    MemoryBudget,
+    SampleError,
+    Source,
+)
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory.anonymous import SharedInt
 from headrace.order.request import BatchRequest
@@ -33,13 +45,19 @@ MODES = ["lazy", "eager", "cached", "streaming"]
 MAP_MODES = MODES[:3]
 
 
-# --- a format of one's own --------------------------------------------------------------------------------------------
+# --- a format of one's own ------------------------------------------------------------------------
 
 
 class Squares(Source):
     """Record i is the text of i."""
 
-    def __init__(self, n: int, broken: Sequence[int] = (), block: int | None = None, failing: dict[int, Exception] | None = None) -> None:
+    def __init__(
+        self,
+        n: int,
+        broken: Sequence[int] = (),
+        block: int | None = None,
+        failing: dict[int, Exception] | None = None,
+    ) -> None:
         self.n, self.broken, self.block, self.failing = n, tuple(broken), block, failing or {}
         self.reads = SharedInt()
 
@@ -64,7 +82,14 @@ class Squares(Source):
 class SquaresDataset(BaseDataset):
     """Sample i is [i, i^2], its target -i. A record "7" may be made undecodable."""
 
-    def __init__(self, n: int = 30, *, broken: Sequence[int] = (), undecodable: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        n: int = 30,
+        *,
+        broken: Sequence[int] = (),
+        undecodable: int | None = None,
+        **options: Any,
+    ) -> None:
         options.setdefault("targets", -np.arange(n))
         failing = options.pop("failing", None)
         super().__init__(Squares(n, broken, failing=failing), progress=False, **options)
@@ -172,7 +197,11 @@ class TestOwnFormat:
             for index in (0, 7, 29, -1, -30, np.int64(4), torch.tensor(5)):
                 value, target = dataset[index]
                 wanted = int(index) % 30
-                assert value.tolist() == [wanted, wanted**2] and target == -wanted and type(target) is int
+                assert (
+                    value.tolist() == [wanted, wanted**2]
+                    and target == -wanted
+                    and type(target) is int
+                )
             assert [first_of(s) for s in dataset.__getitems__([3, 3, 0])] == [3, 3, 0]
             assert numbers(dataset) == list(range(30))
         assert len(dataset) == 30 and dataset.__getitems__([]) == []
@@ -217,10 +246,14 @@ class TestOwnFormat:
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"loading_mode": "fast"}, {"hold": "both"}, {"on_error": "ignore"}, {"cache_policy": "fifo"},
-            {"transforms": print, "transform": print}, {"transforms": print, "target_transform": print},
+            {"loading_mode": "fast"},
+            {"hold": "both"},
+            {"on_error": "ignore"},
+            {"cache_policy": "fifo"},
+            {"transforms": print, "transform": print},
+            {"transforms": print, "target_transform": print},
         ],
-    )  # fmt: skip
+    )
     def test_arguments_that_make_no_sense(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             SquaresDataset(**wrong)
@@ -234,16 +267,27 @@ class TestOwnFormat:
 class TestViews:
     def test_slices(self, make: Any) -> None:
         dataset = make()
-        for part in (slice(3, 9), slice(None, None, -1), slice(-4, None), slice(5, 5), slice(2, 100, 7)):
+        for part in (
+            slice(3, 9),
+            slice(None, None, -1),
+            slice(-4, None),
+            slice(5, 5),
+            slice(2, 100, 7),
+        ):
             view = dataset[part]
             assert numbers(view) == list(range(30))[part] and len(view) == len(range(30)[part])
             assert [s[1] for s in view] == [-i for i in range(30)[part]]
 
-    @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda i: np.array(i, np.int32)])
+    @pytest.mark.parametrize(
+        "kind", [list, tuple, np.array, torch.tensor, lambda i: np.array(i, np.int32)]
+    )
     def test_subsets(self, make: Any, kind: Any) -> None:
         view = make().subset(kind([4, 2, -1, 2]))
         assert numbers(view) == [4, 2, 29, 2] and list(view.targets) == [-4, -2, -29, -2]
-        assert first_of(view[-2]) == 29 and [first_of(s) for s in view.__getitems__([3, 0])] == [2, 4]
+        assert first_of(view[-2]) == 29 and [first_of(s) for s in view.__getitems__([3, 0])] == [
+            2,
+            4,
+        ]
 
     def test_a_mask(self, make: Any) -> None:
         mask = np.arange(30) % 7 == 3
@@ -291,18 +335,24 @@ class TestViews:
 
     @pytest.mark.parametrize("fraction", [0, 1, 1.0, 0.004, [1.0, 0.0]])
     def test_split_that_leaves_a_part_empty(self, make: Any, fraction: Any) -> None:
-        with pytest.raises(ConfigError, match=r"split\(\[.*\]\) of 100 samples leaves none for part \d: use other fractions"):
+        with pytest.raises(
+            ConfigError,
+            match=r"split\(\[.*\]\) of 100 samples leaves none for part \d: use other fractions",
+        ):
             make(100).split(fraction)
 
     def test_split_into_several_parts(self, make: Any) -> None:
         dataset = make(100, targets=[i % 4 for i in range(100)])
         parts = dataset.split([0.7, 0.15, 0.15], seed=3)
-        assert [len(part) for part in parts] == [70, 15, 15] and sorted(number for part in parts for number in numbers(part)) == list(
-            range(100)
-        )
+        assert [len(part) for part in parts] == [70, 15, 15] and sorted(
+            number for part in parts for number in numbers(part)
+        ) == list(range(100))
         assert numbers(parts[0]) == numbers(dataset.split(0.7, seed=3)[0])
         train, val = dataset.split(0.8, stratify=True)
-        assert np.bincount(val.targets).tolist() == [5] * 4 and np.bincount(train.targets).tolist() == [20] * 4
+        assert (
+            np.bincount(val.targets).tolist() == [5] * 4
+            and np.bincount(train.targets).tolist() == [20] * 4
+        )
         groups = [i // 10 for i in range(100)]
         train, val = dataset.split(0.8, groups=groups)
         assert len(val) == 20 and len({i // 10 for i in numbers(val)}) == 2
@@ -311,7 +361,10 @@ class TestViews:
         dataset = make(30, targets=[i % 3 for i in range(30)])
         folds = dataset[:25].folds(5, stratify=True)
         assert sorted(number for _, val in folds for number in numbers(val)) == list(range(25))
-        assert all(sorted(numbers(train) + numbers(val)) == list(range(25)) and len(val) == 5 for train, val in folds)
+        assert all(
+            sorted(numbers(train) + numbers(val)) == list(range(25)) and len(val) == 5
+            for train, val in folds
+        )
         assert all(np.bincount(val.targets).min() >= 1 for _, val in folds)
 
     def test_stratify_needs_targets(self, make: Any) -> None:
@@ -327,7 +380,9 @@ class TestViews:
     def test_share_what_is_held(self, make: Any, mode: str) -> None:
         dataset = make(loading_mode=mode)
         one, two = dataset.split(0.5)
-        assert sorted(numbers(one) + numbers(two) + numbers(one)) == sorted(list(range(30)) + numbers(one))
+        assert sorted(numbers(one) + numbers(two) + numbers(one)) == sorted(
+            list(range(30)) + numbers(one)
+        )
         assert numbers(dataset) == list(range(30)) and dataset.sample_source.reads.value == 30
 
     @pytest.mark.parametrize("come_by", ["closed", "unpickled"])
@@ -344,7 +399,14 @@ class TestViews:
 
     def test_have_fingerprints_of_their_own(self, make: Any) -> None:
         dataset = make()
-        views = [dataset, dataset[1:], dataset[:29], dataset.subset([0, 2]), dataset.subset([2, 0]), dataset[:0]]
+        views = [
+            dataset,
+            dataset[1:],
+            dataset[:29],
+            dataset.subset([0, 2]),
+            dataset.subset([2, 0]),
+            dataset[:0],
+        ]
         assert len({view.fingerprint for view in views}) == len(views)
         assert make(loading_mode="cached")[1:].fingerprint == dataset[1:].fingerprint
         assert dataset[:].fingerprint == dataset[0:30].fingerprint
@@ -401,7 +463,12 @@ class TestSamples:
 
     @pytest.mark.parametrize(
         "targets",
-        [lambda: [{"boxes": [1]}] * 30, lambda: [[[1]]] * 30, lambda: np.ones((30, 4)), lambda: torch.ones(30, 4)],
+        [
+            lambda: [{"boxes": [1]}] * 30,
+            lambda: [[[1]]] * 30,
+            lambda: np.ones((30, 4)),
+            lambda: torch.ones(30, 4),
+        ],
         ids=["dicts", "nested lists", "array", "tensor"],
     )
     def test_a_transform_may_write_into_its_target(self, make: Any, targets: Any) -> None:
@@ -421,11 +488,18 @@ class TestSamples:
         def fails(value: Any) -> Any:
             raise RuntimeError("too dark")
 
-        for options in ({"transform": fails}, {"target_transform": fails}, {"transforms": lambda v, t: fails(v)}):
+        for options in (
+            {"transform": fails},
+            {"target_transform": fails},
+            {"transforms": lambda v, t: fails(v)},
+        ):
             with pytest.raises(RuntimeError, match="too dark") as caught:
-                make(**options, on_error="skip")[-2]  # it is not the sample's fault: nothing is skipped
+                # it is not the sample's fault: nothing is skipped
+                make(**options, on_error="skip")[-2]
             assert str(caught.value) == "too dark"
-            assert any("sample 28" in note and "Squares[28]" in note for note in caught.value.__notes__)
+            assert any(
+                "sample 28" in note and "Squares[28]" in note for note in caught.value.__notes__
+            )
 
     def test_source_of(self, make: Any) -> None:
         assert make().source_of(3) == "Squares[3]" and make().source_of(-1) == "Squares[29]"
@@ -443,7 +517,12 @@ class TestSeeds:
             if mode == "streaming":
                 found += [s for s in dataset if s[0] == 5]
                 continue
-            found += [dataset[5], dataset[-25], dataset.__getitems__([1, 5, 2])[1], dataset.__getitems__([5, 5])[1]]
+            found += [
+                dataset[5],
+                dataset[-25],
+                dataset.__getitems__([1, 5, 2])[1],
+                dataset.__getitems__([5, 5])[1],
+            ]
             found += [dataset.subset([7, 5])[1], dataset[3:8][2], dataset[5]]
             found += [pickle.loads(pickle.dumps(dataset))[5], copy.deepcopy(dataset)[5]]
             found.append(dataset.__getitems__(BatchRequest([0, 5], seed, epoch, step=3))[1])
@@ -456,7 +535,9 @@ class TestSeeds:
 
     def test_draws_differ_by_seed_epoch_index_and_k(self, make: Any) -> None:
         dataset = make(transform=Draws(), targets=None)
-        requests = [BatchRequest([5, 6], s, e, draws=[k, k]) for s in (0, 1) for e in (0, 1) for k in (0, 1)]
+        requests = [
+            BatchRequest([5, 6], s, e, draws=[k, k]) for s in (0, 1) for e in (0, 1) for k in (0, 1)
+        ]
         samples = [s for t in requests for s in dataset.__getitems__(t)]
         assert all(len({s[i] for s in samples}) == 16 for i in range(1, 7))
 
@@ -465,8 +546,17 @@ class TestSeeds:
         dataset.transform = transform
 
         def states() -> list[Any]:
-            own = [transform.own[0].bit_generator.state, transform.own[1].getstate(), transform.torch["generator"].get_state().tolist()]
-            return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), *own]
+            own = [
+                transform.own[0].bit_generator.state,
+                transform.own[1].getstate(),
+                transform.torch["generator"].get_state().tolist(),
+            ]
+            return [
+                random.getstate(),
+                np.random.get_state()[1].tolist(),
+                torch.get_rng_state().tolist(),
+                *own,
+            ]
 
         before = states()
         dataset[3]
@@ -489,7 +579,9 @@ class TestSeeds:
         assert one[3] == one.subset([3])[0] and one[3] != one[4]
 
     @pytest.mark.parametrize("copied", [lambda d: pickle.loads(pickle.dumps(d)), copy.deepcopy])
-    def test_a_dataset_whose_transform_is_its_own_method_travels(self, make: Any, copied: Any) -> None:
+    def test_a_dataset_whose_transform_is_its_own_method_travels(
+        self, make: Any, copied: Any
+    ) -> None:
         dataset = make(cls=SelfAugmenting)
         other = copied(dataset)
         assert other[3] == dataset[3] and other.transform.__self__ is other
@@ -497,17 +589,30 @@ class TestSeeds:
     def test_workers_draw_the_same(self, make: Any) -> None:
         dataset = make(transform=Draws(), targets=None, seed=9)
         alone = [dataset[i] for i in range(30)]
-        loader = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=list, multiprocessing_context="fork")
+        loader = DataLoader(
+            dataset, batch_size=4, num_workers=2, collate_fn=list, multiprocessing_context="fork"
+        )
         assert [s for batch in loader for s in batch] == alone
-        assert [s for batch in DataLoader(dataset, batch_size=7, collate_fn=list) for s in batch] == alone
+        assert [
+            s for batch in DataLoader(dataset, batch_size=7, collate_fn=list) for s in batch
+        ] == alone
 
 
 class TestErrors:
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_raise(self, make: Any, mode: str) -> None:
         for options, message, cause in (
-            ({"broken": [7]}, r"sample 7 can't be read: Squares\[7\]: no record 7; fix or remove it, or pass on_error=\"skip\"", OSError),
-            ({"undecodable": 7}, r"sample 7 can't be decoded: Squares\[7\]: not a square", ValueError),
+            (
+                {"broken": [7]},
+                r"sample 7 can't be read: Squares\[7\]: no record 7; fix or remove it, or pass "
+                r"on_error=\"skip\"",
+                OSError,
+            ),
+            (
+                {"undecodable": 7},
+                r"sample 7 can't be decoded: Squares\[7\]: not a square",
+                ValueError,
+            ),
         ):
             with pytest.raises(SampleError, match=message) as caught:
                 make(loading_mode=mode, **options).__getitems__([6, 7, 8])
@@ -520,7 +625,9 @@ class TestErrors:
         assert "\n" not in str(caught.value)
 
     def test_of_a_view_names_both_datasets(self, make: Any) -> None:
-        with pytest.raises(SampleError, match=r"sample 7 of the whole dataset can't be read: Squares\[7\]"):
+        with pytest.raises(
+            SampleError, match=r"sample 7 of the whole dataset can't be read: Squares\[7\]"
+        ):
             make(broken=[7])[5:9][2]
 
     def test_an_error_holds_nothing_in_a_circle(self, make: Any) -> None:
@@ -544,9 +651,17 @@ class TestErrors:
             assert [first_of(s) for s in dataset.__getitems__([3, 4, 7, 8])] == [3, 8]
             report = dataset.sample_reader.take_report()
             assert report["skipped"] == 2
-            assert [(i, path) for i, path, _ in report["skipped_samples"]] == [(4, "Squares[4]"), (7, "Squares[7]")]
-            assert "can't be decoded" in report["skipped_samples"][0][2] and "no record 7" in report["skipped_samples"][1][2]
-        with pytest.raises(SampleError, match="none of the 2 samples of a batch can be read; the first: sample 9"):
+            assert [(i, path) for i, path, _ in report["skipped_samples"]] == [
+                (4, "Squares[4]"),
+                (7, "Squares[7]"),
+            ]
+            assert (
+                "can't be decoded" in report["skipped_samples"][0][2]
+                and "no record 7" in report["skipped_samples"][1][2]
+            )
+        with pytest.raises(
+            SampleError, match="none of the 2 samples of a batch can be read; the first: sample 9"
+        ):
             dataset.__getitems__([9, 7])
         with pytest.raises(SampleError, match="sample 7"):
             dataset[7]
@@ -577,16 +692,25 @@ class TestErrors:
     def test_errors_of_a_view_are_counted_by_its_own_indices(self, make: Any) -> None:
         view = make(broken=[7], on_error="skip").subset([8, 7])
         view.__getitems__([0, 1])
-        assert [(i, path) for i, path, _ in view.sample_reader.take_report()["skipped_samples"]] == [(1, "Squares[7]")]
+        assert [
+            (i, path) for i, path, _ in view.sample_reader.take_report()["skipped_samples"]
+        ] == [(1, "Squares[7]")]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_under_a_plain_loader(self, make: Any, workers: int) -> None:
         context = "fork" if workers else None
-        raising = DataLoader(make(broken=[7]), batch_size=5, num_workers=workers, multiprocessing_context=context)
+        raising = DataLoader(
+            make(broken=[7]), batch_size=5, num_workers=workers, multiprocessing_context=context
+        )
         with pytest.raises(SampleError, match="sample 7 can't be read"):
             list(raising)
         del raising
-        skipping = DataLoader(make(broken=[7], on_error="skip"), batch_size=5, num_workers=workers, multiprocessing_context=context)
+        skipping = DataLoader(
+            make(broken=[7], on_error="skip"),
+            batch_size=5,
+            num_workers=workers,
+            multiprocessing_context=context,
+        )
         assert [len(targets) for _, targets in skipping] == [5, 4, 5, 5, 5, 5]
 
 
@@ -594,8 +718,22 @@ class TestLife:
     def test_repr_is_the_call(self) -> None:
         for dataset in (
             SquaresDataset(5),
-            SquaresDataset(n=7, undecodable=3, loading_mode="cached", cache_size="1MB", seed=1, return_index=True, targets=None),
-            SquaresDataset(5, loading_mode=LoadingMode.STREAMING, max_memory_usage=0.5, hold="encoded", cache_policy="keep"),
+            SquaresDataset(
+                n=7,
+                undecodable=3,
+                loading_mode="cached",
+                cache_size="1MB",
+                seed=1,
+                return_index=True,
+                targets=None,
+            ),
+            SquaresDataset(
+                5,
+                loading_mode=LoadingMode.STREAMING,
+                max_memory_usage=0.5,
+                hold="encoded",
+                cache_policy="keep",
+            ),
         ):
             again = eval(repr(dataset))
             assert repr(again) == repr(dataset) and type(again) is type(dataset)
@@ -606,16 +744,31 @@ class TestLife:
 
     def test_repr_of_a_view_and_of_secrets(self) -> None:
         class Remote(BaseDataset):
-            def __init__(self, data_path: Any, *, storage_options: Any = None, **options: Any) -> None:
+            def __init__(
+                self, data_path: Any, *, storage_options: Any = None, **options: Any
+            ) -> None:
                 super().__init__(Squares(3), **options)
 
-        text = repr(Remote(["s3://alice:hunter2@b/k?t=TOKEN", "s3://b/l"], storage_options={"secret": "s3cr3t"}, seed=1)[1:])
-        assert text == "Remote(['s3://b/k', 's3://b/l'], storage_options={...}, seed=1).subset(<2 indices>)  # 2 samples"
+        text = repr(
+            Remote(
+                ["s3://alice:hunter2@b/k?t=TOKEN", "s3://b/l"],
+                storage_options={"secret": "s3cr3t"},
+                seed=1,
+            )[1:]
+        )
+        assert text == (
+            "Remote(['s3://b/k', 's3://b/l'], storage_options={...}, seed=1).subset(<2 "
+            "indices>)  # 2 samples"
+        )
 
     def test_explain(self, make: Any) -> None:
         dataset = make(loading_mode="cached")
         dataset[0]
-        assert "30 samples" in dataset.explain() and "cached" in dataset.explain() and "held 1" in dataset.explain()
+        assert (
+            "30 samples" in dataset.explain()
+            and "cached" in dataset.explain()
+            and "held 1" in dataset.explain()
+        )
         for mode in ("lazy", "streaming", "eager"):
             assert mode in make(loading_mode=mode).explain()
 
@@ -657,7 +810,9 @@ class TestLife:
         assert MemoryBudget().reserved == before
 
     def test_attributes_set_by_a_subclass_after_its_super_call(self) -> None:
-        """Eager reads once the outermost constructor is through, so that decode finds all attributes."""
+        """Eager reads once the outermost constructor is through, so that decode finds all
+        attributes.
+        """
         assert numbers(SquaresDataset(8, loading_mode="eager")) == list(range(8))
 
     def test_a_subclass_that_reads_in_its_constructor_fills_once(self, make: Any) -> None:
@@ -665,12 +820,18 @@ class TestLife:
 
     @pytest.mark.quick_every(6)
     @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("copied", [lambda d: pickle.loads(pickle.dumps(d)), copy.deepcopy, copy.copy])
+    @pytest.mark.parametrize(
+        "copied", [lambda d: pickle.loads(pickle.dumps(d)), copy.deepcopy, copy.copy]
+    )
     def test_copies(self, make: Any, mode: str, copied: Any) -> None:
         dataset = make(200, loading_mode=mode, transform=Draws())
         dataset.set_epoch(3)
         with copied(dataset) as other:
-            assert type(other) is type(dataset) and other.epoch == 3 and other.fingerprint == dataset.fingerprint
+            assert (
+                type(other) is type(dataset)
+                and other.epoch == 3
+                and other.fingerprint == dataset.fingerprint
+            )
             assert sorted(other) == sorted(dataset)
             if copied is not copy.copy:
                 other.set_epoch(4)
@@ -679,7 +840,12 @@ class TestLife:
     def test_the_signature_is_the_constructors(self) -> None:
         import inspect
 
-        assert list(inspect.signature(SquaresDataset).parameters) == ["n", "broken", "undecodable", "options"]
+        assert list(inspect.signature(SquaresDataset).parameters) == [
+            "n",
+            "broken",
+            "undecodable",
+            "options",
+        ]
 
 
 class TestStreaming:
@@ -687,8 +853,13 @@ class TestStreaming:
         for mode in MODES:
             dataset = make(loading_mode=mode)
             assert isinstance(dataset, IterableDataset) is (mode == "streaming")
-            assert isinstance(dataset, SquaresDataset) and type(dataset).__name__ == "SquaresDataset"
-            assert type(dataset).__module__ == SquaresDataset.__module__ and type(dataset).__doc__ == SquaresDataset.__doc__
+            assert (
+                isinstance(dataset, SquaresDataset) and type(dataset).__name__ == "SquaresDataset"
+            )
+            assert (
+                type(dataset).__module__ == SquaresDataset.__module__
+                and type(dataset).__doc__ == SquaresDataset.__doc__
+            )
         one, two = make(loading_mode="streaming"), make(loading_mode="STREAMING")
         assert type(one) is type(two)
         assert not issubclass(SquaresDataset, IterableDataset)
@@ -708,7 +879,9 @@ class TestStreaming:
         assert numbers(make(300, loading_mode="streaming", seed=2)) != first
 
     @pytest.mark.parametrize("ranks", [2, 3])
-    def test_ranks_share_an_epoch(self, make: Any, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    def test_ranks_share_an_epoch(
+        self, make: Any, monkeypatch: pytest.MonkeyPatch, ranks: int
+    ) -> None:
         monkeypatch.setenv("WORLD_SIZE", str(ranks))
         parts = []
         for rank in range(ranks):
@@ -729,12 +902,18 @@ def epochs_of(loader: DataLoader[Any], dataset: Any, epochs: Sequence[int]) -> l
 
 class TestPlainDataLoader:
     @pytest.mark.quick_every(8)
-    @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
+    # more workers than cores
+    @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("workers", [0, 1, 2, 3])
     def test_each_sample_comes_once(self, make: Any, mode: str, workers: int) -> None:
         dataset = make(200, loading_mode=mode)
-        loader = DataLoader(dataset, batch_size=16, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        loader = DataLoader(
+            dataset,
+            batch_size=16,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
         for _ in range(2):
             batches = list(loader)
             found = torch.cat([values for values, _ in batches])
@@ -747,7 +926,13 @@ class TestPlainDataLoader:
     def test_persistent_workers_see_the_epoch(self, make: Any, mode: str, method: str) -> None:
         dataset = make(200, loading_mode=mode, transform=Draws(), targets=None)
         loader = DataLoader(
-            dataset, 16, num_workers=2, persistent_workers=True, multiprocessing_context=method, collate_fn=list, shuffle=False
+            dataset,
+            16,
+            num_workers=2,
+            persistent_workers=True,
+            multiprocessing_context=method,
+            collate_fn=list,
+            shuffle=False,
         )
         zero, one, again = epochs_of(loader, dataset, [0, 1, 0])
         assert zero == again and not set(zero) & set(one)
@@ -757,7 +942,9 @@ class TestPlainDataLoader:
 
     def test_shuffled_with_batch_sizes_of_all_kinds(self, make: Any) -> None:
         for size in (1, 7, 30, 100):
-            loader = DataLoader(make(), batch_size=size, shuffle=True, generator=torch.Generator().manual_seed(0))
+            loader = DataLoader(
+                make(), batch_size=size, shuffle=True, generator=torch.Generator().manual_seed(0)
+            )
             assert sorted(torch.cat([t for _, t in loader]).tolist()) == list(range(-29, 1))
         assert [first_of(s) for s in DataLoader(make(), batch_size=None)] == list(range(30))
 
@@ -772,7 +959,10 @@ def test_a_constructor_that_calls_no_base_class(base: Any) -> None:
         def __init__(self, path: str) -> None:
             self.path = path
 
-    with pytest.raises(ConfigError, match=r"Forgetful.__init__ does not call that of its base class.*super\(\).__init__"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Forgetful.__init__ does not call that of its base class.*super\(\).__init__",
+    ):
         Forgetful("a")
 
 
@@ -791,20 +981,27 @@ class TestRepeats:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_are_warned_of_once(self, make: Any, workers: int) -> None:
         dataset = make(transform=Draw(), targets=None)
-        loader = DataLoader(dataset, 7, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        loader = DataLoader(
+            dataset, 7, num_workers=workers, multiprocessing_context="fork" if workers else None
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             first = [v for batch in loader for v in batch.tolist()]
         if workers:  # which warn on their own streams
             return
-        with pytest.warns(HeadraceWarning, match=r"call dataset.set_epoch\(epoch\) before each one") as caught:
+        with pytest.warns(
+            HeadraceWarning, match=r"call dataset.set_epoch\(epoch\) before each one"
+        ) as caught:
             again = [v for batch in loader for v in batch.tolist()]
             list(loader)
         assert len(caught) == 1 and again == first
 
     @pytest.mark.parametrize("how", ["named", "not random", "without a transform"])
     def test_need_no_warning(self, make: Any, how: str) -> None:
-        dataset = make(transform={"named": Draw(), "not random": np.sum, "without a transform": None}[how], targets=None)
+        dataset = make(
+            transform={"named": Draw(), "not random": np.sum, "without a transform": None}[how],
+            targets=None,
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for epoch in range(3):
@@ -866,8 +1063,13 @@ class TestGenerators:
         assert [dataset[i] for i in range(5)] == first == [dataset[i] for i in range(5)]
 
     def test_that_are_made_at_the_first_call(self, make: Any) -> None:
-        one, two = make(transform=LateHolder(), targets=None), make(transform=LateHolder(), targets=None)
-        assert [one[i] for i in range(5)] == [two[i] for i in range(5)] == [one[i] for i in range(5)]
+        one, two = (
+            make(transform=LateHolder(), targets=None),
+            make(transform=LateHolder(), targets=None),
+        )
+        assert (
+            [one[i] for i in range(5)] == [two[i] for i in range(5)] == [one[i] for i in range(5)]
+        )
         assert len({one[i] for i in range(5)}) == 5
 
 
@@ -885,7 +1087,9 @@ class TestMachineTrouble:
     )
     @pytest.mark.parametrize("on_error", ["raise", "skip"])
     @pytest.mark.parametrize("mode", MAP_MODES)
-    def test_is_no_reason_to_leave_a_sample_out(self, make: Any, mode: str, on_error: Any, kind: tuple[Any, ...]) -> None:
+    def test_is_no_reason_to_leave_a_sample_out(
+        self, make: Any, mode: str, on_error: Any, kind: tuple[Any, ...]
+    ) -> None:
         with pytest.raises(kind[0], match=kind[-1]) as caught:
             make(loading_mode=mode, on_error=on_error, failing={7: kind[0](*kind[1:])})[7]
         assert not isinstance(caught.value, SampleError)
@@ -901,15 +1105,25 @@ class TestSkippingOneByOne:
         assert dataset.sample_reader.take_report()["skipped"] == 2
 
     def test_an_index_is_an_error_with_a_remedy(self, make: Any) -> None:
-        with pytest.raises(SampleError, match=r"none of the 1 samples .* sample 7 can't be read.*; use a larger batch_size, or an"):
+        with pytest.raises(
+            SampleError,
+            match=(
+                r"none of the 1 samples .* sample 7 can't be read.*; use a larger batch_size, or "
+                r"an"
+            ),
+        ):
             make(broken=[7], on_error="skip")[7]
 
 
 def test_a_list_of_transforms(photos: Any) -> None:
-    dataset = ImageDataset(photos, image_size=8, transform=[np.asarray, lambda image: image.mean(axis=2), np.shape])
+    dataset = ImageDataset(
+        photos, image_size=8, transform=[np.asarray, lambda image: image.mean(axis=2), np.shape]
+    )
     assert dataset[3][0] == (8, 8)
     assert ImageDataset(photos, image_size=8, transform=[])[3][0].shape == (3, 8, 8)
-    with pytest.raises(ConfigError, match="transform must be a callable, or a list of callables, and 5 is none"):
+    with pytest.raises(
+        ConfigError, match="transform must be a callable, or a list of callables, and 5 is none"
+    ):
         ImageDataset(photos, image_size=8, transform=[np.asarray, 5])
     rows = MemoryEfficientDataset(list(range(10)), transform=[float, str])
     assert rows[3] == "3.0"
@@ -918,7 +1132,9 @@ def test_a_list_of_transforms(photos: Any) -> None:
 
 
 class Heavy(SquaresDataset):
-    """Half of the samples can't be decoded, after a MiB was made of each; the others are the memory that their process has traced."""
+    """Half of the samples can't be decoded, after a MiB was made of each; the others are the
+    memory that their process has traced.
+    """
 
     def decode(self, record: str) -> np.ndarray[Any, Any]:
         if int(record) % 2:
@@ -946,12 +1162,18 @@ def traced() -> Iterator[None]:
 @pytest.mark.quick_every(8)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
-def test_bad_samples_hold_no_memory(make: Any, make_loader: Any, traced: None, mode: str, workers: int) -> None:
+def test_bad_samples_hold_no_memory(
+    make: Any, make_loader: Any, traced: None, mode: str, workers: int
+) -> None:
     kept: list[Any] = []
-    on_error = "skip" if workers else lambda index, path, error: kept.append(error) or (np.array([0]), 0)
+    on_error = (
+        "skip" if workers else lambda index, path, error: kept.append(error) or (np.array([0]), 0)
+    )
     before = tracemalloc.get_traced_memory()[0]
     dataset = make(16, cls=Heavy, loading_mode=mode, on_error=on_error, max_memory_usage="50MB")
-    loader = make_loader(dataset, batch_size=8, num_workers=workers, persistent_workers=bool(workers), shuffle=False)
+    loader = make_loader(
+        dataset, batch_size=8, num_workers=workers, persistent_workers=bool(workers), shuffle=False
+    )
     for _ in range(10):
         most = max(int(values.max()) for values, _ in loader)
     assert max(most, tracemalloc.get_traced_memory()[0]) - before < 3 << 20

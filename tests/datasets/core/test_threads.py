@@ -40,7 +40,9 @@ def test_the_cores_that_are_left(workers: int, cores: int, ranks: int, number: i
 def several(monkeypatch: pytest.MonkeyPatch, number: int = 3) -> None:
     """As if this process, and each worker, had so many threads."""
     monkeypatch.setattr(threads_module, "threads_of", lambda *_: number)
-    monkeypatch.setattr(threads_module, "get_worker_info", lambda: type("Info", (), {"num_workers": 1}))
+    monkeypatch.setattr(
+        threads_module, "get_worker_info", lambda: type("Info", (), {"num_workers": 1})
+    )
 
 
 def ended(threads: WorkerThreads) -> None:
@@ -48,11 +50,15 @@ def ended(threads: WorkerThreads) -> None:
     threads._pool.shutdown()
 
 
-def test_in_the_training_s_process_threads_copy_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_training_s_process_threads_copy_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda: 3)
     names: list[str] = []
     threads = WorkerThreads()
-    assert threads.map(lambda number: names.append(threading.current_thread().name), 5) == [None] * 5
+    assert (
+        threads.map(lambda number: names.append(threading.current_thread().name), 5) == [None] * 5
+    )
     assert names == [threading.current_thread().name] * 5
     barrier, seen = threading.Barrier(3, timeout=30), []
 
@@ -87,13 +93,19 @@ def test_each_number_is_timed_by_itself(number: int, monkeypatch: pytest.MonkeyP
         return 2 * one
 
     made, seconds = threads.timed_map(linger, 40)
-    assert made == [2 * one for one in range(40)] and seconds == list(range(40)) and threads.timed_map(linger, 0) == ([], [])
+    assert (
+        made == [2 * one for one in range(40)]
+        and seconds == list(range(40))
+        and threads.timed_map(linger, 0) == ([], [])
+    )
     if number > 1:
         ended(threads)
 
 
 @pytest.mark.parametrize(("torchs", "nbytes"), [(1, 10 << 20), (4, 1 << 20)])
-def test_none_where_torch_has_one_or_little_is_to_copy(monkeypatch: pytest.MonkeyPatch, torchs: int, nbytes: int) -> None:
+def test_none_where_torch_has_one_or_little_is_to_copy(
+    monkeypatch: pytest.MonkeyPatch, torchs: int, nbytes: int
+) -> None:
     monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda: torchs)
     threads, names = WorkerThreads(), set()
     threads.copy(lambda _: names.add(threading.current_thread().name), 9, nbytes)
@@ -104,7 +116,9 @@ def test_none_where_torch_has_one_or_little_is_to_copy(monkeypatch: pytest.Monke
 def test_results_come_in_order(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     several(monkeypatch)
     threads = WorkerThreads()
-    assert threads.map(lambda number: number * number, count) == [number * number for number in range(count)]
+    assert threads.map(lambda number: number * number, count) == [
+        number * number for number in range(count)
+    ]
     if count > 1:
         ended(threads)
 
@@ -116,7 +130,9 @@ def test_they_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ended(threads)
 
 
-def test_the_first_error_is_raised_when_nothing_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_error_is_raised_when_nothing_runs_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     several(monkeypatch)
     threads, running = WorkerThreads(), []
 
@@ -182,11 +198,21 @@ def test_a_dataset_gives_the_same_with_them(
 ) -> None:
     several(monkeypatch, number)  # workers are forked, and see it too
     loader = make_loader(kind(), batch_size=16, num_workers=1, multiprocessing_context="fork")
-    seen = torch.cat([targets for values, targets in loader if (values == 2 * targets[:, None, None]).all()])
+    seen = torch.cat(
+        [targets for values, targets in loader if (values == 2 * targets[:, None, None]).all()]
+    )
     assert sorted(seen.tolist()) == list(range(40))
-    loader = make_loader(kind(bad=7), batch_size=16, num_workers=1, multiprocessing_context="fork", shuffle=False)
+    loader = make_loader(
+        kind(bad=7), batch_size=16, num_workers=1, multiprocessing_context="fork", shuffle=False
+    )
     with pytest.raises(SampleError, match="sample 7 can't be decoded"):
         list(loader)
-    loader = make_loader(kind(bad=7, on_error="skip"), batch_size=16, num_workers=1, multiprocessing_context="fork", shuffle=False)
+    loader = make_loader(
+        kind(bad=7, on_error="skip"),
+        batch_size=16,
+        num_workers=1,
+        multiprocessing_context="fork",
+        shuffle=False,
+    )
     assert [len(targets) for _, targets in loader] == [15, 16, 8]
     assert loader.get_stats()["skipped"] == loader.get_stats()["errors"] == 1

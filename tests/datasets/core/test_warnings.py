@@ -1,4 +1,6 @@
-"""Warnings of Pillow name the file, once for each kind as Python shows them, on every way of making a sample."""
+"""Warnings of Pillow name the file, once for each kind as Python shows them, on every way of
+making a sample.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("cls", [ImageDataset, MemoryEfficientDataset])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_pillows_warnings_name_the_file(folder: Path, options: str, cls: Any) -> None:
-    with pytest.warns(Image.DecompressionBombWarning, match=rf"exceeds limit of 1000 pixels.*\({folder}/b\.png\)"):
+    with pytest.warns(
+        Image.DecompressionBombWarning, match=rf"exceeds limit of 1000 pixels.*\({folder}/b\.png\)"
+    ):
         cls(folder, targets=None, **OPTIONS[options])[1]
 
 
 def test_batches_too(folder: Path, make_loader: Any) -> None:
     for options in ("decoded", "cropped"):
-        loader = make_loader(ImageDataset(folder, targets=None, **OPTIONS[options]), batch_size=2, shuffle=False, num_workers=0)
+        loader = make_loader(
+            ImageDataset(folder, targets=None, **OPTIONS[options]),
+            batch_size=2,
+            shuffle=False,
+            num_workers=0,
+        )
         with pytest.warns(Image.DecompressionBombWarning, match=rf"\({folder}/a\.png\)"):
             next(iter(loader))
 

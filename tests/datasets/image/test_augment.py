@@ -51,9 +51,19 @@ class TestCrop:
         random.seed(3)
         for _ in range(500):
             top, left, height, width = crop.draw(*shape)
-            assert top >= 0 and left >= 0 and height > 0 and width > 0 and top + height <= shape[0] and left + width <= shape[1]
+            assert (
+                top >= 0
+                and left >= 0
+                and height > 0
+                and width > 0
+                and top + height <= shape[0]
+                and left + width <= shape[1]
+            )
             if min(shape) >= 50:
-                assert 0.15 < height * width / (shape[0] * shape[1]) < 0.65 and 0.45 < width / height < 2.2
+                assert (
+                    0.15 < height * width / (shape[0] * shape[1]) < 0.65
+                    and 0.45 < width / height < 2.2
+                )
 
     def test_areas_and_aspects_are_drawn_evenly(self) -> None:
         crop = RandomResizedCrop(8)
@@ -62,7 +72,10 @@ class TestCrop:
         areas, aspects = boxes[:, 2] * boxes[:, 3] / 1e6, np.log(boxes[:, 3] / boxes[:, 2])
         small = areas < 0.7  # above, not every aspect fits
         assert abs(np.mean(areas[small]) - (0.08 + 0.7) / 2) < 0.02
-        assert abs(np.mean(aspects)) < 0.02 and abs(np.std(aspects[small]) - 2 * math.log(4 / 3) / math.sqrt(12)) < 0.01
+        assert (
+            abs(np.mean(aspects)) < 0.02
+            and abs(np.std(aspects[small]) - 2 * math.log(4 / 3) / math.sqrt(12)) < 0.01
+        )
 
     def test_where_nothing_fits_the_middle_is_taken(self) -> None:
         assert RandomResizedCrop(8, scale=(1, 1), ratio=(1, 1)).draw(30, 100) == (0, 35, 30, 30)
@@ -70,7 +83,9 @@ class TestCrop:
 
     @pytest.mark.parametrize("kind", ["pil", "numpy", "tensor", "grey"])
     def test_it_is_a_callable_for_any_type_of_image(self, large: Path, kind: str) -> None:
-        pixels = decode_image(next(large.rglob("*.jpg")).read_bytes(), "L" if kind == "grey" else "RGB")
+        pixels = decode_image(
+            next(large.rglob("*.jpg")).read_bytes(), "L" if kind == "grey" else "RGB"
+        )
         image: Any = {
             "pil": lambda: Image.fromarray(pixels),
             "grey": lambda: Image.fromarray(pixels[:, :, 0]),
@@ -79,7 +94,12 @@ class TestCrop:
         }[kind]()
         random.seed(5)
         box = RandomResizedCrop((24, 30)).draw(*pixels.shape[:2])
-        wanted = resize_image(np.ascontiguousarray(pixels[box.top : box.top + box.height, box.left : box.left + box.width]), (24, 30))
+        wanted = resize_image(
+            np.ascontiguousarray(
+                pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+            ),
+            (24, 30),
+        )
         random.seed(5)
         found = RandomResizedCrop((24, 30))(image)
         assert type(found) is (Image.Image if kind in ("pil", "grey") else type(image))
@@ -87,7 +107,15 @@ class TestCrop:
         assert (array.reshape(wanted.shape) == wanted).all()
 
     @pytest.mark.parametrize(
-        "wrong", [{"size": 0}, {"size": "3"}, {"scale": (0, 1)}, {"scale": (0.5, 0.1)}, {"ratio": (2, 1)}, {"scale": (1, 2)}]
+        "wrong",
+        [
+            {"size": 0},
+            {"size": "3"},
+            {"scale": (0, 1)},
+            {"scale": (0.5, 0.1)},
+            {"ratio": (2, 1)},
+            {"scale": (1, 2)},
+        ],
     )
     def test_arguments_that_make_no_sense(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
@@ -98,7 +126,10 @@ class TestCrop:
             RandomResizedCrop(8)("picture")
 
     def test_the_repr_is_a_call(self) -> None:
-        assert repr(eval(repr(RandomResizedCrop(8, ratio=(1, 2))))) == "RandomResizedCrop((8, 8), scale=(0.08, 1.0), ratio=(1.0, 2.0))"
+        assert (
+            repr(eval(repr(RandomResizedCrop(8, ratio=(1, 2)))))
+            == "RandomResizedCrop((8, 8), scale=(0.08, 1.0), ratio=(1.0, 2.0))"
+        )
 
 
 class TestFlip:
@@ -106,7 +137,9 @@ class TestFlip:
         random.seed(1)
         flips = [RandomHorizontalFlip(0.3).draw() for _ in range(5000)]
         assert abs(np.mean(flips) - 0.3) < 0.03
-        assert not any(RandomHorizontalFlip(0).draw() for _ in range(100)) and all(RandomHorizontalFlip(1).draw() for _ in range(100))
+        assert not any(RandomHorizontalFlip(0).draw() for _ in range(100)) and all(
+            RandomHorizontalFlip(1).draw() for _ in range(100)
+        )
 
     def test_every_type_is_mirrored(self) -> None:
         pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
@@ -164,11 +197,19 @@ class TestInADataset:
         dataset = ImageDataset(large, transform=RECIPE)
         for index in range(len(dataset)):
             (top, left, height, width), flip = drawn(dataset, index)
-            part = np.ascontiguousarray(dataset.pixels_of(index)[top : top + height, left : left + width])
+            part = np.ascontiguousarray(
+                dataset.pixels_of(index)[top : top + height, left : left + width]
+            )
             pixels = resize_image(part, (24, 24))
             image, target = dataset[index]
-            assert image.dtype == torch.float32 and image.shape == (3, 24, 24) and target == dataset.targets[index]
-            wanted = normalize(np.ascontiguousarray((pixels[:, ::-1] if flip else pixels).transpose(2, 0, 1)))
+            assert (
+                image.dtype == torch.float32
+                and image.shape == (3, 24, 24)
+                and target == dataset.targets[index]
+            )
+            wanted = normalize(
+                np.ascontiguousarray((pixels[:, ::-1] if flip else pixels).transpose(2, 0, 1))
+            )
             if height < 48 or width < 48 or Path(dataset.samples[index][0]).suffix == ".png":
                 assert torch.equal(image, wanted)
             else:  # decoded at half its size
@@ -186,13 +227,20 @@ class TestInADataset:
     @pytest.mark.quick_every(12)
     @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
     @pytest.mark.parametrize("workers", [0, 1, 3])
-    @pytest.mark.parametrize("transform", [RECIPE, [RandomHorizontalFlip()]], ids=["crop and flip", "flip"])
-    def test_law_1(self, large: Path, make_loader: Callable[..., Any], mode: str, workers: int, transform: Any) -> None:
+    @pytest.mark.parametrize(
+        "transform", [RECIPE, [RandomHorizontalFlip()]], ids=["crop and flip", "flip"]
+    )
+    def test_law_1(
+        self, large: Path, make_loader: Callable[..., Any], mode: str, workers: int, transform: Any
+    ) -> None:
         """The same in every mode, with any number of workers, in a batch and alone."""
         size = None if len(transform) == 2 else 24
         alone = ImageDataset(large, image_size=size, transform=transform, return_index=False)
         loader = make_loader(
-            ImageDataset(large, image_size=size, transform=transform, loading_mode=mode), batch_size=5, num_workers=workers, shuffle=False
+            ImageDataset(large, image_size=size, transform=transform, loading_mode=mode),
+            batch_size=5,
+            num_workers=workers,
+            shuffle=False,
         )
         for epoch in range(2):
             loader.set_epoch(epoch)
@@ -210,20 +258,33 @@ class TestInADataset:
         assert ImageDataset(large, transform=RECIPE).holds_encoded
         assert not ImageDataset(large, transform=RECIPE, hold="decoded").holds_encoded
         assert not ImageDataset(large, image_size=48, transform=RECIPE).holds_encoded
-        assert not ImageDataset(large, image_size=48, transform=[RandomHorizontalFlip()]).holds_encoded
+        assert not ImageDataset(
+            large, image_size=48, transform=[RandomHorizontalFlip()]
+        ).holds_encoded
 
-    @pytest.mark.parametrize("options", [{"hold": "decoded"}, {"image_size": (40, 50)}, {"image_size": 40, "hold": "encoded"}])
-    def test_decoded_images_are_cropped_too(self, large: Path, make_loader: Callable[..., Any], options: dict[str, Any]) -> None:
-        dataset = ImageDataset(large, transform=RECIPE, normalize=False, loading_mode="eager", **options)
+    @pytest.mark.parametrize(
+        "options",
+        [{"hold": "decoded"}, {"image_size": (40, 50)}, {"image_size": 40, "hold": "encoded"}],
+    )
+    def test_decoded_images_are_cropped_too(
+        self, large: Path, make_loader: Callable[..., Any], options: dict[str, Any]
+    ) -> None:
+        dataset = ImageDataset(
+            large, transform=RECIPE, normalize=False, loading_mode="eager", **options
+        )
         whole = ImageDataset(large, image_size=options.get("image_size"), normalize=False)
         wanted = []
         for index in range(len(dataset)):
             pixels = whole[index][0].permute(1, 2, 0).numpy()
             random.seed(sample_seeds(42, 0, index)[0])
             (top, left, height, width), flip = dataset._format.augment.draw(*pixels.shape[:2])  # type: ignore[union-attr]
-            made = resize_image(np.ascontiguousarray(pixels[top : top + height, left : left + width]), (24, 24))
+            made = resize_image(
+                np.ascontiguousarray(pixels[top : top + height, left : left + width]), (24, 24)
+            )
             wanted.append(made[:, ::-1] if flip else made)
-        images, _ = next(iter(make_loader(dataset, batch_size=len(dataset), shuffle=False, num_workers=0)))
+        images, _ = next(
+            iter(make_loader(dataset, batch_size=len(dataset), shuffle=False, num_workers=0))
+        )
         assert (images.permute(0, 2, 3, 1).numpy() == np.stack(wanted)).all()
 
     @pytest.mark.parametrize("kind", ["pil", "numpy", "tensor"])
@@ -235,33 +296,51 @@ class TestInADataset:
             return torch.zeros(1)
 
         plain = ImageDataset(large, transform=RECIPE, normalize=False)
-        assert ImageDataset(large, transform=[*RECIPE, note], transform_input=kind)[2][0].shape == (1,)
+        assert ImageDataset(large, transform=[*RECIPE, note], transform_input=kind)[2][0].shape == (
+            1,
+        )
         array = seen[-1].permute(1, 2, 0).numpy() if kind == "tensor" else np.asarray(seen[-1])
         assert (array == plain[2][0].permute(1, 2, 0).numpy()).all()
 
     def test_a_packed_file(self, large: Path, tmp_path: Path) -> None:
         pack(ImageDataset(large), tmp_path / "x.h5")
-        folder, packed = ImageDataset(large, transform=RECIPE), ImageDataset(tmp_path / "x.h5", transform=RECIPE)
+        folder, packed = (
+            ImageDataset(large, transform=RECIPE),
+            ImageDataset(tmp_path / "x.h5", transform=RECIPE),
+        )
         assert all(torch.equal(folder[i][0], packed[i][0]) for i in range(len(folder)))
 
     def test_of_a_file_of_decoded_images(self, large: Path, tmp_path: Path) -> None:
         pack(ImageDataset(large, image_size=40), tmp_path / "x.h5", store="decoded")
-        folder, packed = ImageDataset(large, image_size=40, transform=RECIPE), ImageDataset(tmp_path / "x.h5", transform=RECIPE)
+        folder, packed = (
+            ImageDataset(large, image_size=40, transform=RECIPE),
+            ImageDataset(tmp_path / "x.h5", transform=RECIPE),
+        )
         assert all(torch.equal(folder[i][0], packed[i][0]) for i in range(len(folder)))
 
     @pytest.mark.parametrize("whole", ["a path", "a dataset"])
-    def test_inside_of_a_memory_efficient_dataset(self, large: Path, make_loader: Callable[..., Any], whole: str) -> None:
+    def test_inside_of_a_memory_efficient_dataset(
+        self, large: Path, make_loader: Callable[..., Any], whole: str
+    ) -> None:
         plain = ImageDataset(large, transform=RECIPE)
-        wrapped = MemoryEfficientDataset(large if whole == "a path" else plain, **({"transform": RECIPE} if whole == "a path" else {}))
+        wrapped = MemoryEfficientDataset(
+            large if whole == "a path" else plain,
+            **({"transform": RECIPE} if whole == "a path" else {}),
+        )
         images, _ = next(iter(make_loader(wrapped, batch_size=12, shuffle=False, num_workers=0)))
-        assert all(torch.equal(images[i], plain[i][0]) and torch.equal(wrapped[i][0], plain[i][0]) for i in range(12))
+        assert all(
+            torch.equal(images[i], plain[i][0]) and torch.equal(wrapped[i][0], plain[i][0])
+            for i in range(12)
+        )
 
     def test_a_plain_dataloader_and_a_pickle(self, large: Path) -> None:
         dataset = ImageDataset(large, transform=RECIPE)
         images, _ = next(iter(DataLoader(pickle.loads(pickle.dumps(dataset)), batch_size=12)))
         assert all(torch.equal(images[i], dataset[i][0]) for i in range(12))
 
-    def test_the_main_process_keeps_its_random_numbers(self, large: Path, make_loader: Callable[..., Any]) -> None:
+    def test_the_main_process_keeps_its_random_numbers(
+        self, large: Path, make_loader: Callable[..., Any]
+    ) -> None:
         random.seed(7)
         wanted = random.random()
         random.seed(7)
@@ -270,7 +349,9 @@ class TestInADataset:
 
     @pytest.mark.parametrize("workers", [0, 1])
     @pytest.mark.parametrize("direct", [True, False], ids=["in its buffer", "one by one"])
-    def test_a_bad_sample(self, tmp_path: Path, make_loader: Callable[..., Any], workers: int, direct: bool) -> None:
+    def test_a_bad_sample(
+        self, tmp_path: Path, make_loader: Callable[..., Any], workers: int, direct: bool
+    ) -> None:
         """Its error is the one of every other dataset, though it is found late (law 6)."""
         root = make_photos(tmp_path / "p", per_class=4, size=(96, 128))
         paths = [Path(path) for path, _ in ImageDataset(root).samples]
@@ -278,8 +359,20 @@ class TestInADataset:
         paths[2].write_bytes(b"")
         transform = RECIPE if direct else [*RECIPE, np.asarray]
         with pytest.raises(SampleError, match=rf"sample 1 can't be decoded: .*{paths[1].name}"):
-            list(make_loader(ImageDataset(root, transform=transform), batch_size=12, shuffle=False, num_workers=workers))
-        loader = make_loader(ImageDataset(root, transform=transform, on_error="skip"), batch_size=6, shuffle=False, num_workers=workers)
+            list(
+                make_loader(
+                    ImageDataset(root, transform=transform),
+                    batch_size=12,
+                    shuffle=False,
+                    num_workers=workers,
+                )
+            )
+        loader = make_loader(
+            ImageDataset(root, transform=transform, on_error="skip"),
+            batch_size=6,
+            shuffle=False,
+            num_workers=workers,
+        )
         assert [len(images) for images, _ in loader] == [4, 6]
         assert [entry["index"] for entry in loader.get_stats()["skipped_samples"]] == [1, 2]
         good = ImageDataset(root, transform=transform)
@@ -291,12 +384,21 @@ class TestInADataset:
 
         def stand_in(index: int, path: str, error: Exception) -> Any:
             like = good[0][0]
-            return (torch.full_like(torch.as_tensor(like), 7) if direct else np.full_like(like, 7)), -1
+            return (
+                torch.full_like(torch.as_tensor(like), 7) if direct else np.full_like(like, 7)
+            ), -1
 
-        loader = make_loader(ImageDataset(root, transform=transform, on_error=stand_in), batch_size=12, shuffle=False, num_workers=workers)
+        loader = make_loader(
+            ImageDataset(root, transform=transform, on_error=stand_in),
+            batch_size=12,
+            shuffle=False,
+            num_workers=workers,
+        )
         images, targets = next(iter(loader))
         assert (
-            targets.tolist()[1:3] == [-1, -1] and (images[1:3] == 7).all() and (images[3] == torch.as_tensor(np.asarray(good[3][0]))).all()
+            targets.tolist()[1:3] == [-1, -1]
+            and (images[1:3] == 7).all()
+            and (images[3] == torch.as_tensor(np.asarray(good[3][0]))).all()
         )
 
 
@@ -305,12 +407,26 @@ def test_a_transform_that_lacks_its_last_step_is_told(photos: Path, make_loader:
     with pytest.raises(CollateError, match=r"at \[0\] is a PIL image \(RGB, 8 x 8\).*ToImage"):
         next(iter(make_loader(ImageDataset(photos, transform=steps), batch_size=2, num_workers=0)))
     with pytest.raises(CollateError, match=r"at \[0\] is None.*the transform .* returned nothing"):
-        next(iter(make_loader(ImageDataset(photos, transform=lambda image: None), batch_size=2, num_workers=0)))
+        next(
+            iter(
+                make_loader(
+                    ImageDataset(photos, transform=lambda image: None), batch_size=2, num_workers=0
+                )
+            )
+        )
 
 
-def test_packed_images_are_cropped_in_batches(photos: Path, make_loader: Any, tmp_path: Path) -> None:
+def test_packed_images_are_cropped_in_batches(
+    photos: Path, make_loader: Any, tmp_path: Path
+) -> None:
     pack(ImageDataset(photos), tmp_path / "photos.h5")
-    images, _ = next(iter(make_loader(ImageDataset(tmp_path / "photos.h5", transform=RECIPE), batch_size=4, num_workers=0)))
+    images, _ = next(
+        iter(
+            make_loader(
+                ImageDataset(tmp_path / "photos.h5", transform=RECIPE), batch_size=4, num_workers=0
+            )
+        )
+    )
     assert images.shape == (4, 3, 24, 24)
 
 
@@ -323,7 +439,9 @@ def test_a_collate_function_of_ones_own_gets_pil_images(photos: Path, make_loade
 
 @pytest.mark.parametrize("steps", [RECIPE, [*RECIPE, np.asarray]], ids=["filled", "one by one"])
 @pytest.mark.parametrize("kind", ["dds", "a warning raised"])
-def test_what_a_decoder_raises_is_skipped_and_named(tmp_path: Path, make_loader: Any, steps: Any, kind: str) -> None:
+def test_what_a_decoder_raises_is_skipped_and_named(
+    tmp_path: Path, make_loader: Any, steps: Any, kind: str
+) -> None:
     folder = make_photos(tmp_path / "photos", classes=("noise",), per_class=6)
     image = Image.new("RGB", (16, 16) if kind == "dds" else (160, 120))
     image.save(folder / "noise" / "bad.png", "DDS" if kind == "dds" else "PNG")

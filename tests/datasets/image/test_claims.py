@@ -29,10 +29,17 @@ def png(height: int, width: int) -> bytes:
     """A PNG of a few bytes that says it has so many black pixels, and ends after the first ones."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(99)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def jpeg(height: int, width: int, **options: Any) -> bytes:
@@ -56,17 +63,31 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 def test_the_error_names_sample_sizes_and_remedy(folder: Path, mode: str) -> None:
     said = (
-        r"sample 1 can't be decoded: .*b\.png: an image of 1 x 40,000,000 pixels takes 920\.0 MB to be decoded and resized, and the memory "
-        r"budget leaves \d+\.\d MB: make the image smaller, use fewer workers .*raise max_memory_usage; .*on_error=\"skip\""
+        r"sample 1 can't be decoded: .*b\.png: an image of 1 x 40,000,000 pixels takes 920\.0 MB "
+        r"to be decoded and resized, and the memory "
+        r"budget leaves \d+\.\d MB: make the image smaller, use fewer workers .*raise "
+        r"max_memory_usage; .*on_error=\"skip\""
     )
     with pytest.raises(SampleError, match=said):
-        ImageDataset(folder, image_size=24, targets=None, loading_mode=mode, max_memory_usage=BUDGET, progress=False)[1]
+        ImageDataset(
+            folder,
+            image_size=24,
+            targets=None,
+            loading_mode=mode,
+            max_memory_usage=BUDGET,
+            progress=False,
+        )[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 def test_skip_leaves_it_out(folder: Path, make_loader: Any, mode: str, workers: int) -> None:
-    options: dict[str, Any] = {"loading_mode": mode, "on_error": "skip", "max_memory_usage": BUDGET, "progress": False}
+    options: dict[str, Any] = {
+        "loading_mode": mode,
+        "on_error": "skip",
+        "max_memory_usage": BUDGET,
+        "progress": False,
+    }
     with ImageDataset(folder, image_size=24, targets=None, **options) as dataset:
         loader = make_loader(dataset, batch_size=3, num_workers=workers)
         assert [len(images) for images, _ in loader] == [2]
@@ -76,10 +97,17 @@ def test_skip_leaves_it_out(folder: Path, make_loader: Any, mode: str, workers: 
 def test_a_jpeg_counts_at_the_size_it_is_decoded_at(tmp_path: Path) -> None:
     Image.new("L", (5000, 5000)).convert("RGB").save(tmp_path / "a.jpg")
     options: dict[str, Any] = {"targets": None, "max_memory_usage": FREE}
-    for refused, nbytes in (({"decode": "exact"}, "10[4-7]"), ({"image_size": None}, "75"), ({"color": "L"}, "20[4-7]")):
-        with pytest.raises(SampleError, match=rf"5,000 x 5,000 pixels takes {nbytes}\S+ MB .* leaves 6\d\.\d MB"):
+    for refused, nbytes in (
+        ({"decode": "exact"}, "10[4-7]"),
+        ({"image_size": None}, "75"),
+        ({"color": "L"}, "20[4-7]"),
+    ):
+        with pytest.raises(
+            SampleError, match=rf"5,000 x 5,000 pixels takes {nbytes}\S+ MB .* leaves 6\d\.\d MB"
+        ):
             ImageDataset(tmp_path, **options, **refused)[0]
-    assert ImageDataset(tmp_path, **options)[0][0].shape == (3, 224, 224)  # an eighth of its size fits
+    # an eighth of its size fits
+    assert ImageDataset(tmp_path, **options)[0][0].shape == (3, 224, 224)
 
 
 @pytest.mark.parametrize("data", [png(20_000, 5_000), jpeg(9_000, 9_000, progressive=True)])
@@ -89,7 +117,9 @@ def test_every_way_to_pixels_asks(data: bytes, tmp_path: Path) -> None:
         lambda: load_image(data, "RGB", (8, 8), True, left=lambda: FREE),
     ]
     (tmp_path / "a.png").write_bytes(data)
-    crop = ImageDataset(tmp_path, transform=[RandomResizedCrop(8)], targets=None, max_memory_usage=BUDGET)
+    crop = ImageDataset(
+        tmp_path, transform=[RandomResizedCrop(8)], targets=None, max_memory_usage=BUDGET
+    )
     for way in (*ways, lambda: crop[0]):
         with pytest.raises((FormatError, SampleError), match="pixels takes"):
             way()
@@ -103,7 +133,9 @@ def test_members_of_a_tar_ask(tmp_path: Path) -> None:
         data = png(10_000, 10_000)
         member.size = len(data)
         file.addfile(member, io.BytesIO(data))
-    with pytest.raises(SampleError, match=r"member 'png': an image of 10,000 x 10,000 pixels takes 1\.1 GB"):
+    with pytest.raises(
+        SampleError, match=r"member 'png': an image of 10,000 x 10,000 pixels takes 1\.1 GB"
+    ):
         list(StreamingDataset(str(tmp_path / "a.tar"), max_memory_usage=BUDGET))
 
 
@@ -122,7 +154,10 @@ def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     with ImageDataset(folder, image_size=24, targets=None, max_memory_usage=BUDGET) as dataset:
         whole = dataset.left_of_budget()
         assert whole == dataset.budget.available
-        monkeypatch.setattr("headrace.datasets.core.budgeting.get_worker_info", lambda: type("Info", (), {"num_workers": 4}))
+        monkeypatch.setattr(
+            "headrace.datasets.core.budgeting.get_worker_info",
+            lambda: type("Info", (), {"num_workers": 4}),
+        )
         assert dataset.left_of_budget() == whole // 4
         monkeypatch.setattr(budgeting, "is_spawning", lambda: True)  # whose ledger is empty
         with dataset.budget.reserve(100_000_000, "batches"):
@@ -154,8 +189,20 @@ def test_what_images_take() -> None:
     """Against peaks that were measured: bytes a pixel of 4,000 x 4,000."""
     pixels = 16_000_000
     for mode, form, color, wanted in (
-        *[("L", "PNG", "RGB", 11), ("L", "PNG", "L", 3), ("RGB", "PNG", "RGB", 10), ("RGB", "PNG", "L", 7), ("RGBA", "PNG", "RGB", 14)],
-        *[("F", "TIFF", "L", 16), ("I", "TIFF", "L", 24), ("RGB", "WEBP", "RGB", 18), ("P", "GIF", "RGB", 11), ("CMYK", "JPEG", "L", 7)],
+        *[
+            ("L", "PNG", "RGB", 11),
+            ("L", "PNG", "L", 3),
+            ("RGB", "PNG", "RGB", 10),
+            ("RGB", "PNG", "L", 7),
+            ("RGBA", "PNG", "RGB", 14),
+        ],
+        *[
+            ("F", "TIFF", "L", 16),
+            ("I", "TIFF", "L", 24),
+            ("RGB", "WEBP", "RGB", 18),
+            ("P", "GIF", "RGB", 11),
+            ("CMYK", "JPEG", "L", 7),
+        ],
     ):
         image = Image.Image()
         image._size, image._mode, image.format = (4000, 4000), mode, form  # type: ignore[attr-defined]

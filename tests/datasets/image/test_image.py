@@ -1,4 +1,6 @@
-"""ImageDataset: folders become the samples that users of torchvision expect, and a bad one a clear error."""
+"""ImageDataset: folders become the samples that users of torchvision expect, and a bad one a
+clear error.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,16 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def forms(tmp_path: Path) -> Path:
     """One image of each format, 20 x 14."""
     for form in FORMS:
-        Image.fromarray(noise(np.random.default_rng(1), (20, 14))).save(tmp_path / f"x.{form.lower()}", form)
+        Image.fromarray(noise(np.random.default_rng(1), (20, 14))).save(
+            tmp_path / f"x.{form.lower()}", form
+        )
     return tmp_path
 
 
 def paths_of(root: Path) -> list[Path]:
-    return sorted((p for p in root.rglob("*") if p.is_file()), key=lambda p: p.relative_to(root).parts)
+    return sorted(
+        (p for p in root.rglob("*") if p.is_file()), key=lambda p: p.relative_to(root).parts
+    )
 
 
 def decoded(path: Path, color: str = "RGB") -> np.ndarray[Any, Any]:
@@ -66,7 +72,11 @@ class TestSamples:
         assert len(dataset) == len(files) == 24
         for index in (0, 1, 9, -1):
             image, target = dataset[index]
-            assert image.dtype is torch.float32 and image.shape == (3, 224, 224) and image.is_contiguous()
+            assert (
+                image.dtype is torch.float32
+                and image.shape == (3, 224, 224)
+                and image.is_contiguous()
+            )
             assert type(target) is int and dataset.classes[target] == files[index].parent.name
             pixels = resize_image(decoded(files[index]), (224, 224))
             mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -76,11 +86,20 @@ class TestSamples:
     def test_uint8(self, photos: Path) -> None:
         image, _ = ImageDataset(photos, normalize=False)[3]
         assert image.dtype is torch.uint8
-        assert (image.permute(1, 2, 0).numpy() == resize_image(decoded(paths_of(photos)[3]), (224, 224))).all()
+        assert (
+            image.permute(1, 2, 0).numpy() == resize_image(decoded(paths_of(photos)[3]), (224, 224))
+        ).all()
 
     @pytest.mark.parametrize(
         ("size", "shape"),
-        [(32, (32, 32)), ((20, 30), (20, 30)), ([5, 7], (5, 7)), (torch.Size([9, 8]), (9, 8)), (None, (48, 64)), (1, (1, 1))],
+        [
+            (32, (32, 32)),
+            ((20, 30), (20, 30)),
+            ([5, 7], (5, 7)),
+            (torch.Size([9, 8]), (9, 8)),
+            (None, (48, 64)),
+            (1, (1, 1)),
+        ],
     )
     def test_image_size(self, photos: Path, size: Any, shape: tuple[int, int]) -> None:
         path = paths_of(photos)[2]
@@ -89,11 +108,16 @@ class TestSamples:
             assert image.shape == (channels, *shape)
             color = options.get("color", "RGB")
             pixels = decoded(path, color)
-            difference = image.permute(1, 2, 0).numpy().astype(int) - (pixels if size is None else resize_image(pixels, shape))
-            is_scaled = color == "RGB" and 2 * shape[0] <= 48 and 2 * shape[1] <= 64  # decoded at a fraction of its size
+            difference = image.permute(1, 2, 0).numpy().astype(int) - (
+                pixels if size is None else resize_image(pixels, shape)
+            )
+            # decoded at a fraction of its size
+            is_scaled = color == "RGB" and 2 * shape[0] <= 48 and 2 * shape[1] <= 64
             assert np.abs(difference).mean() < 4 if is_scaled else not difference.any()
 
-    @pytest.mark.parametrize("size", [0, -1, (0, 5), (5, -5), (1, 2, 3), (5,), (), "224", "ab", 1.5, (None, 3), "x" * 2])
+    @pytest.mark.parametrize(
+        "size", [0, -1, (0, 5), (5, -5), (1, 2, 3), (5,), (), "224", "ab", 1.5, (None, 3), "x" * 2]
+    )
     def test_an_image_size_that_makes_no_sense(self, photos: Path, size: Any) -> None:
         with pytest.raises(ConfigError, match=r"image_size must be \(height, width\)"):
             ImageDataset(photos, image_size=size)
@@ -112,13 +136,20 @@ class TestSamples:
         pixels = resize_image(decoded(paths_of(photos)[4], "L"), (224, 224)).transpose(2, 0, 1)
         assert torch.equal(image, normalize(np.ascontiguousarray(pixels)))
 
-    @pytest.mark.parametrize("wrong", [{"color": "BGR"}, {"transform_input": "torch"}, {"color": None}, {"targets": 5}])
+    @pytest.mark.parametrize(
+        "wrong", [{"color": "BGR"}, {"transform_input": "torch"}, {"color": None}, {"targets": 5}]
+    )
     def test_arguments_that_make_no_sense(self, photos: Path, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             ImageDataset(photos, **wrong)
 
     def test_the_users_own_is_writable(self, photos: Path, forms: Path) -> None:
-        for options in ({}, {"normalize": False}, {"image_size": None, "normalize": False}, {"image_size": (14, 20), "normalize": False}):
+        for options in (
+            {},
+            {"normalize": False},
+            {"image_size": None, "normalize": False},
+            {"image_size": (14, 20), "normalize": False},
+        ):
             dataset = ImageDataset(forms, targets=None, **options)
             for index in range(len(dataset)):
                 before = dataset[index][0]
@@ -141,19 +172,33 @@ class TestTransforms:
             pil, _ = ImageDataset(photos, transform=lambda x: x, color=color)[5]
             assert isinstance(pil, Image.Image) and pil.mode == mode and pil.size == (64, 48)
             assert (np.asarray(pil).reshape(pixels.shape) == pixels).all()
-            tensor, _ = ImageDataset(photos, transform=lambda x: x, color=color, transform_input="tensor")[5]
-            assert tensor.dtype is torch.uint8 and (tensor.permute(1, 2, 0).numpy() == pixels).all() and tensor.is_contiguous()
-            array, _ = ImageDataset(photos, transform=lambda x: x, color=color, transform_input="numpy")[5]
+            tensor, _ = ImageDataset(
+                photos, transform=lambda x: x, color=color, transform_input="tensor"
+            )[5]
+            assert (
+                tensor.dtype is torch.uint8
+                and (tensor.permute(1, 2, 0).numpy() == pixels).all()
+                and tensor.is_contiguous()
+            )
+            array, _ = ImageDataset(
+                photos, transform=lambda x: x, color=color, transform_input="numpy"
+            )[5]
             assert array.dtype == np.uint8 and (array == pixels).all() and array.flags.c_contiguous
 
     def test_joint_transforms_get_it_too(self, photos: Path) -> None:
-        dataset = ImageDataset(photos, transforms=lambda image, target: (image.size, f"class {target}"))
+        dataset = ImageDataset(
+            photos, transforms=lambda image, target: (image.size, f"class {target}")
+        )
         assert dataset[0] == ((64, 48), "class 0") and dataset[-1] == ((64, 48), "class 2")
 
     @pytest.mark.parametrize("kind", ["pil", "tensor", "numpy"])
     def test_image_size_is_applied_first(self, photos: Path, kind: str) -> None:
-        shape = ImageDataset(photos, image_size=(20, 30), transform=np.shape, transform_input=kind)[0][0]
-        assert tuple(shape) == {"pil": (20, 30, 3), "tensor": (3, 20, 30), "numpy": (20, 30, 3)}[kind]
+        shape = ImageDataset(photos, image_size=(20, 30), transform=np.shape, transform_input=kind)[
+            0
+        ][0]
+        assert (
+            tuple(shape) == {"pil": (20, 30, 3), "tensor": (3, 20, 30), "numpy": (20, 30, 3)}[kind]
+        )
 
     def test_a_target_transform_alone_leaves_the_image_as_it_is(self, photos: Path) -> None:
         image, target = ImageDataset(photos, target_transform=lambda t: t + 10)[-1]
@@ -163,7 +208,9 @@ class TestTransforms:
     @pytest.mark.parametrize("hold", ["encoded", "decoded", None])
     @pytest.mark.parametrize("size", [None, (14, 20), (9, 9)])
     @pytest.mark.parametrize("kind", ["pil", "tensor"])
-    def test_may_work_in_place(self, forms: Path, mode: str, hold: str | None, size: Any, kind: str) -> None:
+    def test_may_work_in_place(
+        self, forms: Path, mode: str, hold: str | None, size: Any, kind: str
+    ) -> None:
         def spoil(image: Any) -> Any:
             seen = np.asarray(image).copy()
             if kind == "pil":
@@ -173,7 +220,14 @@ class TestTransforms:
             return seen
 
         with ImageDataset(
-            forms, image_size=size, transform=spoil, loading_mode=mode, targets=None, transform_input=kind, hold=hold, progress=False
+            forms,
+            image_size=size,
+            transform=spoil,
+            loading_mode=mode,
+            targets=None,
+            transform_input=kind,
+            hold=hold,
+            progress=False,
         ) as dataset:
             first = [dataset[i][0] for i in range(6)]
             assert all((dataset[i][0] == first[i]).all() and first[i].any() for i in range(6))
@@ -185,7 +239,14 @@ class TestTransforms:
             image[:] = 0
             return seen
 
-        with ImageDataset(forms, transform=spoil, loading_mode=mode, targets=None, transform_input="numpy", progress=False) as dataset:
+        with ImageDataset(
+            forms,
+            transform=spoil,
+            loading_mode=mode,
+            targets=None,
+            transform_input="numpy",
+            progress=False,
+        ) as dataset:
             first = [dataset[i][0] for i in range(6)]
             assert all((dataset[i][0] == first[i]).all() for i in range(6))
 
@@ -193,7 +254,14 @@ class TestTransforms:
 class TestModes:
     @pytest.mark.parametrize(
         "options",
-        [{}, {"normalize": False}, {"image_size": None}, {"image_size": (9, 7), "color": "L"}, {"hold": "encoded"}, {"hold": "decoded"}],
+        [
+            {},
+            {"normalize": False},
+            {"image_size": None},
+            {"image_size": (9, 7), "color": "L"},
+            {"hold": "encoded"},
+            {"hold": "decoded"},
+        ],
         ids=str,
     )
     def test_are_bit_identical(self, tiny_photos: Path, options: dict[str, Any]) -> None:
@@ -204,10 +272,14 @@ class TestModes:
                 for _ in range(2):
                     for (image, target), (image2, target2) in zip(wanted, dataset, strict=True):
                         assert torch.equal(image, image2) and target == target2
-        with ImageDataset(tiny_photos, loading_mode="streaming", return_index=True, **options) as dataset:
+        with ImageDataset(
+            tiny_photos, loading_mode="streaming", return_index=True, **options
+        ) as dataset:
             seen = {index: (image, target) for image, target, index in dataset}
         assert set(seen) == set(range(4))
-        assert all(torch.equal(seen[i][0], wanted[i][0]) and seen[i][1] == wanted[i][1] for i in seen)
+        assert all(
+            torch.equal(seen[i][0], wanted[i][0]) and seen[i][1] == wanted[i][1] for i in seen
+        )
 
     def test_what_is_held(self, photos: Path) -> None:
         for options, kind in (
@@ -220,7 +292,9 @@ class TestModes:
                 held = dataset.mode.get([0])[0]
                 assert type(held) is kind
                 nbytes = dataset.held_nbytes()
-                assert nbytes is None or nbytes == sum(len(bytes(dataset.mode.get([i])[0])) for i in range(24))
+                assert nbytes is None or nbytes == sum(
+                    len(bytes(dataset.mode.get([i])[0])) for i in range(24)
+                )
 
 
 class TestClasses:
@@ -232,7 +306,9 @@ class TestClasses:
         samples = [(str(p), dataset.class_to_idx[p.parent.name]) for p in paths_of(photos)]
         assert list(dataset.samples) == samples and len(dataset.samples) == 24
         assert dataset.samples[-1] == samples[-1] and dataset.samples[3:5] == samples[3:5]
-        assert type(dataset.samples[0][1]) is int and all(os.path.isfile(p) for p, _ in dataset.samples)
+        assert type(dataset.samples[0][1]) is int and all(
+            os.path.isfile(p) for p, _ in dataset.samples
+        )
         with pytest.raises(IndexError):
             dataset.samples[24]
 
@@ -246,15 +322,27 @@ class TestClasses:
         names = [str(p.relative_to(photos)) for p in paths_of(photos)]
         table = tmp_path / "targets.csv"
         table.write_text("file,label\n" + "".join(f"{n},{i}\n" for i, n in enumerate(names)))
-        for targets in ({n: i for i, n in enumerate(names)}, str(table), table, lambda p: names.index(os.path.relpath(p, photos))):
+        for targets in (
+            {n: i for i, n in enumerate(names)},
+            str(table),
+            table,
+            lambda p: names.index(os.path.relpath(p, photos)),
+        ):
             dataset = ImageDataset(photos, image_size=8, targets=targets)
             assert [t for _, t in dataset] == list(range(24)) and dataset.classes == []
-        assert ImageDataset(photos, image_size=8, targets=lambda p: Path(p).suffix.lower()).classes == [".jpeg", ".jpg", ".png"]
+        assert ImageDataset(
+            photos, image_size=8, targets=lambda p: Path(p).suffix.lower()
+        ).classes == [".jpeg", ".jpg", ".png"]
         assert ImageDataset(photos, image_size=8, targets=lambda p: 0.5)[0][1] == 0.5
 
     def test_no_targets(self, photos: Path) -> None:
         dataset = ImageDataset(photos, image_size=8, targets=None)
-        assert dataset.targets is None and dataset[0][1] is None and dataset.classes == [] and dataset.samples[0][1] is None
+        assert (
+            dataset.targets is None
+            and dataset[0][1] is None
+            and dataset.classes == []
+            and dataset.samples[0][1] is None
+        )
 
     def test_images_flat_in_the_folder_are_said_once(self, photos: Path) -> None:
         with pytest.warns(HeadraceWarning, match="8 images lie flat.*targets=None") as caught:
@@ -273,7 +361,9 @@ class TestClasses:
         assert [warning.filename for warning in caught] == [__file__] * 2
 
     def test_images_beside_class_folders(self, tmp_path: Path) -> None:
-        shutil.copy(next(p for p in paths_of(make_photos(tmp_path, per_class=1))), tmp_path / "stray.jpg")
+        shutil.copy(
+            next(p for p in paths_of(make_photos(tmp_path, per_class=1))), tmp_path / "stray.jpg"
+        )
         with pytest.raises(ConfigError, match=r"1 of 4 files lie beside.*stray\.jpg"):
             ImageDataset(tmp_path)
         assert len(ImageDataset(tmp_path, targets=None)) == 4
@@ -284,8 +374,16 @@ class TestPaths:
         one = ImageDataset([photos / "noise", str(photos / "circle")], image_size=8, targets=None)
         assert len(one) == 16
         assert len(ImageDataset(str(photos / "*/*.PNG"), image_size=8)) == 6
-        assert ImageDataset(str(photos / "*/*.PNG"), image_size=8).classes == ["circle", "gradient", "noise"]
-        assert ImageDataset(paths_of(photos)[0], image_size=8, targets=None)[0][0].shape == (3, 8, 8)
+        assert ImageDataset(str(photos / "*/*.PNG"), image_size=8).classes == [
+            "circle",
+            "gradient",
+            "noise",
+        ]
+        assert ImageDataset(paths_of(photos)[0], image_size=8, targets=None)[0][0].shape == (
+            3,
+            8,
+            8,
+        )
         assert type(open_dataset(photos)) is ImageDataset
 
     @pytest.fixture
@@ -305,10 +403,17 @@ class TestPaths:
             assert remote.fingerprint == local.fingerprint
             assert all(torch.equal(remote[i][0], local[i][0]) for i in (0, 5, 23))
 
-    def test_a_fingerprint_does_not_depend_on_mode_or_transform(self, photos: Path, tmp_path: Path) -> None:
+    def test_a_fingerprint_does_not_depend_on_mode_or_transform(
+        self, photos: Path, tmp_path: Path
+    ) -> None:
         moved = shutil.copytree(photos, tmp_path / "elsewhere")
         wanted = ImageDataset(photos).fingerprint
-        assert ImageDataset(moved, image_size=32, transform=print, loading_mode="cached", targets=None).fingerprint == wanted
+        assert (
+            ImageDataset(
+                moved, image_size=32, transform=print, loading_mode="cached", targets=None
+            ).fingerprint
+            == wanted
+        )
         assert ImageDataset(photos / "noise", targets=None).fingerprint != wanted
 
 
@@ -316,55 +421,90 @@ class TestBadInput:
     def test_a_missing_path(self, tmp_path: Path) -> None:
         with pytest.raises(DataNotFoundError, match="nowhere does not exist") as caught:
             ImageDataset(tmp_path / "nowhere")
-        assert isinstance(caught.value, FileNotFoundError) and isinstance(caught.value, HeadraceError)
+        assert isinstance(caught.value, FileNotFoundError) and isinstance(
+            caught.value, HeadraceError
+        )
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").touch()
         for path in (tmp_path, str(tmp_path / "*"), [tmp_path]):
-            with pytest.raises(DataNotFoundError, match=r"\.jpg, \.jpeg, \.png, \.bmp, \.tiff, \.tif, \.webp, \.gif") as caught:
+            with pytest.raises(
+                DataNotFoundError,
+                match=r"\.jpg, \.jpeg, \.png, \.bmp, \.tiff, \.tif, \.webp, \.gif",
+            ) as caught:
                 ImageDataset(path)
             assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
     @pytest.mark.quick_every(8)
     @pytest.mark.parametrize("mode", MAP_MODES)
     @pytest.mark.parametrize("kind", UNREADABLE)
-    def test_an_unreadable_file_is_one_clear_line(self, bad: dict[str, Path], kind: str, mode: str) -> None:
+    def test_an_unreadable_file_is_one_clear_line(
+        self, bad: dict[str, Path], kind: str, mode: str
+    ) -> None:
         path = bad[kind]
         with pytest.raises(SampleError) as caught:
             ImageDataset(path, targets=None, loading_mode=mode, progress=False)[0]
         text = str(caught.value)
-        assert text.startswith(f"sample 0 can't be decoded: {path}: ") and text.count(str(path)) == 1
-        assert 'pass on_error="skip"' in text and "\n" not in text and isinstance(caught.value, OSError)
+        assert (
+            text.startswith(f"sample 0 can't be decoded: {path}: ") and text.count(str(path)) == 1
+        )
+        assert (
+            'pass on_error="skip"' in text
+            and "\n" not in text
+            and isinstance(caught.value, OSError)
+        )
 
     def test_a_folder_of_unreadable_files(self, tmp_path: Path) -> None:
         for name, write in UNREADABLE.values():
             write(tmp_path / name)
         dataset = ImageDataset(tmp_path, targets=None, on_error="skip")
         assert len(dataset) == 5
-        with pytest.raises(SampleError, match="none of the 5 samples of a batch can be read; the first: sample 0"):
+        with pytest.raises(
+            SampleError, match="none of the 5 samples of a batch can be read; the first: sample 0"
+        ):
             dataset.__getitems__(range(5))
 
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_a_folder_of_both(self, bad: dict[str, Path], mode: str) -> None:
         folder = bad["text_file"].parent
         with ImageDataset(
-            folder, image_size=24, normalize=False, targets=None, loading_mode=mode, on_error="skip", progress=False
+            folder,
+            image_size=24,
+            normalize=False,
+            targets=None,
+            loading_mode=mode,
+            on_error="skip",
+            progress=False,
         ) as dataset:
-            assert len(dataset) == len(UNREADABLE) + len(READABLE) + 1  # and the one in the loop of links, once
+            # and the one in the loop of links, once
+            assert len(dataset) == len(UNREADABLE) + len(READABLE) + 1
             names = [os.path.basename(path) for path, _ in dataset.samples]
-            assert "notes.txt" not in names and os.fsdecode(b"caf\xe9.jpg") in names and names.count("image.jpg") == 1
+            assert (
+                "notes.txt" not in names
+                and os.fsdecode(b"caf\xe9.jpg") in names
+                and names.count("image.jpg") == 1
+            )
             for _ in range(2):
                 dataset.sample_reader.take_report()
                 assert len(dataset.__getitems__(range(len(dataset)))) == len(READABLE) + 1
                 skipped = dataset.sample_reader.take_report()["skipped_samples"]
-                assert {os.path.basename(path) for _, path, _ in skipped} == {name for name, _ in UNREADABLE.values()}
+                assert {os.path.basename(path) for _, path, _ in skipped} == {
+                    name for name, _ in UNREADABLE.values()
+                }
 
     def test_odd_files_that_are_read(self, bad: dict[str, Path]) -> None:
         for kind, path in bad.items():
             if kind in READABLE:
                 image, _ = ImageDataset(path, image_size=None, normalize=False, targets=None)[0]
-                assert image.shape == (3, 48, 64) and (image.permute(1, 2, 0).numpy() == decoded(path)).all()
-        upright = ImageDataset(bad["exif_6_jpeg"], image_size=None, normalize=False, targets=None)[0][0].permute(1, 2, 0).numpy()
+                assert (
+                    image.shape == (3, 48, 64)
+                    and (image.permute(1, 2, 0).numpy() == decoded(path)).all()
+                )
+        upright = (
+            ImageDataset(bad["exif_6_jpeg"], image_size=None, normalize=False, targets=None)[0][0]
+            .permute(1, 2, 0)
+            .numpy()
+        )
         assert np.abs(upright.astype(int) - corners()).mean() < 4
 
     def test_a_name_that_is_no_utf8_can_be_shown(self, tmp_path: Path) -> None:
@@ -377,7 +517,9 @@ class TestBadInput:
         str(caught.value).encode()
         assert os.path.exists(dataset.samples[0][0])
 
-    def test_a_user_who_raises_pillows_limit_gets_the_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_user_who_raises_pillows_limit_gets_the_image(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         stream = io.BytesIO()
         Image.new("RGB", (300, 200)).save(stream, "PNG")
         (tmp_path / "x.png").write_bytes(stream.getvalue())
@@ -390,19 +532,29 @@ class TestBadInput:
 
 
 class TestNoPackedFile:
-    @pytest.mark.parametrize("content", [b"<html>not found</html>", b"\x89HDX\r\n\x1a\n" + bytes(99), b""])
+    @pytest.mark.parametrize(
+        "content", [b"<html>not found</html>", b"\x89HDX\r\n\x1a\n" + bytes(99), b""]
+    )
     @pytest.mark.parametrize("several", [False, True])
     def test_damaged_hdf5_is_told(self, tmp_path: Path, content: bytes, several: bool) -> None:
         path = tmp_path / "x.h5"
         path.write_bytes(content)
-        with pytest.raises(FormatError, match=r"x\.h5 is no HDF5 file, whatever its name says.*fetch it again"):
+        with pytest.raises(
+            FormatError, match=r"x\.h5 is no HDF5 file, whatever its name says.*fetch it again"
+        ):
             ImageDataset([path, path] if several else path)
 
     @pytest.mark.parametrize("name", ["data", "images"])
     def test_foreign_hdf5_names_the_dataset_to_use(self, tmp_path: Path, name: str) -> None:
         with h5py.File(tmp_path / "x.h5", "w") as file:
             file[name] = np.zeros((4, 8, 8, 3), np.uint8)
-        with pytest.raises(FormatError, match=r"holds no images that headrace packed: open it with HDF5Dataset\(path, dataset_name\)"):
+        with pytest.raises(
+            FormatError,
+            match=(
+                r"holds no images that headrace packed: open it with HDF5Dataset\(path, "
+                r"dataset_name\)"
+            ),
+        ):
             ImageDataset(tmp_path / "x.h5")
 
 
@@ -410,11 +562,22 @@ class TestExact:
     @pytest.mark.parametrize("crop", [False, True])
     def test_each_image_is_decoded_whole(self, photos: Path, crop: bool) -> None:
         options: dict[str, Any] = {"normalize": False}
-        options |= {"transform": [RandomResizedCrop(12, (1, 1), (4 / 3, 4 / 3))]} if crop else {"image_size": 12}
-        exact, fast = (ImageDataset(photos, decode=decode, **options) for decode in ("exact", "fast"))
+        options |= (
+            {"transform": [RandomResizedCrop(12, (1, 1), (4 / 3, 4 / 3))]}
+            if crop
+            else {"image_size": 12}
+        )
+        exact, fast = (
+            ImageDataset(photos, decode=decode, **options) for decode in ("exact", "fast")
+        )
         wanted = [resize_image(decoded(path), (12, 12)) for path in paths_of(photos)]
-        assert all((exact[i][0].permute(1, 2, 0).numpy() == pixels).all() for i, pixels in enumerate(wanted))
-        assert any((fast[i][0].permute(1, 2, 0).numpy() != pixels).any() for i, pixels in enumerate(wanted))
+        assert all(
+            (exact[i][0].permute(1, 2, 0).numpy() == pixels).all()
+            for i, pixels in enumerate(wanted)
+        )
+        assert any(
+            (fast[i][0].permute(1, 2, 0).numpy() != pixels).any() for i, pixels in enumerate(wanted)
+        )
         assert exact.held_as() != fast.held_as()
 
     def test_is_part_of_what_ranks_share(self, photos: Path, tmp_path: Path) -> None:
@@ -425,10 +588,15 @@ class TestExact:
             "shared": "machine",
             "cache_dir": tmp_path,
         }
-        with ImageDataset(photos, decode="fast", **options) as fast, ImageDataset(photos, decode="exact", **options) as exact:
+        with (
+            ImageDataset(photos, decode="fast", **options) as fast,
+            ImageDataset(photos, decode="exact", **options) as exact,
+        ):
             first = [fast[i][0] for i in range(len(fast))]
             with ImageDataset(photos, decode="fast", **options) as again:
-                assert all(torch.equal(again[i][0], image) for i, image in enumerate(first)) and again.mode.stats()["hits"] == len(first)
+                assert all(
+                    torch.equal(again[i][0], image) for i, image in enumerate(first)
+                ) and again.mode.stats()["hits"] == len(first)
             assert exact.mode.stats()["held"] == 0
             assert any(not torch.equal(exact[i][0], image) for i, image in enumerate(first))
 

@@ -1,4 +1,6 @@
-"""Decoding images: each is what Pillow says it is, and each bad one is refused in one clear line."""
+"""Decoding images: each is what Pillow says it is, and each bad one is refused in one clear
+line.
+"""
 
 from __future__ import annotations
 
@@ -56,17 +58,31 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def tiff(values: np.ndarray[Any, Any], bits: int | None = None, white: int | None = None) -> bytes:
-    """Grey without compression as a TIFF, written by hand: [H, W] integers of 16 or 32 bits, or uint16 packed to 12."""
+    """Grey without compression as a TIFF, written by hand: [H, W] integers of 16 or 32 bits, or
+    uint16 packed to 12.
+    """
     height, width = values.shape
     pixels = values.astype(values.dtype.newbyteorder("<")).tobytes()
     if bits == 12:
         pairs = values.reshape(-1, 2).astype(int)
         pixels = b"".join(bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in pairs)
-    tags = {256: width, 257: height, 258: bits or values.itemsize * 8, 259: 1, 262: 1, 273: 0, 277: 1, 278: height, 279: len(pixels)}
+    tags = {
+        256: width,
+        257: height,
+        258: bits or values.itemsize * 8,
+        259: 1,
+        262: 1,
+        273: 0,
+        277: 1,
+        278: height,
+        279: len(pixels),
+    }
     tags |= {281: white} if white is not None else {}
     tags |= {339: 2} if values.dtype.kind == "i" else {}
     tags[273] = 8 + 2 + 12 * len(tags) + 4
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
+    entries = b"".join(
+        struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items())
+    )
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + pixels
 
 
@@ -90,9 +106,22 @@ class TestJPEG:
     )
     @settings(max_examples=60, deadline=None)
     def test_is_bit_for_bit_what_pillow_gives(
-        self, channels: int, color: str, width: int, height: int, quality: int, subsampling: int, progressive: bool
+        self,
+        channels: int,
+        color: str,
+        width: int,
+        height: int,
+        quality: int,
+        subsampling: int,
+        progressive: bool,
     ) -> None:
-        data = encoded(picture(width, height, channels), "JPEG", quality=quality, subsampling=subsampling, progressive=progressive)
+        data = encoded(
+            picture(width, height, channels),
+            "JPEG",
+            quality=quality,
+            subsampling=subsampling,
+            progressive=progressive,
+        )
         decoded = pixels_module._decode_jpeg(data, color, Claim(None), None)
         assert decoded is not None  # by simplejpeg, and not by Pillow
         assert decoded.shape == (height, width, len(color)) and decoded.dtype == np.uint8
@@ -102,11 +131,26 @@ class TestJPEG:
     @pytest.mark.parametrize(
         "options",
         [
-            {"keep_rgb": True}, {"optimize": True}, {"comment": b"Exif\0\0 is no tag here"}, {"dpi": (300, 300)},
-            {"restart_marker_blocks": 3}, {"exif": Image.Exif()}, {"icc_profile": bytes(3000)}, {"qtables": [[9] * 64] * 2},
+            {"keep_rgb": True},
+            {"optimize": True},
+            {"comment": b"Exif\0\0 is no tag here"},
+            {"dpi": (300, 300)},
+            {"restart_marker_blocks": 3},
+            {"exif": Image.Exif()},
+            {"icc_profile": bytes(3000)},
+            {"qtables": [[9] * 64] * 2},
         ],
-        ids=["keep_rgb", "optimize", "comment", "dpi", "restarts", "exif", "icc_profile", "qtables"],
-    )  # fmt: skip
+        ids=[
+            "keep_rgb",
+            "optimize",
+            "comment",
+            "dpi",
+            "restarts",
+            "exif",
+            "icc_profile",
+            "qtables",
+        ],
+    )
     def test_of_all_kinds(self, color: str, options: dict[str, Any]) -> None:
         data = encoded(picture(67, 35), "JPEG", **options)
         np.testing.assert_array_equal(decode_image(data, color), by_pillow(data, color))
@@ -118,9 +162,13 @@ class TestJPEG:
 
     def test_with_bytes_after_its_end(self) -> None:
         data = encoded(picture(40, 30), "JPEG")
-        np.testing.assert_array_equal(decode_image(data + b"trailing garbage" * 50), by_pillow(data, "RGB"))
+        np.testing.assert_array_equal(
+            decode_image(data + b"trailing garbage" * 50), by_pillow(data, "RGB")
+        )
 
-    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
+    @pytest.mark.parametrize(
+        "kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)]
+    )
     @pytest.mark.parametrize("form", ["JPEG", "PNG"])
     def test_from_all_that_holds_bytes(self, kind: Any, form: str) -> None:
         data = encoded(picture(20, 10), form)
@@ -133,7 +181,11 @@ class TestFormats:
     def test_are_what_pillow_gives(self, bad: dict[str, Path], kind: str, color: str) -> None:
         data = bad[kind].read_bytes()
         decoded = decode_image(data, color)
-        assert decoded.dtype == np.uint8 and decoded.flags.c_contiguous and decoded.shape == (SIZE[1], SIZE[0], len(color))
+        assert (
+            decoded.dtype == np.uint8
+            and decoded.flags.c_contiguous
+            and decoded.shape == (SIZE[1], SIZE[0], len(color))
+        )
         np.testing.assert_array_equal(decoded, by_pillow(data, color))
 
     @pytest.mark.parametrize("form", ["PNG", "TIFF"])
@@ -161,7 +213,9 @@ class TestFormats:
     def test_12_bit_grey_of_tiff_is_scaled_by_its_tag(self, tag: str) -> None:
         values = np.array([[0, 1, 1000, 4094, 4095, 2048]], np.uint16)
         data = tiff(values, bits=12) if tag == "BitsPerSample" else tiff(values, white=4095)
-        assert decode_image(data, "L")[0, :, 0].tolist() == np.rint(values[0] * (255 / 4095)).tolist()
+        assert (
+            decode_image(data, "L")[0, :, 0].tolist() == np.rint(values[0] * (255 / 4095)).tolist()
+        )
 
     def test_a_tag_of_white_that_is_too_low(self) -> None:
         values = np.array([[0, 4095, 8190]], np.uint16)
@@ -177,18 +231,25 @@ class TestFormats:
     )
     def test_grey_of_floats(self, values: list[float], grey: list[int]) -> None:
         data = encoded(Image.fromarray(np.array([values], np.float32)), "TIFF")
-        assert decode_image(data, "L")[0, :, 0].tolist() == grey and (decode_image(data) == decode_image(data, "L")).all()
+        assert (
+            decode_image(data, "L")[0, :, 0].tolist() == grey
+            and (decode_image(data) == decode_image(data, "L")).all()
+        )
 
     @pytest.mark.parametrize("values", [[-0.1, 0.5], [0, 300], [0.5, np.nan]])
     def test_floats_without_a_white_are_refused(self, values: list[float]) -> None:
-        with pytest.raises(FormatError, match=r"grey of floats .* which of them is white.*scale the files"):
+        with pytest.raises(
+            FormatError, match=r"grey of floats .* which of them is white.*scale the files"
+        ):
             decode_image(encoded(Image.fromarray(np.array([values], np.float32)), "TIFF"))
 
     @pytest.mark.parametrize("dtype", [np.int16, np.int32])
     def test_grey_of_signed_integers(self, dtype: Any) -> None:
         sound = tiff(np.array([[0, 7, 255]], dtype))
         assert decode_image(sound, "L")[0, :, 0].tolist() == [0, 7, 255]
-        with pytest.raises(FormatError, match=r"grey of signed or 32-bit integers from -1000 to 3000"):
+        with pytest.raises(
+            FormatError, match=r"grey of signed or 32-bit integers from -1000 to 3000"
+        ):
             decode_image(tiff(np.array([[-1000, 0, 3000]], dtype)))
 
     def test_alpha_is_dropped_and_not_blended(self, bad: dict[str, Path]) -> None:
@@ -211,7 +272,9 @@ def turned(orientation: int, form: str) -> bytes:
     array = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    lossless = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100, "subsampling": 0}}.get(form, {})
+    lossless = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100, "subsampling": 0}}.get(
+        form, {}
+    )
     options = {"tiffinfo": {0x0112: orientation}} if form == "TIFF" else {"exif": exif, **lossless}
     return encoded(Image.fromarray(array), form, **options)
 
@@ -224,7 +287,11 @@ class TestOrientation:
 
     @pytest.mark.parametrize(
         ("form", "orientation"),
-        [(form, orientation) for form in ("JPEG", "PNG", "WEBP", "TIFF") for orientation in (*range(9), 9, 700)],
+        [
+            (form, orientation)
+            for form in ("JPEG", "PNG", "WEBP", "TIFF")
+            for orientation in (*range(9), 9, 700)
+        ],
     )
     def test_is_what_pillow_makes_of_it(self, form: str, orientation: int) -> None:
         data = turned(orientation, form)
@@ -234,7 +301,9 @@ class TestOrientation:
             np.testing.assert_array_equal(decoded, by_pillow(data, color))
 
     @pytest.mark.parametrize("where", ["late", "xmp"])
-    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
+    @pytest.mark.parametrize(
+        "kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)]
+    )
     def test_late_exif_and_xmp_count(self, where: str, kind: Any) -> None:
         if where == "late":  # behind a colour profile of 130 kB
             exif = Image.Exif()
@@ -243,7 +312,11 @@ class TestOrientation:
             at = data.index(b"\xff\xe1")
             data = data[:at] + (b"\xff\xe2\xff\xff" + bytes(65533)) * 2 + data[at:]
         else:
-            data = encoded(picture(31, 17), "JPEG", xmp=b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>')
+            data = encoded(
+                picture(31, 17),
+                "JPEG",
+                xmp=b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>',
+            )
         assert by_pillow(data, "RGB").shape == (31, 17, 3)
         np.testing.assert_array_equal(decode_image(kind(data)), by_pillow(data, "RGB"))
         assert image_shape(kind(data)) == (31, 17)
@@ -258,7 +331,9 @@ showpage
 
 
 class TestBad:
-    def test_an_eps_named_jpg_starts_no_ghostscript(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_eps_named_jpg_starts_no_ghostscript(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         started = tmp_path / "started"
         gs = tmp_path / "gs"
         gs.write_text(f"#!/bin/sh\ntouch {started}\nexit 1\n")
@@ -273,8 +348,12 @@ class TestBad:
             DECODERS["jpg"](EPS)
         assert not started.exists()
 
-    @pytest.mark.parametrize("read", [decode_image, image_shape, lambda data: load_image(data, "RGB", (8, 8), True)])
-    def test_a_warning_raised_is_the_images_fault(self, read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        "read", [decode_image, image_shape, lambda data: load_image(data, "RGB", (8, 8), True)]
+    )
+    def test_a_warning_raised_is_the_images_fault(
+        self, read: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         data = encoded(picture(40, 30), "PNG")
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
         with warnings.catch_warnings():
@@ -284,7 +363,10 @@ class TestBad:
 
     def test_running_out_of_memory_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def resize(*_: Any) -> None:
-            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+                "9 bytes."
+            )
 
         monkeypatch.setattr(sizing, "resize_image", resize)
         with pytest.raises(RuntimeError, match="allocate"):
@@ -301,13 +383,21 @@ class TestBad:
             ("bomb_jpeg", r"decompression bomb.*65000 x 65000.*MAX_IMAGE_PIXELS"),
         ],
     )
-    def test_is_refused_in_one_line(self, bad: dict[str, Path], kind: str, message: str, color: str) -> None:
+    def test_is_refused_in_one_line(
+        self, bad: dict[str, Path], kind: str, message: str, color: str
+    ) -> None:
         with pytest.raises(FormatError, match=message) as caught:
             decode_image(bad[kind].read_bytes(), color)
         assert "\n" not in str(caught.value) and isinstance(caught.value, ValueError)
 
     def test_all_kinds_are_looked_at(self) -> None:
-        assert set(UNREADABLE) == {"truncated_jpeg", "empty_jpeg", "text_as_jpeg", "bomb_png", "bomb_jpeg"}
+        assert set(UNREADABLE) == {
+            "truncated_jpeg",
+            "empty_jpeg",
+            "text_as_jpeg",
+            "bomb_png",
+            "bomb_jpeg",
+        }
 
     @pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF"])
     def test_cut_anywhere_it_is_refused_or_whole(self, form: str) -> None:
@@ -321,9 +411,15 @@ class TestBad:
                 continue
             np.testing.assert_array_equal(decoded, whole)
 
-    @given(st.integers(0, 10_000), st.integers(0, 255), st.sampled_from(["JPEG", "PNG", "TIFF", "WEBP", "GIF", "BMP"]))
+    @given(
+        st.integers(0, 10_000),
+        st.integers(0, 255),
+        st.sampled_from(["JPEG", "PNG", "TIFF", "WEBP", "GIF", "BMP"]),
+    )
     @settings(max_examples=150, deadline=None)
-    def test_a_wrong_byte_is_refused_or_read_as_an_image(self, position: int, value: int, form: str) -> None:
+    def test_a_wrong_byte_is_refused_or_read_as_an_image(
+        self, position: int, value: int, form: str
+    ) -> None:
         data = bytearray(encoded(picture(24, 16), form))
         data[position % len(data)] = value
         with warnings.catch_warnings():
@@ -367,9 +463,13 @@ class TestBad:
 
     def test_extraneous_bytes_do_no_harm(self) -> None:
         data = encoded(picture(200, 150), "JPEG")
-        np.testing.assert_array_equal(decode_image(data[:-2] + bytes(9) + data[-2:]), by_pillow(data, "RGB"))
+        np.testing.assert_array_equal(
+            decode_image(data[:-2] + bytes(9) + data[-2:]), by_pillow(data, "RGB")
+        )
 
-    @pytest.mark.parametrize("block", [b"", b"MM", b"MM\0*\0\0\0\x08\xff\xff", b"II*\0" + b"\xff" * 40, b"nonsense"])
+    @pytest.mark.parametrize(
+        "block", [b"", b"MM", b"MM\0*\0\0\0\x08\xff\xff", b"II*\0" + b"\xff" * 40, b"nonsense"]
+    )
     def test_a_broken_exif_block_turns_nothing(self, block: bytes) -> None:
         data = encoded(picture(20, 10), "JPEG")
         segment = b"Exif\0\0" + block
@@ -391,20 +491,36 @@ def apart(pixels: Any, image: Image.Image) -> int:
 
 
 class TestResize:
-    @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 3]))
+    @given(
+        st.integers(1, 60),
+        st.integers(1, 60),
+        st.integers(1, 60),
+        st.integers(1, 60),
+        st.sampled_from([1, 3]),
+    )
     @settings(max_examples=100, deadline=None)
     @example(20, 20, 42, 42, 3)  # two grey levels, at one pixel
     @example(12, 52, 50, 50, 3)
-    def test_is_pillows_within_a_grey_level_a_direction(self, h: int, w: int, to_h: int, to_w: int, channels: int) -> None:
-        """Both make two passes, and round to grey levels after each. Exact halves, and what is as near to one as torch's
-        weights of 16 bits are rough, torch may round down where Pillow rounds up. So a pass differs by a level at most; and after both
-        it may be two: at 20 x 20 -> 42 x 42 two neighbours of the first pass are 218.5 and 253.5, torch goes on with 218 and 253, Pillow
-        with 219 and 254; of these the second pass makes 230.5 and 231.5, and so 230 and 232. Nothing here is random, or depends on threads.
+    def test_is_pillows_within_a_grey_level_a_direction(
+        self, h: int, w: int, to_h: int, to_w: int, channels: int
+    ) -> None:
+        """Both make two passes, and round to grey levels after each. Exact halves, and what is as
+        near to one as torch's weights of 16 bits are rough, torch may round down where Pillow
+        rounds up. So a pass differs by a level at most; and after both it may be two: at 20 x 20 ->
+        42 x 42 two neighbours of the first pass are 218.5 and 253.5, torch goes on with 218 and
+        253, Pillow with 219 and 254; of these the second pass makes 230.5 and 231.5, and so 230 and
+        232. Nothing here is random, or depends on threads.
 
-        Not compared with torch's own floating-point path, which is wrong for images that are one pixel wide (2.13)."""
+        Not compared with torch's own floating-point path, which is wrong for images that are one
+        pixel wide (2.13).
+        """
         image = picture(w, h, channels)
         found = resize_image(np.asarray(image).reshape(h, w, channels), (to_h, to_w))
-        assert found.shape == (to_h, to_w, channels) and found.dtype == np.uint8 and found.flags.c_contiguous
+        assert (
+            found.shape == (to_h, to_w, channels)
+            and found.dtype == np.uint8
+            and found.flags.c_contiguous
+        )
         between = resize_image(np.asarray(image).reshape(h, w, channels), (h, to_w))
         assert np.array_equal(resize_image(between, (to_h, to_w)), found)
         along_rows = image.resize((to_w, h), Image.Resampling.BILINEAR)
@@ -425,7 +541,11 @@ class TestResize:
 
     def test_a_tall_strip_is_never_widened_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked, interpolate = list[Any](), torch.nn.functional.interpolate
-        monkeypatch.setattr(torch.nn.functional, "interpolate", lambda *a, size, **k: asked.append(size) or interpolate(*a, size=size, **k))
+        monkeypatch.setattr(
+            torch.nn.functional,
+            "interpolate",
+            lambda *a, size, **k: asked.append(size) or interpolate(*a, size=size, **k),
+        )
         strip = np.repeat(np.linspace(0, 255, 100_000).astype(np.uint8), 3).reshape(-1, 1, 3)
         found = resize_image(strip, (8, 300))
         assert asked == [(8, 1), (8, 300)] and found.shape == (8, 300, 3)
@@ -442,14 +562,23 @@ class TestLayoutAndValues:
     def test_channels(self) -> None:
         pixels = np.asarray(picture(8, 6))
         first = to_channels_first(pixels)
-        assert first.shape == (3, 6, 8) and first.flags.c_contiguous and (first[1] == pixels[:, :, 1]).all()
-        assert (to_channels_last(first) == pixels).all() and to_channels_last(first).flags.c_contiguous
+        assert (
+            first.shape == (3, 6, 8)
+            and first.flags.c_contiguous
+            and (first[1] == pixels[:, :, 1]).all()
+        )
+        assert (to_channels_last(first) == pixels).all() and to_channels_last(
+            first
+        ).flags.c_contiguous
 
     def test_normalize(self) -> None:
         pixels = to_channels_first(np.asarray(picture(16, 16)))
         before = pixels.copy()
         found = normalize(pixels)
-        mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+        mean, std = (
+            torch.tensor(v, dtype=torch.float64).view(3, 1, 1)
+            for v in (IMAGENET_MEAN, IMAGENET_STD)
+        )
         wanted = (torch.from_numpy(pixels).double() / 255 - mean) / std
         assert found.dtype is torch.float32 and found.is_contiguous()
         assert (found.double() - wanted).abs().max() < 1e-6
@@ -470,8 +599,22 @@ class TestLayoutAndValues:
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         pixels = np.tile(np.arange(256, dtype=np.uint8).reshape(1, 16, 16), (channels, 1, 1))
         values = normalize(pixels)
-        assert not (values.view(torch.int32) & 0xFFFF == 0x8000).any()  # none lies halfway between two of bfloat16
+        # none lies halfway between two of bfloat16
+        assert not (values.view(torch.int32) & 0xFFFF == 0x8000).any()
         assert torch.equal(normalize(pixels, dtype_named(half)), values.to(half))
 
     def test_extensions(self) -> None:
-        assert set(EXTENSIONS) == {".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif", ".avif", ".heic", ".heif", ".jxl"}
+        assert set(EXTENSIONS) == {
+            ".jpg",
+            ".jpeg",
+            ".png",
+            ".bmp",
+            ".tiff",
+            ".tif",
+            ".webp",
+            ".gif",
+            ".avif",
+            ".heic",
+            ".heif",
+            ".jxl",
+        }

@@ -25,10 +25,20 @@ def fetched(server: RangeServer) -> int:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_is_fetched_once_and_kept(photos: Path, tmp_path: Path, make_loader: Any, workers: int) -> None:
+def test_a_file_is_fetched_once_and_kept(
+    photos: Path, tmp_path: Path, make_loader: Any, workers: int
+) -> None:
     names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*") if path.is_file())
-    here = [sample[0] for sample in ImageDataset([photos / name for name in names], targets=None, image_size=16)]
-    options: Any = {"targets": None, "image_size": 16, "cache_dir": tmp_path / "cache", "disk_cache_size": "10MB"}
+    here = [
+        sample[0]
+        for sample in ImageDataset([photos / name for name in names], targets=None, image_size=16)
+    ]
+    options: Any = {
+        "targets": None,
+        "image_size": 16,
+        "cache_dir": tmp_path / "cache",
+        "disk_cache_size": "10MB",
+    }
     with RangeServer(photos) as server:
         for run in range(2):  # a second job finds what the first one kept
             dataset = ImageDataset([f"{server.url}/{name}" for name in names], **options)
@@ -51,12 +61,19 @@ def test_a_file_is_fetched_once_and_kept(photos: Path, tmp_path: Path, make_load
 
 
 def test_the_cache_may_be_damaged_or_deleted_while_running(photos: Path, tmp_path: Path) -> None:
-    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*") if path.is_file())[:6]
-    here = [sample[0] for sample in ImageDataset([photos / name for name in names], targets=None, image_size=16)]
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*") if path.is_file())[
+        :6
+    ]
+    here = [
+        sample[0]
+        for sample in ImageDataset([photos / name for name in names], targets=None, image_size=16)
+    ]
     cache = tmp_path / "cache"
     with RangeServer(photos) as server:
         urls = [f"{server.url}/{name}" for name in names]
-        with ImageDataset(urls, targets=None, image_size=16, cache_dir=cache, disk_cache_size="10MB") as dataset:
+        with ImageDataset(
+            urls, targets=None, image_size=16, cache_dir=cache, disk_cache_size="10MB"
+        ) as dataset:
             for block in (None, "flip", "cut", "folder"):
                 files = list(cache.rglob("*.blk"))
                 assert len(files) == (0 if block is None else len(names))
@@ -67,5 +84,8 @@ def test_the_cache_may_be_damaged_or_deleted_while_running(photos: Path, tmp_pat
                 if block == "folder":
                     shutil.rmtree(cache)
                 server.counts()
-                assert all(torch.equal(image, right) for (image, _), right in zip(dataset, here, strict=True))
+                assert all(
+                    torch.equal(image, right)
+                    for (image, _), right in zip(dataset, here, strict=True)
+                )
                 assert fetched(server) == len(names)

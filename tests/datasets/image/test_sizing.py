@@ -38,11 +38,15 @@ def jpeg(size: tuple[int, int], seed: int = 0, mode: str = "RGB", **options: Any
     return stream.getvalue()
 
 
-def plainly(data: bytes, color: str, size: tuple[int, int], box: Box | None = None, flip: bool = False) -> np.ndarray[Any, Any]:
+def plainly(
+    data: bytes, color: str, size: tuple[int, int], box: Box | None = None, flip: bool = False
+) -> np.ndarray[Any, Any]:
     """The plain twin: [H, W, C]."""
     pixels = decode_image(data, color)
     if box is not None:
-        pixels = np.ascontiguousarray(pixels[box.top : box.top + box.height, box.left : box.left + box.width])
+        pixels = np.ascontiguousarray(
+            pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        )
     pixels = resize_image(pixels, size)
     return pixels[:, ::-1] if flip else pixels
 
@@ -51,7 +55,9 @@ class TestTwins:
     @pytest.mark.parametrize("size", [s for s in SIZES if 2 * s[0] > 48 or 2 * s[1] > 64], ids=str)
     @pytest.mark.parametrize("color", ["RGB", "L"])
     @pytest.mark.parametrize("flip", [False, True])
-    def test_equal_bytes_where_nothing_is_scaled(self, size: tuple[int, int], color: str, flip: bool) -> None:
+    def test_equal_bytes_where_nothing_is_scaled(
+        self, size: tuple[int, int], color: str, flip: bool
+    ) -> None:
         data = jpeg((48, 64))
         wanted = plainly(data, color, size, flip=flip)
         assert (load_image(data, color, size, False, flip=flip) == wanted).all()
@@ -80,10 +86,18 @@ class TestTwins:
     def test_any_part_at_any_size(self, data: st.DataObject) -> None:
         height, width = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 60))
         top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
-        box = Box(top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left)))
+        box = Box(
+            top,
+            left,
+            data.draw(st.integers(1, height - top)),
+            data.draw(st.integers(1, width - left)),
+        )
         size = data.draw(st.integers(box.height // 2 + 1, 90)), data.draw(st.integers(1, 90))
         flip, encoded = data.draw(st.booleans()), jpeg((height, width), seed=height)
-        assert (load_image(encoded, "RGB", size, False, box, flip) == plainly(encoded, "RGB", size, box, flip)).all()
+        assert (
+            load_image(encoded, "RGB", size, False, box, flip)
+            == plainly(encoded, "RGB", size, box, flip)
+        ).all()
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_parts_of_turned_images_are_those_that_people_see(self, orientation: int) -> None:
@@ -99,12 +113,22 @@ class TestTwins:
         pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
         here = sizing._planes(pixels)
         monkeypatch.setattr(sizing.sys, "byteorder", "big")
-        assert (sizing._planes(pixels) == here).all() and (here == pixels[..., :3].transpose(2, 0, 1)).all()
+        assert (sizing._planes(pixels) == here).all() and (
+            here == pixels[..., :3].transpose(2, 0, 1)
+        ).all()
 
 
 class TestScaled:
     @pytest.mark.parametrize(
-        ("factor", "size"), [(1, (201, 10)), (2, (200, 150)), (2, (101, 76)), (4, (100, 75)), (8, (50, 37)), (8, (6, 5))]
+        ("factor", "size"),
+        [
+            (1, (201, 10)),
+            (2, (200, 150)),
+            (2, (101, 76)),
+            (4, (100, 75)),
+            (8, (50, 37)),
+            (8, (6, 5)),
+        ],
     )
     def test_decoded_at_the_largest_fraction_that_is_no_smaller(
         self, monkeypatch: pytest.MonkeyPatch, factor: int, size: tuple[int, int]
@@ -125,11 +149,19 @@ class TestScaled:
     @pytest.mark.parametrize("odd", [(401, 307), (403, 305)])
     def test_sides_that_do_not_divide(self, odd: tuple[int, int]) -> None:
         data = jpeg(odd)
-        assert np.abs(load_image(data, "RGB", (50, 40), False).astype(int) - plainly(data, "RGB", (50, 40))).mean() < 3
+        assert (
+            np.abs(
+                load_image(data, "RGB", (50, 40), False).astype(int)
+                - plainly(data, "RGB", (50, 40))
+            ).mean()
+            < 3
+        )
 
     def test_a_part_counts_and_not_the_image(self) -> None:
         data, box = jpeg((400, 300)), Box(100, 20, 90, 60)
-        assert (load_image(data, "RGB", (64, 64), False, box) == plainly(data, "RGB", (64, 64), box)).all()
+        assert (
+            load_image(data, "RGB", (64, 64), False, box) == plainly(data, "RGB", (64, 64), box)
+        ).all()
         half = load_image(data, "RGB", (45, 30), False, box)
         assert np.abs(half.astype(int) - plainly(data, "RGB", (45, 30), box)).mean() < 4
 
@@ -141,7 +173,10 @@ class TestMemory:
         kept = [m.copy() for m in made]
         for d in data:
             load_image(d, "RGB", (50, 40), True)
-        assert all((m == k).all() and m.flags.owndata and m.flags.writeable for m, k in zip(made, kept, strict=True))
+        assert all(
+            (m == k).all() and m.flags.owndata and m.flags.writeable
+            for m, k in zip(made, kept, strict=True)
+        )
 
     def test_threads_have_memory_of_their_own(self) -> None:
         data = [jpeg((48 + seed, 64), seed) for seed in range(8)]
@@ -159,7 +194,9 @@ class TestMemory:
             thread.join()
         assert not wrong
 
-    def test_the_pixels_of_a_large_image_are_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_pixels_of_a_large_image_are_not_kept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(sizing, "_scratch", sizing._Scratch())
         monkeypatch.setattr(sizing, "_KEPT", 1000 * 4)
         data = jpeg((48, 64))
@@ -169,14 +206,22 @@ class TestMemory:
     def test_data_of_any_bytes_like_type(self) -> None:
         data = jpeg((48, 64))
         for kind in (bytearray, memoryview, lambda d: np.frombuffer(d, np.uint8)):
-            assert (load_image(kind(data), "RGB", (30, 50), True) == load_image(data, "RGB", (30, 50), True)).all()
+            assert (
+                load_image(kind(data), "RGB", (30, 50), True)
+                == load_image(data, "RGB", (30, 50), True)
+            ).all()
             assert image_shape(kind(data)) == (48, 64)
 
 
 def test_noise_too(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
-    Image.fromarray(noise(np.random.default_rng(0), (53, 40))).save(path, quality=100, subsampling=0)
-    assert (load_image(path.read_bytes(), "RGB", (224, 224), False) == plainly(path.read_bytes(), "RGB", (224, 224))).all()
+    Image.fromarray(noise(np.random.default_rng(0), (53, 40))).save(
+        path, quality=100, subsampling=0
+    )
+    assert (
+        load_image(path.read_bytes(), "RGB", (224, 224), False)
+        == plainly(path.read_bytes(), "RGB", (224, 224))
+    ).all()
 
 
 @pytest.mark.parametrize("nbytes", [1, 31, 1000, sizing._KEPT + 1])

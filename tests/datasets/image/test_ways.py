@@ -1,4 +1,6 @@
-"""Images with masks and boxes, batch by batch: the bytes of samples that are made one by one and stacked."""
+"""Images with masks and boxes, batch by batch: the bytes of samples that are made one by one and
+stacked.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import DetectionCollator, ImageDataset, RandomHorizontalFlip, RandomResizedCrop, SampleError, create_dataloader, pack
+from headrace import (
+    DetectionCollator,
+    ImageDataset,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    SampleError,
+    create_dataloader,
+    pack,
+)
 from headrace.collate import list_collate, stack_collate
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import SampleBySample, choose_way
@@ -47,14 +57,18 @@ def kind(request: pytest.FixtureRequest) -> str:
 def opened(folder: Path, kind: str, **options: Any) -> ImageDataset:
     if kind == "masks":
         return ImageDataset(folder / "masks/images", targets=folder / "masks/masks", **options)
-    return ImageDataset(folder / "boxes/images", targets=folder / "boxes/instances.json", masks=True, **options)
+    return ImageDataset(
+        folder / "boxes/images", targets=folder / "boxes/instances.json", masks=True, **options
+    )
 
 
 def collating(kind: str) -> Collating:
     return Collating(stack_collate if kind == "masks" else DetectionCollator())
 
 
-def batches(dataset: ImageDataset, kind: str, indices: list[int], epoch: int = 2) -> tuple[Any, Any]:
+def batches(
+    dataset: ImageDataset, kind: str, indices: list[int], epoch: int = 2
+) -> tuple[Any, Any]:
     """The batch by the way that is chosen, which takes no other one, and that of single samples."""
     way, request = choose_way(dataset, collating(kind)), BatchRequest(indices, 7, epoch)
     assert "row by row" in way.name and way.writes_in_place
@@ -129,13 +143,19 @@ def test_samples_that_can_t_be_read(kind: str, options: str, tmp_path: Path) -> 
             choose_way(dataset, collating(kind)).make(BatchRequest([2], 0, 0))
         report = dataset.sample_reader.take_report()
         assert report["skipped"] == 3 and report["errors"] == 3 and "fallbacks" not in report
-    with opened(tmp_path, kind, **OPTIONS[options]) as dataset, pytest.raises(SampleError, match="sample 2 can't be decoded"):
+    with (
+        opened(tmp_path, kind, **OPTIONS[options]) as dataset,
+        pytest.raises(SampleError, match="sample 2 can't be decoded"),
+    ):
         choose_way(dataset, collating(kind)).make(BatchRequest([1, 2], 0, 0))
     stand_in = opened(tmp_path, kind, **OPTIONS[options])[1]
     with opened(tmp_path, kind, on_error=lambda *_: stand_in, **OPTIONS[options]) as dataset:
         request = BatchRequest([1, 2, 0], 0, 0)
         made = choose_way(dataset, collating(kind)).make(request).batch
-        assert same(made, SampleBySample(dataset, collating(kind)).make(request).batch) and len(made[0]) == 3
+        assert (
+            same(made, SampleBySample(dataset, collating(kind)).make(request).batch)
+            and len(made[0]) == 3
+        )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -144,5 +164,8 @@ def test_loaders_take_it(folder: Path, kind: str, workers: int) -> None:
         loader = create_dataloader(dataset, batch_size=5, num_workers=workers, shuffle=False)
         whole = list(loader)
         assert "row by row" in str(loader.explain())
-        assert same([target for _, targets in whole for target in targets], [target for _, target in dataset])
+        assert same(
+            [target for _, targets in whole for target in targets],
+            [target for _, target in dataset],
+        )
         loader.close()

@@ -19,7 +19,16 @@ import zarr
 import zstandard
 from torch.utils.data import DataLoader, IterableDataset
 
-from headrace import ConfigError, HDF5Dataset, ImageDataset, RandomResizedCrop, SampleError, StreamingDataset, create_dataloader, pack
+from headrace import (
+    ConfigError,
+    HDF5Dataset,
+    ImageDataset,
+    RandomResizedCrop,
+    SampleError,
+    StreamingDataset,
+    create_dataloader,
+    pack,
+)
 from headrace.datasets.core import loading
 from headrace.datasets.shards import streaming
 from headrace.errors import DataNotFoundError, FormatError, StateError
@@ -66,7 +75,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "block_length", lambda _: 100)
 
 
-# --- the laws ---------------------------------------------------------------------------------------------------------
+# --- the laws -------------------------------------------------------------------------------------
 
 
 class OfShards(DatasetContract):
@@ -81,7 +90,9 @@ class OfShards(DatasetContract):
             make_shards(self.path, UNEVEN, self.ending)
 
     def make(self, **options: Any) -> Any:
-        return IN_MODE[str(options.pop("loading_mode", "streaming"))](self.path, buffer_size=6, **options)
+        return IN_MODE[str(options.pop("loading_mode", "streaming"))](
+            self.path, buffer_size=6, **options
+        )
 
     def test_law_3_a_state_of_other_data_is_refused(self) -> None:
         other = make_shards(self.path.with_name(f"other-{self.ending}"), (3, 4), self.ending)
@@ -97,7 +108,10 @@ class TestTar(OfShards):
     def make_bad(self, **options: Any) -> tuple[Any, list[int]]:
         path = self.path.with_name("contract-bad.tar")
         if not path.exists():
-            said = [("png", b"\x89PNG no image") if n in (2, 13) else ("cls", b"%d" % n) for n in range(24)]
+            said = [
+                ("png", b"\x89PNG no image") if n in (2, 13) else ("cls", b"%d" % n)
+                for n in range(24)
+            ]
             make_tar(path, [(f"{n:02d}.{ending}", data) for n, (ending, data) in enumerate(said)])
         return IN_MODE[str(options.pop("loading_mode", "streaming"))](path, **options), [2, 13]
 
@@ -108,14 +122,16 @@ class TestJSONLines(OfShards):
 
     def make_bad(self, **options: Any) -> tuple[Any, list[int]]:
         path = self.path.with_name("contract-bad.jsonl")
-        path.write_text("".join("{broken\n" if n in (2, 13) else f'{{"n": {n}}}\n' for n in range(24)))
+        path.write_text(
+            "".join("{broken\n" if n in (2, 13) else f'{{"n": {n}}}\n' for n in range(24))
+        )
         return IN_MODE[str(options.pop("loading_mode", "streaming"))](path, **options), [2, 13]
 
 
 del OfShards  # pytest would collect it
 
 
-# --- exactly once, on any number of ranks and workers -----------------------------------------------------------------
+# --- exactly once, on any number of ranks and workers ---------------------------------------------
 
 
 @pytest.fixture(params=["tar", "jsonl"])
@@ -128,7 +144,9 @@ def number_of(sample: Any) -> int:
 
 
 @pytest.mark.parametrize("counts", [UNEVEN, (3,), (0, 0, 5), (1, 1, 1), (0, 0)], ids=str)
-def test_a_plain_dataloader_gives_each_sample_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]) -> None:
+def test_a_plain_dataloader_gives_each_sample_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]
+) -> None:
     """Ranks and workers without processes; each rank gets as many samples."""
     dataset, n = StreamingDataset(make_shards(tmp_path / "shards", counts)), sum(counts)
     for ranks in (1, 2, 4):
@@ -140,7 +158,11 @@ def test_a_plain_dataloader_gives_each_sample_once(tmp_path: Path, monkeypatch: 
                 of_rank = []
                 for worker in range(workers):
                     monkeypatch.setattr(
-                        loading, "get_worker_info", lambda w=worker, k=workers: SimpleNamespace(id=w, num_workers=k, dataset=None)
+                        loading,
+                        "get_worker_info",
+                        lambda w=worker, k=workers: SimpleNamespace(
+                            id=w, num_workers=k, dataset=None
+                        ),
                     )
                     of_rank += [number_of(sample) for sample in dataset]
                 if workers == 1:
@@ -149,23 +171,40 @@ def test_a_plain_dataloader_gives_each_sample_once(tmp_path: Path, monkeypatch: 
                     assert Counter(of_rank) == Counter(seen[-1])
         assert len({len(one) for one in seen}) == 1
         together = Counter(number for one in seen for number in one)
-        assert set(together) == set(range(n)) and sum(together.values()) == n + (-n % ranks if n else 0)
+        assert set(together) == set(range(n)) and sum(together.values()) == n + (
+            -n % ranks if n else 0
+        )
 
 
 @pytest.mark.quick_every(8)
 @pytest.mark.parametrize(
     ("ranks", "workers"),
-    [(r, w) if w == 0 or (r, w) == (2, 1) else pytest.param(r, w, marks=pytest.mark.slow) for r in (1, 2, 4) for w in (0, 1, 3)],
+    [
+        (r, w) if w == 0 or (r, w) == (2, 1) else pytest.param(r, w, marks=pytest.mark.slow)
+        for r in (1, 2, 4)
+        for w in (0, 1, 3)
+    ],
 )
-def test_loaders_give_each_sample_once(shards: Path, ranks: int, workers: int, make_loader: Any) -> None:
+def test_loaders_give_each_sample_once(
+    shards: Path, ranks: int, workers: int, make_loader: Any
+) -> None:
     seen, lengths = Counter[int](), set()
     for rank in range(ranks):
-        loader = make_loader(StreamingDataset(shards), batch_size=3, num_workers=workers, rank=rank, world_size=ranks, collate_fn="list")
+        loader = make_loader(
+            StreamingDataset(shards),
+            batch_size=3,
+            num_workers=workers,
+            rank=rank,
+            world_size=ranks,
+            collate_fn="list",
+        )
         batches = list(loader)
         assert len(batches) == len(loader) and loader.padding == -37 % ranks
         lengths.add(len(batches))
         seen.update(number_of(sample) for batch in batches for sample in batch)
-    assert set(seen) == set(range(37)) and sum(seen.values()) == 37 + -37 % ranks and len(lengths) == 1
+    assert (
+        set(seen) == set(range(37)) and sum(seen.values()) == 37 + -37 % ranks and len(lengths) == 1
+    )
 
 
 @pytest.mark.slow
@@ -175,12 +214,25 @@ def test_resume_at_every_step_on_other_ranks(tmp_path: Path, make_loader: Any) -
     def loaders(ranks: int) -> list[Any]:
         dataset = StreamingDataset(shards)
         return [
-            make_loader(dataset, batch_size=8 // ranks, num_workers=0, rank=r, world_size=ranks, collate_fn="list", seed=3)
+            make_loader(
+                dataset,
+                batch_size=8 // ranks,
+                num_workers=0,
+                rank=r,
+                world_size=ranks,
+                collate_fn="list",
+                seed=3,
+            )
             for r in range(ranks)
         ]
 
     def dealt(batches: list[list[Any]]) -> list[int]:
-        return [number_of(one[i]) for i in range(max(map(len, batches))) for one in batches if i < len(one)]
+        return [
+            number_of(one[i])
+            for i in range(max(map(len, batches)))
+            for one in batches
+            if i < len(one)
+        ]
 
     whole = [number_of(sample) for batch in loaders(1)[0] for sample in batch]
     assert sorted(whole) == list(range(37)) and whole != sorted(whole)
@@ -205,7 +257,9 @@ def test_resume_at_every_step_on_other_ranks(tmp_path: Path, make_loader: Any) -
 
 
 def test_ranks_and_workers_have_blocks_of_their_own(tmp_path: Path) -> None:
-    """Which are read once, but for those that a lane's end cuts: by arithmetic, for 4 ranks x 8 workers."""
+    """Which are read once, but for those that a lane's end cuts: by arithmetic, for 4 ranks x 8
+    workers.
+    """
     counts = tuple(np.random.default_rng(1).integers(0, 40, 40).tolist())
     dataset = StreamingDataset(make_shards(tmp_path / "shards", counts, "jsonl"), buffer_size=40)
     blocks = dataset.blocks()
@@ -216,7 +270,7 @@ def test_ranks_and_workers_have_blocks_of_their_own(tmp_path: Path) -> None:
     assert visits.readings <= len(blocks) + order.interleave * order.turns - 1
 
 
-# --- what a sample is -------------------------------------------------------------------------------------------------
+# --- what a sample is -----------------------------------------------------------------------------
 
 
 def npy(value: Any) -> bytes:
@@ -233,12 +287,23 @@ def npz(**values: Any) -> bytes:
 
 @pytest.fixture
 def one_of_each(tmp_path: Path, tiny_photos: Path) -> Path:
-    jpeg = next(path for path in sorted(tiny_photos.rglob("*")) if path.suffix.lower() == ".jpg").read_bytes()
+    jpeg = next(
+        path for path in sorted(tiny_photos.rglob("*")) if path.suffix.lower() == ".jpg"
+    ).read_bytes()
     members = {
-        "jpg": jpeg, "cls": b"7\n", "txt": "Mühle".encode(), "json": b'{"a": [1, 2]}', "npy": npy(np.arange(6.0).reshape(2, 3)),
-        "npz": npz(x=np.arange(3)), "seg.png": b"mask", "pickle": pickle.dumps(1), "bin": b"\0\1",
-    }  # fmt: skip
-    return make_tar(tmp_path / "a.tar", [(f"some/one.{name}", data) for name, data in members.items()])
+        "jpg": jpeg,
+        "cls": b"7\n",
+        "txt": "Mühle".encode(),
+        "json": b'{"a": [1, 2]}',
+        "npy": npy(np.arange(6.0).reshape(2, 3)),
+        "npz": npz(x=np.arange(3)),
+        "seg.png": b"mask",
+        "pickle": pickle.dumps(1),
+        "bin": b"\0\1",
+    }
+    return make_tar(
+        tmp_path / "a.tar", [(f"some/one.{name}", data) for name, data in members.items()]
+    )
 
 
 def only(dataset: Any) -> Any:
@@ -250,7 +315,11 @@ def test_members_are_decoded_by_their_extension(one_of_each: Path) -> None:
     sample = only(StreamingDataset(one_of_each, decode={"seg.png": bytes.decode}))
     assert sample["jpg"].dtype == torch.uint8 and sample["jpg"].shape == (3, 12, 16)
     assert sample["cls"] == 7 and sample["txt"] == "Mühle" and sample["json"] == {"a": [1, 2]}
-    assert sample["npy"].tolist() == [[0, 1, 2], [3, 4, 5]] and sample["npz"]["x"].tolist() == [0, 1, 2]
+    assert sample["npy"].tolist() == [[0, 1, 2], [3, 4, 5]] and sample["npz"]["x"].tolist() == [
+        0,
+        1,
+        2,
+    ]
     assert sample["pickle"] == pickle.dumps(1) and sample["bin"] == b"\0\1"  # nothing is run
     assert sample["seg.png"] == "mask"
     assert sample["__key__"] == "some/one" and sample["__url__"] == str(one_of_each)
@@ -258,7 +327,12 @@ def test_members_are_decoded_by_their_extension(one_of_each: Path) -> None:
 
 def test_decoders_of_ones_own_come_first(one_of_each: Path) -> None:
     sample = only(StreamingDataset(one_of_each, decode={".JPG": None, "png": len, "bin": list}))
-    assert isinstance(sample["jpg"], bytes) and sample["seg.png"] == 4 and sample["bin"] == [0, 1] and sample["cls"] == 7
+    assert (
+        isinstance(sample["jpg"], bytes)
+        and sample["seg.png"] == 4
+        and sample["bin"] == [0, 1]
+        and sample["cls"] == 7
+    )
     raw = only(StreamingDataset(one_of_each, decode=False))
     assert {type(value) for name, value in raw.items() if not name.startswith("__")} == {bytes}
 
@@ -268,23 +342,37 @@ def test_a_member_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match=r"a\.tar, sample 'b': member 'cls': invalid literal"):
         list(StreamingDataset(path))
     assert [s["cls"] for s in StreamingDataset(path, on_error="skip")] == [1]
-    stand_in = StreamingDataset(path, on_error=lambda index, where, error: {"cls": -1, "__key__": where})
+    stand_in = StreamingDataset(
+        path, on_error=lambda index, where, error: {"cls": -1, "__key__": where}
+    )
     assert sorted(s["cls"] for s in stand_in) == [-1, 1]
 
 
 def test_batches_of_tar_samples_are_stacked(tmp_path: Path, make_loader: Any) -> None:
-    loader = make_loader(StreamingDataset(make_shards(tmp_path / "s", (5, 6))), batch_size=11, num_workers=0)
+    loader = make_loader(
+        StreamingDataset(make_shards(tmp_path / "s", (5, 6))), batch_size=11, num_workers=0
+    )
     (batch,) = loader
-    assert batch["png"].shape == (11, 3, 12, 16) and sorted(batch["cls"].tolist()) == list(range(11))
-    assert loader.get_stats()["bytes_read"] > sum(int(size) for size in loader.dataset.sample_source.sizes())
-    assert torch.equal(batch["json"]["number"], batch["cls"]) and batch["__key__"] == [f"{n:06d}" for n in batch["cls"]]
+    assert batch["png"].shape == (11, 3, 12, 16) and sorted(batch["cls"].tolist()) == list(
+        range(11)
+    )
+    assert loader.get_stats()["bytes_read"] > sum(
+        int(size) for size in loader.dataset.sample_source.sizes()
+    )
+    assert torch.equal(batch["json"]["number"], batch["cls"]) and batch["__key__"] == [
+        f"{n:06d}" for n in batch["cls"]
+    ]
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("ending", ["jsonl", "txt"])
 def test_texts(tmp_path: Path, ending: str, packed: str) -> None:
     folder = make_shards(tmp_path / "shards", UNEVEN, ending)
-    compress: Callable[[bytes], bytes] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed]
+    compress: Callable[[bytes], bytes] = {
+        "": bytes,
+        ".gz": gzip.compress,
+        ".zst": zstandard.compress,
+    }[packed]
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
         path.unlink()
@@ -292,7 +380,9 @@ def test_texts(tmp_path: Path, ending: str, packed: str) -> None:
     dataset = StreamingDataset(folder, cache_dir=tmp_path / "kept")
     blocks = dataset.blocks()
     assert blocks is not None and len(blocks) > 5 and blocks.sum() == 37
-    expected = [{"number": n, "text": f"line {n}"} if ending == "jsonl" else f"line {n}" for n in range(37)]
+    expected = [
+        {"number": n, "text": f"line {n}"} if ending == "jsonl" else f"line {n}" for n in range(37)
+    ]
     key: Any = str if ending == "txt" else number_of
     assert sorted(dataset, key=key) == sorted(expected, key=key) and list(dataset) != expected
 
@@ -327,9 +417,13 @@ def test_arrays_come_as_their_datasets_give_them(tmp_path: Path) -> None:
             file["rows"], file["labels"] = part, np.arange(len(part))
         root = zarr.open_group(tmp_path / f"{number}.zarr", mode="w")
         root.create_array("rows", shape=part.shape, dtype="f4", chunks=(4, 3))[...] = part
-        root.create_array("labels", shape=(len(part),), dtype="i8", chunks=(4,))[...] = np.arange(len(part))
+        root.create_array("labels", shape=(len(part),), dtype="i8", chunks=(4,))[...] = np.arange(
+            len(part)
+        )
     for pattern in ("*.h5", "*.zarr", "{0..1}.h5", "{0,1}.zarr"):
-        dataset = StreamingDataset(str(tmp_path / pattern), dataset_name="rows", target_name="labels")
+        dataset = StreamingDataset(
+            str(tmp_path / pattern), dataset_name="rows", target_name="labels"
+        )
         samples = sorted(dataset, key=lambda sample: float(sample[0][0]))
         assert torch.equal(torch.stack([row for row, _ in samples]), torch.from_numpy(rows))
         assert [label for _, label in samples] == [*range(13), *range(7)]
@@ -343,7 +437,11 @@ def test_packed_images_come_as_images(tmp_path: Path, tiny_photos: Path) -> None
     for name in ("a.h5", "b.h5"):
         pack(ImageDataset(tiny_photos), tmp_path / "in" / name, progress=False)
     crop = RandomResizedCrop(8)
-    for options in ({"transform": None}, {"transform": crop}, {"transform": [crop, lambda image: torch.tensor(image.size)]}):
+    for options in (
+        {"transform": None},
+        {"transform": crop},
+        {"transform": [crop, lambda image: torch.tensor(image.size)]},
+    ):
         dataset = StreamingDataset(tmp_path / "in", **options)
         twin = ImageDataset(tmp_path / "in" / "a.h5", **options)
         assert dataset.classes == twin.classes and len(dataset) == 8
@@ -357,61 +455,105 @@ def test_packed_images_come_as_images(tmp_path: Path, tiny_photos: Path) -> None
         assert len(epoch) == 8 and epoch[0][0].shape == twin[0][0].shape
     other = make_photos(tmp_path / "other", classes=("noise",), per_class=1)
     pack(ImageDataset(other), tmp_path / "in" / "c.h5", progress=False)
-    with pytest.raises(FormatError, match="can't be one dataset: they were packed with other classes"):
+    with pytest.raises(
+        FormatError, match="can't be one dataset: they were packed with other classes"
+    ):
         StreamingDataset(tmp_path / "in")
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("mixed", "samples", "blocks", "expected"),
     [
-        *((1000, 100_000, 5000, 64), (1000, 10**6, 100, 1), (100, 1000, 1000, 128), (10**6, 10**6, 100, 64)),
+        *(
+            (1000, 100_000, 5000, 64),
+            (1000, 10**6, 100, 1),
+            (100, 1000, 1000, 128),
+            (10**6, 10**6, 100, 64),
+        ),
         *((1, 10, 3, 1), (5, 0, 0, 1), (1000, 7, 1, 1)),
     ],
 )
-def test_open_blocks_hold_the_shuffle_buffer(mixed: int, samples: int, blocks: int, expected: int) -> None:
+def test_open_blocks_hold_the_shuffle_buffer(
+    mixed: int, samples: int, blocks: int, expected: int
+) -> None:
     assert interleave_for(mixed, samples, blocks) == expected
-    assert interleave_for(mixed, samples, blocks, least=8) == max(expected, 1 << (min(8, max(1, blocks)).bit_length() - 1))
+    assert interleave_for(mixed, samples, blocks, least=8) == max(
+        expected, 1 << (min(8, max(1, blocks)).bit_length() - 1)
+    )
 
 
-def test_order_is_a_function_of_its_parameters(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_is_a_function_of_its_parameters(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def numbers(*args: Any, epoch: int = 0, **options: Any) -> list[int]:
         dataset = StreamingDataset(*args, **options)
         dataset.set_epoch(epoch)
         return [number_of(sample) for sample in dataset]
 
     known = numbers(shards, buffer_size=200)
-    assert numbers(str(shards / "*"), buffer_size=200) == numbers(sorted(shards.iterdir()), buffer_size=200) == known
-    assert numbers(shards, buffer_size=200, seed=1) != known != numbers(shards, buffer_size=200, epoch=1)
+    assert (
+        numbers(str(shards / "*"), buffer_size=200)
+        == numbers(sorted(shards.iterdir()), buffer_size=200)
+        == known
+    )
+    assert (
+        numbers(shards, buffer_size=200, seed=1)
+        != known
+        != numbers(shards, buffer_size=200, epoch=1)
+    )
     monkeypatch.setattr(streaming, "FEWEST", 1)
-    narrow, wide = StreamingDataset(shards, buffer_size=1), StreamingDataset(shards, buffer_size=10**6)
+    narrow, wide = (
+        StreamingDataset(shards, buffer_size=1),
+        StreamingDataset(shards, buffer_size=10**6),
+    )
     assert narrow.lanes(len(narrow.blocks())) != wide.lanes(len(wide.blocks()))
 
 
 @pytest.mark.slow
-def test_loaders_of_any_number_of_workers_and_plain_ones_agree(tmp_path: Path, make_loader: Any) -> None:
+def test_loaders_of_any_number_of_workers_and_plain_ones_agree(
+    tmp_path: Path, make_loader: Any
+) -> None:
     folder = make_shards(tmp_path / "shards", UNEVEN)
-    expected = [batch["cls"].tolist() for batch in make_loader(StreamingDataset(folder), batch_size=5, num_workers=0, seed=2)]
+    expected = [
+        batch["cls"].tolist()
+        for batch in make_loader(StreamingDataset(folder), batch_size=5, num_workers=0, seed=2)
+    ]
     for workers in (1, 2):
         loader = make_loader(StreamingDataset(folder), batch_size=5, num_workers=workers, seed=2)
         assert [batch["cls"].tolist() for batch in loader] == expected
-    plain = [sample["cls"] for sample in DataLoader(StreamingDataset(folder), batch_size=None, num_workers=2)]
+    plain = [
+        sample["cls"]
+        for sample in DataLoader(StreamingDataset(folder), batch_size=None, num_workers=2)
+    ]
     assert Counter(plain) == Counter(range(37))
 
 
-# --- what users see ---------------------------------------------------------------------------------------------------
+# --- what users see -------------------------------------------------------------------------------
 
 
 def test_it_is_an_iterable_dataset(shards: Path) -> None:
     dataset = StreamingDataset(shards, buffer_size=50)
-    assert isinstance(dataset, IterableDataset) and len(dataset) == 37 and dataset.loading_mode == "streaming"
+    assert (
+        isinstance(dataset, IterableDataset)
+        and len(dataset) == 37
+        and dataset.loading_mode == "streaming"
+    )
     with pytest.raises(TypeError, match="no random access"):
         dataset[0]
-    assert repr(dataset) == f"StreamingDataset(urls={shards}, buffer_size=50)  # 37 samples".replace(str(shards), repr(str(shards)))
+    assert repr(
+        dataset
+    ) == f"StreamingDataset(urls={shards}, buffer_size=50)  # 37 samples".replace(
+        str(shards), repr(str(shards))
+    )
     again = eval(repr(dataset))
-    assert [number_of(s) for s in again] == [number_of(s) for s in pickle.loads(pickle.dumps(dataset))] == [number_of(s) for s in dataset]
+    assert (
+        [number_of(s) for s in again]
+        == [number_of(s) for s in pickle.loads(pickle.dumps(dataset))]
+        == [number_of(s) for s in dataset]
+    )
     said = dataset.explain()
     assert "buffer_size 50: of " in said and "37 samples from" in said
     assert ("members are decoded by their extension" in said) == ("cls" in next(iter(dataset)))
@@ -426,7 +568,9 @@ def test_transforms_get_the_sample(shards: Path, make_loader: Any) -> None:
 
     dataset = StreamingDataset(shards, transform=drawn)
     assert sorted(dataset) == sorted(
-        sample for batch in make_loader(dataset, num_workers=0, collate_fn="list", seed=42) for sample in batch
+        sample
+        for batch in make_loader(dataset, num_workers=0, collate_fn="list", seed=42)
+        for sample in batch
     )
 
 
@@ -454,7 +598,9 @@ def test_shards_that_are_none_or_of_several_kinds(tmp_path: Path) -> None:
         StreamingDataset(tmp_path)
     folder = make_shards(tmp_path / "shards", (2,))
     make_shards(folder, (1, 1), "jsonl")
-    with pytest.raises(ConfigError, match=r"shards of several kinds .*part-000\.tar.*'folder/\*\.tar'"):
+    with pytest.raises(
+        ConfigError, match=r"shards of several kinds .*part-000\.tar.*'folder/\*\.tar'"
+    ):
         StreamingDataset(folder)
     with pytest.raises(ConfigError, match=r"decode is for \.tar shards"):
         StreamingDataset(folder / "*.jsonl", decode=False)
@@ -497,9 +643,17 @@ def test_braces_that_are_part_of_a_name(tmp_path: Path) -> None:
 def test_rows_are_as_hdf5datasets_are(tmp_path: Path, make_loader: Any) -> None:
     """Through whole batches: what is decoded there goes straight into its row."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("data", data=np.arange(200.0).reshape(50, 4), chunks=(7, 4), compression="gzip")
-    streams = make_loader(StreamingDataset(tmp_path / "a.h5"), batch_size=8, num_workers=0, shuffle=False)
+        file.create_dataset(
+            "data", data=np.arange(200.0).reshape(50, 4), chunks=(7, 4), compression="gzip"
+        )
+    streams = make_loader(
+        StreamingDataset(tmp_path / "a.h5"), batch_size=8, num_workers=0, shuffle=False
+    )
     rows = make_loader(HDF5Dataset(tmp_path / "a.h5"), batch_size=8, num_workers=0, shuffle=False)
     assert same(list(streams), list(rows))
-    shuffled = torch.cat(list(create_dataloader(StreamingDataset(tmp_path / "a.h5"), batch_size=8, num_workers=0)))
-    assert torch.equal(shuffled[shuffled[:, 0].argsort()], torch.arange(200.0, dtype=torch.float64).reshape(50, 4))
+    shuffled = torch.cat(
+        list(create_dataloader(StreamingDataset(tmp_path / "a.h5"), batch_size=8, num_workers=0))
+    )
+    assert torch.equal(
+        shuffled[shuffled[:, 0].argsort()], torch.arange(200.0, dtype=torch.float64).reshape(50, 4)
+    )

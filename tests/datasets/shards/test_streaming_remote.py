@@ -43,7 +43,12 @@ def stream(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
     made: list[StreamingDataset] = []
 
     def make(urls: str = "part-{000..006}.tar", **options: Any) -> StreamingDataset:
-        made.append(StreamingDataset(f"{server.url}/{urls}", **{"cache_dir": tmp_path / "cache", "retries": 20, "deadline": 20, **options}))
+        made.append(
+            StreamingDataset(
+                f"{server.url}/{urls}",
+                **{"cache_dir": tmp_path / "cache", "retries": 20, "deadline": 20, **options},
+            )
+        )
         return made[-1]
 
     yield make
@@ -52,7 +57,9 @@ def stream(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
 
 
 def without_url(samples: Any) -> list[Any]:
-    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in samples]
+    return [
+        {name: value for name, value in sample.items() if name != "__url__"} for sample in samples
+    ]
 
 
 def numbers(loader: Any) -> list[list[int]]:
@@ -62,10 +69,17 @@ def numbers(loader: Any) -> list[list[int]]:
 @pytest.mark.quick_every(1)
 def test_samples_and_order_are_those_of_local_shards(stream: Any, folder: Path) -> None:
     far, near = stream(), StreamingDataset(str(folder / "part-*.tar"), buffer_size=1000)
-    assert far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks()) and len(far) == N
+    assert (
+        far.fingerprint == near.fingerprint
+        and np.array_equal(far.blocks(), near.blocks())
+        and len(far) == N
+    )
     samples = list(far)
     assert same(without_url(samples), without_url(near))
-    assert all(re.fullmatch(r"http://127\.0\.0\.1:\d+/part-00\d\.tar", sample["__url__"]) for sample in samples)
+    assert all(
+        re.fullmatch(r"http://127\.0\.0\.1:\d+/part-00\d\.tar", sample["__url__"])
+        for sample in samples
+    )
 
 
 @pytest.mark.parametrize("world", [1, 4])
@@ -80,45 +94,77 @@ def test_each_block_is_fetched_once(
     assert len(blocks) > 80 and order.interleave == 8
     server.counts()
     for rank in range(world):
-        loader = make_loader(stream(buffer_size=24), batch_size=16 // world, num_workers=2, rank=rank, world_size=world)
+        loader = make_loader(
+            stream(buffer_size=24),
+            batch_size=16 // world,
+            num_workers=2,
+            rank=rank,
+            world_size=world,
+        )
         assert server.counts()["ranges"] == []  # the index is kept
         seen.update(number for batch in numbers(loader) for number in batch)
         loader.close()
         requests += len(server.counts()["ranges"])
     assert set(seen) == set(range(N)) and sum(seen.values()) == N + -N % world
-    assert len(blocks) <= requests <= len(blocks) + order.interleave * order.turns - 1 + (-N % world)
+    assert (
+        len(blocks) <= requests <= len(blocks) + order.interleave * order.turns - 1 + (-N % world)
+    )
 
 
 @pytest.mark.parametrize(("world", "workers"), [(3, 0), (1, 5)])
 def test_what_shared_lanes_cost_is_said(
-    stream: Any, server: RangeServer, make_loader: Any, world: int, workers: int, monkeypatch: pytest.MonkeyPatch
+    stream: Any,
+    server: RangeServer,
+    make_loader: Any,
+    world: int,
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By arithmetic, before anything is fetched. The server counts fewer where both parts of a cut block fall to one process."""
+    """By arithmetic, before anything is fetched. The server counts fewer where both parts of a
+    cut block fall to one process.
+    """
     monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8 << 10)
     fetches, said = 0, ""
     for rank in range(world):
-        loader = make_loader(stream(buffer_size=24), batch_size=6, num_workers=workers, rank=rank, world_size=world)
+        loader = make_loader(
+            stream(buffer_size=24), batch_size=6, num_workers=workers, rank=rank, world_size=world
+        )
         said = loader.explain()
         server.counts()
         list(loader)
         loader.close()
         fetches += len(server.counts()["ranges"])
     assert "each fetched as a whole" in said
-    reason = r"interleave=8 is no multiple of world_size=3" if world == 3 else r"turns=\d+ is no multiple of num_workers=5"
-    found = re.search(r"processes on average: (\d+) fetches at most an epoch over all ranks and workers", said)
-    assert re.search(reason, said) is not None and found is not None and 0.8 * int(found[1]) < fetches <= int(found[1])
+    reason = (
+        r"interleave=8 is no multiple of world_size=3"
+        if world == 3
+        else r"turns=\d+ is no multiple of num_workers=5"
+    )
+    found = re.search(
+        r"processes on average: (\d+) fetches at most an epoch over all ranks and workers", said
+    )
+    assert (
+        re.search(reason, said) is not None
+        and found is not None
+        and 0.8 * int(found[1]) < fetches <= int(found[1])
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
-def test_workers_that_are_no_forks_go_on_with_the_index(stream: Any, server: RangeServer, make_loader: Any, start: str) -> None:
+def test_workers_that_are_no_forks_go_on_with_the_index(
+    stream: Any, server: RangeServer, make_loader: Any, start: str
+) -> None:
     dataset = stream()
     server.counts()
     loader = make_loader(dataset, batch_size=16, num_workers=1, multiprocessing_context=start)
     assert sorted(number for batch in numbers(loader) for number in batch) == list(range(N))
     blocks, counts = dataset.blocks(), server.counts()
-    assert blocks is not None and counts["requests"] == len(counts["ranges"])  # nobody asks for versions again
-    assert len(blocks) <= counts["requests"] <= len(blocks) + math.prod(dataset.lanes(len(blocks))) - 1
+    # nobody asks for versions again
+    assert blocks is not None and counts["requests"] == len(counts["ranges"])
+    assert (
+        len(blocks) <= counts["requests"] <= len(blocks) + math.prod(dataset.lanes(len(blocks))) - 1
+    )
 
 
 def test_the_index_is_kept_in_the_users_cache_folder(
@@ -144,16 +190,23 @@ def test_small_members_take_few_requests(tmp_path: Path) -> None:
     make_tar(tmp_path / "a.tar", [(f"{n}.bin", data) for n in range(300)])
     with RangeServer(tmp_path) as server:
         source = TarSource(f"{server.url}/a.tar", reach=RemoteOptions(cache_dir=tmp_path / "cache"))
-        assert len(source) == 300 and [stop - start for _, start, stop in server.counts()["ranges"]][:2] == [1 << 20, 2 << 20]
+        assert len(source) == 300 and [
+            stop - start for _, start, stop in server.counts()["ranges"]
+        ][:2] == [1 << 20, 2 << 20]
         source.close()
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
-def test_samples_are_the_same_in_every_mode(server: RangeServer, folder: Path, tmp_path: Path, mode: str) -> None:
+def test_samples_are_the_same_in_every_mode(
+    server: RangeServer, folder: Path, tmp_path: Path, mode: str
+) -> None:
     near = IN_MODE["lazy"](folder / "part-003.tar")
     with IN_MODE[mode](f"{server.url}/part-003.tar", cache_dir=tmp_path, progress=False) as far:
         for some in ([5, 0, 60], [0, 1], range(61)):
-            assert same(without_url(far.__getitems__(list(some))), without_url(near.__getitems__(list(some))))
+            assert same(
+                without_url(far.__getitems__(list(some))),
+                without_url(near.__getitems__(list(some))),
+            )
 
 
 def test_four_ranks_are_gone_on_from_by_two(stream: Any, make_loader: Any) -> None:
@@ -173,7 +226,12 @@ def test_four_ranks_are_gone_on_from_by_two(stream: Any, make_loader: Any) -> No
     for loader in loaders(2):
         loader.load_state_dict(states[0])
         rest.append(numbers(loader))
-    together = [number for parts in zip(*rest, strict=True) for pair in zip(*parts, strict=True) for number in pair]
+    together = [
+        number
+        for parts in zip(*rest, strict=True)
+        for pair in zip(*parts, strict=True)
+        for number in pair
+    ]
     assert together == whole[5 * 16 :] and sorted(whole) == list(range(N))
 
 
@@ -189,24 +247,52 @@ def test_damaged_shards_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "flipped.tar").write_bytes(whole[:100] + b"\xff" + whole[101:])
     (tmp_path / "empty.tar").write_bytes(b"")
     with RangeServer(tmp_path) as server:
-        for name, said in (("cut", "ends at byte 5,000"), ("flipped", "the header at byte 0 is none"), ("empty", r"is empty \(0 bytes\)")):
-            with pytest.raises(FormatError, match=rf"http://127.0.0.1:\d+/{name}\.tar.* {said}|{name}\.tar.* {said}"):
+        for name, said in (
+            ("cut", "ends at byte 5,000"),
+            ("flipped", "the header at byte 0 is none"),
+            ("empty", r"is empty \(0 bytes\)"),
+        ):
+            with pytest.raises(
+                FormatError,
+                match=rf"http://127.0.0.1:\d+/{name}\.tar.* {said}|{name}\.tar.* {said}",
+            ):
                 StreamingDataset(f"{server.url}/{name}.tar", cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "txt", "jsonl.gz"])
-def test_lines(stream: Any, folder: Path, server: RangeServer, make_loader: Any, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines(
+    stream: Any,
+    folder: Path,
+    server: RangeServer,
+    make_loader: Any,
+    ending: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(texts, "block_length", lambda _: 200)
     for number in range(3):
         data = "".join(f'{{"n": {number * 100 + n}}}\n' for n in range(40 * number)).encode()
-        (folder / f"rows-{number}.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
-    far, near = stream(f"rows-{{0..2}}.{ending}", buffer_size=30), StreamingDataset(str(folder / f"rows-*.{ending}"), buffer_size=30)
-    assert far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks()) and len(far) == 120
+        (folder / f"rows-{number}.{ending}").write_bytes(
+            gzip.compress(data) if ending.endswith("gz") else data
+        )
+    far, near = (
+        stream(f"rows-{{0..2}}.{ending}", buffer_size=30),
+        StreamingDataset(str(folder / f"rows-*.{ending}"), buffer_size=30),
+    )
+    assert (
+        far.fingerprint == near.fingerprint
+        and np.array_equal(far.blocks(), near.blocks())
+        and len(far) == 120
+    )
     assert list(far) == list(near)
     server.counts()
     lanes: Any = {"interleave": 2, "turns": 2}
-    assert same([*make_loader(far, batch_size=8, num_workers=2, **lanes)], [*make_loader(near, batch_size=8, num_workers=0, **lanes)])
-    assert len(server.counts()["ranges"]) <= (0 if ending.endswith("gz") else len(far.blocks()) + 2 * 2 - 1)
+    assert same(
+        [*make_loader(far, batch_size=8, num_workers=2, **lanes)],
+        [*make_loader(near, batch_size=8, num_workers=0, **lanes)],
+    )
+    assert len(server.counts()["ranges"]) <= (
+        0 if ending.endswith("gz") else len(far.blocks()) + 2 * 2 - 1
+    )
     for path in folder.glob("rows-*"):
         path.unlink()
 
@@ -228,16 +314,24 @@ def test_kinds_and_servers_are_not_mixed(folder: Path, server: RangeServer) -> N
         StreamingDataset([f"{server.url}/part-000.tar", "memory://part-001.tar"])
 
 
-def test_folders_and_globs_of_a_bucket_are_listed(memory: Any, folder: Path, tmp_path: Path) -> None:
+def test_folders_and_globs_of_a_bucket_are_listed(
+    memory: Any, folder: Path, tmp_path: Path
+) -> None:
     for path in folder.glob("part-*.tar"):
         memory.pipe(f"/bucket/train/{path.name}", path.read_bytes())
     near = StreamingDataset(str(folder / "part-*.tar"))
-    for urls in ("memory://bucket/train", "memory://bucket/train/*.tar", "memory://bucket/train/part-{000..006}.tar"):
+    for urls in (
+        "memory://bucket/train",
+        "memory://bucket/train/*.tar",
+        "memory://bucket/train/part-{000..006}.tar",
+    ):
         dataset = StreamingDataset(urls, cache_dir=tmp_path / "cache")
         assert dataset.fingerprint == near.fingerprint
         samples = list(dataset)
         assert same(without_url(samples), without_url(near))
-        assert {sample["__url__"].rpartition("/")[0] for sample in samples} == {"memory://bucket/train"}
+        assert {sample["__url__"].rpartition("/")[0] for sample in samples} == {
+            "memory://bucket/train"
+        }
         dataset.close()
     memory.pipe("/bucket/train/more.jsonl", b"{}")
     with pytest.raises(ConfigError, match="several kinds"):
@@ -245,7 +339,10 @@ def test_folders_and_globs_of_a_bucket_are_listed(memory: Any, folder: Path, tmp
 
 
 def test_file_urls_are_files(folder: Path, tmp_path: Path) -> None:
-    near, far = StreamingDataset(folder / "part-003.tar"), StreamingDataset((folder / "part-003.tar").as_uri(), cache_dir=tmp_path)
+    near, far = (
+        StreamingDataset(folder / "part-003.tar"),
+        StreamingDataset((folder / "part-003.tar").as_uri(), cache_dir=tmp_path),
+    )
     assert far.fingerprint == near.fingerprint and same(without_url(far), without_url(near))
     far.close()
 

@@ -23,7 +23,13 @@ TYPES = {"string": pa.string(), "large": pa.large_string(), "view": pa.string_vi
 
 
 def kinds_table(kinds: list[Any] = KINDS, kind: str = "string") -> Any:
-    return pa.table({"size": range(len(kinds)), "kind": pa.array(kinds, TYPES[kind]).dictionary_encode(), "plain": kinds})
+    return pa.table(
+        {
+            "size": range(len(kinds)),
+            "kind": pa.array(kinds, TYPES[kind]).dictionary_encode(),
+            "plain": kinds,
+        }
+    )
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -32,10 +38,18 @@ def test_dictionary_encoded_texts_are_classes(writer: str, tmp_path: Path) -> No
     with TableDataset(path, "size", target_name="kind") as dataset:
         assert dataset.classes == CLASSES and dataset.class_to_idx == {"ash": 0, "elm": 1, "oak": 2}
         assert [CLASSES[target] for _, target in dataset] == KINDS and type(dataset[0][1]) is int
-        _, targets = next(iter(create_dataloader(dataset, batch_size=N, shuffle=False, num_workers=0)))
-        assert targets.dtype == torch.int64 and targets.tolist() == [CLASSES.index(kind) for kind in KINDS]
+        _, targets = next(
+            iter(create_dataloader(dataset, batch_size=N, shuffle=False, num_workers=0))
+        )
+        assert targets.dtype == torch.int64 and targets.tolist() == [
+            CLASSES.index(kind) for kind in KINDS
+        ]
         train, held_out = dataset.split(0.5, stratify=True)
-        assert np.bincount(train.targets).tolist() == np.bincount(held_out.targets).tolist() == [4, 4, 4]
+        assert (
+            np.bincount(train.targets).tolist()
+            == np.bincount(held_out.targets).tolist()
+            == [4, 4, 4]
+        )
 
 
 @pytest.mark.parametrize("code", [-1, 2])
@@ -58,7 +72,8 @@ def test_any_type_of_texts(kind: str, tmp_path: Path) -> None:
 
 
 def test_dictionaries_of_several_files_differ(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", kinds_table(KINDS[:10]), rows=2)  # each row group has a dictionary of its own
+    # each row group has a dictionary of its own
+    write(tmp_path / "a.parquet", kinds_table(KINDS[:10]), rows=2)
     write(tmp_path / "b.parquet", kinds_table(["yew", "ash"]))
     for options in ({}, {"plain_copy": True, "cache_dir": tmp_path / "cache"}):
         with TableDataset(tmp_path, "size", target_name="kind", **options) as dataset:
@@ -75,12 +90,27 @@ def test_other_texts_stay_texts(tmp_path: Path) -> None:
 
 
 def test_windows_have_the_class_or_text_of_their_row(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", kinds_table().append_column("text", pa.array([kind * 5 for kind in KINDS])))
-    how: dict[str, Any] = {"text_column": "text", "stride": 4, "max_length": 8, "cache_dir": tmp_path / "cache"}
-    with TableDataset(path, target_name="kind", **how) as classes, TableDataset(path, target_name="plain", **how) as texts:
+    path = write(
+        tmp_path / "a.parquet",
+        kinds_table().append_column("text", pa.array([kind * 5 for kind in KINDS])),
+    )
+    how: dict[str, Any] = {
+        "text_column": "text",
+        "stride": 4,
+        "max_length": 8,
+        "cache_dir": tmp_path / "cache",
+    }
+    with (
+        TableDataset(path, target_name="kind", **how) as classes,
+        TableDataset(path, target_name="plain", **how) as texts,
+    ):
         assert classes.classes == CLASSES and len(classes) == len(texts) > N
         for index in range(len(classes)):
-            assert CLASSES[classes.targets[index]] == texts.targets[index] == classes.text_of(index)[:3]
+            assert (
+                CLASSES[classes.targets[index]]
+                == texts.targets[index]
+                == classes.text_of(index)[:3]
+            )
 
 
 def test_a_missing_class_is_an_error(tmp_path: Path) -> None:
@@ -101,12 +131,16 @@ def test_classes_are_packed(tmp_path: Path) -> None:
 
 def test_categoricals_of_pandas(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"size": np.arange(N), "kind": pandas.Categorical(KINDS, ["oak", "fir", "elm", "ash"])})
+    frame = pandas.DataFrame(
+        {"size": np.arange(N), "kind": pandas.Categorical(KINDS, ["oak", "fir", "elm", "ash"])}
+    )
     frame.to_parquet(tmp_path / "a.parquet")
     frame.to_feather(tmp_path / "b.feather")
     for name in ("a.parquet", "b.feather"):
         with TableDataset(tmp_path / name, "size", target_name="kind") as dataset:
-            assert dataset.classes == CLASSES and [CLASSES[target] for _, target in dataset] == KINDS
+            assert (
+                dataset.classes == CLASSES and [CLASSES[target] for _, target in dataset] == KINDS
+            )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""TableDataset over .npy and .npz files: rows straight into their batch, and arrays that can't be read in place."""
+"""TableDataset over .npy and .npz files: rows straight into their batch, and arrays that can't
+be read in place.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import ConfigError, FileChangedError, FormatError, MissingNameError, TableDataset, create_dataloader, open_dataset, pack
+from headrace import (
+    ConfigError,
+    FileChangedError,
+    FormatError,
+    MissingNameError,
+    TableDataset,
+    create_dataloader,
+    open_dataset,
+    pack,
+)
 from headrace.inspecting import inspect
 from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
@@ -36,14 +47,19 @@ def npy(path: Path, array: Any, **options: Any) -> Path:
 def test_rows_are_tensors(mode: str, tmp_path: Path) -> None:
     path = npy(tmp_path / "a.npy", ROWS)
     with TableDataset(path, loading_mode=mode, progress=False) as dataset:
-        assert len(dataset) == N and all(same(dataset[row], torch.from_numpy(ROWS[row])) for row in range(N))
+        assert len(dataset) == N and all(
+            same(dataset[row], torch.from_numpy(ROWS[row])) for row in range(N)
+        )
         loader = create_dataloader(dataset, batch_size=8, shuffle=False, num_workers=0)
         assert "straight from storage" in loader.explain()
         assert torch.equal(next(iter(loader)), torch.from_numpy(ROWS[:8]))
         assert dataset.source_of(3) == f"{path}, row 3" and "pread" in dataset.explain()
 
 
-@pytest.mark.parametrize("dtype", ["?", "i1", ">i4", "u2", "f2", "f4", ">f8", "c8", "U5", "S4", [("x", "i4"), ("y", "f4", (2,))]])
+@pytest.mark.parametrize(
+    "dtype",
+    ["?", "i1", ">i4", "u2", "f2", "f4", ">f8", "c8", "U5", "S4", [("x", "i4"), ("y", "f4", (2,))]],
+)
 @pytest.mark.parametrize("shape", [(N,), (N, 3)])
 def test_dtypes_and_shapes(dtype: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
     array = np.zeros(shape, dtype)
@@ -59,38 +75,68 @@ def test_dtypes_and_shapes(dtype: Any, shape: tuple[int, ...], tmp_path: Path) -
             texts = np.char.decode(array[7]) if array.dtype.kind == "S" else array[7]
             assert row == (texts.tolist() if array.ndim > 1 else str(texts))
         else:
-            assert np.array_equal(row.numpy(), array[7]) and row.numpy().dtype == array.dtype.newbyteorder("=")
+            assert np.array_equal(
+                row.numpy(), array[7]
+            ) and row.numpy().dtype == array.dtype.newbyteorder("=")
 
 
 def test_several_files_are_one_dataset(tmp_path: Path) -> None:
     for number, n in enumerate((7, 0, 12)):
         npy(tmp_path / f"{number}.npy", ROWS[:n])
     with open_dataset(tmp_path) as dataset:
-        assert type(dataset) is TableDataset and len(dataset) == 19 and same(dataset[8], torch.from_numpy(ROWS[1]))
+        assert (
+            type(dataset) is TableDataset
+            and len(dataset) == 19
+            and same(dataset[8], torch.from_numpy(ROWS[1]))
+        )
     npy(tmp_path / "3.npy", ROWS.astype("f4"))
-    with pytest.raises(FormatError, match=r"can't be one dataset: rows of float32 \[6, 5\] here, and of uint8"):
+    with pytest.raises(
+        FormatError, match=r"can't be one dataset: rows of float32 \[6, 5\] here, and of uint8"
+    ):
         TableDataset(tmp_path)
 
 
 def test_arrays_of_an_archive(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", images=ROWS, labels=np.arange(N) % 4, names=np.array([f"n{row}" for row in range(N)]))
+    np.savez(
+        tmp_path / "a.npz",
+        images=ROWS,
+        labels=np.arange(N) % 4,
+        names=np.array([f"n{row}" for row in range(N)]),
+    )
     path = tmp_path / "a.npz"
     with TableDataset(path, target_name="labels") as dataset:
         row, target = dataset[6]
-        assert list(row) == ["images", "names"] and same(row["images"], torch.from_numpy(ROWS[6])) and row["names"] == "n6" and target == 2
+        assert (
+            list(row) == ["images", "names"]
+            and same(row["images"], torch.from_numpy(ROWS[6]))
+            and row["names"] == "n6"
+            and target == 2
+        )
     with TableDataset(path, "images", target_name="labels") as dataset:
-        images, labels = next(iter(create_dataloader(dataset, batch_size=5, shuffle=False, num_workers=0)))
-        assert torch.equal(images, torch.from_numpy(ROWS[:5])) and labels.tolist() == [0, 1, 2, 3, 0]
+        images, labels = next(
+            iter(create_dataloader(dataset, batch_size=5, shuffle=False, num_workers=0))
+        )
+        assert torch.equal(images, torch.from_numpy(ROWS[:5])) and labels.tolist() == [
+            0,
+            1,
+            2,
+            3,
+            0,
+        ]
     with TableDataset(path, ["labels"]) as dataset:
         assert int(dataset[5]["labels"]) == 1
-    with pytest.raises(MissingNameError, match=r"a\.npz has no array 'image'; it has: images, labels, names"):
+    with pytest.raises(
+        MissingNameError, match=r"a\.npz has no array 'image'; it has: images, labels, names"
+    ):
         TableDataset(path, "image")
 
 
 @pytest.mark.parametrize("shape", [(N,), (N, 1), (N, 1, 1), (1, 1, N), (0, 6, 5)])
 def test_fortran_order_of_one_long_axis(shape: tuple[int, ...], tmp_path: Path) -> None:
     array, rows = np.arange(math.prod(shape), dtype=np.int16).reshape(shape), io.BytesIO()
-    np.lib.format.write_array_header_1_0(rows, {"descr": "<i2", "fortran_order": True, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        rows, {"descr": "<i2", "fortran_order": True, "shape": shape}
+    )
     (tmp_path / "a.npy").write_bytes(rows.getvalue() + array.tobytes())
     with TableDataset(tmp_path / "a.npy") as dataset:
         assert [dataset[row].tolist() for row in range(len(array))] == array.tolist()
@@ -99,14 +145,23 @@ def test_fortran_order_of_one_long_axis(shape: tuple[int, ...], tmp_path: Path) 
 # -- arrays that can't be read in place
 
 
-@pytest.mark.parametrize(("array", "said"), [
-    (np.array([1, "a", None], object), r"holds Python objects \(dtype object\), which are pickles"),
-    (np.float64(3), "is a single value, and no array of samples"),
-    (np.asfortranarray(ROWS[:, :, 0]), r"lies column by column \(Fortran order\).*numpy.ascontiguousarray"),
-    (np.asfortranarray(ROWS[:, None]), "lies column by column"),
-    (np.asfortranarray(ROWS[:1]), "lies column by column"),
-    (np.zeros(3, [("a", "i4"), ("b", object)]), "holds Python objects"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (
+            np.array([1, "a", None], object),
+            r"holds Python objects \(dtype object\), which are pickles",
+        ),
+        (np.float64(3), "is a single value, and no array of samples"),
+        (
+            np.asfortranarray(ROWS[:, :, 0]),
+            r"lies column by column \(Fortran order\).*numpy.ascontiguousarray",
+        ),
+        (np.asfortranarray(ROWS[:, None]), "lies column by column"),
+        (np.asfortranarray(ROWS[:1]), "lies column by column"),
+        (np.zeros(3, [("a", "i4"), ("b", object)]), "holds Python objects"),
+    ],
+)
 def test_arrays_that_are_refused(array: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=said):
         TableDataset(npy(tmp_path / "a.npy", array, allow_pickle=True))
@@ -118,12 +173,18 @@ def test_arrays_that_are_refused(array: Any, said: str, tmp_path: Path) -> None:
 def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=ROWS)
     with pytest.raises(
-        FormatError, match=r"a\.npz, 'x\.npy' is compressed, so its rows can't be read in place: write the file with numpy\.savez"
+        FormatError,
+        match=(
+            r"a\.npz, 'x\.npy' is compressed, so its rows can't be read in place: write the file "
+            r"with numpy\.savez"
+        ),
     ):
         TableDataset(tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize("other", [np.float32(1), np.array(["a", None], object), np.asfortranarray(np.ones((3, 4)))])
+@pytest.mark.parametrize(
+    "other", [np.float32(1), np.array(["a", None], object), np.asfortranarray(np.ones((3, 4)))]
+)
 def test_arrays_that_nobody_chose_do_not_matter(other: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=ROWS, meta=other)
     with TableDataset(tmp_path / "a.npz", "x") as dataset:
@@ -131,18 +192,31 @@ def test_arrays_that_nobody_chose_do_not_matter(other: Any, tmp_path: Path) -> N
     with pytest.raises(FormatError, match=r"a\.npz, 'meta\.npy'"):
         TableDataset(tmp_path / "a.npz")
     report = inspect(tmp_path / "a.npz")
-    assert report.opens_as.endswith("columns=['x'])") and any("'meta.npy'" in note for note in report.notes)
+    assert report.opens_as.endswith("columns=['x'])") and any(
+        "'meta.npy'" in note for note in report.notes
+    )
 
 
 def test_names_that_have_no_meaning(tmp_path: Path) -> None:
     path = npy(tmp_path / "a.npy", ROWS)
     for options in ({"columns": "x"}, {"target_name": "x"}):
-        with pytest.raises(ConfigError, match=r"a\.npy is one array without names: leave out columns and target_name"):
+        with pytest.raises(
+            ConfigError,
+            match=r"a\.npy is one array without names: leave out columns and target_name",
+        ):
             TableDataset(path, **options)
-    with pytest.raises(ConfigError, match="holds NumPy arrays, which have no columns of images or texts"):
+    with pytest.raises(
+        ConfigError, match="holds NumPy arrays, which have no columns of images or texts"
+    ):
         TableDataset(path, image_column="x")
     np.savez(tmp_path / "a.npz", x=ROWS, classes=np.arange(3))
-    with pytest.raises(FormatError, match=r"different numbers of rows: 'x' 40, 'classes' 3: name those that belong together with columns="):
+    with pytest.raises(
+        FormatError,
+        match=(
+            r"different numbers of rows: 'x' 40, 'classes' 3: name those that belong together "
+            r"with columns="
+        ),
+    ):
         TableDataset(tmp_path / "a.npz")
 
 
@@ -160,8 +234,13 @@ def test_a_file_that_is_cut_short(name: str, tmp_path: Path) -> None:
 def test_a_header_that_is_damaged(tmp_path: Path) -> None:
     path = npy(tmp_path / "a.npy", ROWS)
     whole = path.read_bytes()
-    for damaged in (whole.replace(b"(40, 6, 5)", b"(40, 6, -)"), whole.replace(b"|u1", b"|q9"), whole[:8] + b"\xff\xff" + whole[10:],
-                    whole.replace(b"(40, 6, 5)", b"(99, 6, 5)"), whole[:6] + b"\x09" + whole[7:]):  # fmt: skip
+    for damaged in (
+        whole.replace(b"(40, 6, 5)", b"(40, 6, -)"),
+        whole.replace(b"|u1", b"|q9"),
+        whole[:8] + b"\xff\xff" + whole[10:],
+        whole.replace(b"(40, 6, 5)", b"(99, 6, 5)"),
+        whole[:6] + b"\x09" + whole[7:],
+    ):
         path.write_bytes(damaged)
         with pytest.raises(FormatError, match=r"a\.npy.*(header|cut short)"):
             TableDataset(path)
@@ -170,7 +249,10 @@ def test_a_header_that_is_damaged(tmp_path: Path) -> None:
 def test_an_archive_of_something_else(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("readme.txt", "no array")
-    with pytest.raises(FormatError, match=r"'readme\.txt' is no array: the zip file was not written by numpy\.savez"):
+    with pytest.raises(
+        FormatError,
+        match=r"'readme\.txt' is no array: the zip file was not written by numpy\.savez",
+    ):
         TableDataset(tmp_path / "a.npz")
 
 

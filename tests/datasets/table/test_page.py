@@ -29,7 +29,11 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
     write(tmp_path / "measurements" / "a.parquet", pa.table(rows))
     captions = [f"no. {row}" for row in range(6)]
-    images = {"image": [{"bytes": encoded(row), "path": None} for row in range(6)], "label": [0, 1] * 3, "caption": captions}
+    images = {
+        "image": [{"bytes": encoded(row), "path": None} for row in range(6)],
+        "label": [0, 1] * 3,
+        "caption": captions,
+    }
     write(tmp_path / "photos.parquet", pa.table(images))
     write(tmp_path / "captions.parquet", pa.table({"caption": captions}))
     kinds = pa.array(["oak", "ash", "elm"] * 2).dictionary_encode()

@@ -1,4 +1,6 @@
-"""A tokenizer that does with chats what HuggingFace's do, by Jinja, and whose tokens are characters and special words."""
+"""A tokenizer that does with chats what HuggingFace's do, by Jinja, and whose tokens are
+characters and special words.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ _TOKEN = re.compile(r"<\|[a-z_]+\|>|.", re.DOTALL)
 _WORDS = ["<|im_start|>", "<|im_end|>", "<|pad|>"]
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """Any role, and no tools."""
@@ -61,28 +64,61 @@ class ChatTokenizer:
     def __len__(self) -> int:
         return 0x110010
 
-    def __call__(self, text: str, add_special_tokens: bool = True, return_offsets_mapping: bool = False, **_: Any) -> dict[str, Any]:
+    def __call__(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        return_offsets_mapping: bool = False,
+        **_: Any,
+    ) -> dict[str, Any]:
         assert not add_special_tokens, "a template writes its special tokens itself"
         assert not return_offsets_mapping or self.is_fast, "slow tokenizers have no offsets"
-        pattern = re.compile(f"{re.escape(self.joins)}|{_TOKEN.pattern}", re.DOTALL) if self.joins else _TOKEN
+        pattern = (
+            re.compile(f"{re.escape(self.joins)}|{_TOKEN.pattern}", re.DOTALL)
+            if self.joins
+            else _TOKEN
+        )
         found = list(pattern.finditer(text))
         ids = [self._id(match[0]) for match in found]
-        return {"input_ids": ids, **({"offset_mapping": [match.span() for match in found]} if return_offsets_mapping else {})}
+        return {
+            "input_ids": ids,
+            **(
+                {"offset_mapping": [match.span() for match in found]}
+                if return_offsets_mapping
+                else {}
+            ),
+        }
 
     def _id(self, token: str) -> int:
-        return _WORDS.index(token) + 1 if token in _WORDS else 9 if len(token) > 1 else ord(token) + 16
+        return (
+            _WORDS.index(token) + 1 if token in _WORDS else 9 if len(token) > 1 else ord(token) + 16
+        )
 
     def decode(self, ids: Any) -> str:
-        return "".join(_WORDS[one - 1] if one < 4 else self.joins if one == 9 else chr(one - 16) for one in map(int, ids))
+        return "".join(
+            _WORDS[one - 1] if one < 4 else self.joins if one == 9 else chr(one - 16)
+            for one in map(int, ids)
+        )
 
     def apply_chat_template(
-        self, messages: Any, *, tools: Any, tokenize: bool, add_generation_prompt: bool, chat_template: str | None = None, **options: Any
+        self,
+        messages: Any,
+        *,
+        tools: Any,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        chat_template: str | None = None,
+        **options: Any,
     ) -> str:
         assert not tokenize
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation]
+        )
         environment.globals["raise_exception"] = _raise
         template = environment.from_string(chat_template or self.chat_template)
-        return template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **options)
+        return template.render(
+            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
+        )
 
 
 def _raise(message: str) -> None:

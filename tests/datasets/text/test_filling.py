@@ -1,4 +1,6 @@
-"""Batches of texts padded all at once are, bit for bit, what collating their single samples gives."""
+"""Batches of texts padded all at once are, bit for bit, what collating their single samples
+gives.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import CharTokenizer, FileChangedError, SampleError, TextCollator, TextDataset, create_dataloader
+from headrace import (
+    CharTokenizer,
+    FileChangedError,
+    SampleError,
+    TextCollator,
+    TextDataset,
+    create_dataloader,
+)
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import choose_way
 from headrace.order import BatchRequest
 
-LINES = ["one", "", "a longer line of text", "dúo, três", "\U0001f600 wide", "nul \0 inside", "x" * 300, "end"]
+LINES = [
+    "one",
+    "",
+    "a longer line of text",
+    "dúo, três",
+    "\U0001f600 wide",
+    "nul \0 inside",
+    "x" * 300,
+    "end",
+]
 TEXT = "\n".join(LINES) + "\n\nlast, without an end"
 ASCII = "one\n\ntwo words\nlast, without an end"
 
@@ -46,7 +64,9 @@ def check(dataset: TextDataset, collate: TextCollator, indices: list[int]) -> No
     """As plainly made, and by a loader."""
     plain = collate(dataset.__getitems__(indices))
     assert equal(made(dataset, collate, indices), plain)
-    (batch,) = create_dataloader(dataset, batch_size=len(indices), sampler=indices, collate_fn=collate, num_workers=0)
+    (batch,) = create_dataloader(
+        dataset, batch_size=len(indices), sampler=indices, collate_fn=collate, num_workers=0
+    )
     assert equal(batch, plain)
 
 
@@ -58,23 +78,51 @@ COLLATORS: list[dict[str, Any]] = [
 ]
 
 
-WAYS: list[dict[str, Any]] = [{}, {"newline": "\n"}, {"newline": "\r"}, {"newline": "\r\n"}, {"max_length": 3}, {"unit": "file"}]
-SEEN: list[dict[str, Any]] = [{"truncation": True, "max_length": 4}, {"pad_values": {"attention_mask": 3}}, {"pad_token_id": 1 << 62}]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"newline": "\n"},
+    {"newline": "\r"},
+    {"newline": "\r\n"},
+    {"max_length": 3},
+    {"unit": "file"},
+]
+SEEN: list[dict[str, Any]] = [
+    {"truncation": True, "max_length": 4},
+    {"pad_values": {"attention_mask": 3}},
+    {"pad_token_id": 1 << 62},
+]
 
 
 @pytest.mark.quick_every(6)
 @pytest.mark.parametrize("options", COLLATORS)
-@pytest.mark.parametrize("tokenizer", [None, CharTokenizer("abcdeflnort"), in_fives], ids=["all", "some", "foreign"])
 @pytest.mark.parametrize(
-    "how", [{}, {"newline": "\n"}, {"newline": "\r"}, {"newline": "\r\n"}, {"max_length": 3}, {"unit": "file"}], ids=str
+    "tokenizer", [None, CharTokenizer("abcdeflnort"), in_fives], ids=["all", "some", "foreign"]
 )
-def test_as_the_single_samples(folder: Path, tokenizer: Any, options: dict[str, Any], how: dict[str, Any]) -> None:
-    with TextDataset(folder, tokenizer=tokenizer, **{"unit": "line", "max_length": None, **how}) as dataset:
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"newline": "\n"},
+        {"newline": "\r"},
+        {"newline": "\r\n"},
+        {"max_length": 3},
+        {"unit": "file"},
+    ],
+    ids=str,
+)
+def test_as_the_single_samples(
+    folder: Path, tokenizer: Any, options: dict[str, Any], how: dict[str, Any]
+) -> None:
+    with TextDataset(
+        folder, tokenizer=tokenizer, **{"unit": "line", "max_length": None, **how}
+    ) as dataset:
         indices = [*reversed(range(len(dataset))), 0, 0]
         check(dataset, TextCollator(**options), indices)
 
 
-@pytest.mark.parametrize("text", [ASCII, "", "\n", "\n\n\n", ASCII.replace("\n", "\r\n"), "a\rb\n", "no end", "\0\n\0\0"])
+@pytest.mark.parametrize(
+    "text", [ASCII, "", "\n", "\n\n\n", ASCII.replace("\n", "\r\n"), "a\rb\n", "no end", "\0\n\0\0"]
+)
 def test_ascii(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(text.encode())
     with TextDataset(tmp_path, unit="line") as dataset:
@@ -87,8 +135,12 @@ def test_ascii(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["latin-1", "cp864", "utf-16", "ascii"])
 def test_other_encodings(encoding: str, tmp_path: Path) -> None:
     """In cp864 even a percent sign is another character."""
-    (tmp_path / "a.txt").write_bytes("50 percent\nand more".encode(encoding) + (b"" if encoding == "utf-16" else b"\n50 %"))
-    with TextDataset(tmp_path, unit="line", encoding=encoding, cache_dir=tmp_path / "kept") as dataset:
+    (tmp_path / "a.txt").write_bytes(
+        "50 percent\nand more".encode(encoding) + (b"" if encoding == "utf-16" else b"\n50 %")
+    )
+    with TextDataset(
+        tmp_path, unit="line", encoding=encoding, cache_dir=tmp_path / "kept"
+    ) as dataset:
         check(dataset, TextCollator(), list(range(len(dataset))))
 
 
@@ -100,7 +152,9 @@ def test_held_ones(folder: Path, mode: str) -> None:
 
 
 def test_windows_and_views_and_records(folder: Path) -> None:
-    with TextDataset(folder, max_length=20, stride=10, cache_dir=folder / "kept", progress=False) as windows:
+    with TextDataset(
+        folder, max_length=20, stride=10, cache_dir=folder / "kept", progress=False
+    ) as windows:
         check(windows, TextCollator(), list(range(len(windows))))
     with TextDataset(folder, unit="line") as lines:
         check(lines.subset([3, 8, 1]), TextCollator(), [2, 0, 1])
@@ -110,7 +164,12 @@ def test_windows_and_views_and_records(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"truncation": True, "max_length": 4}, {"pad_values": {"attention_mask": 3}}, {"pad_token_id": 1 << 62}]
+    "options",
+    [
+        {"truncation": True, "max_length": 4},
+        {"pad_values": {"attention_mask": 3}},
+        {"pad_token_id": 1 << 62},
+    ],
 )
 def test_what_a_collator_must_see(folder: Path, options: dict[str, Any]) -> None:
     with TextDataset(folder, unit="line") as dataset:
@@ -122,7 +181,10 @@ def test_random_masks_are_drawn_by_the_collator(folder: Path) -> None:
     assert collate.join(np.array([2, 3]), np.array([2])) is None
     with TextDataset(folder, unit="line") as dataset:
         loader = create_dataloader(dataset, batch_size=4, collate_fn=collate, num_workers=0)
-        assert equal(next(iter(loader)), next(iter(create_dataloader(dataset, batch_size=4, collate_fn=collate, num_workers=0))))
+        assert equal(
+            next(iter(loader)),
+            next(iter(create_dataloader(dataset, batch_size=4, collate_fn=collate, num_workers=0))),
+        )
 
 
 def test_what_is_not_ids_alone_is_made_one_by_one(folder: Path) -> None:
@@ -136,13 +198,19 @@ def test_what_is_not_ids_alone_is_made_one_by_one(folder: Path) -> None:
 
     collating = Collating(TextCollator())
     for dataset in (
-        TextDataset(folder, unit="line", transform=dict), TextDataset(folder, unit="line", return_index=True), Marked(folder, unit="line"),
-        TextDataset(folder, max_length=8, packing=True, cache_dir=folder / "kept", progress=False), Shouted(folder, unit="line"),
-    ):  # fmt: skip
+        TextDataset(folder, unit="line", transform=dict),
+        TextDataset(folder, unit="line", return_index=True),
+        Marked(folder, unit="line"),
+        TextDataset(folder, max_length=8, packing=True, cache_dir=folder / "kept", progress=False),
+        Shouted(folder, unit="line"),
+    ):
         assert choose_way(dataset, collating).name == "sample by sample"
     shouted = Shouted(folder, unit="line")
     assert (
-        shouted[0]["input_ids"].tolist() == TextDataset(folder, unit="line")._format.options.tokenizer(shouted.text_of(0).upper()).tolist()
+        shouted[0]["input_ids"].tolist()
+        == TextDataset(folder, unit="line")
+        ._format.options.tokenizer(shouted.text_of(0).upper())
+        .tolist()
     )
 
 
@@ -165,14 +233,18 @@ class TestErrors:
         with TextDataset(broken, unit="line", on_error="skip") as dataset:
             loader = create_dataloader(dataset, batch_size=3, shuffle=False, num_workers=0)
             (batch,) = loader
-            assert batch["input_ids"].tolist() == [[ord(c) + 2 for c in word] for word in ("good", "fine")]
+            assert batch["input_ids"].tolist() == [
+                [ord(c) + 2 for c in word] for word in ("good", "fine")
+            ]
             stats = loader.get_stats()
             assert (stats["skipped"], stats["errors"], stats["samples"]) == (1, 1, 2)
             with pytest.raises(SampleError, match="none of the 1 samples"):
                 made(dataset, TextCollator(), [1])
 
     def test_a_stand_in(self, broken: Path) -> None:
-        with TextDataset(broken, unit="line", on_error=lambda *_: {"input_ids": torch.tensor([3])}) as dataset:
+        with TextDataset(
+            broken, unit="line", on_error=lambda *_: {"input_ids": torch.tensor([3])}
+        ) as dataset:
             check(dataset, TextCollator(), [0, 1, 2])
 
     def test_a_file_that_changed(self, broken: Path) -> None:
@@ -181,7 +253,9 @@ class TestErrors:
             with pytest.raises(FileChangedError, match="has been changed since it was opened"):
                 made(dataset, TextCollator(), [0])
 
-    def test_a_file_that_became_shorter_while_it_is_read(self, broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_that_became_shorter_while_it_is_read(
+        self, broken: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with TextDataset(broken, unit="line") as dataset:
             monkeypatch.setattr("headrace.io.local.files.LocalFiles.check_open", lambda *_: None)
             (broken / "a.txt").write_bytes(b"good\nb")
@@ -195,32 +269,61 @@ def test_in_workers(folder: Path) -> None:
     for workers in (0, 2):
         with TextDataset(folder, unit="line", max_length=40) as dataset:
             loader = create_dataloader(dataset, batch_size=4, num_workers=workers)
-            found.append([{name: tensor.clone() for name, tensor in batch.items()} for batch in loader])
-            stats, nbytes = loader.get_stats(), sum(map(len, dataset.sample_source.read(range(len(dataset)))))
-            assert stats["samples"] == stats["cache_misses"] == len(dataset) and stats["bytes_read"] == nbytes
+            found.append(
+                [{name: tensor.clone() for name, tensor in batch.items()} for batch in loader]
+            )
+            stats, nbytes = (
+                loader.get_stats(),
+                sum(map(len, dataset.sample_source.read(range(len(dataset))))),
+            )
+            assert (
+                stats["samples"] == stats["cache_misses"] == len(dataset)
+                and stats["bytes_read"] == nbytes
+            )
     assert len(found[0]) == 4 and all(map(equal, *found))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 1 << 31), max_size=9), min_size=1, max_size=6),
-    st.sampled_from(["right", "left"]), st.sampled_from([None, 4]), st.sampled_from(["causal", None]), st.integers(-5, 5),
+    st.sampled_from(["right", "left"]),
+    st.sampled_from([None, 4]),
+    st.sampled_from(["causal", None]),
+    st.integers(-5, 5),
     st.sampled_from(["uint16", "int32", "int64", "uint8"]),
-)  # fmt: skip
-def test_any_ids(samples: list[list[int]], side: str, multiple: int | None, labels: str | None, pad: int, dtype: str) -> None:
-    collate = TextCollator(padding_side=side, pad_to_multiple_of=multiple, labels=labels, pad_values={"input_ids": pad})
+)
+def test_any_ids(
+    samples: list[list[int]],
+    side: str,
+    multiple: int | None,
+    labels: str | None,
+    pad: int,
+    dtype: str,
+) -> None:
+    collate = TextCollator(
+        padding_side=side, pad_to_multiple_of=multiple, labels=labels, pad_values={"input_ids": pad}
+    )
     arrays = [(np.array(ids, np.int64) & 255).astype(dtype) for ids in samples]
     joined = collate.join(np.concatenate(arrays), np.array(list(map(len, arrays))))
-    assert joined is not None and equal(joined, collate([{"input_ids": torch.from_numpy(ids.astype(np.int64))} for ids in arrays]))
+    assert joined is not None and equal(
+        joined, collate([{"input_ids": torch.from_numpy(ids.astype(np.int64))} for ids in arrays])
+    )
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.lists(st.text(st.characters(codec="utf-8"), max_size=6) | st.text("abc", max_size=6), max_size=6),
-    st.sampled_from([None, 0, 2]), st.sampled_from([None, "abü"]),
-)  # fmt: skip
-def test_ids_of_bytes_are_those_of_texts(texts: list[str], most: int | None, characters: str | None) -> None:
+    st.lists(
+        st.text(st.characters(codec="utf-8"), max_size=6) | st.text("abc", max_size=6), max_size=6
+    ),
+    st.sampled_from([None, 0, 2]),
+    st.sampled_from([None, "abü"]),
+)
+def test_ids_of_bytes_are_those_of_texts(
+    texts: list[str], most: int | None, characters: str | None
+) -> None:
     tokenizer, lines = CharTokenizer(characters), [text.encode() for text in texts]
-    ids, lengths = tokenizer.encode_bytes(b"".join(lines), np.array(list(map(len, lines)), np.int64), "utf-8", "strict", most)
+    ids, lengths = tokenizer.encode_bytes(
+        b"".join(lines), np.array(list(map(len, lines)), np.int64), "utf-8", "strict", most
+    )
     expected = [tokenizer(text[:most]).tolist() for text in texts]
     assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == expected

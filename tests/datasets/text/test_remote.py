@@ -39,14 +39,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, draws = tmp_path_factory.mktemp("served"), random.Random(0)
 
     def text(lines: int) -> str:
-        return "".join(" ".join(draws.choices(WORDS, k=draws.randrange(9))) + draws.choice(["\n", "\r\n"]) for _ in range(lines))
+        return "".join(
+            " ".join(draws.choices(WORDS, k=draws.randrange(9))) + draws.choice(["\n", "\r\n"])
+            for _ in range(lines)
+        )
 
     rows = [{"text": " ".join(draws.choices(WORDS, k=5)), "n": n} for n in range(40)]
     contents = {
-        "a/1.txt": text(30), "a/2.md": "\ufeff" + text(9), "b/3.txt.gz": text(20), "b/4.txt": text(41) + "finis",
-        "a/5.jsonl": "\n\n".join(map(json.dumps, rows)), "b/6.json": json.dumps(rows[:7]),
-        "b/7.csv": "n,text\n" + "".join(f'{n},"a ""{n}""\n{n}"\n' for n in range(15)), "b/8.jsonl.gz": "\n".join(map(json.dumps, rows)),
-    }  # fmt: skip
+        "a/1.txt": text(30),
+        "a/2.md": "\ufeff" + text(9),
+        "b/3.txt.gz": text(20),
+        "b/4.txt": text(41) + "finis",
+        "a/5.jsonl": "\n\n".join(map(json.dumps, rows)),
+        "b/6.json": json.dumps(rows[:7]),
+        "b/7.csv": "n,text\n" + "".join(f'{n},"a ""{n}""\n{n}"\n' for n in range(15)),
+        "b/8.jsonl.gz": "\n".join(map(json.dumps, rows)),
+    }
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
         data = content.encode()
@@ -65,9 +73,18 @@ def opened(server: RangeServer, folder: Path, tmp_path: Path) -> Iterator[Any]:
     made: list[TextDataset] = []
 
     def make(what: str, is_far: bool, **options: Any) -> TextDataset:
-        given = {**UNITS[what], "cache_dir": tmp_path / ("far" if is_far else "near"), "progress": False, **options}
+        given = {
+            **UNITS[what],
+            "cache_dir": tmp_path / ("far" if is_far else "near"),
+            "progress": False,
+            **options,
+        }
         names = NAMES[given["unit"]]
-        made.append(TextDataset([f"{server.url}/{name}" if is_far else folder / name for name in names], **given))
+        made.append(
+            TextDataset(
+                [f"{server.url}/{name}" if is_far else folder / name for name in names], **given
+            )
+        )
         return made[-1]
 
     yield make
@@ -86,7 +103,9 @@ def samples(dataset: TextDataset) -> list[Any]:
 
 
 def batches(dataset: TextDataset, make_loader: Any, **options: Any) -> list[Any]:
-    loader = make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "shuffle": "block", **options})
+    loader = make_loader(
+        dataset, **{"batch_size": 4, "num_workers": 0, "shuffle": "block", **options}
+    )
     found = [plain(batch) for batch in loader]
     loader.close()
     return found
@@ -96,15 +115,23 @@ def batches(dataset: TextDataset, make_loader: Any, **options: Any) -> list[Any]
 @pytest.mark.parametrize("what", UNITS)
 def test_the_same_samples_and_order(what: str, opened: Any, make_loader: Any) -> None:
     near, far = opened(what, False), opened(what, True)
-    assert len(far) == len(near) > 3 and far.fingerprint == near.fingerprint and samples(far) == samples(near)
-    assert (far.blocks() is None) == (near.blocks() is None) and np.array_equal(far.blocks(), near.blocks())
+    assert (
+        len(far) == len(near) > 3
+        and far.fingerprint == near.fingerprint
+        and samples(far) == samples(near)
+    )
+    assert (far.blocks() is None) == (near.blocks() is None) and np.array_equal(
+        far.blocks(), near.blocks()
+    )
     assert np.array_equal(far.lengths(), near.lengths())
     expected = batches(near, make_loader)
     for mode in ("lazy", "cached", "eager", "streaming"):
         found = batches(opened(what, True, loading_mode=mode), make_loader)
         assert found == expected, mode
     for shuffle in (True, False):
-        streamed = batches(opened(what, True, loading_mode="streaming"), make_loader, shuffle=shuffle)
+        streamed = batches(
+            opened(what, True, loading_mode="streaming"), make_loader, shuffle=shuffle
+        )
         assert streamed == batches(near, make_loader, shuffle=shuffle)
 
 
@@ -119,13 +146,17 @@ def test_with_workers(what: str, mode: str, opened: Any, make_loader: Any) -> No
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("mode", ["lazy", "cached", "eager", "streaming"])
 @pytest.mark.parametrize("what", UNITS)
-def test_with_workers_of_each_kind(what: str, mode: str, method: str, opened: Any, make_loader: Any) -> None:
+def test_with_workers_of_each_kind(
+    what: str, mode: str, method: str, opened: Any, make_loader: Any
+) -> None:
     expected = batches(opened(what, False), make_loader)
     options: Any = {"num_workers": 2, "multiprocessing_context": method}
     assert batches(opened(what, True, loading_mode=mode), make_loader, **options) == expected
 
 
-def test_warm_start_reads_each_block_once(server: RangeServer, opened: Any, make_loader: Any) -> None:
+def test_warm_start_reads_each_block_once(
+    server: RangeServer, opened: Any, make_loader: Any
+) -> None:
     for what in ("line", "record"):
         opened(what, True)
         server.counts()
@@ -144,13 +175,18 @@ def test_tokens_are_made_once_of_each_version(what: str, server: RangeServer, op
     server.counts()
     assert samples(opened(what, True)) == found
     assert server.counts()["ranges"] == []
-    other = opened(what, True, tokenizer=lambda text: [ord(character) + 2 for character in text])  # can't be known again
-    assert [sample["input_ids"] for sample in samples(other)] == [sample["input_ids"] for sample in found]
+    # can't be known again
+    other = opened(what, True, tokenizer=lambda text: [ord(character) + 2 for character in text])
+    assert [sample["input_ids"] for sample in samples(other)] == [
+        sample["input_ids"] for sample in found
+    ]
 
 
 @pytest.mark.quick_every(1)
 def test_a_bad_record_is_named(server: RangeServer, folder: Path, tmp_path: Path) -> None:
-    (folder / "bad.jsonl").write_bytes(b'{"text": "a"}\n\n{"text": 5}\n{nothing}\n{"text": "\xff"}\n')
+    (folder / "bad.jsonl").write_bytes(
+        b'{"text": "a"}\n\n{"text": 5}\n{nothing}\n{"text": "\xff"}\n'
+    )
     url = f"{server.url}/bad.jsonl"
     with TextDataset(url, unit="record", cache_dir=tmp_path) as dataset:
         for index, said in (
@@ -158,23 +194,36 @@ def test_a_bad_record_is_named(server: RangeServer, folder: Path, tmp_path: Path
             (2, "line 4: no JSON"),
             (3, "line 5: byte 0xff at offset 47 is no utf-8"),
         ):
-            with pytest.raises(SampleError, match=f"sample {index} can't be decoded: {url}, {said}"):
+            with pytest.raises(
+                SampleError, match=f"sample {index} can't be decoded: {url}, {said}"
+            ):
                 dataset[index]
     with TextDataset(url, unit="record", cache_dir=tmp_path, on_error="skip") as dataset:
         assert len(dataset.__getitems__(range(4))) == 1
     with pytest.warns(HeadraceWarning, match="3 of 4 documents can't be read"):
-        blocks = TextDataset(url, unit="record", cache_dir=tmp_path, on_error="skip", stride=4, max_length=4)
+        blocks = TextDataset(
+            url, unit="record", cache_dir=tmp_path, on_error="skip", stride=4, max_length=4
+        )
     assert len(blocks) == 1
     blocks.close()
     (folder / "bad.jsonl").unlink()
 
 
-def test_a_text_that_is_too_large_for_the_budget(server: RangeServer, folder: Path, tmp_path: Path) -> None:
+def test_a_text_that_is_too_large_for_the_budget(
+    server: RangeServer, folder: Path, tmp_path: Path
+) -> None:
     (folder / "large.txt").write_bytes(b"x" * (17 << 20))
     for unit in ("file", "line"):
-        options: Any = {"unit": unit, "cache_dir": tmp_path, "max_memory_usage": "20MB", "max_length": None}
+        options: Any = {
+            "unit": unit,
+            "cache_dir": tmp_path,
+            "max_memory_usage": "20MB",
+            "max_length": None,
+        }
         dataset = TextDataset(f"{server.url}/large.txt", **options)
-        with pytest.raises(SampleError, match=r"a text of 17.8 MB .* is too large for the memory budget"):
+        with pytest.raises(
+            SampleError, match=r"a text of 17.8 MB .* is too large for the memory budget"
+        ):
             dataset[0]
         dataset.close()
     (folder / "large.txt").unlink()
@@ -185,9 +234,18 @@ def test_folders_of_a_bucket(memory: Any, folder: Path, tmp_path: Path) -> None:
     for path in folder.rglob("*.*"):
         memory.pipe(f"/texts/{path.relative_to(folder)}", path.read_bytes())
     for unit in ("file", "line"):
-        options: Any = {"unit": unit, "labels": "folders", "cache_dir": tmp_path, "errors": "replace"}
+        options: Any = {
+            "unit": unit,
+            "labels": "folders",
+            "cache_dir": tmp_path,
+            "errors": "replace",
+        }
         near, far = TextDataset(folder, **options), TextDataset("memory://texts", **options)
-        assert samples(far) == samples(near) and far.classes == ["a", "b"] and far.fingerprint == near.fingerprint
+        assert (
+            samples(far) == samples(near)
+            and far.classes == ["a", "b"]
+            and far.fingerprint == near.fingerprint
+        )
         assert far.source_of(0) == "memory://texts/a/1.txt" + (", line 1" if unit == "line" else "")
         near.close()
         far.close()
@@ -203,8 +261,13 @@ def test_packed_like_local_ones(opened: Any, tmp_path: Path) -> None:
 
 def test_found_by_its_name_and_shown_without_secrets(server: RangeServer, tmp_path: Path) -> None:
     dataset = open_dataset(
-        f"{server.url}/a/5.jsonl?key=secret", unit="record", cache_dir=tmp_path, storage_options={"headers": {"x": "secret"}}
+        f"{server.url}/a/5.jsonl?key=secret",
+        unit="record",
+        cache_dir=tmp_path,
+        storage_options={"headers": {"x": "secret"}},
     )
-    assert isinstance(dataset, TextDataset) and CharTokenizer().decode(dataset[0]["input_ids"].tolist()) == dataset.text_of(0)
+    assert isinstance(dataset, TextDataset) and CharTokenizer().decode(
+        dataset[0]["input_ids"].tolist()
+    ) == dataset.text_of(0)
     assert "secret" not in f"{dataset!r} {dataset.explain()} {dataset.source_of(0)}"
     dataset.close()

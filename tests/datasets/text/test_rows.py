@@ -1,4 +1,6 @@
-"""Rows of whole chats and documents (``packing="bfd"``): what is in them, each once an epoch, and resumed elsewhere."""
+"""Rows of whole chats and documents (``packing="bfd"``): what is in them, each once an epoch,
+and resumed elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import ConfigError, HeadraceWarning, SampleError, TextDataset, create_dataloader, document_mask, pack
+from headrace import (
+    ConfigError,
+    HeadraceWarning,
+    SampleError,
+    TextDataset,
+    create_dataloader,
+    document_mask,
+    pack,
+)
 from headrace.testing.contract import same
 from tests.datasets.text.chat_tokenizer import MARKED, ChatTokenizer
 from tests.datasets.text.test_chats import USER, opened, write
@@ -21,16 +31,22 @@ ANSWERS = [f"{number} " + "so " * int(_RANDOM.integers(1, 30)) for number in ran
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return write(tmp_path, *([USER, {"role": "assistant", "content": answer}] for answer in ANSWERS))
+    return write(
+        tmp_path, *([USER, {"role": "assistant", "content": answer}] for answer in ANSWERS)
+    )
 
 
 def rows_of(path: Path, tmp_path: Path, **options: Any) -> TextDataset:
-    return opened(path, **{"packing": "bfd", "max_length": LENGTH, "cache_dir": tmp_path / "cache", **options})
+    return opened(
+        path, **{"packing": "bfd", "max_length": LENGTH, "cache_dir": tmp_path / "cache", **options}
+    )
 
 
 def chats_in(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """The ids and labels of each document of a row, which must be as `TextDataset` says."""
-    assert list(row) == ["input_ids", "labels", "document_ids", "position_ids"] and {len(column) for column in row.values()} == {LENGTH}
+    assert list(row) == ["input_ids", "labels", "document_ids", "position_ids"] and {
+        len(column) for column in row.values()
+    } == {LENGTH}
     assert [row[name].dtype for name in row] == [torch.int64, torch.int64, torch.int32, torch.int64]
     documents, found = row["document_ids"], []
     for number in range(int(documents.max()) + 1):
@@ -51,17 +67,28 @@ def said(chat: dict[str, torch.Tensor]) -> str:
 
 def unpacked(batches: list[Any]) -> list[str]:
     """What the assistant says in each chat of some batches, in order."""
-    rows = [{name: column[n] for name, column in batch.items()} for batch in batches for n in range(len(batch["labels"]))]
+    rows = [
+        {name: column[n] for name, column in batch.items()}
+        for batch in batches
+        for n in range(len(batch["labels"]))
+    ]
     return [said(chat) for row in rows for chat in chats_in(row)]
 
 
 def test_rows_hold_whole_chats_with_their_labels(path: Path, tmp_path: Path) -> None:
     for tokenizer in (ChatTokenizer(MARKED), ChatTokenizer()):
-        chats, rows = opened(path, tokenizer=tokenizer), rows_of(path, tmp_path, tokenizer=tokenizer)
+        chats, rows = (
+            opened(path, tokenizer=tokenizer),
+            rows_of(path, tmp_path, tokenizer=tokenizer),
+        )
         found = {said(chat): chat for row in rows for chat in chats_in(row)}
-        assert len(found) == CHATS and all(same(found[answer], chats[number]) for number, answer in enumerate(ANSWERS))
+        assert len(found) == CHATS and all(
+            same(found[answer], chats[number]) for number, answer in enumerate(ANSWERS)
+        )
         tokens = sum(len(chats[number]["input_ids"]) for number in range(CHATS))
-        assert rows.lengths().sum() == tokens > 0.9 * len(rows) * LENGTH and f"{tokens / len(rows) / LENGTH:.2%}" in str(rows.explain())
+        assert rows.lengths().sum() == tokens > 0.9 * len(
+            rows
+        ) * LENGTH and f"{tokens / len(rows) / LENGTH:.2%}" in str(rows.explain())
 
 
 def test_batches_are_the_samples(path: Path, tmp_path: Path) -> None:
@@ -69,8 +96,13 @@ def test_batches_are_the_samples(path: Path, tmp_path: Path) -> None:
     loader = create_dataloader(rows, batch_size=4, num_workers=0, shuffle=False)
     assert "rows of documents straight from storage" in str(loader.explain())
     for step, batch in enumerate(loader):
-        assert all(same({name: column[n] for name, column in batch.items()}, rows[4 * step + n]) for n in range(len(batch["labels"])))
-    cached = create_dataloader(rows_of(path, tmp_path, loading_mode="cached"), batch_size=4, num_workers=0, shuffle=False)
+        assert all(
+            same({name: column[n] for name, column in batch.items()}, rows[4 * step + n])
+            for n in range(len(batch["labels"]))
+        )
+    cached = create_dataloader(
+        rows_of(path, tmp_path, loading_mode="cached"), batch_size=4, num_workers=0, shuffle=False
+    )
     assert all(same(one, other) for one, other in zip(cached, loader, strict=True))
 
 
@@ -84,7 +116,13 @@ def test_no_token_attends_to_another_chat(path: Path, tmp_path: Path) -> None:
 def test_resumed_on_other_workers_and_ranks(shuffle: Any, path: Path, tmp_path: Path) -> None:
     def loader(rank: int, world: int, workers: int) -> Any:
         return create_dataloader(
-            rows_of(path, tmp_path), batch_size=4 // world, num_workers=workers, shuffle=shuffle, seed=5, rank=rank, world_size=world
+            rows_of(path, tmp_path),
+            batch_size=4 // world,
+            num_workers=workers,
+            shuffle=shuffle,
+            seed=5,
+            rank=rank,
+            world_size=world,
         )
 
     whole = loader(0, 1, 0)
@@ -106,35 +144,64 @@ def test_resumed_on_other_workers_and_ranks(shuffle: Any, path: Path, tmp_path: 
     for step, (even, odd) in enumerate(zip(*ranks, strict=True), 3):
         for name, column in batches[step].items():
             count = len(column)
-            assert torch.equal(even[name], column[::2]) and torch.equal(odd[name][: count // 2], column[1::2])
+            assert torch.equal(even[name], column[::2]) and torch.equal(
+                odd[name][: count // 2], column[1::2]
+            )
 
 
 def test_a_long_chat_is_cut_at_its_end(tmp_path: Path) -> None:
-    long, late = ([{**USER, "content": "x " * n}, {"role": "assistant", "content": "yes " * 99}] for n in (2, 300))
+    long, late = (
+        [{**USER, "content": "x " * n}, {"role": "assistant", "content": "yes " * 99}]
+        for n in (2, 300)
+    )
     path = write(tmp_path, [USER, {"role": "assistant", "content": "no"}], long)
     rows, chats = rows_of(path, tmp_path), opened(path, max_length=LENGTH)
     assert len(rows) == 2 and same(chats_in(rows[1]), [chats[1]])
     path = write(tmp_path, [USER, {"role": "assistant", "content": "no"}], late, name="b.jsonl")
-    with pytest.raises(SampleError, match=r"b.jsonl, line 2: its first 220 tokens hold none of the assistant's: raise max_length, or pass"):
+    with pytest.raises(
+        SampleError,
+        match=(
+            r"b.jsonl, line 2: its first 220 tokens hold none of the assistant's: raise "
+            r"max_length, or pass"
+        ),
+    ):
         rows_of(path, tmp_path)
     with pytest.warns(HeadraceWarning, match=r"1 of 2 chats are left out; the first: .*line 2"):
-        assert unpacked(list(create_dataloader(rows_of(path, tmp_path, on_error="skip"), num_workers=0))) == ["no"]
+        assert unpacked(
+            list(create_dataloader(rows_of(path, tmp_path, on_error="skip"), num_workers=0))
+        ) == ["no"]
 
 
 def test_packed_chats_make_the_same_rows(path: Path, tmp_path: Path) -> None:
     rows = rows_of(path, tmp_path)
-    with TextDataset(pack(opened(path), tmp_path / "chats.h5", progress=False), packing="bfd", max_length=LENGTH) as packed:
-        assert packed.fingerprint == rows.fingerprint and all(same(packed[n], rows[n]) for n in range(len(rows)))
+    with TextDataset(
+        pack(opened(path), tmp_path / "chats.h5", progress=False), packing="bfd", max_length=LENGTH
+    ) as packed:
+        assert packed.fingerprint == rows.fingerprint and all(
+            same(packed[n], rows[n]) for n in range(len(rows))
+        )
         assert np.array_equal(packed.blocks(), rows.blocks())
     other = rows_of(path, tmp_path, max_length=LENGTH + 1)
-    assert other.fingerprint != rows.fingerprint != rows_of(path, tmp_path, packing=True).fingerprint
+    assert (
+        other.fingerprint != rows.fingerprint != rows_of(path, tmp_path, packing=True).fingerprint
+    )
 
 
 def test_rows_of_texts(tmp_path: Path) -> None:
     """The first token of each has no label: it follows from nothing."""
     (tmp_path / "a.txt").write_text("one\n\ntwo two\nthree\n")
-    rows = TextDataset(tmp_path / "a.txt", unit="line", packing="bfd", max_length=12, cache_dir=tmp_path / "cache")
-    texts = ["".join(map(rows.tokenizer.decode, [row["input_ids"][row["document_ids"] == n] for n in range(2)])) for row in rows]
+    rows = TextDataset(
+        tmp_path / "a.txt", unit="line", packing="bfd", max_length=12, cache_dir=tmp_path / "cache"
+    )
+    texts = [
+        "".join(
+            map(
+                rows.tokenizer.decode,
+                [row["input_ids"][row["document_ids"] == n] for n in range(2)],
+            )
+        )
+        for row in rows
+    ]
     assert texts == ["one", "two twothree"]
     for row in rows:
         is_learned = (row["document_ids"] >= 0) & (row["position_ids"] > 0)

@@ -31,7 +31,12 @@ class Making:
     """Counts what is read."""
 
     def __init__(
-        self, folder: Path, documents: Any = DOCUMENTS, tokenizer: Any = None, end: int | None = None, about: Any = "these"
+        self,
+        folder: Path,
+        documents: Any = DOCUMENTS,
+        tokenizer: Any = None,
+        end: int | None = None,
+        about: Any = "these",
     ) -> None:
         self.folder, self.documents, self.read = folder, documents, 0
         self.tokenizer, self.end, self.about = tokenizer or CharTokenizer(), end, about
@@ -43,7 +48,15 @@ class Making:
 
     @property
     def tokenising(self) -> Tokenising:
-        return Tokenising(self._read, len(self.documents), self.about, self.tokenizer, identity_of(self.tokenizer), self.end, False)
+        return Tokenising(
+            self._read,
+            len(self.documents),
+            self.about,
+            self.tokenizer,
+            identity_of(self.tokenizer),
+            self.end,
+            False,
+        )
 
     def tokens(self) -> Any:
         return self.tokenising.tokens(self.folder, self.budget)
@@ -57,12 +70,18 @@ def rows(tokens: Any) -> list[list[int]]:
 @pytest.mark.parametrize("tokenizer", [CharTokenizer("abc"), Unknown()])
 @pytest.mark.parametrize("end", [None, 2])
 @pytest.mark.parametrize("many", [1, 200])
-def test_all_of_them_in_their_order(tokenizer: Any, end: int | None, many: int, tmp_path: Path) -> None:
+def test_all_of_them_in_their_order(
+    tokenizer: Any, end: int | None, many: int, tmp_path: Path
+) -> None:
     making = Making(tmp_path, DOCUMENTS * many, tokenizer, end)
     tokens, again = making.tokens(), making.tokens()
     is_kept = isinstance(tokenizer, CharTokenizer)
     assert isinstance(tokens, FileArrays) == is_kept
-    assert rows(tokens) == [[*row.tolist(), *([] if end is None else [end])] for row in DOCUMENTS] * many == rows(again)
+    assert (
+        rows(tokens)
+        == [[*row.tolist(), *([] if end is None else [end])] for row in DOCUMENTS] * many
+        == rows(again)
+    )
     assert tokens.long.dtype == np.uint16
     assert making.read == len(DOCUMENTS) * many * (1 if is_kept else 2)
     assert bool(making.tokenising.fingerprint) == is_kept
@@ -71,7 +90,9 @@ def test_all_of_them_in_their_order(tokenizer: Any, end: int | None, many: int, 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer(), Unknown()])
 def test_ids_that_need_more_than_16_bits(tokenizer: Any, tmp_path: Path) -> None:
     for most, dtype in [(65_535, np.uint16), (65_536, np.int32), (2**31 - 1, np.int32)]:
-        tokens = Making(tmp_path, [np.array([1, most]), np.array([5])], tokenizer, about=most).tokens()
+        tokens = Making(
+            tmp_path, [np.array([1, most]), np.array([5])], tokenizer, about=most
+        ).tokens()
         assert tokens.long.dtype == dtype and rows(tokens) == [[1, most], [5]]
 
 
@@ -83,7 +104,12 @@ def test_nothing(tokenizer: Any, documents: Any, tmp_path: Path) -> None:
 
 
 def test_cached_tokens_fit_tokenizer_texts_and_end_token(tmp_path: Path) -> None:
-    given: list[dict[str, Any]] = [{}, {"tokenizer": CharTokenizer("ab")}, {"end": 1}, {"about": "others"}]
+    given: list[dict[str, Any]] = [
+        {},
+        {"tokenizer": CharTokenizer("ab")},
+        {"end": 1},
+        {"about": "others"},
+    ]
     makings = [Making(tmp_path, **some) for some in given]
     assert len({making.tokens().path for making in makings}) == 4
     assert [making.read for making in makings] == [4] * 4
@@ -94,10 +120,17 @@ def test_documents_that_are_left_out_are_noted(tmp_path: Path) -> None:
     for tokenizer in (CharTokenizer(), Unknown()):
         making = Making(tmp_path, [DOCUMENTS[0], bad, np.empty(0, np.int64), bad], tokenizer, end=9)
         for tokens in (making.tokens(), making.tokens()):
-            assert tokens.short[1].tolist() == [1, 3] and rows(tokens) == [[0, 1, 2, 9], [], [9], []]
+            assert tokens.short[1].tolist() == [1, 3] and rows(tokens) == [
+                [0, 1, 2, 9],
+                [],
+                [9],
+                [],
+            ]
 
 
-def test_document_error_is_raised_once_and_caches_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_document_error_is_raised_once_and_caches_nothing(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     making = Making(tmp_path)
 
     def fail(indices: Any) -> Any:
@@ -107,13 +140,16 @@ def test_document_error_is_raised_once_and_caches_nothing(tmp_path: Path, recwar
     making._read = fail  # type: ignore[method-assign]
     with pytest.raises(SampleError, match="sample 2"):
         making.tokens()
-    left = [name for name in os.listdir(tmp_path) if not name.endswith(".lock")]  # an empty file, of which the kernel locks bytes
+    # an empty file, of which the kernel locks bytes
+    left = [name for name in os.listdir(tmp_path) if not name.endswith(".lock")]
     assert making.read == 1 and not left and not len(recwarn)
 
 
 def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.warns(HeadraceWarning, match=r"cache_dir=.*file.*tokens are not kept.*held in memory"):
+    with pytest.warns(
+        HeadraceWarning, match=r"cache_dir=.*file.*tokens are not kept.*held in memory"
+    ):
         tokens = Making(tmp_path / "file").tokens()
     assert rows(tokens) == [row.tolist() for row in DOCUMENTS]
 
@@ -134,6 +170,8 @@ def test_held_tokens_count_in_the_budget(tmp_path: Path) -> None:
     del tokens
     assert making.budget.reserved == 0
     making.budget = MemoryBudget("8MB", limits=[Limit("a machine", 10**9, 0)])
-    with pytest.raises(BudgetError, match=r"tokens of 3 documents don't fit memory.*fingerprint.*max_memory_usage"):
+    with pytest.raises(
+        BudgetError, match=r"tokens of 3 documents don't fit memory.*fingerprint.*max_memory_usage"
+    ):
         making.tokens()
     assert making.budget.reserved == 0

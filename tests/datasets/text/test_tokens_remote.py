@@ -1,5 +1,7 @@
-"""Are the tokens of a packed file that is far away those of a copy on this machine: as documents, windows and blocks, in every mode and
-worker? What is asked for, and what becomes of what goes wrong?"""
+"""Are the tokens of a packed file that is far away those of a copy on this machine: as documents,
+windows and blocks, in every mode and worker? What is asked for, and what becomes of what goes
+wrong?
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,27 @@ LANES = {"interleave": 2, "turns": 2}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tokens.h5: uint16, of records with a target, some of them empty; classes.h5: int32, of files in class folders."""
-    made, cache, draws = tmp_path_factory.mktemp("served"), tmp_path_factory.mktemp("cache"), random.Random(0)
+    """tokens.h5: uint16, of records with a target, some of them empty; classes.h5: int32, of
+    files in class folders.
+    """
+    made, cache, draws = (
+        tmp_path_factory.mktemp("served"),
+        tmp_path_factory.mktemp("cache"),
+        random.Random(0),
+    )
     texts = tmp_path_factory.mktemp("texts")
-    rows = [{"text": "".join(draws.choices("abcdé \n", k=draws.choice((0, 3, 20, 40)))), "n": n % 5} for n in range(90)]
+    rows = [
+        {"text": "".join(draws.choices("abcdé \n", k=draws.choice((0, 3, 20, 40)))), "n": n % 5}
+        for n in range(90)
+    ]
     (texts / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with TextDataset(texts / "a.jsonl", tokenizer=CharTokenizer("abcdé \n"), unit="record", target_field="n", cache_dir=cache) as dataset:
+    with TextDataset(
+        texts / "a.jsonl",
+        tokenizer=CharTokenizer("abcdé \n"),
+        unit="record",
+        target_field="n",
+        cache_dir=cache,
+    ) as dataset:
         pack(dataset, made / "tokens.h5", progress=False, workers=1)
     for number in range(12):
         path = texts / "classes" / ("prose", "verse")[number % 2] / f"{number}.txt"
@@ -72,7 +89,12 @@ def far_of(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
     made: list[Any] = []
 
     def make(name: str = "tokens.h5", of: Any = TextDataset, **options: Any) -> Any:
-        made.append(of(f"{server.url}/{name}", **{"cache_dir": tmp_path / "cache", "deadline": 30, "progress": False, **options}))
+        made.append(
+            of(
+                f"{server.url}/{name}",
+                **{"cache_dir": tmp_path / "cache", "deadline": 30, "progress": False, **options},
+            )
+        )
         return made[-1]
 
     yield make
@@ -82,7 +104,9 @@ def far_of(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
 
 def batches(make_loader: Any, dataset: Any, **options: Any) -> list[Any]:
     """Copies: a batch lies in a buffer that is used again."""
-    loader = make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "shuffle": "block", **LANES, **options})
+    loader = make_loader(
+        dataset, **{"batch_size": 4, "num_workers": 0, "shuffle": "block", **LANES, **options}
+    )
     found = [pickle.loads(pickle.dumps(batch)) for batch in loader]
     loader.close()
     return found
@@ -93,7 +117,9 @@ def batches(make_loader: Any, dataset: Any, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["tokens.h5", pytest.param("classes.h5", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_samples_and_order(name: str, way: str, far_of: Any, folder: Path, make_loader: Any) -> None:
+def test_the_same_samples_and_order(
+    name: str, way: str, far_of: Any, folder: Path, make_loader: Any
+) -> None:
     near = TextDataset(folder / name, **WAYS[way])
     for mode in MODES:
         far = far_of(name, loading_mode=mode, **WAYS[way])
@@ -102,20 +128,29 @@ def test_the_same_samples_and_order(name: str, way: str, far_of: Any, folder: Pa
             and far.fingerprint == near.fingerprint
             and np.array_equal(far.lengths(), near.lengths())
         )
-        assert np.array_equal(far.blocks(), near.blocks()) and (len(far.blocks()) > 3 or name == "classes.h5")
+        assert np.array_equal(far.blocks(), near.blocks()) and (
+            len(far.blocks()) > 3 or name == "classes.h5"
+        )
         assert far.classes == near.classes and isinstance(far.tokenizer, CharTokenizer)
-        assert (far.targets is None) == (near.targets is None) == (way in ("blocks", "rows")) and np.array_equal(far.targets, near.targets)
+        assert (far.targets is None) == (near.targets is None) == (
+            way in ("blocks", "rows")
+        ) and np.array_equal(far.targets, near.targets)
         if mode != "streaming":
             assert all(same(far[i], near[i]) for i in range(len(near)))
             assert same(far.__getitems__([5, 0, 5, -1]), near.__getitems__([5, 0, 5, -1]))
         for shuffle in (False, True, "block"):
-            assert same(batches(make_loader, far, shuffle=shuffle), batches(make_loader, near, shuffle=shuffle)), (mode, shuffle)
+            assert same(
+                batches(make_loader, far, shuffle=shuffle),
+                batches(make_loader, near, shuffle=shuffle),
+            ), (mode, shuffle)
 
 
 @pytest.mark.quick_every(9)
 @pytest.mark.parametrize(("mode", "workers"), [("lazy", 1), ("streaming", 2), ("cached", 2)])
 @pytest.mark.parametrize("way", ["documents", "windows", "blocks"])
-def test_with_workers(way: str, mode: str, workers: int, far_of: Any, folder: Path, make_loader: Any) -> None:
+def test_with_workers(
+    way: str, mode: str, workers: int, far_of: Any, folder: Path, make_loader: Any
+) -> None:
     expected = batches(make_loader, TextDataset(folder / "tokens.h5", **WAYS[way]))
     options: Any = {"num_workers": workers, "multiprocessing_context": "fork"}
     assert same(batches(make_loader, far_of(loading_mode=mode, **WAYS[way]), **options), expected)
@@ -125,7 +160,11 @@ _SPAWNED = [(way, mode) for way in WAYS for mode in MODES]
 
 
 @pytest.mark.parametrize(
-    ("way", "mode"), [pytest.param(*case, marks=() if case == ("blocks", "streaming") else pytest.mark.slow) for case in _SPAWNED]
+    ("way", "mode"),
+    [
+        pytest.param(*case, marks=() if case == ("blocks", "streaming") else pytest.mark.slow)
+        for case in _SPAWNED
+    ],
 )
 def test_spawned_workers_go_on_with_what_is_known(
     way: str, mode: str, server: RangeServer, far_of: Any, folder: Path, make_loader: Any
@@ -139,8 +178,13 @@ def test_spawned_workers_go_on_with_what_is_known(
 
 
 def test_a_view_and_a_copy(far_of: Any, folder: Path, make_loader: Any) -> None:
-    far, near = (dataset.subset([40, 7, 7, 3, *range(50, 80)]) for dataset in (far_of(), TextDataset(folder / "tokens.h5")))
-    assert far.fingerprint == near.fingerprint and same(batches(make_loader, far), batches(make_loader, near))
+    far, near = (
+        dataset.subset([40, 7, 7, 3, *range(50, 80)])
+        for dataset in (far_of(), TextDataset(folder / "tokens.h5"))
+    )
+    assert far.fingerprint == near.fingerprint and same(
+        batches(make_loader, far), batches(make_loader, near)
+    )
     copy = pickle.loads(pickle.dumps(far))
     far.close()
     for dataset in (far, copy):
@@ -149,7 +193,9 @@ def test_a_view_and_a_copy(far_of: Any, folder: Path, make_loader: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["documents", "blocks"])
-def test_a_state_of_the_local_file_goes_on_by_url(way: str, far_of: Any, folder: Path, make_loader: Any) -> None:
+def test_a_state_of_the_local_file_goes_on_by_url(
+    way: str, far_of: Any, folder: Path, make_loader: Any
+) -> None:
     def loader_of(dataset: TextDataset) -> Any:
         return make_loader(dataset, batch_size=4, num_workers=0, shuffle="block", seed=3)
 
@@ -168,7 +214,11 @@ def test_names_and_words(far_of: Any, folder: Path, server: RangeServer) -> None
     assert far.classes == ["prose", "verse"]
     for index in (0, 7):
         assert far.source_of(index) == near.source_of(index).replace(str(folder), server.url)
-    assert re.search(r"tokens: [\d,]+ of 12 documents, as int32, by ranges from http://127.*classes\.h5, made with CharTok", far.explain())
+    assert re.search(
+        r"tokens: [\d,]+ of 12 documents, as int32, by ranges from http://127.*classes\.h5, made "
+        r"with CharTok",
+        far.explain(),
+    )
     with pytest.raises(ConfigError, match="holds tokens and no texts"):
         far.text_of(0)
 
@@ -186,10 +236,21 @@ def test_other_file_systems(folder: Path, memory: Any, tmp_path: Path) -> None:
     near = TextDataset(folder / "tokens.h5")
     memory.pipe("/run/tokens.h5", (folder / "tokens.h5").read_bytes())
     memory.pipe("/run/other.he5", (folder / "tokens.h5").read_bytes())
-    for url in ("memory://run/tokens.h5", "memory://run/*.h5", ["memory://run/tokens.h5"], (folder / "tokens.h5").as_uri()):
+    for url in (
+        "memory://run/tokens.h5",
+        "memory://run/*.h5",
+        ["memory://run/tokens.h5"],
+        (folder / "tokens.h5").as_uri(),
+    ):
         with TextDataset(url, cache_dir=tmp_path) as far:
-            assert len(far) == len(near) and far.fingerprint == near.fingerprint and same(far[20], near[20])
-    with TextDataset(["memory://run/tokens.h5", "memory://run/other.he5"], cache_dir=tmp_path) as both:
+            assert (
+                len(far) == len(near)
+                and far.fingerprint == near.fingerprint
+                and same(far[20], near[20])
+            )
+    with TextDataset(
+        ["memory://run/tokens.h5", "memory://run/other.he5"], cache_dir=tmp_path
+    ) as both:
         assert len(both) == 2 * len(near) and same(both[len(near) + 20], near[20])
 
 
@@ -198,7 +259,13 @@ def test_packed_again_from_afar(name: str, far_of: Any, folder: Path, tmp_path: 
     near = TextDataset(folder / name)
     for number, chosen in enumerate((slice(None), slice(2, 9))):
         for where, dataset in (("near", near), ("far", far_of(name))):
-            pack(dataset[chosen] if number else dataset, tmp_path / f"{where}.h5", progress=False, workers=1, overwrite=True)
+            pack(
+                dataset[chosen] if number else dataset,
+                tmp_path / f"{where}.h5",
+                progress=False,
+                workers=1,
+                overwrite=True,
+            )
         assert (tmp_path / "far.h5").read_bytes() == (tmp_path / "near.h5").read_bytes()
 
 
@@ -216,7 +283,9 @@ def test_a_later_start_asks_for_versions_alone(server: RangeServer, far_of: Any)
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_streaming_epoch_asks_for_each_block_once(way: str, workers: int, server: RangeServer, far_of: Any, make_loader: Any) -> None:
+def test_a_streaming_epoch_asks_for_each_block_once(
+    way: str, workers: int, server: RangeServer, far_of: Any, make_loader: Any
+) -> None:
     """Windows too, of which each token is read several times."""
     far = far_of(loading_mode="streaming", **WAYS[way])
     server.counts()
@@ -225,7 +294,10 @@ def test_a_streaming_epoch_asks_for_each_block_once(way: str, workers: int, serv
     assert sum(len(batch["input_ids"]) for batch in found) == len(far)
     assert 3 < len(ranges) <= len(blocks) + LANES["interleave"] * LANES["turns"] - 1
     reach = 2 * 16 if WAYS[way].get("max_length") else 2 * 40  # of a block's last sample
-    assert sum(stop - start for _, start, stop in ranges) <= far.sample_source.count * 2 + len(ranges) * reach
+    assert (
+        sum(stop - start for _, start, stop in ranges)
+        <= far.sample_source.count * 2 + len(ranges) * reach
+    )
 
 
 def test_a_batch_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
@@ -242,16 +314,27 @@ def test_a_batch_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
 def test_no_such_file_and_other_files(far_of: Any, server: RangeServer) -> None:
     with pytest.raises(DataNotFoundError, match=r"/none\.h5"):
         far_of("none.h5")
-    with pytest.raises(FormatError, match=r"rows\.h5 holds no texts that headrace packed: open it with HDF5Dataset"):
+    with pytest.raises(
+        FormatError, match=r"rows\.h5 holds no texts that headrace packed: open it with HDF5Dataset"
+    ):
         far_of("rows.h5")
     assert isinstance(far_of("rows.h5", of=open_dataset), HDF5Dataset)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("unit", "line"), ("tokenizer", CharTokenizer()), ("labels", "folders"), ("errors", "replace")]
+    ("name", "value"),
+    [
+        ("unit", "line"),
+        ("tokenizer", CharTokenizer()),
+        ("labels", "folders"),
+        ("errors", "replace"),
+    ],
 )
 def test_what_packing_has_decided_is_refused(name: str, value: Any, far_of: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}=.*tokens\.h5 holds tokens, so packing has decided this: leave it out"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{name}=.*tokens\.h5 holds tokens, so packing has decided this: leave it out",
+    ):
         far_of(**{name: value})
 
 
@@ -271,11 +354,26 @@ def flip(path: Path, name: str) -> None:
 
 
 DAMAGE: dict[str, tuple[Any, str]] = {
-    "later": (lambda path: relabelled(path, version=99), r"was packed by a later headrace \(layout 99"),
-    "offsets": (lambda path: flip(path, "offsets"), r"'offsets' has a wrong checksum, the file is damaged"),
-    "targets": (lambda path: flip(path, "targets"), r"'targets' has a wrong checksum, the file is damaged"),
-    "fewer": (lambda path: relabelled(path, count=3), r"is damaged: offsets, targets, crc32 don't fit the 3 documents it should hold"),
-    "short": (lambda path: path.write_bytes(path.read_bytes()[:-1]), r"no HDF5 file, or not a whole one"),
+    "later": (
+        lambda path: relabelled(path, version=99),
+        r"was packed by a later headrace \(layout 99",
+    ),
+    "offsets": (
+        lambda path: flip(path, "offsets"),
+        r"'offsets' has a wrong checksum, the file is damaged",
+    ),
+    "targets": (
+        lambda path: flip(path, "targets"),
+        r"'targets' has a wrong checksum, the file is damaged",
+    ),
+    "fewer": (
+        lambda path: relabelled(path, count=3),
+        r"is damaged: offsets, targets, crc32 don't fit the 3 documents it should hold",
+    ),
+    "short": (
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        r"no HDF5 file, or not a whole one",
+    ),
 }
 
 
@@ -294,7 +392,12 @@ def test_damage_is_an_error_with_the_url(what: str, far_of: Any, folder: Path) -
     ("name", "value", "said"),
     [
         ("data", "chunks", r"'data' is no flat array of integers in one piece"),
-        ("data", "link", r"the link 'data' on the way to 'data' leads into .*tokens\.h5.*: far away other files are not followed"),
+        (
+            "data",
+            "link",
+            r"the link 'data' on the way to 'data' leads into .*tokens\.h5.*: far away other "
+            r"files are not followed",
+        ),
         ("offsets", "link", r"the link 'offsets' on the way"),
         ("crc32", "link", r"the link 'crc32' on the way"),
     ],
@@ -314,7 +417,9 @@ def test_what_lies_otherwise(name: str, value: str, said: str, far_of: Any, fold
     path.unlink()
 
 
-def test_wrong_bytes_on_the_way_to_opening_are_fetched_again(server: RangeServer, far_of: Any, folder: Path) -> None:
+def test_wrong_bytes_on_the_way_to_opening_are_fetched_again(
+    server: RangeServer, far_of: Any, folder: Path
+) -> None:
     for seed in range(5):
         server.set(faults={"wrong": 1}, most=1, seed=seed)
         far = far_of(cache_dir=folder.parent / f"cache-{seed}")

@@ -2,9 +2,10 @@
 
     python tests/storage/cache_soak.py [--kills 1000] [--processes 4] [--seed 0] [--folder FOLDER]
 
-Each process reads random blocks, compares every byte, and puts what is missing; one after the other is killed with SIGKILL at a random
-moment, and started again. The bytes on the disk are looked at all the time. At the end one process reads everything; then the folder
-may hold whole blocks and nothing else. The exit status is 1 if anything was wrong.
+Each process reads random blocks, compares every byte, and puts what is missing; one after the other
+is killed with SIGKILL at a random moment, and started again. The bytes on the disk are looked at
+all the time. At the end one process reads everything; then the folder may hold whole blocks and
+nothing else. The exit status is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def nbytes_of(folder: str) -> tuple[int, int]:
 
 
 def soak(folder: str, kills: int, processes: int, seed: int) -> dict[str, object]:
-    """Kills as often as that; gives what was seen. A block that is renamed while the folder is looked at may be counted twice."""
+    """Kills as often as that; gives what was seen. A block that is renamed while the folder is
+    looked at may be counted twice.
+    """
     limit, draws = 24 * BLOCK, random.Random(seed)
     context = multiprocessing.get_context("fork")
 
@@ -106,9 +109,15 @@ def soak(folder: str, kills: int, processes: int, seed: int) -> dict[str, object
     clean.join(300)
     total, parts = nbytes_of(folder)
     return {
-        "kills": kills, "wrong": wrong, "largest": largest, "limit": limit, "over": max(0, largest - limit),
-        "clean run": clean.exitcode, "bytes left": total, "parts left": parts,
-    }  # fmt: skip
+        "kills": kills,
+        "wrong": wrong,
+        "largest": largest,
+        "limit": limit,
+        "over": max(0, largest - limit),
+        "clean run": clean.exitcode,
+        "bytes left": total,
+        "parts left": parts,
+    }
 
 
 def main() -> None:

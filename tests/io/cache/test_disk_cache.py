@@ -1,4 +1,6 @@
-"""The disk cache: what it keeps, and what it does when the disk, the folder or another process fails."""
+"""The disk cache: what it keeps, and what it does when the disk, the folder or another process
+fails.
+"""
 
 import contextlib
 import errno
@@ -38,7 +40,12 @@ def test_what_is_put_is_got(cache: DiskCache) -> None:
 
 
 def test_names_tell_files_versions_and_places_apart() -> None:
-    names = {key(n, url, version) for n in (0, 1) for url in ("s3://a/b", "s3://b/b") for version in ("1", "2", None, ("1", 2))}
+    names = {
+        key(n, url, version)
+        for n in (0, 1)
+        for url in ("s3://a/b", "s3://b/b")
+        for version in ("1", "2", None, ("1", 2))
+    }
     assert len(names) == 16
 
 
@@ -54,7 +61,13 @@ def test_a_damaged_block_is_none(cache: DiskCache, damage: str) -> None:
     path = Path(cache._path(key(1)))
     whole = path.read_bytes()
     path.write_bytes(
-        {"flipped": whole[:-3] + b"x" + whole[-2:], "short": whole[:-1], "long": whole + b"x", "empty": b"", "head": whole[:10]}[damage]
+        {
+            "flipped": whole[:-3] + b"x" + whole[-2:],
+            "short": whole[:-1],
+            "long": whole + b"x",
+            "empty": b"",
+            "head": whole[:10],
+        }[damage]
     )
     assert cache.get(key(1)) is None and not path.exists()
     assert cache.take_counts()["disk_damaged"] == 1
@@ -90,7 +103,9 @@ class TestLimit:
         cache.put(key(1), DATA)
         assert not cache.put(key(2), bytes(100_000)) and cache.get(key(1)) == DATA
 
-    def test_a_smaller_limit_counts_at_the_next_block(self, cache: DiskCache, tmp_path: Path) -> None:
+    def test_a_smaller_limit_counts_at_the_next_block(
+        self, cache: DiskCache, tmp_path: Path
+    ) -> None:
         for number in range(15):
             cache.put(key(number), DATA)
         assert DiskCache(str(tmp_path), 20_000).put(key(99), DATA)
@@ -161,7 +176,9 @@ class TestTrouble:
         shutil.rmtree(cache.folder)
         assert cache.get(key(1)) is None and cache.put(key(1), DATA) and cache.get(key(1)) == DATA
 
-    def test_somebody_who_holds_the_ledger_for_ever(self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_somebody_who_holds_the_ledger_for_ever(
+        self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(disk_cache, "_PATIENCE_S", 0.05)
         cache.put(key(1), DATA)
         with cache._ledger(), pytest.warns(HeadraceWarning, match="does not go on"):
@@ -245,14 +262,18 @@ class TestClaims:
 @pytest.mark.slow
 def test_killed_over_and_over(tmp_path: Path) -> None:
     found = soak(str(tmp_path), kills=12, processes=3, seed=4)
-    assert not (found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK), found
+    assert not (
+        found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK
+    ), found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_a_thousand_times(tmp_path: Path) -> None:
     found = soak(str(tmp_path), kills=1_000, processes=4, seed=8)
-    assert not (found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK), found
+    assert not (
+        found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK
+    ), found
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""The version of a local file is its size, times and inode; where only ctime or inode differ, its bytes decide."""
+"""The version of a local file is its size, times and inode; where only ctime or inode differ,
+its bytes decide.
+"""
 
 import os
 import pickle
@@ -35,12 +37,16 @@ def replaced(path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("change", [rewritten, replaced])
 @pytest.mark.parametrize("nbytes", [1000, LONG])
-def test_same_size_and_time_other_bytes(tmp_path: Path, change: Callable[[Path, bytes], None], nbytes: int) -> None:
+def test_same_size_and_time_other_bytes(
+    tmp_path: Path, change: Callable[[Path, bytes], None], nbytes: int
+) -> None:
     path, files = tmp_path / "a.bin", LocalFiles()
     path.write_bytes(bytes(nbytes))
     old = files.identity(str(path))
     change(path, b"\1" * nbytes)
-    assert LocalFiles().identity(str(path))[:3] == old[:3] and LocalFiles().identity(str(path)) != old
+    assert (
+        LocalFiles().identity(str(path))[:3] == old[:3] and LocalFiles().identity(str(path)) != old
+    )
     with pytest.raises(FileChangedError, match="has been changed since it was opened"):
         pickle.loads(pickle.dumps(files)).read(ByteRanges.of([(str(path), 10, 20)]))
 
@@ -63,7 +69,10 @@ def test_equal_bytes_are_read_on(tmp_path: Path, nbytes: int) -> None:
 
 def test_kept_index_of_a_replaced_tar(tmp_path: Path) -> None:
     def put(order: range, word: str) -> None:
-        make_tar(tmp_path / "new", [(f"{number:02}.txt", f"{word}{number:02}".encode()) for number in order])
+        make_tar(
+            tmp_path / "new",
+            [(f"{number:02}.txt", f"{word}{number:02}".encode()) for number in order],
+        )
         os.utime(tmp_path / "new", (1, 1))
         (tmp_path / "new").replace(tmp_path / "s.tar")
 
@@ -71,7 +80,9 @@ def test_kept_index_of_a_replaced_tar(tmp_path: Path) -> None:
     list(StreamingDataset(str(tmp_path / "s.tar"), cache_dir=tmp_path / "kept"))
     put(range(19, -1, -1), "new")
     samples = list(StreamingDataset(str(tmp_path / "s.tar"), cache_dir=tmp_path / "kept"))
-    assert len(samples) == 20 and all(sample["txt"] == "new" + sample["__key__"] for sample in samples)
+    assert len(samples) == 20 and all(
+        sample["txt"] == "new" + sample["__key__"] for sample in samples
+    )
 
 
 def test_kept_table_of_replaced_lines(tmp_path: Path) -> None:
@@ -79,13 +90,17 @@ def test_kept_table_of_replaced_lines(tmp_path: Path) -> None:
     path.write_text("a\nbbb\n")
     TextDataset(path, unit="line", cache_dir=tmp_path / "kept")[0]
     replaced(path, b"ccc\nd\n")
-    dataset = TextDataset(path, unit="line", cache_dir=tmp_path / "kept", tokenizer=lambda text: list(text.encode()))
+    dataset = TextDataset(
+        path, unit="line", cache_dir=tmp_path / "kept", tokenizer=lambda text: list(text.encode())
+    )
     assert bytes(dataset[0]["input_ids"].tolist()) == b"ccc"
 
 
 def test_replaced_zarr_metadata(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
-    zarr.create_array(store=tmp_path / "a.zarr", data=np.arange(8, dtype="<i4"), chunks=(4,), compressors=None)
+    zarr.create_array(
+        store=tmp_path / "a.zarr", data=np.arange(8, dtype="<i4"), chunks=(4,), compressors=None
+    )
     dataset, file = ZarrDataset(tmp_path / "a.zarr"), tmp_path / "a.zarr" / "zarr.json"
     assert dataset[1] == 1
     file.chmod(0o600)

@@ -17,7 +17,9 @@ from headrace.io.local.files import changed
 from headrace.io.local.folders import FolderReader
 from headrace.io.local.hints import HINTS
 
-pytestmark = pytest.mark.skipif(not folders.IS_SUPPORTED, reason="names are looked up from a descriptor")
+pytestmark = pytest.mark.skipif(
+    not folders.IS_SUPPORTED, reason="names are looked up from a descriptor"
+)
 Make = Callable[..., FolderReader]
 
 
@@ -26,7 +28,12 @@ def reader(tmp_path: Path) -> Iterator[Make]:
     descriptors: WorkerFiles[int] = WorkerFiles()
 
     def make(folder: str = "a", latest: int | None = None) -> FolderReader:
-        return FolderReader(descriptors, str(tmp_path / folder), time.time_ns() + 10**9 if latest is None else latest, changed)
+        return FolderReader(
+            descriptors,
+            str(tmp_path / folder),
+            time.time_ns() + 10**9 if latest is None else latest,
+            changed,
+        )
 
     yield make
     descriptors.close()
@@ -42,13 +49,17 @@ def write(folder: Path, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("hinted", [False, True])
-def test_files_come_in_the_order_asked_for(tmp_path: Path, reader: Make, hinted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_come_in_the_order_asked_for(
+    tmp_path: Path, reader: Make, hinted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(HINTS, "_left", 5 if hinted else 0)
     names = write(tmp_path, 70)[::-1]
     assert reader().read(names) == [bytes([number]) * number for number in range(70)][::-1]
     buffers = [memoryview(bytearray(number)) for number in range(70)][::-1]
     assert reader().read_into(names, buffers) == list(range(70))[::-1]
-    assert [buffer.tobytes() for buffer in buffers] == [bytes([number]) * number for number in range(70)][::-1]
+    assert [buffer.tobytes() for buffer in buffers] == [
+        bytes([number]) * number for number in range(70)
+    ][::-1]
 
 
 def test_missing_files_and_folders(tmp_path: Path, reader: Make) -> None:
@@ -89,10 +100,14 @@ def test_no_descriptor_is_left_open(tmp_path: Path, reader: Make) -> None:
     assert len(os.listdir("/dev/fd")) == before
 
 
-def test_files_that_one_call_does_not_read(tmp_path: Path, reader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_one_call_does_not_read(
+    tmp_path: Path, reader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names, pread, preadv = write(tmp_path, 9), os.pread, os.preadv
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 3), offset))
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:3]], offset))
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:3]], offset)
+    )
     assert reader().read(names) == [bytes([number]) * number for number in range(9)]
     buffer = memoryview(bytearray(8))
     assert reader().read_into(["8/0"], [buffer]) == [8] and buffer.tobytes() == b"\10" * 8

@@ -1,4 +1,6 @@
-"""Gathered ranges are those of the file, from threads and forks; a file cut short is an error, and no signal."""
+"""Gathered ranges are those of the file, from threads and forks; a file cut short is an error,
+and no signal.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def some(seed: int, count: int = 64) -> tuple[list[int], list[int]]:
 
 def is_right(gatherer: Gatherer, path: str, seed: int, count: int = 64) -> bool:
     starts, sizes = some(seed, count)
-    expected = b"".join(CONTENT[start : start + size] for start, size in zip(starts, sizes, strict=True))
+    expected = b"".join(
+        CONTENT[start : start + size] for start, size in zip(starts, sizes, strict=True)
+    )
     return gatherer.read(path, starts, sizes, lambda _: None) == expected
 
 
@@ -55,7 +59,9 @@ def all_right(gatherer: Gatherer, path: str, seeds: range) -> bool:
     return all(is_right(gatherer, path, seed) for seed in seeds)
 
 
-def test_as_they_lie_in_the_file(gatherer: Gatherer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_they_lie_in_the_file(
+    gatherer: Gatherer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert all_right(gatherer, path, range(20))
     gatherer.close()
     assert is_right(gatherer, path, 1)  # opened again
@@ -68,7 +74,11 @@ def test_in_threads_and_forks(gatherer: Gatherer, path: str) -> None:
     child: Any = multiprocessing.get_context("fork").Pool(1)
     with child, ThreadPoolExecutor(4) as threads:
         theirs = child.apply_async(all_right_of_parent, (path, range(200)))
-        assert all(threads.map(lambda number: all_right(gatherer, path, range(number, number + 50)), range(4)))
+        assert all(
+            threads.map(
+                lambda number: all_right(gatherer, path, range(number, number + 50)), range(4)
+            )
+        )
         assert theirs.get(60)
         child.close()
         child.join()
@@ -112,7 +122,10 @@ def test_a_file_that_is_cut_short_is_no_signal(gatherer: Gatherer, path: str, le
     os.truncate(path, left)
     assert gatherer.read(path, [0, (3 << 20) - 300], [200, 200], lambda _: None) is None
     if left > 1 << 20:
-        assert gatherer.read(path, [0, 1 << 20], [200, 200], lambda _: None) == CONTENT[:200] + CONTENT[1 << 20 :][:200]
+        assert (
+            gatherer.read(path, [0, 1 << 20], [200, 200], lambda _: None)
+            == CONTENT[:200] + CONTENT[1 << 20 :][:200]
+        )
 
 
 @pytest.mark.falls_back

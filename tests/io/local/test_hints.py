@@ -18,7 +18,10 @@ from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset, pack
 from headrace.io.local import hints
 from headrace.io.local.hints import HINTS
 
-pytestmark = [pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told"),
+    pytest.mark.slow,
+]
 WAITED: hints.Began = 0.0, -1
 ROWS = np.random.default_rng(0).integers(0, 256, (60, 40, 50), np.uint8)
 
@@ -69,7 +72,9 @@ class TestWhen:
             watch.note(WAITED, 64, 6400)
         assert not watch.are_wanted
 
-    def test_longer_where_the_first_without_them_is_slow_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_longer_where_the_first_without_them_is_slow_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(hints.time, "perf_counter", lambda: seconds)
         watch, spans = hints.Hints(), []
         for _ in range(8):
@@ -95,7 +100,9 @@ class TestWhen:
         watch.note((0.0, 6), 64, 6400)
         assert watch.are_wanted
 
-    def test_waits_are_counted_at_first_and_after_slow_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_waits_are_counted_at_first_and_after_slow_reads(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         seconds = 0.0
         monkeypatch.setattr(hints.time, "perf_counter", lambda: seconds)
         monkeypatch.setattr(hints, "_waits", lambda: 7)
@@ -159,7 +166,9 @@ def _zarr(photos: Path, tmp_path: Path) -> Any:
 
 
 def _lines(photos: Path, tmp_path: Path) -> Any:
-    (tmp_path / "a.txt").write_text("".join(f"line {number} {'x' * (number % 70)}\n" for number in range(200_000)))
+    (tmp_path / "a.txt").write_text(
+        "".join(f"line {number} {'x' * (number % 70)}\n" for number in range(200_000))
+    )
     return TextDataset(tmp_path / "a.txt", unit="line", max_length=None, cache_dir=tmp_path)
 
 
@@ -173,7 +182,9 @@ KINDS = [_images, _packed, _rows, _chunks, _zarr, _lines, _texts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_are_the_same(kind: Callable[..., Any], tiny_photos: Path, tmp_path: Path, told: Any) -> None:
+def test_samples_are_the_same(
+    kind: Callable[..., Any], tiny_photos: Path, tmp_path: Path, told: Any
+) -> None:
     with kind(tiny_photos, tmp_path) as dataset:
         order = np.random.default_rng(1).permutation(len(dataset))[:50].tolist()
         told.clear()
@@ -194,11 +205,18 @@ def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(tmp_path: Path, to
         dataset.__getitems__([41, 3, 22, 4])
         begin = h5py.File(tmp_path / "0.h5")["x"].id.get_offset()
         wanted = [(0, 3, 4000), (1, 2, 2000), (2, 1, 2000)]  # neighbours are one read
-        assert told[:3] == [(str(tmp_path / f"{file}.h5"), begin + 2000 * row, nbytes) for file, row, nbytes in wanted]
+        assert told[:3] == [
+            (str(tmp_path / f"{file}.h5"), begin + 2000 * row, nbytes)
+            for file, row, nbytes in wanted
+        ]
 
 
-def test_of_the_bytes_of_packed_samples_in_all_files(tiny_photos: Path, tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [pack(ImageDataset(tiny_photos), tmp_path / f"{name}.h5", progress=False) for name in "ab"]
+def test_of_the_bytes_of_packed_samples_in_all_files(
+    tiny_photos: Path, tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [
+        pack(ImageDataset(tiny_photos), tmp_path / f"{name}.h5", progress=False) for name in "ab"
+    ]
     with ImageDataset(paths, image_size=8) as dataset:
         dataset.__getitems__([0, 7])  # opened
         read, preadv = list[tuple[str, int, int]](), os.preadv
@@ -226,14 +244,19 @@ def test_of_the_bytes_of_lines(tmp_path: Path, told: Any) -> None:
         numbers = [150_000, 7, 90_000]
         text = (tmp_path / "a.txt").read_bytes()
         source = dataset.sample_source
-        for read in (dataset.__getitems__, lambda found: source.read_joined(np.array(found))):  # line by line, and by one call
+        # line by line, and by one call
+        for read in (dataset.__getitems__, lambda found: source.read_joined(np.array(found))):
             told.clear()
             read(numbers)
             wanted = [f"line {number} {'x' * (number % 70)}\n".encode() for number in numbers]
-            assert sorted(text[start : start + nbytes] for _, start, nbytes in told) == sorted(wanted)
+            assert sorted(text[start : start + nbytes] for _, start, nbytes in told) == sorted(
+                wanted
+            )
 
 
-def test_what_can_not_be_told_is_read(tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_told_is_read(
+    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(29, "Illegal seek")
 
@@ -243,10 +266,14 @@ def test_what_can_not_be_told_is_read(tmp_path: Path, told: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize("kind", [_images, _rows, _lines])
-def test_an_error_is_that_of_the_sample(kind: Callable[..., Any], tiny_photos: Path, tmp_path: Path, told: Any) -> None:
+def test_an_error_is_that_of_the_sample(
+    kind: Callable[..., Any], tiny_photos: Path, tmp_path: Path, told: Any
+) -> None:
     (tmp_path / "photos").mkdir()
     for number in range(3):
-        (tmp_path / "photos" / f"{number}.jpg").write_bytes(next(tiny_photos.rglob("*.jpg")).read_bytes())
+        (tmp_path / "photos" / f"{number}.jpg").write_bytes(
+            next(tiny_photos.rglob("*.jpg")).read_bytes()
+        )
     with kind(tmp_path / "photos", tmp_path) as dataset:
         said = []
         for is_told in (False, True):

@@ -20,7 +20,9 @@ class Range(NamedTuple):
     version: Version | None = None
 
 
-def remote_of_url(url: str, storage_options: dict[str, Any] | None = None, **options: Any) -> Remote:
+def remote_of_url(
+    url: str, storage_options: dict[str, Any] | None = None, **options: Any
+) -> Remote:
     """The server of a URL."""
     return Remote(url, RemoteOptions(storage_options, **options))
 
@@ -32,7 +34,14 @@ def versions_of(remote: Remote, urls: Sequence[str]) -> list[Version]:
 
 def read(files: Remote | RemoteFiles, wanted: Sequence[Range]) -> list[bytes]:
     """The bytes of ranges; those of one path are of one version."""
-    ranges, versions = ByteRanges.of(one[:3] for one in wanted), {one.path: one.version for one in wanted if one.version is not None}
+    ranges, versions = (
+        ByteRanges.of(one[:3] for one in wanted),
+        {one.path: one.version for one in wanted if one.version is not None},
+    )
     if isinstance(files, RemoteFiles):
-        return list(map(bytes, files._remote.run(fetch_cached(files._remote, files.cache, ranges, versions))))
+        return list(
+            map(
+                bytes, files._remote.run(fetch_cached(files._remote, files.cache, ranges, versions))
+            )
+        )
     return list(map(bytes, files.run(files.fetch(ranges, versions))))

@@ -52,11 +52,18 @@ def remote_of(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         remote.close()
 
 
-def some(server: RangeServer, seed: int, count: int = 40, version: Version | None = None) -> list[Range]:
+def some(
+    server: RangeServer, seed: int, count: int = 40, version: Version | None = None
+) -> list[Range]:
     draws = random.Random(seed)
     starts = [draws.randrange(SIZE) for _ in range(count)]
     return [
-        Range(f"{server.url}/{draws.choice(list(CONTENT))}", start, min(SIZE, start + draws.choice([0, 1, 700, 90_000])), version)
+        Range(
+            f"{server.url}/{draws.choice(list(CONTENT))}",
+            start,
+            min(SIZE, start + draws.choice([0, 1, 700, 90_000])),
+            version,
+        )
         for start in starts
     ]
 
@@ -68,7 +75,9 @@ def right(ranges: list[Range]) -> list[bytes]:
 def test_bytes_are_those_of_the_file(server: RangeServer, remote_of: Any) -> None:
     remote = remote_of()
     versions = versions_of(remote, [f"{server.url}/{name}" for name in CONTENT])
-    assert [version.size for version in versions] == [SIZE, SIZE] and len({version.tag for version in versions}) == 2
+    assert [version.size for version in versions] == [SIZE, SIZE] and len(
+        {version.tag for version in versions}
+    ) == 2
     wanted = some(server, 1)
     assert read(remote, wanted) == right(wanted)
     assert read(remote, []) == [] and read(remote, [Range(f"{server.url}/a.bin", 5, 5)]) == [b""]
@@ -82,7 +91,9 @@ def test_close_ranges_are_one_request(server: RangeServer, remote_of: Any) -> No
     assert server.counts()["requests"] == 1
 
 
-def test_a_long_range_is_several(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_range_is_several(
+    server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MOST", 700_000)
     wanted = [Range(f"{server.url}/a.bin", 0, SIZE)]
     assert read(remote_of(), wanted) == [CONTENT["a.bin"]]
@@ -95,7 +106,8 @@ def test_every_fault_passes(server: RangeServer, remote_of: Any, fault: str) -> 
     remote, wanted = remote_of(retries=30), some(server, 2, 25)
     assert read(remote, wanted) == right(wanted)
     seen = sum(server.counts()["faults"].values())
-    assert remote.take_counts()["retries"] >= seen / 3 > 0  # after a reset aiohttp asks once more by itself
+    # after a reset aiohttp asks once more by itself
+    assert remote.take_counts()["retries"] >= seen / 3 > 0
 
 
 def test_a_third_of_all_requests_fail(server: RangeServer, remote_of: Any) -> None:
@@ -109,11 +121,21 @@ def test_a_third_of_all_requests_fail(server: RangeServer, remote_of: Any) -> No
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("500", "the server says 500"), ("reset", "Disconnected|Reset"), ("less", "the answer has"), ("whole", "whole files")],
+    [
+        ("500", "the server says 500"),
+        ("reset", "Disconnected|Reset"),
+        ("less", "the answer has"),
+        ("whole", "whole files"),
+    ],
 )
-def test_when_all_fail_it_says_so(server: RangeServer, remote_of: Any, fault: str, said: str) -> None:
+def test_when_all_fail_it_says_so(
+    server: RangeServer, remote_of: Any, fault: str, said: str
+) -> None:
     server.set(faults={fault: 1})
-    with pytest.raises(RemoteError, match=rf"a\.bin, bytes 10 to 90: 4 attempts in .*{said}.*retries=3, deadline=30"):
+    with pytest.raises(
+        RemoteError,
+        match=rf"a\.bin, bytes 10 to 90: 4 attempts in .*{said}.*retries=3, deadline=30",
+    ):
         read(remote_of(retries=3), [Range(f"{server.url}/a.bin", 10, 90)])
     assert 4 <= server.counts()["requests"] <= 8  # after a reset aiohttp asks once more by itself
 
@@ -121,7 +143,9 @@ def test_when_all_fail_it_says_so(server: RangeServer, remote_of: Any, fault: st
 @pytest.mark.parametrize("fault", ["500", "reset", "429"])
 def test_sizes_survive_faults_too(server: RangeServer, remote_of: Any, fault: str) -> None:
     server.set(faults={fault: 0.5})
-    assert [version.size for version in versions_of(remote_of(retries=20), [f"{server.url}/a.bin"] * 5)] == [SIZE] * 5
+    assert [
+        version.size for version in versions_of(remote_of(retries=20), [f"{server.url}/a.bin"] * 5)
+    ] == [SIZE] * 5
     server.set(faults={fault: 1})
     with pytest.raises(RemoteError, match=r"a\.bin: 3 attempts"):
         versions_of(remote_of(retries=2), [f"{server.url}/a.bin"])
@@ -133,8 +157,12 @@ def test_a_server_that_never_answers(server: RangeServer, remote_of: Any) -> Non
         read(remote_of(retries=2, deadline=0.4), some(server, 1, 3))
 
 
-def test_a_slow_line_is_no_fault(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes takes longer than an attempt is given, and than all of them are; nothing of it is thrown away."""
+def test_a_slow_line_is_no_fault(
+    server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes takes longer than an attempt is given, and than all of them are; nothing of it
+    is thrown away.
+    """
     monkeypatch.setattr(http_ranges, "PART", 4 << 10)
     server.set(bandwidth=400_000)
     remote, wanted = remote_of(retries=3, deadline=0.6), [Range(f"{server.url}/a.bin", 0, 600_000)]
@@ -143,7 +171,9 @@ def test_a_slow_line_is_no_fault(server: RangeServer, remote_of: Any, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_line_that_is_too_slow(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_slow(
+    server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_ranges, "PART", 1 << 10)
     monkeypatch.setattr(attempts, "SLOWEST", 1 << 20)
     server.set(bandwidth=200_000)
@@ -160,7 +190,9 @@ def test_a_server_that_is_gone(folder: Path) -> None:
     remote.close()
 
 
-@pytest.mark.parametrize("ask", [lambda r, url: read(r, [Range(url, 0, 5)]), lambda r, url: versions_of(r, [url])])
+@pytest.mark.parametrize(
+    "ask", [lambda r, url: read(r, [Range(url, 0, 5)]), lambda r, url: versions_of(r, [url])]
+)
 def test_a_file_that_is_missing(server: RangeServer, remote_of: Any, ask: Any) -> None:
     with pytest.raises(DataNotFoundError, match=r"nothing\.bin.*there is no such file") as caught:
         ask(remote_of(), f"{server.url}/nothing.bin?token=secret")
@@ -217,7 +249,9 @@ def _read_in_child(remote: Remote, url: str, out: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_worker_has_connections_of_its_own(server: RangeServer, remote_of: Any, method: str) -> None:
+def test_a_worker_has_connections_of_its_own(
+    server: RangeServer, remote_of: Any, method: str
+) -> None:
     remote = remote_of()
     read(remote, some(server, 1, 5))
     context = multiprocessing.get_context(method)
@@ -269,7 +303,9 @@ def test_a_file_system_that_is_not_asynchronous(memory: Any) -> None:
     remote.close()
 
 
-@pytest.mark.parametrize("options", [{"retries": -1}, {"retries": True}, {"deadline": 0}, {"deadline": float("inf")}])
+@pytest.mark.parametrize(
+    "options", [{"retries": -1}, {"retries": True}, {"deadline": 0}, {"deadline": float("inf")}]
+)
 def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         remote_of_url("memory://x", **options)
@@ -289,10 +325,15 @@ def test_the_flow_follows_the_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("3", 3.0), ("0.5", 0.5), ("-2", 0.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("soon", None)]
+    ("said", "seconds"),
+    [("3", 3.0), ("0.5", 0.5), ("-2", 0.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("soon", None)],
 )
 def test_retry_after(said: str, seconds: float | None) -> None:
-    assert retry_after({"Retry-After": said}) == seconds and retry_after({}) is None and retry_after(None) is None
+    assert (
+        retry_after({"Retry-After": said}) == seconds
+        and retry_after({}) is None
+        and retry_after(None) is None
+    )
 
 
 # -- through the disk cache
@@ -301,7 +342,10 @@ def test_retry_after(said: str, seconds: float | None) -> None:
 class TestCached:
     @pytest.fixture
     def cached(self, server: RangeServer, tmp_path: Path) -> Iterator[RemoteFiles]:
-        files = RemoteFiles(server.url + "/a.bin", RemoteOptions(deadline=30, cache_dir=tmp_path, disk_cache_size=20 * BLOCK))
+        files = RemoteFiles(
+            server.url + "/a.bin",
+            RemoteOptions(deadline=30, cache_dir=tmp_path, disk_cache_size=20 * BLOCK),
+        )
         yield files
         files.close()
 
@@ -311,10 +355,15 @@ class TestCached:
             wanted = [one for one in some(server, seed, 30, version) if one.path.endswith("a.bin")]
             assert read(cached, wanted) == right(wanted)
         ranges = [tuple(one) for one in server.counts()["ranges"]]
-        assert len(ranges) == len(set(ranges)) and sum(stop - start for _, start, stop in ranges) == SIZE
+        assert (
+            len(ranges) == len(set(ranges))
+            and sum(stop - start for _, start, stop in ranges) == SIZE
+        )
         assert cached.take_counts()["disk_hits"] > 0
 
-    def test_a_damaged_block_is_fetched_again(self, server: RangeServer, cached: RemoteFiles) -> None:
+    def test_a_damaged_block_is_fetched_again(
+        self, server: RangeServer, cached: RemoteFiles
+    ) -> None:
         version = versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
         wanted = [Range(f"{server.url}/a.bin", 0, SIZE, version)]
         read(cached, wanted)
@@ -324,16 +373,24 @@ class TestCached:
         assert read(cached, wanted) == right(wanted)
         assert cached.take_counts()["disk_damaged"] == 3
 
-    def test_without_a_version_nothing_is_kept(self, server: RangeServer, cached: RemoteFiles) -> None:
+    def test_without_a_version_nothing_is_kept(
+        self, server: RangeServer, cached: RemoteFiles
+    ) -> None:
         wanted = some(server, 1)
-        assert read(cached, wanted) == right(wanted) and cached.cache is not None and not os.path.exists(cached.cache.folder)
+        assert (
+            read(cached, wanted) == right(wanted)
+            and cached.cache is not None
+            and not os.path.exists(cached.cache.folder)
+        )
 
     def test_two_readers_fetch_a_block_once(self, server: RangeServer, cached: RemoteFiles) -> None:
         server.set(latency=0.1)
         version = versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
         server.counts()
         wanted, got = [Range(f"{server.url}/a.bin", 0, SIZE, version)], []
-        threads = [threading.Thread(target=lambda: got.append(read(cached, wanted))) for _ in range(4)]
+        threads = [
+            threading.Thread(target=lambda: got.append(read(cached, wanted))) for _ in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -341,20 +398,31 @@ class TestCached:
         assert got == [right(wanted)] * 4 and server.counts()["bytes"] == SIZE
 
     def test_other_servers_are_other_files(self) -> None:
-        one, other = (remote_of_url("s3://a/b", {"endpoint_url": url}).place for url in ("http://one", "http://other"))
+        one, other = (
+            remote_of_url("s3://a/b", {"endpoint_url": url}).place
+            for url in ("http://one", "http://other")
+        )
         version = Version(5, '"x"')
         for number in (0, WHOLE):
-            assert block_key(one, ("s3://a/b", number), version) != block_key(other, ("s3://a/b", number), version)
+            assert block_key(one, ("s3://a/b", number), version) != block_key(
+                other, ("s3://a/b", number), version
+            )
 
     def test_names_of_blocks_are_those_of_version_0_1(self) -> None:
         version, url = Version(5, '"x"'), "s3://a/b"
         assert block_key("place", (url, 3), version) == DiskCache.key(url, ("place", 5, '"x"'), 3)
         digest = hashlib.blake2b(b"(5, '\"x\"')", digest_size=8).digest()
         whole = DiskCache.key(url, ("place", "whole", int.from_bytes(digest, "little")), 0)
-        assert block_key("place", (url, WHOLE), version) == block_key("place", (url, WHOLE), version_hash(version)) == whole
+        assert (
+            block_key("place", (url, WHOLE), version)
+            == block_key("place", (url, WHOLE), version_hash(version))
+            == whole
+        )
 
 
-def test_time_is_that_of_the_monotonic_clock(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_that_of_the_monotonic_clock(
+    server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jumps = iter(range(0, 10**9, 10**5))
     monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
     server.set(faults={"500": 0.5})

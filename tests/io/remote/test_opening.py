@@ -1,4 +1,6 @@
-"""What can't change is said at once when something remote is opened; what may pass is asked for again, and logged."""
+"""What can't change is said at once when something remote is opened; what may pass is asked for
+again, and logged.
+"""
 
 import errno
 import logging
@@ -12,7 +14,14 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
+from headrace import (
+    HDF5Dataset,
+    ImageDataset,
+    StreamingDataset,
+    TextDataset,
+    ZarrDataset,
+    open_dataset,
+)
 from headrace.errors import HeadraceWarning, RemoteError
 from headrace.io.remote import client as module
 from headrace.io.remote import fsspec_calls
@@ -43,7 +52,9 @@ def nobody() -> str:
     ids=["hdf5", "image", "text", "zarr", "tar", "open_dataset"],
 )
 def test_refused_connection_is_given_up_soon(nobody: str, make: Any) -> None:
-    with pytest.raises(RemoteError, match=r"3 attempts .*Connect.*: is the URL right, and does the server run\?"):
+    with pytest.raises(
+        RemoteError, match=r"3 attempts .*Connect.*: is the URL right, and does the server run\?"
+    ):
         make(nobody)
 
 
@@ -76,13 +87,18 @@ def test_server_that_answered_may_restart(tmp_path: Path, monkeypatch: pytest.Mo
 def test_server_without_ranges_is_refused_at_once(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["data"] = np.zeros(2_000_000, np.uint8)
-    with plain_server(tmp_path) as url, pytest.raises(RemoteError, match=r"x\.h5, bytes .*sends whole files .* Download the files"):
+    with (
+        plain_server(tmp_path) as url,
+        pytest.raises(RemoteError, match=r"x\.h5, bytes .*sends whole files .* Download the files"),
+    ):
         HDF5Dataset(f"{url}/x.h5")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_lines_of_a_server_without_ranges_are_refused_at_opening(tmp_path: Path, name: str) -> None:
-    """They are short enough to be read whole for the table of lines, so that it would show with the first sample."""
+    """They are short enough to be read whole for the table of lines, so that it would show with
+    the first sample.
+    """
     (tmp_path / name).write_text('{"text": "a"}\n{"text": "b"}\n')
     said = rf"{name}: the server sends whole files .* Download the files"
     for make, options in ((TextDataset, {"unit": "line"}), (StreamingDataset, {})):
@@ -93,17 +109,22 @@ def test_lines_of_a_server_without_ranges_are_refused_at_opening(tmp_path: Path,
 def test_untrusted_certificate_is_final() -> None:
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_message = "self-signed certificate"
-    with pytest.raises(RemoteError, match=r"https://x/y: .*not trusted \(self-signed certificate\)") as caught:
+    with pytest.raises(
+        RemoteError, match=r"https://x/y: .*not trusted \(self-signed certificate\)"
+    ) as caught:
         judged(error, "https://x/y")
     assert caught.value.is_final
 
 
 def test_full_disk_is_not_the_servers() -> None:
-    with pytest.raises(OSError, match="No space left on device"):  # of fsspec's own cache, for example
+    # of fsspec's own cache, for example
+    with pytest.raises(OSError, match="No space left on device"):
         judged(OSError(errno.ENOSPC, "No space left on device"), "https://x/y")
 
 
-def test_each_retry_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_retry_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(module, "_WAIT", 0.001)
     caplog.set_level(logging.INFO, "headrace")
     (tmp_path / "a.bin").write_bytes(b"bytes")
@@ -125,4 +146,7 @@ def test_file_systems_without_private_names() -> None:
 
     with pytest.warns(HeadraceWarning, match="has no _call_s3, which headrace uses"):
         assert not fsspec_calls._has_s3_calls("bare", hasattr(Bare, "_call_s3"))
-    assert fsspec_calls.path_in("memory://a/b", Bare()) == "/a/b" and fsspec_calls.server_of("s3://bucket/key", Bare()) == {}
+    assert (
+        fsspec_calls.path_in("memory://a/b", Bare()) == "/a/b"
+        and fsspec_calls.server_of("s3://bucket/key", Bare()) == {}
+    )

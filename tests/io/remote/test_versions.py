@@ -1,4 +1,6 @@
-"""Answers of other bytes, or of another version, than were asked for: an error, and never wrong rows."""
+"""Answers of other bytes, or of another version, than were asked for: an error, and never wrong
+rows.
+"""
 
 import contextlib
 import io
@@ -102,7 +104,9 @@ def test_ranges_are_those_that_were_asked_for(answers: Any, remote: Any) -> None
     server.total = "*"
     assert read(remote, wanted) == [CONTENT[3:1000]]
     server.shift = 16
-    with pytest.raises(RemoteError, match=r"3 attempts .* other bytes \(Content-Range: bytes 19-1015/\*\)"):
+    with pytest.raises(
+        RemoteError, match=r"3 attempts .* other bytes \(Content-Range: bytes 19-1015/\*\)"
+    ):
         read(remote, wanted)
     server.shift, server.says_range = 0, False
     with pytest.raises(RemoteError, match=r"206 without Content-Range"):
@@ -110,7 +114,10 @@ def test_ranges_are_those_that_were_asked_for(answers: Any, remote: Any) -> None
     server.says_range, server.encoding = True, "gzip"
     for ask in (lambda: read(remote, wanted), lambda: versions_of(remote, [f"{url}/a.bin"])):
         server.requests = 0
-        with pytest.raises(RemoteError, match=r"compresses its answers \(Content-Encoding: gzip\).* Turn compression off"):
+        with pytest.raises(
+            RemoteError,
+            match=r"compresses its answers \(Content-Encoding: gzip\).* Turn compression off",
+        ):
             ask()
         assert server.requests == 1  # said at once
 
@@ -139,17 +146,28 @@ def test_other_time_from_a_server_without_tags(answers: Any, remote: Any) -> Non
 
 
 @pytest.mark.parametrize("weak", ["", "W/"])
-def test_other_version_from_a_server_that_ignores_if_match(answers: Any, remote: Any, weak: str) -> None:
+def test_other_version_from_a_server_that_ignores_if_match(
+    answers: Any, remote: Any, weak: str
+) -> None:
     server, url = answers
     server.heeds_if_match, server.tags["a.bin"] = False, f'{weak}"1"'
     version = versions_of(remote, [f"{url}/a.bin"])[0]
     wanted = [Range(f"{url}/a.bin", 0, 3, version)]
     assert read(remote, wanted) == [CONTENT[:3]]
     server.total = str(len(CONTENT) + 1)
-    with pytest.raises(FileChangedError, match=r"has been replaced since it was opened \(it has 512,001 bytes, where it had 512,000\)"):
+    with pytest.raises(
+        FileChangedError,
+        match=(
+            r"has been replaced since it was opened \(it has 512,001 bytes, where it had "
+            r"512,000\)"
+        ),
+    ):
         read(remote, wanted)
     server.total, server.tags["a.bin"] = None, f'{weak}"2"'
-    with pytest.raises(FileChangedError, match=r'has been replaced since it was opened \(its version is "2", and was "1"\)'):
+    with pytest.raises(
+        FileChangedError,
+        match=r'has been replaced since it was opened \(its version is "2", and was "1"\)',
+    ):
         read(remote, wanted)
 
 
@@ -179,7 +197,9 @@ def test_mirrors_with_tags_of_their_own(answers: Any, remote: Any, heeds_if_matc
         server.files[f"{mirror}/a.bin"], server.tags[f"{mirror}/a.bin"] = CONTENT, f'"{mirror}"'
     version = versions_of(remote, [f"{url}/a.bin"])[0]
     wanted = [Range(f"{url}/a.bin", at, at + 1000, version) for at in range(0, 500_000, 100_000)]
-    with pytest.warns(HeadraceWarning, match=r'servers that give it different versions \("[pq]" and "[pq]"\)') as caught:
+    with pytest.warns(
+        HeadraceWarning, match=r'servers that give it different versions \("[pq]" and "[pq]"\)'
+    ) as caught:
         for one in wanted * 4:
             assert read(remote, [one]) == [CONTENT[one.start : one.stop]]
     assert len(caught) == 1
@@ -203,13 +223,20 @@ def test_mirror_that_answers_without_redirection(answers: Any, remote: Any) -> N
 
 
 def test_a_key_is_opaque(memory: Any, tmp_path: Path) -> None:
-    keys = ["d/x.txt", "d//x.txt", "d///w.txt", "d/q?x=1.txt", "d/st*r.txt"]  # fsspec itself takes "::" apart here
+    # fsspec itself takes "::" apart here
+    keys = ["d/x.txt", "d//x.txt", "d///w.txt", "d/q?x=1.txt", "d/st*r.txt"]
     for key in keys:
         memory.pipe_file(f"/{key}", key.encode())
     for path in ("memory://d", "memory://", [f"memory://{key}" for key in keys]):
         with TextDataset(path, unit="file", tokenizer=lambda text: list(text.encode())) as dataset:
-            texts = [bytes(dataset[number]["input_ids"].tolist()).decode() for number in range(len(dataset))]
+            texts = [
+                bytes(dataset[number]["input_ids"].tolist()).decode()
+                for number in range(len(dataset))
+            ]
         assert sorted(texts) == sorted(keys)
     (tmp_path / "a::b.txt").write_text("local")
-    with contextlib.chdir(tmp_path), TextDataset("a::b.txt", unit="file", tokenizer=lambda text: list(text.encode())) as dataset:
+    with (
+        contextlib.chdir(tmp_path),
+        TextDataset("a::b.txt", unit="file", tokenizer=lambda text: list(text.encode())) as dataset,
+    ):
         assert bytes(dataset[0]["input_ids"].tolist()) == b"local"

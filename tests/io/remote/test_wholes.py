@@ -1,4 +1,6 @@
-"""Whole files of a server of the web come as they are, by plain HTTP where the answer says its length, and else by fsspec."""
+"""Whole files of a server of the web come as they are, by plain HTTP where the answer says its
+length, and else by fsspec.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def served() -> Iterator[tuple[RemoteFiles, str]]:
 
 
 @pytest.mark.parametrize("first", ["plain", "chunked", "encoded"])
-def test_whole_files_however_they_are_sent(served: tuple[RemoteFiles, str], first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_files_however_they_are_sent(
+    served: tuple[RemoteFiles, str], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files, url = served
     plainly = list[str]()
     read = HTTPRanges.read
@@ -74,5 +78,11 @@ def test_whole_files_however_they_are_sent(served: tuple[RemoteFiles, str], firs
     monkeypatch.setattr(HTTPRanges, "read", counted)
     assert files.find_metadata([f"{url}/{first}"]) == [CONTENT]
     names = ["plain", "chunked", "missing", "empty", "encoded"]
-    assert files.find_metadata([f"{url}/{name}" for name in names]) == [CONTENT, CONTENT, None, b"", CONTENT]
+    assert files.find_metadata([f"{url}/{name}" for name in names]) == [
+        CONTENT,
+        CONTENT,
+        None,
+        b"",
+        CONTENT,
+    ]
     assert ("plain" in plainly) == (first == "plain") and not {"chunked", "encoded"} & set(plainly)

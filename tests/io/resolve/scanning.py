@@ -11,7 +11,13 @@ from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
 
 
-def scan(path: Any, endings: Sequence[str], server: Any = None, *, cache_dir: str | os.PathLike[str] | None = None) -> FileSet:
+def scan(
+    path: Any,
+    endings: Sequence[str],
+    server: Any = None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> FileSet:
     """What `resolve` finds, where a URL that ends as a file does may be a folder, too."""
     kind = Kind("files", tuple(ending.lower() for ending in endings))
     return resolve(path, kind, RemoteOptions(cache_dir=cache_dir), server=server, asks=True)

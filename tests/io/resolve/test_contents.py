@@ -7,7 +7,15 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from headrace import HDF5Dataset, ImageDataset, SparseDataset, StreamingDataset, TableDataset, TextDataset, ZarrDataset
+from headrace import (
+    HDF5Dataset,
+    ImageDataset,
+    SparseDataset,
+    StreamingDataset,
+    TableDataset,
+    TextDataset,
+    ZarrDataset,
+)
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -15,18 +23,37 @@ from headrace.io.resolve.contents import READERS, summary_of
 from tests.io.resolve.scanning import scan
 from tests.io.resolve.test_scan import names, touch
 
-HIDDEN = ("__MACOSX/1.jpg", ".git/a.jpg", ".ipynb_checkpoints/b.jpg", "cats/.cache/c.jpg", "._x.jpg", "cats/._y.jpg", "cats/.nfs0001.jpg")
+HIDDEN = (
+    "__MACOSX/1.jpg",
+    ".git/a.jpg",
+    ".ipynb_checkpoints/b.jpg",
+    "cats/.cache/c.jpg",
+    "._x.jpg",
+    "cats/._y.jpg",
+    "cats/.nfs0001.jpg",
+)
 
 
 def test_readers_are_the_classes_that_there_are() -> None:
-    classes = (ImageDataset, TextDataset, HDF5Dataset, SparseDataset, ZarrDataset, StreamingDataset, TableDataset)
+    classes = (
+        ImageDataset,
+        TextDataset,
+        HDF5Dataset,
+        SparseDataset,
+        ZarrDataset,
+        StreamingDataset,
+        TableDataset,
+    )
     assert list(READERS) == [cls.__name__ for cls in classes]
 
 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (["a/1.jpg", "a/2.JPG", "b/3.jpg", "notes.pdf"], "there are 3 .jpg and 1 .pdf: use ImageDataset"),
+        (
+            ["a/1.jpg", "a/2.JPG", "b/3.jpg", "notes.pdf"],
+            "there are 3 .jpg and 1 .pdf: use ImageDataset",
+        ),
         (["a.jsonl.gz", "b.jsonl.gz"], "there are 2 .jsonl.gz: use TextDataset"),
         (["train.h5"], "there is 1 .h5: use HDF5Dataset"),
         (["raw.zarr/zarr.json", "raw.zarr/c/0"], "there is 1 .zarr: use ZarrDataset"),
@@ -35,7 +62,9 @@ def test_readers_are_the_classes_that_there_are() -> None:
         ([".hidden.jpg"], "nothing else is there: is the path right?"),
     ],
 )
-def test_a_folder_of_another_kind_says_what_is_there(files: list[str], said: str, tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_says_what_is_there(
+    files: list[str], said: str, tmp_path: Path
+) -> None:
     memory = fsspec.filesystem("memory")
     for name in files:
         memory.pipe_file(f"/contents/{name}", b"x")
@@ -47,16 +76,22 @@ def test_a_folder_of_another_kind_says_what_is_there(files: list[str], said: str
             with pytest.raises(DataNotFoundError) as error:
                 scan(folder, (".xyz",), server)
             assert str(error.value).startswith(f"no file under {folder} ends in any of .xyz; ")
-            assert str(error.value).endswith(said) or (server is not None and ".zarr" in said)  # there a store is its files
+            # there a store is its files
+            assert str(error.value).endswith(said) or (server is not None and ".zarr" in said)
     finally:
         memory.rm("/contents", recursive=True)
 
 
 def test_a_glob_without_a_match_says_no_more(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
-    with pytest.raises(DataNotFoundError, match=r"^nothing matches .*\*\.jpg \(working folder: .*\): is the path right\?$"):
+    with pytest.raises(
+        DataNotFoundError,
+        match=r"^nothing matches .*\*\.jpg \(working folder: .*\): is the path right\?$",
+    ):
         scan(str(tmp_path / "*.jpg"), (".jpg", ".png"))
-    with pytest.raises(DataNotFoundError, match=r"ends in any of \.jpg; there is 1 \.png: use ImageDataset"):
+    with pytest.raises(
+        DataNotFoundError, match=r"ends in any of \.jpg; there is 1 \.png: use ImageDataset"
+    ):
         scan(str(tmp_path / "*"), (".jpg",))
 
 
@@ -64,7 +99,10 @@ def test_a_glob_without_a_match_says_no_more(tmp_path: Path) -> None:
     "files",
     [
         ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"],
-        ["dataset_dict.json", *(f"{part}/{name}" for part in "ab" for name in ("state.json", "data.arrow"))],
+        [
+            "dataset_dict.json",
+            *(f"{part}/{name}" for part in "ab" for name in ("state.json", "data.arrow")),
+        ],
         ["README.md", "dataset_infos.json", "data/train-00000.parquet"],
     ],
 )
@@ -103,9 +141,12 @@ class TestHidden:
         server = RemoteFiles("memory://hidden", RemoteOptions())
         try:
             for url, wanted in {
-                "memory://hidden": ["cats/1.jpg"], "memory://hidden/**/*.jpg": ["cats/1.jpg"], "memory://hidden/.git": ["a.jpg"],
-                "memory://hidden/._x.jpg": ["._x.jpg"], "memory://hidden/cats/.*/*.jpg": [".cache/c.jpg"],
-            }.items():  # fmt: skip
+                "memory://hidden": ["cats/1.jpg"],
+                "memory://hidden/**/*.jpg": ["cats/1.jpg"],
+                "memory://hidden/.git": ["a.jpg"],
+                "memory://hidden/._x.jpg": ["._x.jpg"],
+                "memory://hidden/cats/.*/*.jpg": [".cache/c.jpg"],
+            }.items():
                 found = scan(url, (".jpg",), server)
                 assert names(found) == wanted
                 assert all(not folder.startswith(".") or "/.*/" in url for folder in found.folders)
@@ -115,4 +156,6 @@ class TestHidden:
     def test_a_kept_listing_has_none(self, tmp_path: Path) -> None:
         touch(tmp_path / "data", "cats/1.jpg", *HIDDEN)
         for _ in range(2):
-            assert names(scan(tmp_path / "data", (".jpg",), cache_dir=str(tmp_path / "kept"))) == ["cats/1.jpg"]
+            assert names(scan(tmp_path / "data", (".jpg",), cache_dir=str(tmp_path / "kept"))) == [
+                "cats/1.jpg"
+            ]

@@ -49,7 +49,11 @@ class Place:
     """A folder of data, one for listings, and how often the first was listed."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root, self.cache, self.count = settle(touch(folder / "data", *NAMES)), folder / "cache", 0
+        self.root, self.cache, self.count = (
+            settle(touch(folder / "data", *NAMES)),
+            folder / "cache",
+            0,
+        )
         monkeypatch.setattr(listings, "list_folder", self._list)
 
     def _list(self, *args: Any) -> Any:
@@ -57,7 +61,12 @@ class Place:
         return list_folder(*args)
 
     def names(self, root: Any = None, endings: tuple[str, ...] = ENDINGS) -> list[str]:
-        return [os.fsdecode(n) for n in FilesSource(root or self.root, endings, RemoteOptions(cache_dir=self.cache)).listing.names]
+        return [
+            os.fsdecode(n)
+            for n in FilesSource(
+                root or self.root, endings, RemoteOptions(cache_dir=self.cache)
+            ).listing.names
+        ]
 
     @property
     def files(self) -> list[Path]:
@@ -78,7 +87,10 @@ def kept(place: Place) -> Place:
 
 class TestFoundAgain:
     def test_without_listing(self, kept: Place) -> None:
-        first, again = FilesSource(kept.root, ENDINGS), FilesSource(kept.root, ENDINGS, RemoteOptions(cache_dir=kept.cache))
+        first, again = (
+            FilesSource(kept.root, ENDINGS),
+            FilesSource(kept.root, ENDINGS, RemoteOptions(cache_dir=kept.cache)),
+        )
         assert kept.count == 1
         assert (again.listing.roots, again.listing.folders, list(again.listing.names)) == (
             first.listing.roots,
@@ -89,7 +101,9 @@ class TestFoundAgain:
         assert again.read(range(4)) == [f"content of {name}".encode() for name in NAMES]
         assert not any(a.flags.writeable for a in again.listing.names.arrays)
 
-    def test_under_another_name_of_the_same_path(self, kept: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_under_another_name_of_the_same_path(
+        self, kept: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(kept.root.parent)
         monkeypatch.setenv("HOME", str(kept.root.parent))
         for path in ("data", "./data/", "~/data", os.fsencode(kept.root), f"{kept.root}/a/.."):
@@ -101,8 +115,14 @@ class TestFoundAgain:
         assert kept.names(endings=(".PNG", ".jpg", ".png")) == NAMES and kept.count == 1
 
     def test_of_each_folder_and_endings(self, kept: Place) -> None:
-        assert kept.names(endings=(".png",)) == ["a/2.PNG"] and kept.names(kept.root / "a") == ["1.jpg", "2.PNG"]
-        assert kept.names(endings=(".png",)) == ["a/2.PNG"] and kept.names(kept.root / "a") == ["1.jpg", "2.PNG"]
+        assert kept.names(endings=(".png",)) == ["a/2.PNG"] and kept.names(kept.root / "a") == [
+            "1.jpg",
+            "2.PNG",
+        ]
+        assert kept.names(endings=(".png",)) == ["a/2.PNG"] and kept.names(kept.root / "a") == [
+            "1.jpg",
+            "2.PNG",
+        ]
         assert kept.count == 3 and len(kept.files) == 3
 
     def test_of_each_folder_of_a_list(self, kept: Place) -> None:
@@ -122,7 +142,9 @@ class TestFoundAgain:
         for _ in range(2):
             source = FilesSource(place.root, ENDINGS, RemoteOptions(cache_dir=place.cache))
             assert b"caf\xe9/\xff\n.jpg" in list(source.listing.names)
-            assert FilesSource(folder, ENDINGS, RemoteOptions(cache_dir=place.cache)).listing.path(0) == os.path.join(folder, b"\xff\n.jpg")
+            assert FilesSource(folder, ENDINGS, RemoteOptions(cache_dir=place.cache)).listing.path(
+                0
+            ) == os.path.join(folder, b"\xff\n.jpg")
         assert place.count == 2
 
     def test_by_an_image_dataset(self, tmp_path: Path, place: Place) -> None:
@@ -169,7 +191,20 @@ class TestChanges:
     @pytest.mark.parametrize("backdated", [False, True])
     @pytest.mark.parametrize(
         "do",
-        [*map(change, [a_new_file, a_file_less, another_name, a_folder_elsewhere, a_folder_less, a_new_folder, a_file_for_a_folder])],
+        [
+            *map(
+                change,
+                [
+                    a_new_file,
+                    a_file_less,
+                    another_name,
+                    a_folder_elsewhere,
+                    a_folder_less,
+                    a_new_folder,
+                    a_file_for_a_folder,
+                ],
+            )
+        ],
     )
     def test_are_seen(self, kept: Place, do: Callable[[Path], None], backdated: bool) -> None:
         """Also where a tool (rsync, tar) sets the folders' times back to what they were."""
@@ -193,7 +228,9 @@ class TestChanges:
         assert place.count == 3
 
     @pytest.mark.parametrize(("seconds", "scans"), [(0, 2), (1.9, 2), (2.1, 1), (-3600, 2)])
-    def test_two_seconds_count_as_just_now(self, place: Place, monkeypatch: pytest.MonkeyPatch, seconds: float, scans: int) -> None:
+    def test_two_seconds_count_as_just_now(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch, seconds: float, scans: int
+    ) -> None:
         """A time that is still to come (another machine's clock) too."""
         now = time.time_ns()
         then = now - int(seconds * 1e9)
@@ -207,7 +244,12 @@ class TestChanges:
     def test_of_what_links_lead_to_are_seen(self, place: Place, tmp_path: Path, do: str) -> None:
         """They change no folder that was listed."""
         elsewhere = touch(tmp_path / "elsewhere", "x.jpg", "full/y.jpg", "other/z.jpg")
-        for name, target in {"link.jpg": "x.jpg", "gone.jpg": "later.jpg", "folder": "way", "loop": "loop"}.items():
+        for name, target in {
+            "link.jpg": "x.jpg",
+            "gone.jpg": "later.jpg",
+            "folder": "way",
+            "loop": "loop",
+        }.items():
             (place.root / name).symlink_to(elsewhere / target if name != "loop" else "loop")
         (elsewhere / "way").symlink_to("full")
         settle(place.root)
@@ -223,7 +265,11 @@ class TestChanges:
         else:
             (elsewhere / "way").unlink()
             (elsewhere / "way").symlink_to("other")
-        assert place.names() == [os.fsdecode(n) for n in FilesSource(place.root, ENDINGS).listing.names] and place.count == 2
+        assert (
+            place.names()
+            == [os.fsdecode(n) for n in FilesSource(place.root, ENDINGS).listing.names]
+            and place.count == 2
+        )
 
     def test_another_folder_in_its_place(self, kept: Place) -> None:
         other = settle(touch(kept.root.parent / "other", "x/1.jpg"))
@@ -239,7 +285,10 @@ class TestChanges:
 class TestFile:
     def test_is_its_owners_and_holds_names_only(self, kept: Place) -> None:
         (file,) = kept.files
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(kept.cache.stat().st_mode) == 0o700
+        assert (
+            stat.S_IMODE(file.stat().st_mode) == 0o600
+            and stat.S_IMODE(kept.cache.stat().st_mode) == 0o700
+        )
         assert b"a/1.jpg" in file.read_bytes() and b"content" not in file.read_bytes()
         assert file.stat().st_size < 5000
 
@@ -248,7 +297,10 @@ class TestFile:
         (file,) = kept.files
         sound = file.read_bytes()
         head = sound.index(b"\n")
-        for at in [*range(0, head, 7), *range(kept_files.HEAD, len(sound), 7 if what == "flipped" else 29)]:
+        for at in [
+            *range(0, head, 7),
+            *range(kept_files.HEAD, len(sound), 7 if what == "flipped" else 29),
+        ]:
             damaged = {
                 "cut": sound[:at],
                 "flipped": sound[:at] + bytes([sound[at] ^ 4]) + sound[at + 1 :],
@@ -259,7 +311,9 @@ class TestFile:
             assert kept.names() == NAMES and kept.count == count + 1, at
             assert file.read_bytes() == sound
 
-    def test_of_another_version_is_written_anew(self, kept: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_another_version_is_written_anew(
+        self, kept: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(listings, "VERSION", listings.VERSION + 1)
         assert kept.names() == kept.names() == NAMES and kept.count == 2
 
@@ -286,7 +340,9 @@ class TestFile:
                 assert kept.names() == NAMES
             return
         assert kept.names() == NAMES and kept.count == 2
-        assert file.is_file() and not file.is_symlink() and stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert (
+            file.is_file() and not file.is_symlink() and stat.S_IMODE(file.stat().st_mode) == 0o600
+        )
         assert file.stat().st_uid == os.geteuid()
         assert kept.names() == NAMES and kept.count == 2
 
@@ -311,7 +367,9 @@ class TestCacheDir:
         assert len(kept.files) == 1
 
     @pytest.mark.parametrize("kind", ["a file", "mkdir", "mkstemp", "write", "replace"])
-    def test_that_cannot_be_written_to_is_a_warning(self, place: Place, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_cannot_be_written_to_is_a_warning(
+        self, place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         reason = {"a file": "Not a directory", "write": "No space", "replace": "No space"}
         if kind == "a file":
             place.cache.touch()
@@ -321,19 +379,25 @@ class TestCacheDir:
             monkeypatch.setattr("tempfile.mkstemp", read_only)
         else:
             monkeypatch.setattr(os, "fsync" if kind == "write" else "replace", full)
-        with pytest.warns(HeadraceWarning, match=rf"cache_dir=.*not cached.*{reason.get(kind, 'Read-only')}") as caught:
+        with pytest.warns(
+            HeadraceWarning, match=rf"cache_dir=.*not cached.*{reason.get(kind, 'Read-only')}"
+        ) as caught:
             assert place.names() == NAMES
         assert caught[0].filename == __file__
         assert not place.cache.is_dir() or place.files == []
 
-    def test_that_can_only_be_read_still_serves(self, kept: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_can_only_be_read_still_serves(
+        self, kept: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("tempfile.mkstemp", read_only)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert kept.names() == NAMES and kept.count == 1
 
     def test_inside_of_the_data_is_refused(self, place: Place) -> None:
-        """Writing there would change the folder that is listed, and so each listing would be the last one's end."""
+        """Writing there would change the folder that is listed, and so each listing would be the
+        last one's end.
+        """
         for cache in (place.root / "a" / "cache", place.root):
             place.cache = cache
             with pytest.warns(HeadraceWarning, match="outside of it"):
@@ -348,7 +412,12 @@ class TestCacheDir:
     def test_of_what_is_no_local_folder_stays_empty(self, place: Place) -> None:
         memory = fsspec.filesystem("memory")
         memory.pipe("/listing/x.jpg", b"x")
-        for path in (place.root / "d.jpg", str(place.root / "*/*.jpg"), "memory://listing", f"file://{place.root}"):
+        for path in (
+            place.root / "d.jpg",
+            str(place.root / "*/*.jpg"),
+            "memory://listing",
+            f"file://{place.root}",
+        ):
             FilesSource(path, ENDINGS, RemoteOptions(cache_dir=place.cache))
         memory.rm("/listing", recursive=True)
         assert not place.cache.exists()
@@ -362,13 +431,16 @@ def be_killed(root: Path, cache: Path, at: str) -> None:
 class TestWriters:
     @pytest.mark.parametrize("at", ["fsync", "replace"])
     def test_that_are_killed_leave_what_is_removed_later(self, place: Place, at: str) -> None:
-        writer = multiprocessing.get_context("fork").Process(target=be_killed, args=(place.root, place.cache, at))
+        writer = multiprocessing.get_context("fork").Process(
+            target=be_killed, args=(place.root, place.cache, at)
+        )
         writer.start()
         writer.join()
         assert writer.exitcode == -signal.SIGKILL
         (left,) = place.files
         assert left.name.endswith(".part")
-        assert place.names() == NAMES and place.count == 1 and left in place.files  # it could be a live writer's
+        # it could be a live writer's
+        assert place.names() == NAMES and place.count == 1 and left in place.files
         assert place.names() == NAMES and place.count == 1
         an_hour_ago = time.time() - 3700
         os.utime(left, (an_hour_ago, an_hour_ago))
@@ -377,7 +449,12 @@ class TestWriters:
         assert len(place.names()) == 5 and len(place.files) == 1
 
     def test_remove_no_other_files(self, place: Place) -> None:
-        others = ["notes.part", "headrace-listing-x.bin", "headrace-store-x.mem", ".headrace-listing-.part"]
+        others = [
+            "notes.part",
+            "headrace-listing-x.bin",
+            "headrace-store-x.mem",
+            ".headrace-listing-.part",
+        ]
         touch(place.cache, *others)
         for name in others:
             os.utime(place.cache / name, (5, 5))

@@ -1,4 +1,6 @@
-"""Folders of packs are known by the names in them, and a manifest says nothing that no pack writes."""
+"""Folders of packs are known by the names in them, and a manifest says nothing that no pack
+writes.
+"""
 
 import json
 import os
@@ -16,15 +18,24 @@ from headrace.packing import pack, pack_status
 @pytest.fixture
 def packed(tmp_path):
     """A text pack of several parts."""
-    (tmp_path / "lines.txt").write_text("".join(f"line {number} of the text\n" for number in range(60)))
-    return pack(TextDataset(tmp_path / "lines.txt", unit="line"), tmp_path / "pk", shard_size="200B")
+    (tmp_path / "lines.txt").write_text(
+        "".join(f"line {number} of the text\n" for number in range(60))
+    )
+    return pack(
+        TextDataset(tmp_path / "lines.txt", unit="line"), tmp_path / "pk", shard_size="200B"
+    )
 
 
 def test_a_damaged_pack_is_no_folder_of_texts(packed, tmp_path):
     assert len(TextDataset(packed)) == len(TextDataset(packed / "manifest.json")) == 60
     damages = {
         "plan.json": [None, b"{\x1a", b"{}", b'{"version": 1}'],
-        "manifest.json": [b"[]", b"{", b"\xff", (packed / "manifest.json").read_bytes().replace(b'"plan"', b'"plao"')],
+        "manifest.json": [
+            b"[]",
+            b"{",
+            b"\xff",
+            (packed / "manifest.json").read_bytes().replace(b'"plan"', b'"plao"'),
+        ],
     }
     for name, contents in damages.items():
         for content in contents:
@@ -75,9 +86,23 @@ def test_manifests_that_no_pack_writes(packed, tmp_path):
     def named(name):
         return [{**manifest["parts"][0], "name": name}, *manifest["parts"][1:]]
 
-    wrong = [{"parts": parts} for parts in ([], None, [{}], "x", [{"name": 5}], [None], named("../outside.h5"))]
-    wrong += [{"parts": named(name)} for name in (str(tmp_path / "outside.h5"), "", "..", "part-00001-of-00009.h5")]
-    wrong += [{"samples": -1}, {"samples": 61}, {"samples": True}, {"classes": 5}, {"classes": [5]}, {"plan": None}, {"left_out": "x"}]
+    wrong = [
+        {"parts": parts}
+        for parts in ([], None, [{}], "x", [{"name": 5}], [None], named("../outside.h5"))
+    ]
+    wrong += [
+        {"parts": named(name)}
+        for name in (str(tmp_path / "outside.h5"), "", "..", "part-00001-of-00009.h5")
+    ]
+    wrong += [
+        {"samples": -1},
+        {"samples": 61},
+        {"samples": True},
+        {"classes": 5},
+        {"classes": [5]},
+        {"plan": None},
+        {"left_out": "x"},
+    ]
     wrong += [{"format": "zarr"}, {"kind": 5}]
     fsspec.filesystem("memory").put(str(packed), "/pk", recursive=True)
     for change in wrong:
@@ -92,7 +117,15 @@ def test_manifests_that_no_pack_writes(packed, tmp_path):
 
 def test_plans_that_no_pack_writes(packed):
     plan = json.loads((packed / "plan.json").read_bytes())
-    wrong = [{"count": -1}, {"edges": "x"}, {"edges": []}, {"edges": [0, 5]}, {"nbytes": [None]}, {"options": 5}, {"classes": [5]}]
+    wrong = [
+        {"count": -1},
+        {"edges": "x"},
+        {"edges": []},
+        {"edges": [0, 5]},
+        {"nbytes": [None]},
+        {"options": 5},
+        {"classes": [5]},
+    ]
     for change in [*wrong, {"kind": 5}, {"samples": "x"}, {"version": -1}]:
         (packed / "plan.json").write_text(json.dumps({**plan, **change}))
         with pytest.raises(FormatError, match=r"plan\.json is damaged"):

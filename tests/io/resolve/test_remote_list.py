@@ -15,7 +15,14 @@ import pytest
 import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 
-from headrace import AccessError, DataNotFoundError, ImageDataset, StreamingDataset, TextDataset, ZarrDataset
+from headrace import (
+    AccessError,
+    DataNotFoundError,
+    ImageDataset,
+    StreamingDataset,
+    TextDataset,
+    ZarrDataset,
+)
 from headrace.errors import RemoteError
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -24,7 +31,9 @@ pytestmark = pytest.mark.slow
 
 
 class _Flaky(MemoryFileSystem):
-    """Keeps files in memory; of its answers to questions for what is there, each second one is an error."""
+    """Keeps files in memory; of its answers to questions for what is there, each second one is
+    an error.
+    """
 
     protocol = "flaky"
     store: ClassVar[dict[str, Any]] = {}
@@ -58,7 +67,12 @@ class _Flaky(MemoryFileSystem):
 def flaky(monkeypatch: pytest.MonkeyPatch) -> type[_Flaky]:
     fsspec.register_implementation("flaky", _Flaky, clobber=True)
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    for name, value in (("store", {}), ("pseudo_dirs", [""]), ("fails", itertools.repeat(False)), ("asked", Counter())):
+    for name, value in (
+        ("store", {}),
+        ("pseudo_dirs", [""]),
+        ("fails", itertools.repeat(False)),
+        ("asked", Counter()),
+    ):
         monkeypatch.setattr(_Flaky, name, value)
     return _Flaky
 
@@ -83,18 +97,24 @@ def _text_files(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]
     (tmp_path / "a").mkdir()
     for name in ("a/1.txt", "2.txt"):
         (tmp_path / name).write_text(f"of {name}\nand more\n")
-    return tmp_path, lambda url, **options: TextDataset(url, max_length=None, cache_dir=tmp_path / "kept", **options)
+    return tmp_path, lambda url, **options: TextDataset(
+        url, max_length=None, cache_dir=tmp_path / "kept", **options
+    )
 
 
 def _lines(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
     _text_files(photos, tmp_path)
-    return tmp_path, lambda url, **options: TextDataset(url, unit="line", max_length=None, cache_dir=tmp_path / "kept", **options)
+    return tmp_path, lambda url, **options: TextDataset(
+        url, unit="line", max_length=None, cache_dir=tmp_path / "kept", **options
+    )
 
 
 def _shards(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
     for name in ("0.jsonl", "1.jsonl"):
         (tmp_path / name).write_text('{"text": "a"}\n{"text": "b"}\n')
-    return tmp_path, lambda url, **options: StreamingDataset(url, cache_dir=tmp_path / "kept", **options)
+    return tmp_path, lambda url, **options: StreamingDataset(
+        url, cache_dir=tmp_path / "kept", **options
+    )
 
 
 def _shards_by_glob(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
@@ -113,7 +133,9 @@ _KINDS = [_photos, _text_files, _lines, _shards, _shards_by_glob, _store]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_each_second_answer_is_an_error(tiny_photos: Path, tmp_path: Path, flaky: Any, kind: Any) -> None:
+def test_each_second_answer_is_an_error(
+    tiny_photos: Path, tmp_path: Path, flaky: Any, kind: Any
+) -> None:
     folder, make = kind(tiny_photos, _made(tmp_path / "data"))
     with make(str(folder)) as dataset:
         wanted = [repr(sample) for sample in dataset]
@@ -135,20 +157,28 @@ def test_no_answer_at_all(tiny_photos: Path, tmp_path: Path, flaky: Any, kind: A
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_what_may_not_be_listed(tiny_photos: Path, tmp_path: Path, flaky: Any, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_listed(
+    tiny_photos: Path, tmp_path: Path, flaky: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, make = kind(tiny_photos, _made(tmp_path / "data"))
     _put(folder, flaky)
     flaky.fails = itertools.repeat(True)
     monkeypatch.setattr(flaky, "error", PermissionError)
     with pytest.raises(AccessError, match=r"flaky:///?top"):
         make("flaky://top")
-    assert flaky.asked.total() <= 2  # what it is, and what lies below it: asking again changes nothing
+    # what it is, and what lies below it: asking again changes nothing
+    assert flaky.asked.total() <= 2
 
 
 @pytest.mark.parametrize("error", [PermissionError, NotImplementedError, KeyError])
 @pytest.mark.parametrize("kind", [_photos, _text_files, _lines, _shards, _shards_by_glob])
 def test_a_folder_may_be_listed_though_nobody_says_what_it_is(
-    tiny_photos: Path, tmp_path: Path, flaky: Any, kind: Any, error: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_photos: Path,
+    tmp_path: Path,
+    flaky: Any,
+    kind: Any,
+    error: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, make = kind(tiny_photos, _made(tmp_path / "data"))
     with make(str(folder)) as dataset:
@@ -170,14 +200,28 @@ def test_a_folder_may_be_listed_though_nobody_says_what_it_is(
         make("flaky://top")
 
 
-def test_sizes_that_no_server_says(tiny_photos: Path, flaky: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_that_no_server_says(
+    tiny_photos: Path, flaky: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _put(tiny_photos, flaky)
-    flaky().pipe_file("/top/x::y.jpg", flaky().cat_file(flaky().find("/top")[0]))  # a name that looks like a URL in another
+    # a name that looks like a URL in another
+    flaky().pipe_file("/top/x::y.jpg", flaky().cat_file(flaky().find("/top")[0]))
     info = flaky.info
     for known in (True, False):
-        monkeypatch.setattr(flaky, "info", lambda *args, **how: {**info(*args, **how), **({} if known else {"size": None})})  # noqa: B023
-        with ImageDataset("flaky://top/**/*.jpg", image_size=8, loading_mode="eager", targets=None) as dataset:
-            assert (dataset.sample_source.sizes() > 0).all() == known and len(list(dataset)) == len(dataset) > 1
+        monkeypatch.setattr(
+            flaky,
+            "info",
+            lambda *args, known=known, **how: {
+                **info(*args, **how),
+                **({} if known else {"size": None}),
+            },
+        )
+        with ImageDataset(
+            "flaky://top/**/*.jpg", image_size=8, loading_mode="eager", targets=None
+        ) as dataset:
+            assert (dataset.sample_source.sizes() > 0).all() == known and len(list(dataset)) == len(
+                dataset
+            ) > 1
 
 
 def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +229,10 @@ def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPa
     flaky().pipe_file("/top/a.jpg", b"x")
     is_slow, waiting = itertools.repeat(True), threading.Event()
     monkeypatch.setattr(flaky, "info", lambda *_, **__: waiting.wait(30))
-    for ask in (lambda remote: remote.ask("info", "flaky://top/a.jpg"), lambda remote: remote.is_folder("flaky://top/a.jpg")):
+    for ask in (
+        lambda remote: remote.ask("info", "flaky://top/a.jpg"),
+        lambda remote: remote.is_folder("flaky://top/a.jpg"),
+    ):
         remote = RemoteFiles("flaky://top", RemoteOptions(retries=1, deadline=0.2))
         with pytest.raises(RemoteError, match="nothing came in time"):
             ask(remote)
@@ -209,5 +256,8 @@ def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPa
         RemoteFiles("flaky://top", RemoteOptions(retries=2, deadline=20)),
         itertools.chain([True, True], itertools.repeat(False)),
     )
-    assert remote.ask("info", "flaky://top/a.jpg")["size"] == 1 and remote.take_counts()["retries"] == 2
+    assert (
+        remote.ask("info", "flaky://top/a.jpg")["size"] == 1
+        and remote.take_counts()["retries"] == 2
+    )
     remote.close()

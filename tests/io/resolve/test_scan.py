@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, HeadraceWarning
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    HeadraceError,
+    HeadraceWarning,
+)
 from headrace.io.paths import chain_of, is_url, named_part, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
 from headrace.io.remote.options import RemoteOptions
@@ -53,8 +60,31 @@ def refuse(monkeypatch: pytest.MonkeyPatch, name: str, path: Path) -> None:
 
 class TestFolder:
     def test_is_searched_through_and_sorted_by_parts(self, tmp_path: Path) -> None:
-        touch(tmp_path, "b/1.jpg", "a b/1.jpg", "a/2.jpg", "a/10.jpg", "a/1/z.jpg", "a-b/1.jpg", "a.jpg", "Z/1.jpg", "é/1.jpg", "a/1.jpg")
-        wanted = ["Z/1.jpg", "a/1/z.jpg", "a/1.jpg", "a/10.jpg", "a/2.jpg", "a b/1.jpg", "a-b/1.jpg", "a.jpg", "b/1.jpg", "é/1.jpg"]
+        touch(
+            tmp_path,
+            "b/1.jpg",
+            "a b/1.jpg",
+            "a/2.jpg",
+            "a/10.jpg",
+            "a/1/z.jpg",
+            "a-b/1.jpg",
+            "a.jpg",
+            "Z/1.jpg",
+            "é/1.jpg",
+            "a/1.jpg",
+        )
+        wanted = [
+            "Z/1.jpg",
+            "a/1/z.jpg",
+            "a/1.jpg",
+            "a/10.jpg",
+            "a/2.jpg",
+            "a b/1.jpg",
+            "a-b/1.jpg",
+            "a.jpg",
+            "b/1.jpg",
+            "é/1.jpg",
+        ]
         assert names(scan(tmp_path, ENDINGS)) == wanted
 
     def test_the_order_is_that_of_the_parts_bytes(self, tmp_path: Path) -> None:
@@ -64,7 +94,19 @@ class TestFolder:
         assert found == sorted(found, key=lambda n: [os.fsencode(part) for part in n.split("/")])
 
     def test_extensions_count_in_any_case(self, tmp_path: Path) -> None:
-        touch(tmp_path, "a.jpg", "b.JPG", "c.Jpg", "d.PNG", "e.jpeg", "f.txt", "g.jpg.txt", "jpg", ".jpg", "h.jpg ")
+        touch(
+            tmp_path,
+            "a.jpg",
+            "b.JPG",
+            "c.Jpg",
+            "d.PNG",
+            "e.jpeg",
+            "f.txt",
+            "g.jpg.txt",
+            "jpg",
+            ".jpg",
+            "h.jpg ",
+        )
         assert names(scan(tmp_path, ENDINGS)) == ["a.jpg", "b.JPG", "c.Jpg", "d.PNG"]
         assert names(scan(tmp_path, (".TXT",))) == ["f.txt", "g.jpg.txt"]
 
@@ -113,7 +155,13 @@ class TestLinks:
         (tmp_path / "data/folder").symlink_to("../elsewhere")
         (tmp_path / "data/file.png").symlink_to("../elsewhere/b.jpg")
         (tmp_path / "data/text.jpg").symlink_to("../elsewhere/b.jpg")
-        assert names(scan(tmp_path / "data", ENDINGS)) == ["c.jpg", "file.png", "folder/b.jpg", "folder/inner/a.jpg", "text.jpg"]
+        assert names(scan(tmp_path / "data", ENDINGS)) == [
+            "c.jpg",
+            "file.png",
+            "folder/b.jpg",
+            "folder/inner/a.jpg",
+            "text.jpg",
+        ]
 
     def test_that_dangle_or_lead_to_themselves_are_no_files(self, tmp_path: Path) -> None:
         touch(tmp_path, "real.jpg")
@@ -123,12 +171,18 @@ class TestLinks:
         (tmp_path / "ping").symlink_to("pong")
         (tmp_path / "pong").symlink_to("ping")
         for _ in range(2):  # listed, and cached
-            with pytest.warns(HeadraceWarning, match=r": 5 links lead to what does not exist, .*: fix or remove '.*'$"):
+            with pytest.warns(
+                HeadraceWarning,
+                match=r": 5 links lead to what does not exist, .*: fix or remove '.*'$",
+            ):
                 found = scan(tmp_path, ENDINGS)
             assert names(found) == ["real.jpg"] and found.folders == ()
         with pytest.warns(HeadraceWarning, match=r"\*\.jpg: 2 links lead to what does not exist"):
             assert names(scan(str(tmp_path / "*.jpg"), ENDINGS)) == ["real.jpg"]
-        with pytest.raises(DataNotFoundError, match=r"dangling\.jpg is a link to nothing\.jpg, which does not exist"):
+        with pytest.raises(
+            DataNotFoundError,
+            match=r"dangling\.jpg is a link to nothing\.jpg, which does not exist",
+        ):
             scan(tmp_path / "dangling.jpg", ENDINGS)
 
     @pytest.mark.parametrize("target", [".", "..", "../..", "../../a"])
@@ -156,7 +210,13 @@ class TestOtherPaths:
 
     def test_relative_paths(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(touch(tmp_path, "d/x.jpg", "y.jpg"))
-        wanted_of = {"d": ["x.jpg"], ".": ["d/x.jpg", "y.jpg"], "y.jpg": ["y.jpg"], "*.jpg": ["y.jpg"], "?/*": ["d/x.jpg"]}
+        wanted_of = {
+            "d": ["x.jpg"],
+            ".": ["d/x.jpg", "y.jpg"],
+            "y.jpg": ["y.jpg"],
+            "*.jpg": ["y.jpg"],
+            "?/*": ["d/x.jpg"],
+        }
         for path, wanted in wanted_of.items():
             found = scan(path, ENDINGS)
             assert names(found) == wanted
@@ -180,12 +240,19 @@ class TestOtherPaths:
 
     def test_lists(self, tmp_path: Path) -> None:
         touch(tmp_path, "one/b/1.jpg", "one/c/3.jpg", "two/a/1.jpg", "two/b/2.jpg", "single.data")
-        entries = [tmp_path / "two", str(tmp_path / "one"), tmp_path / "single.data", str(tmp_path / "one/b/*.jpg")]
+        entries = [
+            tmp_path / "two",
+            str(tmp_path / "one"),
+            tmp_path / "single.data",
+            str(tmp_path / "one/b/*.jpg"),
+        ]
         found = scan(entries, ENDINGS)
         assert names(found) == ["1.jpg", "a/1.jpg", "b/1.jpg", "b/2.jpg", "c/3.jpg", "single.data"]
         assert found.folders == ("a", "b", "c")
         roots = ["one/b", "two", "one", "two", "one", "."]
-        assert [found.path(i) for i in range(6)] == [os.fsencode(tmp_path / r / n) for r, n in zip(roots, names(found), strict=True)]
+        assert [found.path(i) for i in range(6)] == [
+            os.fsencode(tmp_path / r / n) for r, n in zip(roots, names(found), strict=True)
+        ]
         assert names(scan(tuple(entries), ENDINGS)) == names(found)
         with pytest.raises(ConfigError, match=r"gives its paths once: pass list\(...\) of it"):
             scan(iter(entries), ENDINGS)
@@ -193,7 +260,11 @@ class TestOtherPaths:
     def test_the_order_of_a_list_does_not_matter(self, tmp_path: Path) -> None:
         touch(tmp_path, "one/b.jpg", "two/a.jpg", "three/c.jpg")
         folders = [tmp_path / n for n in ("one", "two", "three")]
-        assert names(scan(folders, ENDINGS)) == names(scan(folders[::-1], ENDINGS)) == ["a.jpg", "b.jpg", "c.jpg"]
+        assert (
+            names(scan(folders, ENDINGS))
+            == names(scan(folders[::-1], ENDINGS))
+            == ["a.jpg", "b.jpg", "c.jpg"]
+        )
 
 
 class TestErrors:
@@ -207,7 +278,10 @@ class TestErrors:
     @pytest.mark.parametrize("entry", ["", "*", "**/*.jpg", "*.txt"])
     def test_nothing_that_fits(self, tmp_path: Path, entry: str) -> None:
         touch(tmp_path, "notes.txt", "sub/other.gif")
-        with pytest.raises(DataNotFoundError, match="^nothing matches" if entry.endswith(".jpg") else r"\.jpg, \.png") as caught:
+        with pytest.raises(
+            DataNotFoundError,
+            match="^nothing matches" if entry.endswith(".jpg") else r"\.jpg, \.png",
+        ) as caught:
             scan(os.path.join(tmp_path, entry), ENDINGS)
         assert str(tmp_path) in str(caught.value)
 
@@ -220,7 +294,10 @@ class TestErrors:
     def test_one_path_of_a_list_without_files(self, tmp_path: Path, first: bool) -> None:
         touch(tmp_path, "there/x.jpg", "other/x.txt")
         paths = [tmp_path / "other", tmp_path / "there"]
-        with pytest.raises(DataNotFoundError, match=r"other, one of 2 paths, has no file that ends in any of .*leave it out"):
+        with pytest.raises(
+            DataNotFoundError,
+            match=r"other, one of 2 paths, has no file that ends in any of .*leave it out",
+        ):
             scan(paths if first else paths[::-1], ENDINGS)
 
     @pytest.mark.parametrize("empty", ["", [], ["a", ""], b""])
@@ -234,14 +311,20 @@ class TestErrors:
             scan(wrong, ENDINGS)
 
     @pytest.mark.parametrize("below", ["", "sub"])
-    def test_a_folder_that_may_not_be_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str) -> None:
+    def test_a_folder_that_may_not_be_listed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+    ) -> None:
         touch(tmp_path, "sub/x.jpg")
         refuse(monkeypatch, "scandir", tmp_path / below)
         with pytest.raises(AccessError, match="may not list") as caught:
             scan(tmp_path, ENDINGS)
-        assert isinstance(caught.value, PermissionError) and str(tmp_path / below) in str(caught.value)
+        assert isinstance(caught.value, PermissionError) and str(tmp_path / below) in str(
+            caught.value
+        )
 
-    def test_a_folder_that_goes_away_while_it_is_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_folder_that_goes_away_while_it_is_listed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         touch(tmp_path, "a/x.jpg")
         real = os.scandir
 
@@ -280,7 +363,16 @@ class TestRedact:
         assert not any(secret in shown for secret in SECRETS)
         assert shown.startswith("404, message='Not Found'") and shown.endswith("(tried twice)")
 
-    @pytest.mark.parametrize("path", ["/data/a@b/c?d.jpg", "s3://bucket/a@b/x.jpg", "memory://a/b", "zip://x::file:///d/a.zip", "C:\\data"])
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/data/a@b/c?d.jpg",
+            "s3://bucket/a@b/x.jpg",
+            "memory://a/b",
+            "zip://x::file:///d/a.zip",
+            "C:\\data",
+        ],
+    )
     def test_leaves_the_rest(self, path: str) -> None:
         assert redact(path) == path
 
@@ -290,9 +382,17 @@ class TestRedact:
 
     def test_is_url(self) -> None:
         assert is_url("s3://b/k") and is_url("zip::a.zip") and is_url("memory://")
-        assert not is_url("/a/b") and not is_url("C:/x") and not is_url(Path("a")) and not is_url(b"s3://x")
+        assert (
+            not is_url("/a/b")
+            and not is_url("C:/x")
+            and not is_url(Path("a"))
+            and not is_url(b"s3://x")
+        )
         assert not is_url("a::b.png") and not is_url("a/x://y")
-        assert chain_of("s3://b/a::b.png") == ["s3://b/a::b.png"] and named_part("s3://b/a::b.png") == "s3://b/a::b.png"
+        assert (
+            chain_of("s3://b/a::b.png") == ["s3://b/a::b.png"]
+            and named_part("s3://b/a::b.png") == "s3://b/a::b.png"
+        )
         assert chain_of("simplecache::s3://b/a::b.png") == ["simplecache", "s3://b/a::b.png"]
 
 
@@ -304,8 +404,12 @@ def zipped(*members: str) -> bytes:
     return stream.getvalue()
 
 
-remote_parts = st.text("ab -.é", min_size=1, max_size=3).filter(lambda part: not part.startswith("."))
-remote_names = st.lists(remote_parts, min_size=1, max_size=3).map(lambda parts: "/".join(parts) + ".jpg")
+remote_parts = st.text("ab -.é", min_size=1, max_size=3).filter(
+    lambda part: not part.startswith(".")
+)
+remote_names = st.lists(remote_parts, min_size=1, max_size=3).map(
+    lambda parts: "/".join(parts) + ".jpg"
+)
 
 
 class _Listed(fsspec.AbstractFileSystem):
@@ -365,7 +469,8 @@ class TestRemote:
         memory.pipe("/odd1/x1.jpg", b"x")
         assert names(self.scan("memory://odd[1]")) == ["x?.jpg"]
         assert names(self.scan("memory://odd[1]/x?.jpg")) == ["x?.jpg"]
-        assert names(self.scan("memory://odd[1]/*.jpg")) == ["odd1/x1.jpg"]  # nothing has this name: a pattern
+        # nothing has this name: a pattern
+        assert names(self.scan("memory://odd[1]/*.jpg")) == ["odd1/x1.jpg"]
 
     @pytest.mark.parametrize(
         ("before", "wanted"),
@@ -381,7 +486,11 @@ class TestRemote:
         data = zipped("cat/1.jpg", "dog/2.jpg", "top.png", "notes.txt")
         memory.pipe("/archive.zip", data)
         (tmp_path / "archive.zip").write_bytes(data)
-        for after in ("memory://archive.zip", f"file://{tmp_path}/archive.zip", f"{tmp_path}/archive.zip"):
+        for after in (
+            "memory://archive.zip",
+            f"file://{tmp_path}/archive.zip",
+            f"{tmp_path}/archive.zip",
+        ):
             url = f"{before}::{after}"
             found = self.scan(url)
             assert names(found) == wanted
@@ -398,12 +507,27 @@ class TestRemote:
     @settings(deadline=None)
     @given(st.lists(st.lists(remote_names, min_size=1), min_size=1, max_size=3))
     def test_are_sorted_by_parts_however_they_are_listed(self, lists: list[list[str]]) -> None:
-        server = _server(_Listed({f"root{i}": [f"root{i}/{name}" for name in listed] for i, listed in enumerate(lists)}))
-        wanted = sorted((n.encode().replace(b"/", b"\0"), n.encode(), i) for i, listed in enumerate(lists) for n in listed)
+        server = _server(
+            _Listed(
+                {
+                    f"root{i}": [f"root{i}/{name}" for name in listed]
+                    for i, listed in enumerate(lists)
+                }
+            )
+        )
+        wanted = sorted(
+            (n.encode().replace(b"/", b"\0"), n.encode(), i)
+            for i, listed in enumerate(lists)
+            for n in listed
+        )
         found = scan([f"listed://root{i}" for i in range(len(lists))], ENDINGS, server)
         assert list(found.names) == [name for _, name, _ in wanted]
-        assert [found.path(i) for i in range(len(wanted))] == [b"root%d/" % i + name for _, name, i in wanted]
-        assert list(found.folders) == sorted({n.partition("/")[0] for listed in lists for n in listed if "/" in n}, key=os.fsencode)
+        assert [found.path(i) for i in range(len(wanted))] == [
+            b"root%d/" % i + name for _, name, i in wanted
+        ]
+        assert list(found.folders) == sorted(
+            {n.partition("/")[0] for listed in lists for n in listed if "/" in n}, key=os.fsencode
+        )
 
     def test_paths_of_urls(self) -> None:
         memory = fsspec.filesystem("memory")
@@ -411,11 +535,19 @@ class TestRemote:
         cached = fsspec.filesystem("simplecache", target_protocol="memory")
         assert path_in("simplecache::memory://a/b", cached) == "/a/b"
         cached = fsspec.filesystem("simplecache", target_protocol="file")
-        assert path_in("simplecache::file:///a/b", cached) == path_in("simplecache:///a/b", cached) == "/a/b"
+        assert (
+            path_in("simplecache::file:///a/b", cached)
+            == path_in("simplecache:///a/b", cached)
+            == "/a/b"
+        )
 
-    @pytest.mark.parametrize("url", ["memory://nowhere", "memory://nowhere/x.jpg", "zip::memory://no.zip"])
+    @pytest.mark.parametrize(
+        "url", ["memory://nowhere", "memory://nowhere/x.jpg", "zip::memory://no.zip"]
+    )
     def test_what_is_missing(self, memory: Any, url: str) -> None:
-        with pytest.raises(DataNotFoundError, match=r"(nowhere|no\.zip).*(does not exist|there is no such file)"):
+        with pytest.raises(
+            DataNotFoundError, match=r"(nowhere|no\.zip).*(does not exist|there is no such file)"
+        ):
             self.scan(url)
 
     @pytest.mark.parametrize("kind", ["zip", "tar"])
@@ -432,7 +564,9 @@ class TestRemote:
     @pytest.mark.parametrize("url", ["memory://there/*.gif", "memory://there", "memory://nowhere*"])
     def test_nothing_that_fits(self, memory: Any, url: str) -> None:
         memory.pipe("/there/x.txt", b"x")
-        with pytest.raises(DataNotFoundError, match="^nothing matches" if "*" in url else r"\.jpg, \.png"):
+        with pytest.raises(
+            DataNotFoundError, match="^nothing matches" if "*" in url else r"\.jpg, \.png"
+        ):
             self.scan(url)
 
     def test_an_unknown_protocol(self) -> None:
@@ -454,7 +588,9 @@ class _Failing(fsspec.AbstractFileSystem):
         raise type(self).error(f"Forbidden: {path}")
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError, PermissionError, ConnectionError, RuntimeError, OSError])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError, PermissionError, ConnectionError, RuntimeError, OSError]
+)
 def test_no_secret_shows_in_a_traceback(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Failing, "error", error)
     url = "failing://alice:hunter2@host.org/data?sig=s3cr3t"

@@ -1,8 +1,9 @@
 """An accelerator that is as late as one may be: a stream does nothing before somebody waits for it.
 
-What a real one would do to a careless program happens here for sure: memory holds poison until its copy has run; a source that is gone
-when its copy runs gives none; memory that is dropped while a kernel on another stream is still to read it is overwritten, unless
-`keep` was called for that stream. `hazards` lists the latter two.
+What a real one would do to a careless program happens here for sure: memory holds poison until its
+copy has run; a source that is gone when its copy runs gives none; memory that is dropped while a
+kernel on another stream is still to read it is overwritten, unless `keep` was called for that
+stream. `hazards` lists the latter two.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ POISON, REUSED = 0xAB, 0xCD
 class Stream:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.ops: deque[tuple[Callable[[], None], int | None]] = deque()  # with the memory that is read
+        # with the memory that is read
+        self.ops: deque[tuple[Callable[[], None], int | None]] = deque()
 
     def ask(self, op: Callable[[], None], reads: int | None = None) -> None:
         self.ops.append((op, reads))
@@ -40,7 +42,8 @@ class LateAccelerator:
     """Streams, events and memory, all in this process; tensors "on" it are tensors of the CPU.
 
     Args:
-        patience: how often an event must be asked whether it has come before it does by itself; None: never by itself.
+        patience: how often an event must be asked whether it has come before it does by itself;
+            None: never by itself.
     """
 
     def __init__(self, patience: int | None = 3) -> None:
@@ -71,7 +74,8 @@ class LateAccelerator:
         return self.current
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return bool(getattr(tensor, "is_fake_pinned", False)) and bool(tensor.numel())  # as torch says of an empty one
+        # as torch says of an empty one
+        return bool(getattr(tensor, "is_fake_pinned", False)) and bool(tensor.numel())
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._is_copying
@@ -89,9 +93,12 @@ class LateAccelerator:
         self.log.append(("copy", "pinned" if self.is_pinned(tensor) else "pageable"))
         return self._counted(made, alias)
 
-    def convert(self, tensor: torch.Tensor, step: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def convert(
+        self, tensor: torch.Tensor, step: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
         assert self._is_copying
-        made, source = step(tensor), tensor.detach()  # `made` of poison, until the stream comes to it
+        # `made` of poison, until the stream comes to it
+        made, source = step(tensor), tensor.detach()
         if made is tensor:
             return tensor
         made.untyped_storage().fill_(POISON)
@@ -173,7 +180,9 @@ class LateAccelerator:
         kept = self.kept.pop(memory, set()) | {self.side.name}
         for stream in self.of_the_user:
             if stream.name not in kept and memory and any(read == memory for _, read in stream.ops):
-                self.hazards.append(f"memory was reused before stream {stream.name} was through with it")
+                self.hazards.append(
+                    f"memory was reused before stream {stream.name} was through with it"
+                )
                 self.side.ask(lambda: alias.untyped_storage().fill_(REUSED))
 
 

@@ -1,7 +1,9 @@
-"""Batches are right, early and in bounds on a real CUDA device (`pytest -m cuda`; the stand-in's tests are in test_prefetcher.py).
+"""Batches are right, early and in bounds on a real CUDA device (`pytest -m cuda`; the stand-in's
+tests are in test_prefetcher.py).
 
-Nothing here is a matter of time but for this: a sleeping kernel of about a second ends later than a copy of 4 MiB. Memory for the copy
-must be there by then, since to allocate some, pinned or the device's, CUDA may wait for kernels: hence `warm`.
+Nothing here is a matter of time but for this: a sleeping kernel of about a second ends later than a
+copy of 4 MiB. Memory for the copy must be there by then, since to allocate some, pinned or the
+device's, CUDA may wait for kernels: hence `warm`.
 """
 
 import gc
@@ -16,7 +18,14 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, VisionCollator, create_dataloader, move_to_device
+from headrace import (
+    ImageDataset,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    VisionCollator,
+    create_dataloader,
+    move_to_device,
+)
 from headrace.loader.device import CudaPrefetcher, TorchAccelerator, transfer_to
 from headrace.testing.contract import same
 from tests.loader.device.test_prefetcher import (
@@ -58,7 +67,13 @@ def make() -> Iterator[Make]:
     made: list[Any] = []
 
     def make(dataset: Any = None, **options: Any) -> Any:
-        options = {"batch_size": BATCH, "shuffle": False, "num_workers": 2, "device": "cuda", **options}
+        options = {
+            "batch_size": BATCH,
+            "shuffle": False,
+            "num_workers": 2,
+            "device": "cuda",
+            **options,
+        }
         made.append(create_dataloader(Numbers() if dataset is None else dataset, **options))
         return made[-1]
 
@@ -69,7 +84,9 @@ def make() -> Iterator[Make]:
 
 
 def warm(loader: Any) -> Any:
-    """The loader, after an epoch in which as many batches were on their way at once as there can be."""
+    """The loader, after an epoch in which as many batches were on their way at once as there can
+    be.
+    """
     kept, workers = [], loader.config.num_workers
     iterator = iter(loader)
     for step, batch in enumerate(iterator):
@@ -83,12 +100,19 @@ def warm(loader: Any) -> Any:
 
 
 def is_right(batch: torch.Tensor, step: int) -> torch.Tensor:
-    """Asked of the current stream, which sleeps before and works in many small kernels after: is it the batch of this step?"""
+    """Asked of the current stream, which sleeps before and works in many small kernels after: is
+    it the batch of this step?
+    """
     torch.cuda._sleep(500_000)
     worked = batch
     for _ in range(30):
         worked = worked + 1
-    expected = torch.arange(step * BATCH, (step + 1) * BATCH, device=batch.device, dtype=torch.int32)[:, None, None] + 30
+    expected = (
+        torch.arange(step * BATCH, (step + 1) * BATCH, device=batch.device, dtype=torch.int32)[
+            :, None, None
+        ]
+        + 30
+    )
     return (worked == expected).all()
 
 
@@ -102,7 +126,10 @@ def test_the_plain_way_and_the_prefetcher_give_the_same(number: int, is_pinned: 
     moved, plain = received(way, Deliveries([given, given])), move_to_device(value, "cuda")
     assert type(moved) is type(plain) and str(moved) == str(plain)
     for a, b in zip(flat(moved), flat(plain), strict=True):
-        assert a.device == b.device == torch.device("cuda", torch.cuda.current_device()) and a.layout == b.layout
+        assert (
+            a.device == b.device == torch.device("cuda", torch.cuda.current_device())
+            and a.layout == b.layout
+        )
         if a.layout is torch.strided:
             assert same(a.cpu(), b.cpu())
 
@@ -110,8 +137,12 @@ def test_the_plain_way_and_the_prefetcher_give_the_same(number: int, is_pinned: 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("pin_memory", [True, False])
 @pytest.mark.parametrize("waits", [True, False])
-def test_batches_are_right_under_load(make: Make, workers: int, pin_memory: bool, waits: bool) -> None:
-    """Their pinned buffers, slots and device memory are used again and again; the loop asks for its result in each step, or never."""
+def test_batches_are_right_under_load(
+    make: Make, workers: int, pin_memory: bool, waits: bool
+) -> None:
+    """Their pinned buffers, slots and device memory are used again and again; the loop asks for
+    its result in each step, or never.
+    """
     loader = make(num_workers=workers, pin_memory=pin_memory)
     for _ in range(3):
         right = []
@@ -170,7 +201,9 @@ def test_a_copy_waits_for_no_kernel_without_workers(make: Make, pin_memory: bool
 def test_copies_are_on_a_stream_of_their_own(make: Make, tmp_path: Path) -> None:
     loader = make()
     list(loader)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    ) as profile:
         for step, batch in enumerate(loader):
             is_right(batch, step)
         torch.cuda.synchronize()
@@ -178,7 +211,9 @@ def test_copies_are_on_a_stream_of_their_own(make: Make, tmp_path: Path) -> None
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     streams: dict[str, set[int]] = {"kernel": set(), "gpu_memcpy": set()}
     for event in events:
-        if event.get("cat") == "kernel" or (event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]):
+        if event.get("cat") == "kernel" or (
+            event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]
+        ):
             streams[event["cat"]].add(event["args"]["stream"])
     if not streams["kernel"]:
         pytest.skip("this machine's profiler sees no kernels")
@@ -245,7 +280,10 @@ def test_the_device_is_that_of_the_index_or_the_current_one(make: Make) -> None:
             first = next(iterator)
             with torch.cuda.device(expected):
                 assert is_right(first, 0).item() and is_right(next(iterator), 1).item()
-            assert first.device == torch.device("cuda", expected) and torch.cuda.current_device() == current
+            assert (
+                first.device == torch.device("cuda", expected)
+                and torch.cuda.current_device() == current
+            )
 
 
 # --- images that travel as uint8
@@ -270,12 +308,26 @@ CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
 @pytest.mark.parametrize("memory_format", [None, torch.channels_last])
 @pytest.mark.parametrize(("workers", "pin_memory"), [(0, True), (0, False), (2, True), (2, False)])
 def test_images_are_those_of_the_host(
-    make: Make, tmp_path: Path, dtype: torch.dtype, memory_format: Any, workers: int, pin_memory: bool
+    make: Make,
+    tmp_path: Path,
+    dtype: torch.dtype,
+    memory_format: Any,
+    workers: int,
+    pin_memory: bool,
 ) -> None:
-    """Within one rounding, in the same layout, while other streams' kernels run; with normalize="host" bit for bit."""
+    """Within one rounding, in the same layout, while other streams' kernels run; with
+    normalize="host" bit for bit.
+    """
     folder = photos_in(tmp_path)
     options = {"batch_size": 8, "num_workers": workers, "shuffle": True}
-    host = list(make(ImageDataset(folder, transform=CROP, dtype=dtype), device=None, pin_memory=False, **options))
+    host = list(
+        make(
+            ImageDataset(folder, transform=CROP, dtype=dtype),
+            device=None,
+            pin_memory=False,
+            **options,
+        )
+    )
     for normalize in (True, "host"):
         dataset = ImageDataset(folder, transform=CROP, dtype=dtype, normalize=normalize)
         loader = make(dataset, pin_memory=pin_memory, memory_format=memory_format, **options)
@@ -283,7 +335,9 @@ def test_images_are_those_of_the_host(
         for images, targets in loader:
             torch.cuda._sleep(2_000_000)
             batches.append((images + 0, targets))
-            assert images.dtype == dtype and images.is_contiguous(memory_format=memory_format or torch.contiguous_format)
+            assert images.dtype == dtype and images.is_contiguous(
+                memory_format=memory_format or torch.contiguous_format
+            )
             del images
         assert loader.get_stats()["normalized_on_device"] == (len(host) if normalize is True else 0)
         for (images, targets), (expected, labels) in zip(batches, host, strict=True):
@@ -292,21 +346,34 @@ def test_images_are_those_of_the_host(
                 assert same(images.cpu(), expected)
             else:
                 near = ONE_ROUNDING[dtype]
-                torch.testing.assert_close(images.cpu().double(), expected.double(), rtol=near, atol=near)
+                torch.testing.assert_close(
+                    images.cpu().double(), expected.double(), rtol=near, atol=near
+                )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_collator_s_images_are_those_of_the_host(make: Make, workers: int) -> None:
-    dataset = [({"mask": torch.arange(9), "image": torch.full((3, 8, 9), 5 * i, dtype=torch.uint8)}) for i in range(40)]
-    options = {"batch_size": 8, "num_workers": workers, "collate_fn": VisionCollator(mean=(0.1, 0.2, 0.9), std=(0.5, 0.01, 0.3))}
+    dataset = [
+        ({"mask": torch.arange(9), "image": torch.full((3, 8, 9), 5 * i, dtype=torch.uint8)})
+        for i in range(40)
+    ]
+    options = {
+        "batch_size": 8,
+        "num_workers": workers,
+        "collate_fn": VisionCollator(mean=(0.1, 0.2, 0.9), std=(0.5, 0.01, 0.3)),
+    }
     host, device = (list(make(dataset, device=where, **options)) for where in (None, "cuda"))
     for batch, expected in zip(device, host, strict=True):
         assert same(batch["mask"].cpu(), expected["mask"])
-        torch.testing.assert_close(batch["image"].cpu(), expected["image"], rtol=2**-23, atol=2**-20)
+        torch.testing.assert_close(
+            batch["image"].cpu(), expected["image"], rtol=2**-23, atol=2**-20
+        )
 
 
 def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> None:
-    """On the copy stream: it is done while the user's kernel still runs, and the user's stream waits for it."""
+    """On the copy stream: it is done while the user's kernel still runs, and the user's stream
+    waits for it.
+    """
     loader = make(ImageDataset(photos_in(tmp_path), image_size=32), batch_size=8)
     iterator = iter(warm_images(loader))
     first = next_with_another_behind_it(iterator)
@@ -320,7 +387,10 @@ def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> No
     assert copy is not None
     copy.done.synchronize()
     assert not kernel.query(), "it stood in line behind the kernel"
-    assert first[0].dtype == following[0].dtype == torch.float32 and torch.isfinite(following[0]).all().item()
+    assert (
+        first[0].dtype == following[0].dtype == torch.float32
+        and torch.isfinite(following[0]).all().item()
+    )
 
 
 def warm_images(loader: Any) -> Any:
@@ -333,7 +403,9 @@ def warm_images(loader: Any) -> Any:
 
 
 def test_images_in_between_do_not_pile_up(make: Make, tmp_path: Path) -> None:
-    loader = make(ImageDataset(photos_in(tmp_path, 200), image_size=224, dtype=torch.bfloat16), batch_size=8)
+    loader = make(
+        ImageDataset(photos_in(tmp_path, 200), image_size=224, dtype=torch.bfloat16), batch_size=8
+    )
     batch = 8 * 3 * 224 * 224
     torch.cuda.synchronize()
     gc.collect()
@@ -344,4 +416,6 @@ def test_images_in_between_do_not_pile_up(make: Make, tmp_path: Path) -> None:
         images.add_(1)
         del images
     peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
-    assert peak <= 6 * 2 * batch + 2 * 5 * batch, "six batches of bfloat16, and of two what is in between: uint8 and float32"
+    assert peak <= 6 * 2 * batch + 2 * 5 * batch, (
+        "six batches of bfloat16, and of two what is in between: uint8 and float32"
+    )

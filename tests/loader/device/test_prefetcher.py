@@ -1,4 +1,5 @@
-"""The next batch travels while this one computes; none is seen before it is there, and none is lost.
+"""The next batch travels while this one computes; none is seen before it is there, and none is
+lost.
 
 Without a GPU: `late_device.LateAccelerator` stands in for one. The real one is in test_cuda.py.
 """
@@ -23,7 +24,14 @@ from headrace.collate.normalization import Normalization
 from headrace.datasets.image.pixels import IMAGENET
 from headrace.errors import HeadraceError
 from headrace.loader import device as prefetcher
-from headrace.loader.device import Conversion, CudaPrefetcher, TorchAccelerator, Transfer, accelerator_of, transfer_to
+from headrace.loader.device import (
+    Conversion,
+    CudaPrefetcher,
+    TorchAccelerator,
+    Transfer,
+    accelerator_of,
+    transfer_to,
+)
 from headrace.memory.ring import Delivered
 from headrace.testing.contract import same
 from tests.loader.device.late_device import POISON, REUSED, LateAccelerator, pin
@@ -49,7 +57,11 @@ class Deliveries:
         self.taken += 1
         if isinstance(found, Exception):
             raise found
-        return found if isinstance(found, Delivered) else Delivered(found, {"step": self.taken - 1, "samples": 1})
+        return (
+            found
+            if isinstance(found, Delivered)
+            else Delivered(found, {"step": self.taken - 1, "samples": 1})
+        )
 
     def is_ready(self) -> bool:
         return self.ready and bool(self.rest)
@@ -69,11 +81,17 @@ def received(way: Transfer, deliveries: Any) -> Any:
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> LateAccelerator:
-    """A late accelerator at "cpu", and memory that can be pinned for it, also in torch's own thread."""
+    """A late accelerator at "cpu", and memory that can be pinned for it, also in torch's own
+    thread.
+    """
     accelerator = LateAccelerator()
     monkeypatch.setattr(prefetcher, "accelerator_of", lambda device: lambda: accelerator)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    for name, value in {"is_available": True, "current_accelerator": torch.device("cuda"), "current_device_index": 0}.items():
+    for name, value in {
+        "is_available": True,
+        "current_accelerator": torch.device("cuda"),
+        "current_device_index": 0,
+    }.items():
         monkeypatch.setattr(torch.accelerator, name, lambda value=value: value)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # which torch 2.6 asks instead
@@ -99,9 +117,18 @@ def more_structures() -> list[Any]:
     whole = torch.arange(24.0).reshape(2, 3, 4)
     return [
         *structures(),
-        [whole, whole[0], whole[:, 1:], whole.transpose(0, 2), whole],  # views of one memory, and the same twice
-        whole.contiguous(memory_format=torch.contiguous_format)[None].to(memory_format=torch.channels_last),
-        {"empty": torch.zeros(0, 3), "scalar": torch.tensor(3), "flag": torch.tensor([True]), "half": whole.bfloat16(), "z": whole + 1j},
+        # views of one memory, and the same twice
+        [whole, whole[0], whole[:, 1:], whole.transpose(0, 2), whole],
+        whole.contiguous(memory_format=torch.contiguous_format)[None].to(
+            memory_format=torch.channels_last
+        ),
+        {
+            "empty": torch.zeros(0, 3),
+            "scalar": torch.tensor(3),
+            "flag": torch.tensor([True]),
+            "half": whole.bfloat16(),
+            "z": whole + 1j,
+        },
         "no tensor",
         None,
     ]
@@ -109,7 +136,9 @@ def more_structures() -> list[Any]:
 
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize("number", range(len(more_structures())))
-def test_the_plain_way_and_the_prefetcher_give_the_same(late: LateAccelerator, way: CudaPrefetcher, number: int, is_pinned: bool) -> None:
+def test_the_plain_way_and_the_prefetcher_give_the_same(
+    late: LateAccelerator, way: CudaPrefetcher, number: int, is_pinned: bool
+) -> None:
     value = more_structures()[number]
     given = pinned(value) if is_pinned else value
     plain = move_to_device(value, "cpu")
@@ -133,7 +162,9 @@ def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: CudaPr
     batch = pinned({"dense": dense, "sparse": sparse})
     deliveries = Deliveries([dense, batch])
     received(way, deliveries)
-    assert deliveries.taken == 2 and way._started is None, "taken, but its copy would keep this process waiting"
+    assert deliveries.taken == 2 and way._started is None, (
+        "taken, but its copy would keep this process waiting"
+    )
     moved = received(way, deliveries)
     assert moved["sparse"] is batch["sparse"], "there already"
     late.device = torch.device("meta")
@@ -145,7 +176,9 @@ def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: CudaPr
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-def test_stream_waits_for_copy_and_records_tensors(late: LateAccelerator, way: CudaPrefetcher, is_pinned: bool) -> None:
+def test_stream_waits_for_copy_and_records_tensors(
+    late: LateAccelerator, way: CudaPrefetcher, is_pinned: bool
+) -> None:
     a, b = rows(2)
     batch = {"a": a, "rest": [b, (a, "text")]}
     received(way, Deliveries([pinned(batch) if is_pinned else batch]))
@@ -153,7 +186,9 @@ def test_stream_waits_for_copy_and_records_tensors(late: LateAccelerator, way: C
     assert late.log == [*copies, ("wait", "main"), *[("keep", "main")] * 3]
 
 
-def test_kernels_see_the_batch_though_it_is_dropped_at_once(late: LateAccelerator, way: CudaPrefetcher) -> None:
+def test_kernels_see_the_batch_though_it_is_dropped_at_once(
+    late: LateAccelerator, way: CudaPrefetcher
+) -> None:
     found: list[torch.Tensor] = []
     deliveries = Deliveries([pinned(row) for row in rows(6)])
     for _ in range(6):
@@ -162,7 +197,9 @@ def test_kernels_see_the_batch_though_it_is_dropped_at_once(late: LateAccelerato
     assert same(found, rows(6)) and not late.hazards
 
 
-def test_the_stand_in_shows_what_would_go_wrong(late: LateAccelerator, way: CudaPrefetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stand_in_shows_what_would_go_wrong(
+    late: LateAccelerator, way: CudaPrefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the wait, without the record, without the source."""
     late.patience = None
 
@@ -181,13 +218,17 @@ def test_the_stand_in_shows_what_would_go_wrong(late: LateAccelerator, way: Cuda
         patch.setattr(late, "keep", lambda tensor, stream: None)
         assert bool((read(late.side).view(torch.uint8) == REUSED).all())
     with monkeypatch.context() as patch:
-        patch.setattr(prefetcher._Copy, "source", property(lambda copy: None, lambda copy, source: None))
+        patch.setattr(
+            prefetcher._Copy, "source", property(lambda copy: None, lambda copy, source: None)
+        )
         assert not same(read(), rows(2)[1])
     assert [hazard.split(" was ")[0] for hazard in late.hazards] == ["memory", "a source"]
     late.hazards.clear()
 
 
-def test_the_source_is_held_until_the_copy_is_done(late: LateAccelerator, way: CudaPrefetcher) -> None:
+def test_the_source_is_held_until_the_copy_is_done(
+    late: LateAccelerator, way: CudaPrefetcher
+) -> None:
     late.patience = None  # no event comes by itself
     sources = [pinned(row) for row in rows(3)]
     alive = [weakref.ref(source) for source in sources]
@@ -210,7 +251,9 @@ def test_the_source_is_held_until_the_copy_is_done(late: LateAccelerator, way: C
     assert way.seconds() > 0
 
 
-def test_a_source_that_is_not_pinned_is_free_at_once(late: LateAccelerator, way: CudaPrefetcher) -> None:
+def test_a_source_that_is_not_pinned_is_free_at_once(
+    late: LateAccelerator, way: CudaPrefetcher
+) -> None:
     late.patience = 1
     source = torch.ones(2)
     alive = weakref.ref(source)
@@ -230,30 +273,44 @@ def test_a_way_that_is_dropped_waits_for_its_copies(late: LateAccelerator) -> No
 
 
 def test_stream_is_the_current_one_at_hand_over(late: LateAccelerator, way: CudaPrefetcher) -> None:
-    deliveries, found, streams = Deliveries([pinned(row) for row in rows(4)]), [], [late.another_stream(), late.another_stream()]
+    deliveries, found, streams = (
+        Deliveries([pinned(row) for row in rows(4)]),
+        [],
+        [late.another_stream(), late.another_stream()],
+    )
     for step in range(4):
         with late.using(streams[step % 2]):
             late.kernel(received(way, deliveries), found)
-    assert [entry for entry in late.log if entry[0] == "wait"] == [("wait", f"user {1 + step % 2}") for step in range(4)]
+    assert [entry for entry in late.log if entry[0] == "wait"] == [
+        ("wait", f"user {1 + step % 2}") for step in range(4)
+    ]
     for stream in reversed(streams):
         stream.run()
     assert same(sorted(found, key=lambda row: int(row[0, 0])), rows(4)) and not late.hazards
 
 
-def test_the_next_copy_is_under_way_while_this_batch_computes(late: LateAccelerator, way: CudaPrefetcher) -> None:
+def test_the_next_copy_is_under_way_while_this_batch_computes(
+    late: LateAccelerator, way: CudaPrefetcher
+) -> None:
     deliveries, found = Deliveries([pinned(row) for row in rows(5)]), []
     for step in range(5):
         batch = received(way, deliveries)
-        assert len([entry for entry in late.log if entry[0] == "copy"]) == min(step + 2, 5), "one ahead, and never more"
+        assert len([entry for entry in late.log if entry[0] == "copy"]) == min(step + 2, 5), (
+            "one ahead, and never more"
+        )
         late.kernel(batch, found)
         late.main.run()  # as a loop that asks for its loss
         late.side.run()
-        assert way._started is None or way._started.done.come, "it waits for nothing but earlier copies"
+        assert way._started is None or way._started.done.come, (
+            "it waits for nothing but earlier copies"
+        )
     assert same(found, rows(5))
 
 
 @pytest.mark.parametrize("options", [{"is_ready": False}, {}])
-def test_what_would_keep_this_process_waiting_is_left_for_later(late: LateAccelerator, way: CudaPrefetcher, options: Any) -> None:
+def test_what_would_keep_this_process_waiting_is_left_for_later(
+    late: LateAccelerator, way: CudaPrefetcher, options: Any
+) -> None:
     """A batch that is not there yet; one that is not pinned."""
     deliveries = Deliveries([pinned(row) if options else row for row in rows(3)], **options)
     for step in range(3):
@@ -286,7 +343,9 @@ def test_tensors_that_are_no_plain_ones_are_told_apart() -> None:
 
     class Dispatching(torch.Tensor):  # as nested and distributed tensors
         @classmethod
-        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             raise NotImplementedError
 
     plain = torch.ones(2, 2)
@@ -304,11 +363,21 @@ def converting(memory_format: Any = None, dtype: torch.dtype = torch.float32) ->
 
 
 def batches_of_images(number: int) -> list[Any]:
-    """Dicts of labels, an image, a mask and a list of images: the second and the last two tensors are to be normalised."""
+    """Dicts of labels, an image, a mask and a list of images: the second and the last two
+    tensors are to be normalised.
+    """
     made = []
     for step in range(number):
         ramp = ((torch.arange(2 * 3 * 4 * 5) + step) % 256).to(torch.uint8).reshape(2, 3, 4, 5)
-        made.append({"label": torch.tensor([step, 2]), "image": ramp, "mask": ramp[:, 0], "n": step, "views": [ramp[0], ramp[1, :, :2]]})
+        made.append(
+            {
+                "label": torch.tensor([step, 2]),
+                "image": ramp,
+                "mask": ramp[:, 0],
+                "n": step,
+                "views": [ramp[0], ramp[1, :, :2]],
+            }
+        )
     return made
 
 
@@ -318,22 +387,33 @@ NORMALIZED = (1, 3, 4)
 def normalized(batch: Any, conversion: Conversion) -> Any:
     step = conversion._normalization
     assert step is not None
-    return {**batch, "image": step.normalized(batch["image"]), "views": [step.normalized(view) for view in batch["views"]]}
+    return {
+        **batch,
+        "image": step.normalized(batch["image"]),
+        "views": [step.normalized(view) for view in batch["views"]],
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("memory_format", [None, torch.channels_last])
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize("streams", [False, True])
-def test_pixels_are_normalised_on_the_device(late: LateAccelerator, dtype: Any, memory_format: Any, is_pinned: bool, streams: bool) -> None:
+def test_pixels_are_normalised_on_the_device(
+    late: LateAccelerator, dtype: Any, memory_format: Any, is_pinned: bool, streams: bool
+) -> None:
     conversion, plain = converting(memory_format, dtype), batches_of_images(4)
     way = transfer_to("cpu", conversion) if streams else Transfer("cpu", conversion)
-    delivered = [Delivered(pinned(batch) if is_pinned else batch, {"pixels": NORMALIZED}) for batch in plain]
+    delivered = [
+        Delivered(pinned(batch) if is_pinned else batch, {"pixels": NORMALIZED}) for batch in plain
+    ]
     deliveries = Deliveries(delivered)
     batches = [received(way, deliveries) for _ in plain]
     late.main.run()
     assert same(batches, [normalized(batch, conversion) for batch in plain]) and not late.hazards
-    assert all(batch["image"].is_contiguous(memory_format=memory_format or torch.contiguous_format) for batch in batches)
+    assert all(
+        batch["image"].is_contiguous(memory_format=memory_format or torch.contiguous_format)
+        for batch in batches
+    )
 
 
 def test_a_batch_without_pixels_is_left_as_it_is(late: LateAccelerator) -> None:
@@ -348,7 +428,13 @@ def test_a_batch_without_pixels_is_left_as_it_is(late: LateAccelerator) -> None:
 @pytest.mark.parametrize("streams", [False, True])
 def test_only_images_get_the_memory_format(late: LateAccelerator, streams: bool) -> None:
     four, sparse = torch.arange(48.0).reshape(2, 2, 3, 4), torch.eye(3).to_sparse()
-    batch = {"images": four, "volume": torch.ones(2, 3, 4, 5, 6), "rows": four[0], "sparse": sparse, "bytes": four.to(torch.uint8)}
+    batch = {
+        "images": four,
+        "volume": torch.ones(2, 3, 4, 5, 6),
+        "rows": four[0],
+        "sparse": sparse,
+        "bytes": four.to(torch.uint8),
+    }
     way = (transfer_to if streams else Transfer)("cpu", Conversion(None, torch.channels_last))
     moved = received(way, Deliveries([batch]))
     late.main.run()
@@ -363,21 +449,30 @@ def test_normalising_waits_for_the_copy_and_the_user_for_it(late: LateAccelerato
     late.patience = None
     plain, conversion, found = batches_of_images(6), converting(), list[torch.Tensor]()
     way = transfer_to("cpu", conversion)
-    deliveries = Deliveries([Delivered(pinned(batch), {"pixels": NORMALIZED}) for batch in plain[:2]])
+    deliveries = Deliveries(
+        [Delivered(pinned(batch), {"pixels": NORMALIZED}) for batch in plain[:2]]
+    )
     for _ in range(2):
         late.kernel(received(way, deliveries)["image"], found)
     late.main.run()
-    assert same(found, [normalized(batch, conversion)["image"] for batch in plain[:2]]) and not late.hazards
+    assert (
+        same(found, [normalized(batch, conversion)["image"] for batch in plain[:2]])
+        and not late.hazards
+    )
     kinds = [entry[0] for entry in late.log]
     assert kinds[:8] == ["copy", "copy", "convert", "copy", "copy", "convert", "copy", "convert"]
-    assert kinds[8:14] == ["wait", *["keep"] * 5], "the user's stream waits once, and holds what it gets alone"
+    assert kinds[8:14] == ["wait", *["keep"] * 5], (
+        "the user's stream waits once, and holds what it gets alone"
+    )
 
 
 # --- what is taken early has not been received
 
 
 def test_an_error_waits_for_its_turn(late: LateAccelerator, way: CudaPrefetcher) -> None:
-    deliveries = Deliveries([rows(1)[0], RuntimeError("DataLoader worker (pid 7) is killed"), rows(3)[2]])
+    deliveries = Deliveries(
+        [rows(1)[0], RuntimeError("DataLoader worker (pid 7) is killed"), rows(3)[2]]
+    )
     received(way, deliveries)
     assert deliveries.taken == 2
     with pytest.raises(RuntimeError, match="pid 7"):
@@ -416,7 +511,9 @@ def test_an_error_makes_no_circle(late: LateAccelerator, way: CudaPrefetcher) ->
 
 
 @pytest.mark.parametrize("report", [{"failure": ValueError("bad")}, {"exhausted": True}])
-def test_what_is_no_batch_is_not_copied(late: LateAccelerator, way: CudaPrefetcher, report: Any) -> None:
+def test_what_is_no_batch_is_not_copied(
+    late: LateAccelerator, way: CudaPrefetcher, report: Any
+) -> None:
     deliveries = Deliveries([pinned(rows(1)[0]), Delivered(None, report), pinned(rows(2)[1])])
     received(way, deliveries)
     assert deliveries.taken == 2 and way.receive(deliveries).report is report
@@ -431,7 +528,9 @@ def test_an_empty_tensor_keeps_nobody_waiting(late: LateAccelerator, way: CudaPr
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_full_device_is_the_error_of_its_own_batch(late: LateAccelerator, way: CudaPrefetcher, failures: int) -> None:
+def test_a_full_device_is_the_error_of_its_own_batch(
+    late: LateAccelerator, way: CudaPrefetcher, failures: int
+) -> None:
     deliveries = Deliveries([pinned(row) for row in rows(4)])
     first = way.move(way.receive(deliveries))
     late.failures = failures
@@ -457,7 +556,14 @@ def make(late: LateAccelerator) -> Iterator[Make]:
     made: list[Any] = []
 
     def make(dataset: Any = None, **options: Any) -> Any:
-        options = {"batch_size": 4, "shuffle": False, "num_workers": 1, "pin_memory": True, "device": "cpu", **options}
+        options = {
+            "batch_size": 4,
+            "shuffle": False,
+            "num_workers": 1,
+            "pin_memory": True,
+            "device": "cpu",
+            **options,
+        }
         made.append(create_dataloader(SquareDataset() if dataset is None else dataset, **options))
         return made[-1]
 
@@ -501,19 +607,32 @@ def next_with_another_behind_it(iterator: Any) -> Any:
 
 
 @pytest.mark.parametrize(("workers", "pin_memory"), [(0, True), (0, False), (1, False), (2, True)])
-def test_loader_batches_and_counts_on_a_device(late: LateAccelerator, make: Make, workers: int, pin_memory: bool) -> None:
-    loader, plain = make(num_workers=workers, pin_memory=pin_memory, shuffle=True), expected(shuffle=True)
+def test_loader_batches_and_counts_on_a_device(
+    late: LateAccelerator, make: Make, workers: int, pin_memory: bool
+) -> None:
+    loader, plain = (
+        make(num_workers=workers, pin_memory=pin_memory, shuffle=True),
+        expected(shuffle=True),
+    )
     found: list[torch.Tensor] = []
     for epoch in range(2):
         loader.set_epoch(0)
         for step, batch in enumerate(loader, 1):
-            assert (loader.epoch, loader.state_dict()["batches"], loader.get_stats()["batches"]) == (0, step, epoch * len(plain) + step)
+            assert (
+                loader.epoch,
+                loader.state_dict()["batches"],
+                loader.get_stats()["batches"],
+            ) == (0, step, epoch * len(plain) + step)
             late.kernel(batch, found)
-            assert len(late.main.ops) <= PILE, "this process doesn't run further ahead of the device"
+            assert len(late.main.ops) <= PILE, (
+                "this process doesn't run further ahead of the device"
+            )
             del batch
     late.main.run()
     assert same(found, plain * 2) and not late.hazards
-    assert loader.get_stats()["transfer_time"] >= 2 * len(plain), "a tick of the device's clock a copy, and none is left out"
+    assert loader.get_stats()["transfer_time"] >= 2 * len(plain), (
+        "a tick of the device's clock a copy, and none is left out"
+    )
     assert not late.living and not late.side.ops
     assert loader.get_stats()["ring_in_use"] == 0 and loader.get_stats()["ring_grown"] == 0
 
@@ -572,7 +691,9 @@ def test_two_iterators_at_a_time(late: LateAccelerator, make: Make) -> None:
     assert same(found, [plain[0], *plain, *plain[1:]]) and not late.hazards
 
 
-def test_the_wait_for_a_device_that_hangs_can_be_interrupted(late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_device_that_hangs_can_be_interrupted(
+    late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -600,7 +721,9 @@ def test_a_bad_sample_is_the_error_of_its_own_batch(late: LateAccelerator, make:
     assert loader.state_dict()["batches"] == 1
     rest = list(iterator)
     late.main.run()
-    assert same([first, *rest], [plain[0], *plain[2:]]) and loader.state_dict()["batches"] == len(plain)
+    assert same([first, *rest], [plain[0], *plain[2:]]) and loader.state_dict()["batches"] == len(
+        plain
+    )
 
 
 class Deadly(BaseDataset):
@@ -617,7 +740,9 @@ class Deadly(BaseDataset):
         return value
 
 
-def test_a_worker_that_dies_is_the_error_of_the_batch_it_had(late: LateAccelerator, make: Make) -> None:
+def test_a_worker_that_dies_is_the_error_of_the_batch_it_had(
+    late: LateAccelerator, make: Make
+) -> None:
     loader, plain = make(Deadly(9)), expected()  # of the third batch
     iterator, found = iter(loader), []
     with pytest.raises(WorkerError, match=r"while batch (\d) was waited for.*SIGKILL") as caught:
@@ -630,7 +755,9 @@ def test_a_worker_that_dies_is_the_error_of_the_batch_it_had(late: LateAccelerat
         next(iterator)
 
 
-def test_a_worker_that_dies_while_a_batch_is_taken_early(late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_while_a_batch_is_taken_early(
+    late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = SquareDataset().subset(range(8))
     loader, plain = make(dataset), expected(dataset)
     iterator = iter(loader)
@@ -660,8 +787,13 @@ class Counting(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_stream_of_unknown_length_ends_in_its_turn(late: LateAccelerator, make: Make, workers: int) -> None:
-    loader, plain = make(Counting(), shuffle=None, num_workers=workers), expected(Counting(), shuffle=None, num_workers=workers)
+def test_a_stream_of_unknown_length_ends_in_its_turn(
+    late: LateAccelerator, make: Make, workers: int
+) -> None:
+    loader, plain = (
+        make(Counting(), shuffle=None, num_workers=workers),
+        expected(Counting(), shuffle=None, num_workers=workers),
+    )
     for _ in range(2):
         found = list(loader)
         late.main.run()
@@ -683,7 +815,9 @@ class Slow(SquareDataset):
         return value
 
 
-def test_a_batch_that_came_before_a_slower_one_is_not_the_next(late: LateAccelerator, make: Make, tmp_path: Path) -> None:
+def test_a_batch_that_came_before_a_slower_one_is_not_the_next(
+    late: LateAccelerator, make: Make, tmp_path: Path
+) -> None:
     loader, plain = make(Slow(tmp_path / "go"), num_workers=2, timeout=60), expected()
     iterator = iter(loader)
     until(lambda: come(iterator) == {0, 2})  # 1 and 3 are the other worker's
@@ -707,7 +841,9 @@ def test_devices_without_streams_go_straight(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accelerator_of("cuda") is None, "torch says best what is the matter"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert isinstance(transfer_to("cuda:1"), CudaPrefetcher), "without asking the device for anything"
+    assert isinstance(transfer_to("cuda:1"), CudaPrefetcher), (
+        "without asking the device for anything"
+    )
 
 
 class Calls:

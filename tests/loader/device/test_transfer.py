@@ -80,7 +80,10 @@ def test_all_tensors_are_moved_and_all_types_kept(number: int, device: Any) -> N
         assert str(moved) == str(value)
 
 
-@pytest.mark.parametrize("value", ["text", None, 3, 2.5, b"bytes", np.arange(3), {"a": ["b"]}, (), [], {}, range(3), object()])
+@pytest.mark.parametrize(
+    "value",
+    ["text", None, 3, 2.5, b"bytes", np.arange(3), {"a": ["b"]}, (), [], {}, range(3), object()],
+)
 def test_what_is_no_tensor_stays(value: Any) -> None:
     moved = move_to_device(value, "meta")
     assert moved is value or moved == value
@@ -121,7 +124,9 @@ def test_a_copy_is_asynchronous_only_from_pinned_memory_to_cuda(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_s_device(workers: int) -> None:
-    loader = create_dataloader(SquareDataset(return_index=True), batch_size=5, num_workers=workers, device="meta")
+    loader = create_dataloader(
+        SquareDataset(return_index=True), batch_size=5, num_workers=workers, device="meta"
+    )
     assert loader.config.pin_memory is False
     for _ in range(2):
         batches = list(loader)
@@ -138,7 +143,11 @@ def cuda_loader() -> Iterator[Any]:
     made: list[Any] = []
 
     def make(**options: Any) -> Any:
-        made.append(create_dataloader(SquareDataset(), **{"batch_size": 4, "shuffle": False, "num_workers": 0, **options}))
+        made.append(
+            create_dataloader(
+                SquareDataset(), **{"batch_size": 4, "shuffle": False, "num_workers": 0, **options}
+            )
+        )
         return made[-1]
 
     yield make

@@ -28,18 +28,33 @@ LIMIT = 60  # seconds that ranks are given in all
 
 
 def ranks(world_size: int, body: Body) -> list[Any]:
-    """What `body(rank, barrier)` returns, or the text of the ConfigError that it raises, on each rank of a real process group."""
+    """What `body(rank, barrier)` returns, or the text of the ConfigError that it raises, on each
+    rank of a real process group.
+    """
     context = multiprocessing.get_context("fork")
-    barrier, address, results = context.Barrier(world_size), context.SimpleQueue(), context.SimpleQueue()
+    barrier, address, results = (
+        context.Barrier(world_size),
+        context.SimpleQueue(),
+        context.SimpleQueue(),
+    )
 
     def run(rank: int) -> None:
         if sys.platform == "linux":
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         port = 0 if rank == 0 else address.get()
-        store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, timedelta(seconds=LIMIT), wait_for_workers=False)
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            world_size,
+            rank == 0,
+            timedelta(seconds=LIMIT),
+            wait_for_workers=False,
+        )
         for _ in range(world_size - 1 if rank == 0 else 0):
             address.put(store.port)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=LIMIT))
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=LIMIT)
+        )
         try:
             said = body(rank, lambda: barrier.wait(LIMIT) and None)
         except ConfigError as error:
@@ -93,7 +108,9 @@ def test_equal_loaders_pass() -> None:
 
 def test_another_seed_is_said_on_every_rank() -> None:
     for said in differing([{}, {"seed": 8}]):
-        assert said.startswith("the ranks build different loaders: seed is 7 on rank 0, 8 on rank 1. ")
+        assert said.startswith(
+            "the ranks build different loaders: seed is 7 on rank 0, 8 on rank 1. "
+        )
         assert "pass rank= and world_size=" in said
 
 
@@ -109,7 +126,10 @@ def test_the_ranks_that_differ_are_listed() -> None:
             barrier()
         return said or str(len(list(built)))
 
-    assert all("different loaders: seed is 7 on ranks 0, 1, 8 on rank 2. " in said for said in ranks(3, body))
+    assert all(
+        "different loaders: seed is 7 on ranks 0, 1, 8 on rank 2. " in said
+        for said in ranks(3, body)
+    )
 
 
 def test_who_has_not_been_heard_yet_is_said() -> None:
@@ -121,22 +141,48 @@ def test_who_has_not_been_heard_yet_is_said() -> None:
         if rank != 1:
             barrier()
 
-    assert "seed is 0 on rank 0, 1 on rank 1 (of 3 ranks 2 have been heard so far)" in ranks(3, body)[1]
+    assert (
+        "seed is 0 on rank 0, 1 on rank 1 (of 3 ranks 2 have been heard so far)"
+        in ranks(3, body)[1]
+    )
 
 
 def test_everything_that_differs_is_said() -> None:
-    other = {"dataset": TensorDataset(torch.arange(9)), "batch_size": 2, "drop_last": True, "pad": False}
+    other = {
+        "dataset": TensorDataset(torch.arange(9)),
+        "batch_size": 2,
+        "drop_last": True,
+        "pad": False,
+    }
     for said in differing([{"dataset": TensorDataset(torch.arange(10))}, other]):
-        assert "length is 10 on rank 0, 9 on rank 1; fingerprint is 'TensorDataset:10' on rank 0, 'TensorDataset:9' on rank 1; " in said
-        assert "batch_size is 4 on rank 0, 2 on rank 1; drop_last is False on rank 0, True on rank 1; pad is True on rank 0" in said
+        assert (
+            "length is 10 on rank 0, 9 on rank 1; fingerprint is 'TensorDataset:10' on rank 0, "
+            "'TensorDataset:9' on rank 1; " in said
+        )
+        assert (
+            "batch_size is 4 on rank 0, 2 on rank 1; drop_last is False on rank 0, True on rank "
+            "1; pad is True on rank 0" in said
+        )
 
 
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        ({"shuffle": "block"}, {"shuffle": False}, "shuffle is 'block' on rank 0, False on rank 1; interleave is "),
-        ({"shuffle": "block", "turns": 2}, {"shuffle": "block", "turns": 3}, "loaders: turns is 2 on rank 0, 3 on rank 1. "),
-        ({"shuffle": "block", "interleave": 2}, {"shuffle": "block", "interleave": 1}, "loaders: interleave is 2 on rank 0, 1 on rank 1. "),
+        (
+            {"shuffle": "block"},
+            {"shuffle": False},
+            "shuffle is 'block' on rank 0, False on rank 1; interleave is ",
+        ),
+        (
+            {"shuffle": "block", "turns": 2},
+            {"shuffle": "block", "turns": 3},
+            "loaders: turns is 2 on rank 0, 3 on rank 1. ",
+        ),
+        (
+            {"shuffle": "block", "interleave": 2},
+            {"shuffle": "block", "interleave": 1},
+            "loaders: interleave is 2 on rank 0, 1 on rank 1. ",
+        ),
         ({"weights": [1.0] * 42}, {"weights": [2.0] + [1.0] * 41}, "loaders: weights is '"),
         ({"weights": [1.0] * 42}, {}, "loaders: shuffle is 'weights' on rank 0, True on rank 1; "),
     ],
@@ -155,7 +201,9 @@ def test_other_data_of_the_same_length_are_said() -> None:
 
 
 def in_step(built: Any, barrier: Callable[[], None]) -> str:
-    """How many batches a rank gets, or what it says, when it takes the first three in step with the others."""
+    """How many batches a rank gets, or what it says, when it takes the first three in step with
+    the others.
+    """
     received, said = 0, ""
     try:
         for _ in built:
@@ -183,8 +231,15 @@ def compute_another_order(rank: int, built: Any) -> None:
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
-        (lambda rank, built: built.set_epoch(rank), "the ranks begin different epochs: epoch is 0 on rank 0, 1 on rank 1; order is "),
-        (resume_alone, "the ranks begin different epochs: position is 'batch 0' on rank 0, 'batch 1' on rank 1. "),
+        (
+            lambda rank, built: built.set_epoch(rank),
+            "the ranks begin different epochs: epoch is 0 on rank 0, 1 on rank 1; order is ",
+        ),
+        (
+            resume_alone,
+            "the ranks begin different epochs: position is 'batch 0' on rank 0, 'batch 1' on rank "
+            "1. ",
+        ),
         (compute_another_order, "the ranks begin different epochs: order is '["),
     ],
 )
@@ -224,7 +279,10 @@ def test_loaders_of_two_lines_are_warned_of() -> None:
         return [str(one.message) for one in caught]
 
     said = [text for texts in ranks(2, body) for text in texts]
-    lines = [re.findall(r"test_agreement\.py:\d+, called at test_agreement\.py:(\d+)", text) for text in said]
+    lines = [
+        re.findall(r"test_agreement\.py:\d+, called at test_agreement\.py:(\d+)", text)
+        for text in said
+    ]
     assert said and all(abs(int(one) - int(other)) == 1 for one, other in lines)
 
 
@@ -234,11 +292,19 @@ def test_loaders_of_two_lines_are_warned_of() -> None:
 def test_given_ranks_are_not_compared() -> None:
     options = [{"seed": rank, "rank": rank, "world_size": 2} for rank in range(2)]
     assert differing(options) == ["6", "6"]
-    assert differing([{"dataset": TensorDataset(torch.arange(4 + rank)), "rank": 0, "world_size": 1} for rank in range(2)]) == ["1", "2"]
+    assert differing(
+        [
+            {"dataset": TensorDataset(torch.arange(4 + rank)), "rank": 0, "world_size": 1}
+            for rank in range(2)
+        ]
+    ) == ["1", "2"]
 
 
 def test_a_sampler_of_one_s_own_is_not_compared() -> None:
-    assert differing([{"sampler": range(10 + 10 * rank), "seed": rank} for rank in range(2)]) == ["3", "5"]
+    assert differing([{"sampler": range(10 + 10 * rank), "seed": rank} for rank in range(2)]) == [
+        "3",
+        "5",
+    ]
 
 
 def test_group_of_another_size_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +352,8 @@ def test_a_rank_that_is_late_is_heard_in_the_midst_of_the_epoch() -> None:
                 barrier()
             return len(received), "seed is 7 on rank 0, 8 on rank 1" in str(error)
 
-    assert ranks(2, body) == [(5, True), (0, True)]  # the 2nd batch was too early, the 6th is the next that asks
+    # the 2nd batch was too early, the 6th is the next that asks
+    assert ranks(2, body) == [(5, True), (0, True)]
 
 
 def test_late_group_is_asked_at_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,11 +404,16 @@ def test_a_store_that_does_not_answer_is_given_up_and_said(monkeypatch: pytest.M
         barrier()
         return counts, [str(one.message) for one in caught]
 
-    said = "the store of the process group did not answer within 0.5 s; that all ranks build the same loader has not been checked"
+    said = (
+        "the store of the process group did not answer within 0.5 s; that all ranks build the "
+        "same loader has not been checked"
+    )
     assert ranks(2, body)[1] == ([4 + 2, 4 + 2], [said])
 
 
-def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Failing:
         def __init__(self, after: int) -> None:
             self.left, self.store = after, dist.HashStore()
@@ -357,10 +429,15 @@ def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(monkeypatch: pyt
         monkeypatch.setattr(agreement, "_store", lambda *_, store=store: store)
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.INFO, "headrace.loader"):
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            caplog.at_level(logging.INFO, "headrace.loader"),
+        ):
             warnings.simplefilter("always")
             assert len(list(loader())) == 6
-        assert [str(one.message)[:55] for one in caught] == ["the store of the process group failed: connection reset"] * warned
+        assert [str(one.message)[:55] for one in caught] == [
+            "the store of the process group failed: connection reset"
+        ] * warned
     assert ["is gone" in record.message for record in caplog.records] == [True]
 
 
@@ -368,8 +445,16 @@ def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_rank_outside_of_the_world_is_refused(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=rf"rank must be in \[0, world_size\), got rank={world_size} with world_size={world_size}"):
+def test_a_rank_outside_of_the_world_is_refused(
+    world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=(
+            rf"rank must be in \[0, world_size\), got rank={world_size} with "
+            rf"world_size={world_size}"
+        ),
+    ):
         loader(rank=world_size, world_size=world_size)
     monkeypatch.setenv("RANK", str(world_size))
     monkeypatch.setenv("WORLD_SIZE", str(world_size))

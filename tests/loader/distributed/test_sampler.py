@@ -43,7 +43,9 @@ def test_the_sampler_is_of_the_loader_s_next_epoch() -> None:
 def test_another_loader_of_its_sampler_is_said(workers: int) -> None:
     loader = loader_of()
     loader.set_epoch(2)
-    with pytest.warns(HeadraceWarning, match="another DataLoader was made of this loader's sampler"):
+    with pytest.warns(
+        HeadraceWarning, match="another DataLoader was made of this loader's sampler"
+    ):
         taken = drawn(DataLoader(DATA, batch_sampler=loader.batch_sampler, num_workers=workers))
     assert taken == drawn(loader)
 
@@ -52,7 +54,11 @@ def test_another_loader_of_headrace_s_is_not() -> None:
     loader = loader_of()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert drawn(loader_of(sampler=loader.sampler)) == drawn(loader_of(batch_sampler=loader.batch_sampler)) == drawn(loader)
+        assert (
+            drawn(loader_of(sampler=loader.sampler))
+            == drawn(loader_of(batch_sampler=loader.batch_sampler))
+            == drawn(loader)
+        )
 
 
 def test_batches_that_another_loader_skips_are_refused() -> None:
@@ -72,9 +78,13 @@ def test_batches_that_another_loader_skips_are_refused() -> None:
 # -- Accelerate's question
 
 
-@pytest.mark.parametrize("options", [{}, {"sampler": RandomSampler(DATA)}, {"rank": 0, "world_size": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"sampler": RandomSampler(DATA)}, {"rank": 0, "world_size": 1}]
+)
 def test_alone_every_loader_counts_as_prepared(options: dict[str, Any]) -> None:
-    with pytest.warns(HeadraceWarning, match=r"moves no batches\. Accelerate: prepare model and optimizer alone"):
+    with pytest.warns(
+        HeadraceWarning, match=r"moves no batches\. Accelerate: prepare model and optimizer alone"
+    ):
         assert loader_of(**options)._is_accelerate_prepared is True
 
 
@@ -89,7 +99,10 @@ def test_a_loader_that_moves_its_batches_needs_no_words() -> None:
 
 
 @pytest.mark.usefixtures("in_a_world_of_two")
-@pytest.mark.parametrize("options", [{"sampler": RandomSampler(DATA)}, {"batch_sampler": [[1], [2]]}, {"rank": 0, "world_size": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"sampler": RandomSampler(DATA)}, {"batch_sampler": [[1], [2]]}, {"rank": 0, "world_size": 1}],
+)
 def test_a_loader_that_is_not_shared_out_is_left_to_accelerate(options: dict[str, Any]) -> None:
     with pytest.warns(HeadraceWarning, match="Accelerate shards this loader"):
         assert loader_of(**options)._is_accelerate_prepared is False
@@ -98,12 +111,20 @@ def test_a_loader_that_is_not_shared_out_is_left_to_accelerate(options: dict[str
 # -- the world
 
 
-def test_a_loader_that_was_made_alone_is_refused_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_was_made_alone_is_refused_among_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loader, mine = loader_of(), loader_of(rank=0, world_size=1)
     assert len(drawn(loader)) == 11
     with monkeypatch.context() as patch:
         patch.setattr("headrace.order.world._process_group", lambda: (1, 2))
-        with pytest.raises(ConfigError, match=r"made as rank 0 of 1 \(no launcher found.*\), and torch.distributed now says rank 1 of 2"):
+        with pytest.raises(
+            ConfigError,
+            match=(
+                r"made as rank 0 of 1 \(no launcher found.*\), and torch.distributed now says "
+                r"rank 1 of 2"
+            ),
+        ):
             iter(loader)
         assert len(drawn(mine)) == 11  # by the user's own words
         assert len(drawn(loader_of())) == 6

@@ -55,7 +55,13 @@ class Noise(Dataset[tuple[int, float, float, float, float]]):
     def __getitem__(self, index: int) -> tuple[int, float, float, float, float]:
         if not 0 <= index < self.n:
             raise IndexError(index)
-        return index, random.random(), np.random.rand(), float(torch.rand(())), self.generator.random()
+        return (
+            index,
+            random.random(),
+            np.random.rand(),
+            float(torch.rand(())),
+            self.generator.random(),
+        )
 
 
 class NoiseInBatches(Noise):
@@ -107,7 +113,11 @@ def test_random_transforms_do_not_depend_on_the_workers(loader_of: Any, make: An
 
 
 def test_foreign_sample_is_independent_of_its_batch(loader_of: Any) -> None:
-    for make in (Noise, lambda: Subset(Noise(), range(21)), lambda: Subset(Subset(Noise(), range(21)), range(21))):
+    for make in (
+        Noise,
+        lambda: Subset(Noise(), range(21)),
+        lambda: Subset(Subset(Noise(), range(21)), range(21)),
+    ):
         by_size = []
         for size in (1, 4, 21):
             batches = list(loader_of(make(), batch_size=size, shuffle=False))
@@ -116,7 +126,9 @@ def test_foreign_sample_is_independent_of_its_batch(loader_of: Any) -> None:
 
 
 class Columns(Dataset[Any]):
-    """One that answers a batch with a batch, as a TensorDict does; its collate function has nothing to do."""
+    """One that answers a batch with a batch, as a TensorDict does; its collate function has
+    nothing to do.
+    """
 
     def __init__(self) -> None:
         self.x = torch.arange(20.0).reshape(10, 2)
@@ -155,7 +167,9 @@ def test_a_dataset_may_answer_with_a_finished_batch(loader_of: Any, workers: int
         lambda ds: Subset(ConcatDataset([ds, ds]), range(60)),
     ],
 )
-def test_epoch_and_seed_reach_our_datasets_inside_others(loader_of: Any, workers: int, wrap: Any) -> None:
+def test_epoch_and_seed_reach_our_datasets_inside_others(
+    loader_of: Any, workers: int, wrap: Any
+) -> None:
     def make(**options: Any) -> Any:
         return loader_of(wrap(SquareDataset(transform=RandomProbe())), shuffle=False, **options)
 
@@ -174,7 +188,10 @@ def test_a_subset_gives_what_a_view_gives(loader_of: Any, workers: int) -> None:
     chosen = [30, 7, 7, 2, 15]
     ours = SquareDataset(transform=RandomProbe()).subset(chosen)
     torch_s = Subset(SquareDataset(transform=RandomProbe()), chosen)
-    assert same(list(loader_of(ours, shuffle=False)), list(loader_of(torch_s, shuffle=False, num_workers=workers)))
+    assert same(
+        list(loader_of(ours, shuffle=False)),
+        list(loader_of(torch_s, shuffle=False, num_workers=workers)),
+    )
 
 
 @WORKERS
@@ -189,17 +206,25 @@ def test_what_inner_datasets_count_is_counted(loader_of: Any, workers: int) -> N
 
 
 @WORKERS
-def test_a_batch_of_inner_samples_that_are_all_bad_is_an_error(loader_of: Any, workers: int) -> None:
+def test_a_batch_of_inner_samples_that_are_all_bad_is_an_error(
+    loader_of: Any, workers: int
+) -> None:
     parts = [SquareDataset(bad=[4, 5], on_error="skip"), SquareDataset()]
     loader = loader_of(ConcatDataset(parts), num_workers=workers, batch_size=2, shuffle=False)
-    with pytest.raises(SampleError, match="none of the 1 samples of a batch can be read; the first: sample 5"):
+    with pytest.raises(
+        SampleError, match="none of the 1 samples of a batch can be read; the first: sample 5"
+    ):
         list(loader)
-    raising = loader_of(ConcatDataset([SquareDataset(bad=[4])]), num_workers=workers, batch_size=8, shuffle=False)
+    raising = loader_of(
+        ConcatDataset([SquareDataset(bad=[4])]), num_workers=workers, batch_size=8, shuffle=False
+    )
     with pytest.raises(SampleError, match="sample 4 can't be read"):
         list(raising)
 
 
-@pytest.mark.parametrize("data", [list(range(10)), tuple(range(10)), range(10), np.arange(10), torch.arange(10)])
+@pytest.mark.parametrize(
+    "data", [list(range(10)), tuple(range(10)), range(10), np.arange(10), torch.arange(10)]
+)
 def test_anything_with_a_length_and_items_is_a_dataset(loader_of: Any, data: Any) -> None:
     loader = loader_of(data, collate_fn=None)
     assert sorted(int(i) for batch in loader for i in batch) == list(range(10))
@@ -224,7 +249,9 @@ class Count(IterableDataset[int]):
         self.started += 1
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        numbers = itertools.count(worker, workers) if self.n is None else range(worker, self.n, workers)
+        numbers = (
+            itertools.count(worker, workers) if self.n is None else range(worker, self.n, workers)
+        )
         for i in numbers:
             yield (i, random.random(), np.random.rand(), float(torch.rand(()))) if self.noise else i
 
@@ -246,7 +273,9 @@ class Uneven(IterableDataset[int]):
 @WORKERS
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 17])
 @pytest.mark.parametrize("kind", [Count, SizedCount])
-def test_a_stream_gives_each_sample_once_in_every_epoch(loader_of: Any, workers: int, n: int, kind: Any) -> None:
+def test_a_stream_gives_each_sample_once_in_every_epoch(
+    loader_of: Any, workers: int, n: int, kind: Any
+) -> None:
     loader = loader_of(kind(n), num_workers=workers)
     for _ in range(3):
         batches = list(loader)
@@ -261,15 +290,21 @@ def test_a_stream_gives_each_sample_once_in_every_epoch(loader_of: Any, workers:
 
 @WORKERS
 def test_a_stream_s_order_is_torch_s(loader_of: Any, workers: int) -> None:
-    plain = torch.utils.data.DataLoader(Count(17), batch_size=4, num_workers=workers, collate_fn=list)
+    plain = torch.utils.data.DataLoader(
+        Count(17), batch_size=4, num_workers=workers, collate_fn=list
+    )
     assert list(loader_of(Count(17), num_workers=workers)) == list(plain)
-    dropping = torch.utils.data.DataLoader(Count(17), batch_size=4, num_workers=workers, collate_fn=list, drop_last=True)
+    dropping = torch.utils.data.DataLoader(
+        Count(17), batch_size=4, num_workers=workers, collate_fn=list, drop_last=True
+    )
     assert list(loader_of(Count(17), num_workers=workers, drop_last=True)) == list(dropping)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_workers_of_a_stream_may_have_unequal_shares(loader_of: Any, workers: int) -> None:
-    expected = range(5) if workers == 0 else [100 * w + i for w in range(workers) for i in range(3 * w)]
+    expected = (
+        range(5) if workers == 0 else [100 * w + i for w in range(workers) for i in range(3 * w)]
+    )
     loader = loader_of(Uneven(), num_workers=workers, batch_size=2)
     for _ in range(3):
         assert sorted(itertools.chain(*loader)) == list(expected)
@@ -307,7 +342,11 @@ def test_an_endless_stream(loader_of: Any, workers: int) -> None:
 
 @WORKERS
 def test_a_stream_s_random_numbers_follow_seed_and_epoch(loader_of: Any, workers: int) -> None:
-    epochs = [list(loader) for loader in [loader_of(Count(12, noise=True), num_workers=workers)] for _ in range(2)]
+    epochs = [
+        list(loader)
+        for loader in [loader_of(Count(12, noise=True), num_workers=workers)]
+        for _ in range(2)
+    ]
     again = loader_of(Count(12, noise=True), num_workers=workers)
     assert same(epochs, [list(again) for _ in range(2)])
     other = list(loader_of(Count(12, noise=True), num_workers=workers, seed=6))
@@ -469,7 +508,9 @@ def test_a_chain_of_streams(loader_of: Any) -> None:
     assert first_numbers(loader_of(ChainDataset([Range(0, 5), Range(5, 9)]))) == list(range(9))
 
 
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": "block"}, {"sampler": [0]}, {"batch_sampler": [[0]]}])
+@pytest.mark.parametrize(
+    "options", [{"shuffle": True}, {"shuffle": "block"}, {"sampler": [0]}, {"batch_sampler": [[0]]}]
+)
 def test_a_stream_has_an_order_of_its_own(loader_of: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="IterableDataset"):
         loader_of(Count(3), **options)
@@ -500,7 +541,11 @@ class RandomWalk:
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(23):
-            yield int(self.generator.integers(21)) if self.generator is not None else random.randrange(21)
+            yield (
+                int(self.generator.integers(21))
+                if self.generator is not None
+                else random.randrange(21)
+            )
 
 
 @WORKERS
@@ -510,7 +555,10 @@ def test_a_sampler_is_the_order(loader_of: Any, workers: int) -> None:
     assert loader.sampler is sampler and loader.config.shuffle is False
     for _ in range(2):
         assert first(loader) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
-    assert first(loader_of(Noise(), sampler=sampler, drop_last=True)) == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    assert first(loader_of(Noise(), sampler=sampler, drop_last=True)) == [
+        [0, 2, 4, 6],
+        [8, 10, 12, 14],
+    ]
     assert sampler.epochs == [0, 1, 0]
     with pytest.raises(TypeError, match="length"):
         len(loader)
@@ -530,7 +578,11 @@ def test_a_batch_sampler_makes_the_batches(loader_of: Any, workers: int) -> None
     assert loader.batch_sampler is batches and loader.batch_size is None
     for _ in range(2):
         assert first(loader) == batches
-    torch_s = loader_of(Noise(), batch_sampler=BatchSampler(SequentialSampler(range(10)), 4, drop_last=True), num_workers=workers)
+    torch_s = loader_of(
+        Noise(),
+        batch_sampler=BatchSampler(SequentialSampler(range(10)), 4, drop_last=True),
+        num_workers=workers,
+    )
     assert first(torch_s) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -591,7 +643,11 @@ def test_a_sampler_is_replayed_on_resume(loader_of: Any, workers: int, make: Any
 def test_an_index_that_comes_again_draws_anew(loader_of: Any, workers: int, dataset: Any) -> None:
     for order in ({"sampler": [3] * 12}, {"batch_sampler": [[3] * 4, [3] * 4, [3] * 4]}):
         batches = list(loader_of(dataset(), num_workers=workers, **order))
-        draws = [str(sample["draws"].tolist() if isinstance(sample, dict) else sample) for batch in batches for sample in batch]
+        draws = [
+            str(sample["draws"].tolist() if isinstance(sample, dict) else sample)
+            for batch in batches
+            for sample in batch
+        ]
         assert len(set(draws)) == 12
         assert same(batches, list(loader_of(dataset(), **order)))
 
@@ -627,22 +683,35 @@ def test_the_batch_size_means_nothing_beside_a_batch_sampler(loader_of: Any) -> 
 @WORKERS
 def test_a_sampler_may_give_keys(loader_of: Any, workers: int) -> None:
     """A dict is a dataset too, and samplers of multi-scale training give (index, size)."""
-    assert list(loader_of({"a": 1, "b": 2, "c": 3}, sampler="cab", num_workers=workers, batch_size=2)) == [[3, 1], [2]]
+    assert list(
+        loader_of({"a": 1, "b": 2, "c": 3}, sampler="cab", num_workers=workers, batch_size=2)
+    ) == [[3, 1], [2]]
 
     class Scaled(Noise):
         def __getitem__(self, key: Any) -> Any:
             return (*super().__getitem__(key[0]), key[1])
 
-    for order in ({"sampler": [(3, 32), (3, 32), (4, 64)]}, {"batch_sampler": [[(3, 32), (3, 32), (4, 64)]]}):
+    for order in (
+        {"sampler": [(3, 32), (3, 32), (4, 64)]},
+        {"batch_sampler": [[(3, 32), (3, 32), (4, 64)]]},
+    ):
         (batch,) = loader_of(Scaled(), num_workers=workers, **order)
-        assert [(s[0], s[-1]) for s in batch] == [(3, 32), (3, 32), (4, 64)] and len({s[1] for s in batch}) == 3
+        assert [(s[0], s[-1]) for s in batch] == [(3, 32), (3, 32), (4, 64)] and len(
+            {s[1] for s in batch}
+        ) == 3
 
 
 def test_indices_of_any_integer_type(loader_of: Any) -> None:
     expected = first(loader_of(SquareDataset(), sampler=[4, 2, 9, 1, 0]))
-    for sampler in (np.array([4, 2, 9, 1, 0]), torch.tensor([4, 2, 9, 1, 0]), [np.int32(4), 2, torch.tensor(9), 1, 0]):
+    for sampler in (
+        np.array([4, 2, 9, 1, 0]),
+        torch.tensor([4, 2, 9, 1, 0]),
+        [np.int32(4), 2, torch.tensor(9), 1, 0],
+    ):
         assert first(loader_of(SquareDataset(), sampler=sampler)) == expected
-    assert first(loader_of(SquareDataset(), batch_sampler=[np.array([4, 2]), torch.tensor([9])])) == [[4, 2], [9]]
+    assert first(
+        loader_of(SquareDataset(), batch_sampler=[np.array([4, 2]), torch.tensor([9])])
+    ) == [[4, 2], [9]]
 
 
 @WORKERS
@@ -660,7 +729,11 @@ def test_failing_sampler_is_an_error(loader_of: Any, workers: int) -> None:
 def test_batch_size_none_on_a_map_style_dataset(loader_of: Any, workers: int) -> None:
     loader = loader_of(Noise(), batch_size=None, collate_fn=None, num_workers=workers)
     samples = list(loader)
-    assert len(loader) == len(samples) == 21 and sorted(sample[0] for sample in samples) == list(range(21))
+    assert len(loader) == len(samples) == 21 and sorted(sample[0] for sample in samples) == list(
+        range(21)
+    )
     assert same(samples, list(loader_of(Noise(), batch_size=None, collate_fn=None)))
-    order = loader_of(Noise(), batch_size=None, collate_fn=None, sampler=[4, 2], num_workers=workers)
+    order = loader_of(
+        Noise(), batch_size=None, collate_fn=None, sampler=[4, 2], num_workers=workers
+    )
     assert [sample[0] for sample in order] == [4, 2]

@@ -126,7 +126,10 @@ def test_quotas_are_kept_at_every_prefix(weights: list[int], steps: int) -> None
     counts = [0] * len(weights)
     for step, number in enumerate(drawn(schedule, steps), 1):
         counts[number] += 1
-        assert all(abs(count - Fraction(weight * step, total)) < 1 for count, weight in zip(counts, weights, strict=True))
+        assert all(
+            abs(count - Fraction(weight * step, total)) < 1
+            for count, weight in zip(counts, weights, strict=True)
+        )
     assert schedule.counts == counts and sum(counts) == steps
 
 
@@ -142,10 +145,16 @@ def test_a_whole_period_gives_the_weights_themselves(weights: list[int]) -> None
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=5).filter(any), st.integers(1, 60))
 def test_quotas_of_fractions_are_kept_too(weights: list[float], steps: int) -> None:
     whole = whole_weights([str(i) for i in range(len(weights))], weights)
-    assert all(a * Fraction(repr(y)) == b * Fraction(repr(x)) for (a, x), (b, y) in itertools.pairwise(zip(whole, weights, strict=True)))
+    assert all(
+        a * Fraction(repr(y)) == b * Fraction(repr(x))
+        for (a, x), (b, y) in itertools.pairwise(zip(whole, weights, strict=True))
+    )
     schedule = Schedule("weighted", whole, range(len(whole)), True)
     drawn(schedule, steps)
-    assert all(abs(c - Fraction(w * steps, sum(whole))) < 1 for c, w in zip(schedule.counts, whole, strict=True))
+    assert all(
+        abs(c - Fraction(w * steps, sum(whole))) < 1
+        for c, w in zip(schedule.counts, whole, strict=True)
+    )
 
 
 def test_weights_are_spread_and_not_drawn_in_a_row() -> None:
@@ -167,13 +176,19 @@ def test_a_tenth_is_a_tenth() -> None:
     st.booleans(),
     st.data(),
 )
-def test_the_schedule_goes_on_from_every_step(strategy: str, lengths: list[int], cycles: bool, data: Any) -> None:
+def test_the_schedule_goes_on_from_every_step(
+    strategy: str, lengths: list[int], cycles: bool, data: Any
+) -> None:
     pattern = list(range(len(lengths)))
     if strategy == "alternating":
         pattern = data.draw(st.lists(st.sampled_from(pattern), min_size=1, max_size=6))
 
-    def run(saved: tuple[list[int], int, set[int]], steps: int) -> tuple[list[int], list[tuple[list[int], int, set[int]]]]:
-        """The names from a state on, and the state after each; a loader's pass is at its end where its count says so."""
+    def run(
+        saved: tuple[list[int], int, set[int]], steps: int
+    ) -> tuple[list[int], list[tuple[list[int], int, set[int]]]]:
+        """The names from a state on, and the state after each; a loader's pass is at its end
+        where its count says so.
+        """
         schedule = Schedule(strategy, lengths, pattern, cycles)
         schedule.counts, schedule.cursor, schedule.out = list(saved[0]), saved[1], set(saved[2])
         found, states, ended = [], [saved], set()
@@ -212,7 +227,11 @@ def test_the_schedule_goes_on_from_every_step(strategy: str, lengths: list[int],
         ("sequential", {"steps": 14, "cycle_short_loaders": False}, "aaaaabbcccc"),
         ("alternating", {"pattern": ["a", "a", "b"], "epoch_length": "max"}, "aabaa"),
         ("alternating", {"pattern": ["a", "a", "b"]}, "aabaaba"),
-        ("alternating", {"pattern": ["a", "a", "c"], "steps": 12, "cycle_short_loaders": False}, "aacaacacc"),
+        (
+            "alternating",
+            {"pattern": ["a", "a", "c"], "steps": 12, "cycle_short_loaders": False},
+            "aacaacacc",
+        ),
         ("alternating", {"steps": 4}, "abca"),
         ("weighted", {"weights": {"a": 0.5, "b": 0.25, "c": 0.25}, "steps": 8}, "abacabac"),
         ("weighted", {"weights": [1, 0, 3], "steps": 8}, "ccac" * 2),
@@ -220,7 +239,9 @@ def test_the_schedule_goes_on_from_every_step(strategy: str, lengths: list[int],
         ("WEIGHTED", {}, "acabcacaabc"),
     ],
 )
-def test_names_come_as_the_strategy_says(multi_of: Any, strategy: str, options: dict[str, Any], expected: str) -> None:
+def test_names_come_as_the_strategy_says(
+    multi_of: Any, strategy: str, options: dict[str, Any], expected: str
+) -> None:
     multi = multi_of(None, strategy, **options)
     for _ in range(2):
         iterator = iter(multi)
@@ -237,7 +258,11 @@ def test_without_cycles_each_sample_comes_once(multi_of: Any, strategy: Any) -> 
     multi = multi_of(None, strategy, cycle_short_loaders=False)
     batches = seen(multi)
     assert len(batches) == len(multi) == 5 + 2 + 4
-    assert sorted(i for _, batch in batches for i in batch) == [*range(10), *range(100, 103), *range(200, 207)]
+    assert sorted(i for _, batch in batches for i in batch) == [
+        *range(10),
+        *range(100, 103),
+        *range(200, 207),
+    ]
 
 
 def test_passes_have_orders_of_their_own(multi_of: Any) -> None:
@@ -256,7 +281,9 @@ def test_no_pass_is_another_epoch() -> None:
     found = [pass_epoch(epoch, number) for epoch in range(-20, 60) for number in range(99)]
     assert len(set(found)) == len(found)
     assert all(pass_epoch(epoch, 0) == epoch for epoch in range(-20, 60))
-    assert all(2**61 <= pass_epoch(epoch, number) < 2**62 for epoch in range(9) for number in range(1, 9))
+    assert all(
+        2**61 <= pass_epoch(epoch, number) < 2**62 for epoch in range(9) for number in range(1, 9)
+    )
     assert pass_epoch(3, 1) == 3562855653138988437  # golden: an order that is resumed depends on it
 
 
@@ -264,14 +291,19 @@ def test_ranks_draw_alike_and_share_samples(multi_of: Any) -> None:
     datasets = {"a": Numbers(12), "b": Numbers(8, 100)}
     parts = [seen(multi_of(datasets, "weighted", rank=r, world_size=2)) for r in range(2)]
     assert names(parts[0]) == names(parts[1])
-    assert sorted(i for part in parts for _, batch in part for i in batch) == [*range(12), *range(100, 108)]
+    assert sorted(i for part in parts for _, batch in part for i in batch) == [
+        *range(12),
+        *range(100, 108),
+    ]
     assert names(parts[0]) == names(multi_of(datasets, "weighted", batch_size=4))
 
 
 def test_an_empty_loader_is_left_out_and_said(multi_of: Any) -> None:
     for strategy in STRATEGIES:
         with pytest.warns(HeadraceWarning, match=r"no batches.*: b"):
-            multi = multi_of({"a": Numbers(4), "b": Numbers(0), "c": Numbers(2)}, strategy, epoch_length="min")
+            multi = multi_of(
+                {"a": Numbers(4), "b": Numbers(0), "c": Numbers(2)}, strategy, epoch_length="min"
+            )
         assert len(multi) == 1 and set(names(multi)) <= {"a", "c"}
     with pytest.warns(HeadraceWarning, match="a, b"):
         multi = multi_of({"a": Numbers(0), "b": Numbers(0)}, "weighted")
@@ -311,7 +343,12 @@ def test_a_stream_without_batches_is_left_out(multi_of: Any) -> None:
 
 
 def test_unreadable_sample_is_an_error_and_the_rest_comes(multi_of: Any) -> None:
-    multi = multi_of({"a": SquareDataset([0]), "b": SquareDataset()}, shuffle=False, batch_size=21, cycle_short_loaders=False)
+    multi = multi_of(
+        {"a": SquareDataset([0]), "b": SquareDataset()},
+        shuffle=False,
+        batch_size=21,
+        cycle_short_loaders=False,
+    )
     iterator = iter(multi)
     with pytest.raises(SampleError):
         next(iterator)
@@ -443,7 +480,11 @@ def test_prefetched_batches_don_t_count_and_workers_live_on(multi_of: Any) -> No
         pids.append({pid for loader in multi.loaders.values() for pid in loader._pids})
     assert received + seen(multi) == whole
     assert pids[0] < pids[1] < pids[2] and len(pids[2]) == 3
-    assert {name: stats["num_workers"] for name, stats in multi.get_stats().items()} == {"a": 1, "b": 1, "c": 1}
+    assert {name: stats["num_workers"] for name, stats in multi.get_stats().items()} == {
+        "a": 1,
+        "b": 1,
+        "c": 1,
+    }
 
 
 def test_a_state_goes_on_with_other_workers(multi_of: Any) -> None:
@@ -503,13 +544,31 @@ def test_garbage_is_refused(multi_of: Any) -> None:
     fields = ("epoch", "batches", "counts", "passes", "cursor", "out", "loaders", "ended")
     without = [{k: v for k, v in good.items() if k != field} for field in fields]
     damaged = [
-        {"version": 2}, {"batches": 4}, {"counts": {**good["counts"], "a": -1}}, {"counts": {}}, {"passes": {**good["passes"], "a": 1}},
-        {"cursor": "x"}, {"out": ["d"]}, {"epoch": 1}, {"loaders": {}}, {"loaders": 3}, {"loaders": {**good["loaders"], "a": None}},
-        {"loaders": {**good["loaders"], "d": {}}}, {"version": -1}, {"version": True}, {"epoch": -1},
-        {"epoch": "0"}, {"epoch": 0.5}, {"cursor": -3}, {"cursor": 3}, {"cursor": True}, {"ended": 0},
-        {"batches": 3.0}, {"counts": {**good["counts"], "a": True}},
+        {"version": 2},
+        {"batches": 4},
+        {"counts": {**good["counts"], "a": -1}},
+        {"counts": {}},
+        {"passes": {**good["passes"], "a": 1}},
+        {"cursor": "x"},
+        {"out": ["d"]},
+        {"epoch": 1},
+        {"loaders": {}},
+        {"loaders": 3},
+        {"loaders": {**good["loaders"], "a": None}},
+        {"loaders": {**good["loaders"], "d": {}}},
+        {"version": -1},
+        {"version": True},
+        {"epoch": -1},
+        {"epoch": "0"},
+        {"epoch": 0.5},
+        {"cursor": -3},
+        {"cursor": 3},
+        {"cursor": True},
+        {"ended": 0},
+        {"batches": 3.0},
+        {"counts": {**good["counts"], "a": True}},
         {"loaders": {**good["loaders"], "a": {**good["loaders"]["a"], "length": 99}}},
-    ]  # fmt: skip
+    ]
     for state in (None, 3, [], {}, *without, *({**good, **change} for change in damaged)):
         with pytest.raises(StateError):
             multi.load_state_dict(state)
@@ -553,7 +612,13 @@ def test_garbage_is_refused(multi_of: Any) -> None:
 )
 def test_what_makes_no_sense_is_refused(multi_of: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        MultiDataLoader(**{"loaders": {"a": Numbers(10), "b": Numbers(3), "c": Numbers(7)}, "num_workers": 0, **options})
+        MultiDataLoader(
+            **{
+                "loaders": {"a": Numbers(10), "b": Numbers(3), "c": Numbers(7)},
+                "num_workers": 0,
+                **options,
+            }
+        )
 
 
 def test_loaders_are_taken_as_they_are(multi_of: Any) -> None:
@@ -569,7 +634,15 @@ def test_loaders_are_taken_as_they_are(multi_of: Any) -> None:
 
 
 def test_a_tuple_gives_a_dataset_its_batch_size(multi_of: Any, photos: Path) -> None:
-    multi = multi_of({"a": (Numbers(10), 4), "b": Numbers(4, 100), "c": ([7, 8, 9], 3), "d": ([torch.zeros(2)] * 3, None)}, shuffle=False)
+    multi = multi_of(
+        {
+            "a": (Numbers(10), 4),
+            "b": Numbers(4, 100),
+            "c": ([7, 8, 9], 3),
+            "d": ([torch.zeros(2)] * 3, None),
+        },
+        shuffle=False,
+    )
     assert [loader.config.batch_size for loader in multi.loaders.values()] == [4, 2, 3, None]
     assert [(name, batch.tolist()) for name, batch in multi if name in "abc"][:3] == [
         ("a", [0, 1, 2, 3]),
@@ -579,12 +652,19 @@ def test_a_tuple_gives_a_dataset_its_batch_size(multi_of: Any, photos: Path) -> 
     of_paths = multi_of({"a": (photos, 3), "b": (str(photos), 2)}, image_size=8)
     assert [loader.config.batch_size for loader in of_paths.loaders.values()] == [3, 2]
     split = multi_of({"a": (Numbers(16), 4), "b": (Numbers(16), 1)}, "sequential", num_workers=5)
-    assert [loader.config.num_workers for loader in split.loaders.values()] == [1, 4], "in proportion to batches, not to samples"
+    assert [loader.config.num_workers for loader in split.loaders.values()] == [1, 4], (
+        "in proportion to batches, not to samples"
+    )
 
 
 def test_its_repr_is_one_line(multi_of: Any) -> None:
-    multi = multi_of({"a": (Numbers(10), 4), "b": Numbers(2), "c": DataLoader(Numbers(4), batch_size=3)}, steps=8)
-    said = "MultiDataLoader({'a': 3 batches of 4, 'b': 1 batch of 2, 'c': 2 batches of 3}, strategy='round_robin')  # 8 batches an epoch"
+    multi = multi_of(
+        {"a": (Numbers(10), 4), "b": Numbers(2), "c": DataLoader(Numbers(4), batch_size=3)}, steps=8
+    )
+    said = (
+        "MultiDataLoader({'a': 3 batches of 4, 'b': 1 batch of 2, 'c': 2 batches of 3}, "
+        "strategy='round_robin')  # 8 batches an epoch"
+    )
     assert repr(multi) == said
     assert "'a': ? batches of 2" in repr(multi_of({"a": Stream(4)}, steps=1))
 
@@ -592,9 +672,15 @@ def test_its_repr_is_one_line(multi_of: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((Loader(range(4), num_workers=0), 2), "'a' is a loader and a batch_size, and a loader has its own"),
+        (
+            (Loader(range(4), num_workers=0), 2),
+            "'a' is a loader and a batch_size, and a loader has its own",
+        ),
         ((Numbers(4), 0), "batch_size must be"),
-        ((Numbers(4), True), r"'a' is a tuple: pass one dataset, or a tuple \(dataset, batch_size\)"),
+        (
+            (Numbers(4), True),
+            r"'a' is a tuple: pass one dataset, or a tuple \(dataset, batch_size\)",
+        ),
         ((Numbers(4), 2, 3), "'a' is a tuple"),
         ([Numbers(4), Numbers(4)], "'a' is a list"),
     ],
@@ -609,28 +695,48 @@ def test_workers_of_datasets_are_split(multi_of: Any) -> None:
         return [loader.config.num_workers for loader in multi_of(**options).loaders.values()]
 
     assert split(num_workers=5) == [2, 2, 1]
-    assert split(num_workers=5, strategy="sequential") == [2, 1, 2]  # 10, 3 and 7 samples: 2.5, 0.75 and 1.75
+    # 10, 3 and 7 samples: 2.5, 0.75 and 1.75
+    assert split(num_workers=5, strategy="sequential") == [2, 1, 2]
     assert split(num_workers=4, strategy="weighted", weights=[0, 1, 3]) == [0, 1, 3]
     assert split(num_workers=3, strategy="alternating", pattern=["c", "c", "a"]) == [1, 0, 2]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert split(num_workers=1, prefetch_factor=3, persistent_workers=True, timeout=9) == [1, 0, 0]
+        assert split(num_workers=1, prefetch_factor=3, persistent_workers=True, timeout=9) == [
+            1,
+            0,
+            0,
+        ]
 
 
 def test_by_default_data_in_memory_gets_no_workers(multi_of: Any) -> None:
     tensors = torch.utils.data.TensorDataset(torch.arange(8))
     multi = MultiDataLoader({"a": tensors, "b": Numbers(8), "c": tensors})
     try:
-        assert [loader.config.num_workers for loader in multi.loaders.values()] == [0, Loader(Numbers(8)).config.num_workers, 0]
+        assert [loader.config.num_workers for loader in multi.loaders.values()] == [
+            0,
+            Loader(Numbers(8)).config.num_workers,
+            0,
+        ]
     finally:
         multi.close()
-    assert [loader.config.num_workers for loader in multi_of({"a": tensors}, num_workers=None).loaders.values()] == [0]
+    assert [
+        loader.config.num_workers
+        for loader in multi_of({"a": tensors}, num_workers=None).loaders.values()
+    ] == [0]
 
 
 def test_paths_are_opened(multi_of: Any, photos: Path, tiny_photos: Path) -> None:
-    multi = multi_of({"big": photos, "tiny": str(tiny_photos)}, image_size=8, batch_size=4, drop_last=True)
-    assert {name: type(loader.dataset) for name, loader in multi.loaders.items()} == {"big": ImageDataset, "tiny": ImageDataset}
-    assert Counter(name for name, (images, _) in multi if images.shape == (4, 3, 8, 8)) == {"big": 4, "tiny": 3}
+    multi = multi_of(
+        {"big": photos, "tiny": str(tiny_photos)}, image_size=8, batch_size=4, drop_last=True
+    )
+    assert {name: type(loader.dataset) for name, loader in multi.loaders.items()} == {
+        "big": ImageDataset,
+        "tiny": ImageDataset,
+    }
+    assert Counter(name for name, (images, _) in multi if images.shape == (4, 3, 8, 8)) == {
+        "big": 4,
+        "tiny": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -643,7 +749,9 @@ def test_paths_are_opened(multi_of: Any, photos: Path, tiny_photos: Path) -> Non
         (7, {"a": 0, "b": 5}, [0, 7]),
     ],
 )
-def test_split_workers_by_largest_remainder(number: int, shares: dict[str, float], expected: list[int]) -> None:
+def test_split_workers_by_largest_remainder(
+    number: int, shares: dict[str, float], expected: list[int]
+) -> None:
     assert split_workers(number, shares) == dict(zip(shares, expected, strict=True))
 
 
@@ -652,11 +760,23 @@ def test_split_workers_by_largest_remainder(number: int, shares: dict[str, float
 def test_split_workers_keeps_sum_and_quotas(number: int, weights: list[int]) -> None:
     found = split_workers(number, {str(i): weight for i, weight in enumerate(weights)})
     assert sum(found.values()) == number
-    assert all(abs(found[str(i)] - Fraction(number * weight, sum(weights))) < 1 for i, weight in enumerate(weights))
+    assert all(
+        abs(found[str(i)] - Fraction(number * weight, sum(weights))) < 1
+        for i, weight in enumerate(weights)
+    )
 
 
 @pytest.mark.parametrize(
-    ("number", "shares"), [(-1, {"a": 1}), (True, {"a": 1}), (2.0, {"a": 1}), (1, {}), (1, {"a": 0}), (1, {"a": -1}), (1, [1])]
+    ("number", "shares"),
+    [
+        (-1, {"a": 1}),
+        (True, {"a": 1}),
+        (2.0, {"a": 1}),
+        (1, {}),
+        (1, {"a": 0}),
+        (1, {"a": -1}),
+        (1, [1]),
+    ],
 )
 def test_split_workers_refuses_what_makes_no_sense(number: Any, shares: Any) -> None:
     with pytest.raises(ConfigError):
@@ -714,7 +834,11 @@ def test_its_samplers_are_told_the_epoch(multi_of: Any) -> None:
     multi = multi_of({"a": ranked()}, steps=8)
     multi.set_epoch(4)
     found = [batch for _, batch in seen(multi)]
-    assert found[:4] == expected and sorted(i for batch in found[4:] for i in batch) == list(range(8)) and found[4:] != expected
+    assert (
+        found[:4] == expected
+        and sorted(i for batch in found[4:] for i in batch) == list(range(8))
+        and found[4:] != expected
+    )
 
 
 def test_a_torch_dataloader_that_fails_does_not_begin_again(multi_of: Any) -> None:

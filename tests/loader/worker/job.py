@@ -1,7 +1,7 @@
 """A training job that is killed and resumed: run as a process of its own by test_kill.py.
 
-Arguments: path mode workers steps_before_death state_out [state_in] [rank world_size batch_size]. It prints a line
-"epoch step digest-of-the-batch" a batch, and saves its state after each.
+Arguments: path mode workers steps_before_death state_out [state_in] [rank world_size batch_size].
+It prints a line "epoch step digest-of-the-batch" a batch, and saves its state after each.
 """
 
 from __future__ import annotations
@@ -36,10 +36,21 @@ def digest(batch: Any) -> str:
 
 def main() -> None:
     path, mode, workers, until, state_out = sys.argv[1:6]
-    state_in, rank, world_size, batch_size = [*sys.argv[6:], *["", "0", "1", "4"][len(sys.argv[6:]) :]]
-    dataset = ImageDataset(path, image_size=(20, 28), transform=Augment(), transform_input="numpy", loading_mode=mode)
+    state_in, rank, world_size, batch_size = [
+        *sys.argv[6:],
+        *["", "0", "1", "4"][len(sys.argv[6:]) :],
+    ]
+    dataset = ImageDataset(
+        path, image_size=(20, 28), transform=Augment(), transform_input="numpy", loading_mode=mode
+    )
     loader = create_dataloader(
-        dataset, batch_size=int(batch_size), shuffle=True, seed=11, num_workers=int(workers), rank=int(rank), world_size=int(world_size)
+        dataset,
+        batch_size=int(batch_size),
+        shuffle=True,
+        seed=11,
+        num_workers=int(workers),
+        rank=int(rank),
+        world_size=int(world_size),
     )
     if state_in:
         with open(state_in) as file:

@@ -1,7 +1,9 @@
-"""A training job that saves its state when SIGTERM comes: run as a process of its own by test_signals.py.
+"""A training job that saves its state when SIGTERM comes: run as a process of its own by
+test_signals.py.
 
-Arguments: method state. It prints a line "batch indices" a batch, and "handler number pid" where a handler runs. With a state it goes on
-from there. It goes on for ten batches after SIGTERM, and exits in the middle of an epoch, while its workers still live.
+Arguments: method state. It prints a line "batch indices" a batch, and "handler number pid" where a
+handler runs. With a state it goes on from there. It goes on for ten batches after SIGTERM, and
+exits in the middle of an epoch, while its workers still live.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, note)
     method, path = sys.argv[1:]
-    loader = create_dataloader(Slow(), batch_size=2, shuffle=True, seed=3, num_workers=2, multiprocessing_context=method)
+    loader = create_dataloader(
+        Slow(), batch_size=2, shuffle=True, seed=3, num_workers=2, multiprocessing_context=method
+    )
     if os.path.exists(path):
         with open(path) as file:
             loader.load_state_dict(json.load(file))

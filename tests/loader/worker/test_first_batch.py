@@ -46,12 +46,18 @@ def by_worker(path: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_begin_before_they_are_asked(make_loader: Any, tmp_path: Path, context: str) -> None:
+def test_workers_begin_before_they_are_asked(
+    make_loader: Any, tmp_path: Path, context: str
+) -> None:
     dataset = Noted(tmp_path / "notes")
-    loader = make_loader(dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context)
+    loader = make_loader(
+        dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context
+    )
     expected = [batch.tolist() for batch in loader]
     for worker, said in enumerate(by_worker(dataset.path)):
-        assert said[:2] == [f"prefetch 0 {worker} 2"] * 2 and said[2] == f"prefetch 0 {worker + 2} 2"
+        assert (
+            said[:2] == [f"prefetch 0 {worker} 2"] * 2 and said[2] == f"prefetch 0 {worker + 2} 2"
+        )
     assert sum(map(len, expected)) == len(dataset)
     loader.set_epoch(3)
     iterator = iter(loader)
@@ -59,16 +65,22 @@ def test_workers_begin_before_they_are_asked(make_loader: Any, tmp_path: Path, c
         next(iterator)
     state = loader.state_dict()
     dataset = Noted(tmp_path / "resumed")
-    loader = make_loader(dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context)
+    loader = make_loader(
+        dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context
+    )
     loader.load_state_dict(state)
     iterator = iter(loader)
     for _ in range(2):  # a batch of each worker
         next(iterator)
-    assert [said[:2] for said in by_worker(dataset.path)] == [[f"prefetch 3 {step} 2"] * 2 for step in (3, 4)]
+    assert [said[:2] for said in by_worker(dataset.path)] == [
+        [f"prefetch 3 {step} 2"] * 2 for step in (3, 4)
+    ]
 
 
 def test_an_error_of_prefetching_comes_with_the_batch(make_loader: Any, tmp_path: Path) -> None:
-    loader = make_loader(Noted(tmp_path / "notes", fails=True), batch_size=4, num_workers=2, shuffle="block")
+    loader = make_loader(
+        Noted(tmp_path / "notes", fails=True), batch_size=4, num_workers=2, shuffle="block"
+    )
     with pytest.raises(HeadraceError, match="no prefetching"):
         list(loader)
 
@@ -95,7 +107,9 @@ def test_the_first_batch_is_fetched_alone(monkeypatch: pytest.MonkeyPatch, is_wo
     source: Any = Asked()
 
     def coming(start: int) -> Coming:
-        return Coming(0, range(start, 20, 2), lambda steps: [np.array([step]) for step in steps], None)
+        return Coming(
+            0, range(start, 20, 2), lambda steps: [np.array([step]) for step in steps], None
+        )
 
     scan = streaming._Scan(coming(1), source, lambda indices: indices)
     ahead = [(3, False), (5, False)]
@@ -104,5 +118,9 @@ def test_the_first_batch_is_fetched_alone(monkeypatch: pytest.MonkeyPatch, is_wo
         assert source.asked == ([(1, True)] if is_worker else [(1, True), *ahead])
     source.bytes_prefetched = 0
     scan.fetch(coming(3), 24)
-    assert source.asked[1:] == ([(3, True), (5, False), (7, False)] if is_worker else [*ahead, (7, False), (9, False), (11, False)])
+    assert source.asked[1:] == (
+        [(3, True), (5, False), (7, False)]
+        if is_worker
+        else [*ahead, (7, False), (9, False), (11, False)]
+    )
     assert scan.continues_with(coming(5)) and not scan.continues_with(coming(4))

@@ -23,12 +23,22 @@ pytestmark = pytest.mark.slow
 
 JOB = Path(__file__).parent / "job.py"
 MODES = ["lazy", "eager", "cached", "streaming"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parents[3]), *filter(None, sys.path)])}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(JOB.parents[3]), *filter(None, sys.path)]),
+}
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, str(JOB), *map(str, arguments)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
 
 
 def run(*arguments: object) -> list[str]:
@@ -57,9 +67,13 @@ def run_until_killed(*arguments: object) -> tuple[list[str], list[int]]:
 
 
 def left_since(before: set[str]) -> list[str]:
-    """The names that have come, belong to nobody who lives, and stay (others use the folder too, and a name comes before its map)."""
+    """The names that have come, belong to nobody who lives, and stay (others use the folder too,
+    and a name comes before its map).
+    """
     deadline = time.monotonic() + 10
-    while left := [name for name in names_in_shm() - before if not mapped_elsewhere(Path("/dev/shm") / name)]:
+    while left := [
+        name for name in names_in_shm() - before if not mapped_elsewhere(Path("/dev/shm") / name)
+    ]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
@@ -71,15 +85,27 @@ def wait_until_gone(pids: list[int]) -> list[int]:
     alive = pids
     while alive and time.monotonic() < deadline:
         time.sleep(0.05)
-        alive = [pid for pid in alive if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+        alive = [
+            pid
+            for pid in alive
+            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        ]
     return alive
 
 
 @pytest.mark.parametrize(
     ("mode", "workers"),
-    [("cached", 2), *(pytest.param(*some, marks=pytest.mark.slow) for some in (("lazy", 2), ("eager", 0), ("eager", 2), ("streaming", 2)))],
+    [
+        ("cached", 2),
+        *(
+            pytest.param(*some, marks=pytest.mark.slow)
+            for some in (("lazy", 2), ("eager", 0), ("eager", 2), ("streaming", 2))
+        ),
+    ],
 )
-def test_a_killed_job_leaves_nothing_and_goes_on(photos: Path, tmp_path: Path, mode: str, workers: int) -> None:
+def test_a_killed_job_leaves_nothing_and_goes_on(
+    photos: Path, tmp_path: Path, mode: str, workers: int
+) -> None:
     whole = run(photos, "lazy", 0, -1, tmp_path / "whole.json")
     steps = len(whole) // 3
     before = names_in_shm()
@@ -90,7 +116,10 @@ def test_a_killed_job_leaves_nothing_and_goes_on(photos: Path, tmp_path: Path, m
     assert wait_until_gone(children) == []
     assert left_since(before) == []
     other = 0 if workers else 1
-    assert run(photos, mode, other, -1, tmp_path / "later.json", tmp_path / "state.json") == whole[until:]
+    assert (
+        run(photos, mode, other, -1, tmp_path / "later.json", tmp_path / "state.json")
+        == whole[until:]
+    )
 
 
 @pytest.mark.slow
@@ -99,25 +128,37 @@ def test_two_ranks_go_on_where_one_was_killed_and_the_reverse(photos: Path, tmp_
     until = len(whole) // 3 + 2
     run_until_killed(photos, "lazy", 1, until, tmp_path / "one.json")
     ranks = [
-        run_until_killed(photos, "lazy", 0, 2, tmp_path / f"rank{rank}.json", tmp_path / "one.json", rank, 2, 2)[0] for rank in range(2)
+        run_until_killed(
+            photos, "lazy", 0, 2, tmp_path / f"rank{rank}.json", tmp_path / "one.json", rank, 2, 2
+        )[0]
+        for rank in range(2)
     ]
-    assert [line.split()[:2] for line in ranks[0]] == [line.split()[:2] for line in whole[until : until + 2]]
+    assert [line.split()[:2] for line in ranks[0]] == [
+        line.split()[:2] for line in whole[until : until + 2]
+    ]
     assert ranks[0] != ranks[1]
     states = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert states[0] == states[1]
-    assert run(photos, "cached", 1, -1, tmp_path / "later.json", tmp_path / "rank1.json") == whole[until + 2 :]
+    assert (
+        run(photos, "cached", 1, -1, tmp_path / "later.json", tmp_path / "rank1.json")
+        == whole[until + 2 :]
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_worker_is_an_error_and_iteration_restarts(photos: Path, mode: str) -> None:
     with ImageDataset(photos, image_size=16, loading_mode=mode, progress=False) as dataset:
         loader = create_dataloader(dataset, batch_size=2, num_workers=2, shuffle=True)
-        expected = [targets.tolist() for _, targets in create_dataloader(dataset, batch_size=2, num_workers=0, shuffle=True)]
+        expected = [
+            targets.tolist()
+            for _, targets in create_dataloader(dataset, batch_size=2, num_workers=0, shuffle=True)
+        ]
         iterator = iter(loader)
         received = [next(iterator)[1].tolist()]
         with pytest.raises((WorkerError, RuntimeError), match="worker"):
             for pid in [*loader._pids]:
-                os.kill(pid, signal.SIGKILL)  # torch's handler of the dead child may raise from here on
+                # torch's handler of the dead child may raise from here on
+                os.kill(pid, signal.SIGKILL)
             for _, targets in iterator:
                 received.append(targets.tolist())
             time.sleep(5)  # torch's handler of the dead child may come late, but it comes
@@ -146,7 +187,17 @@ def test_kills_at_any_moment_leave_nothing(photos: Path, tmp_path: Path, mode: s
 @pytest.mark.timeout(600)
 def test_some_rounds_of_kills_and_stops() -> None:
     """Many of them: see kill_rounds.py."""
-    command = [sys.executable, str(JOB.parents[1] / "kill_rounds.py"), "--rounds", "10", "--seed", "3", "--load", "2", "--json"]
+    command = [
+        sys.executable,
+        str(JOB.parents[1] / "kill_rounds.py"),
+        "--rounds",
+        "10",
+        "--seed",
+        "3",
+        "--load",
+        "2",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=580)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 10
@@ -169,13 +220,23 @@ class Fatal(Dataset[int]):
         return index
 
 
-@pytest.mark.parametrize(("how", "said"), [("killed", "was killed by SIGKILL"), ("exits", "exited with status 3")])
+@pytest.mark.parametrize(
+    ("how", "said"), [("killed", "was killed by SIGKILL"), ("exits", "exited with status 3")]
+)
 @pytest.mark.parametrize("persistent", [True, False])
-def test_the_worker_and_its_batch_are_named(make_loader: Callable[..., Any], how: str, said: str, persistent: bool) -> None:
-    loader = make_loader(Fatal(how), batch_size=2, num_workers=2, shuffle=False, persistent_workers=persistent)
+def test_the_worker_and_its_batch_are_named(
+    make_loader: Callable[..., Any], how: str, said: str, persistent: bool
+) -> None:
+    loader = make_loader(
+        Fatal(how), batch_size=2, num_workers=2, shuffle=False, persistent_workers=persistent
+    )
     received = []
     with pytest.raises(
-        WorkerError, match=rf"in epoch 0, while batch \d was waited for: worker 0 \(pid \d+\) {said}, and its batch [024] has"
+        WorkerError,
+        match=(
+            rf"in epoch 0, while batch \d was waited for: worker 0 \(pid \d+\) {said}, and its "
+            r"batch [024] has"
+        ),
     ):
         received.extend(batch.tolist() for batch in loader)
     assert received == [[2 * i, 2 * i + 1] for i in range(len(received))]
@@ -197,8 +258,12 @@ class Long(Dataset[str]):
 
 
 @pytest.mark.parametrize("reaped", [False, True])
-def test_a_worker_that_was_killed_in_the_midst_of_a_message(make_loader: Callable[..., Any], reaped: bool) -> None:
-    """Its message never ends, and the pipe stays open: what reads it would wait for ever, whoever knows of its death already."""
+def test_a_worker_that_was_killed_in_the_midst_of_a_message(
+    make_loader: Callable[..., Any], reaped: bool
+) -> None:
+    """Its message never ends, and the pipe stays open: what reads it would wait for ever,
+    whoever knows of its death already.
+    """
     loader = make_loader(Long(), batch_size=1, num_workers=1, shuffle=False)
     iterator = iter(loader)
     assert next(iterator)[0][0] == "0"
@@ -226,7 +291,9 @@ def test_a_worker_that_is_killed_while_its_message_is_read(make_loader: Callable
 
 
 @pytest.mark.quick_every(1)
-def test_a_worker_that_dies_between_epochs_unseen(photos: Path, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_between_epochs_unseen(
+    photos: Path, make_loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody waits for a batch of its: the next epoch has new workers, and all its batches."""
     loader = make_loader(ImageDataset(photos, image_size=16), batch_size=4, num_workers=2, seed=3)
     twin = make_loader(ImageDataset(photos, image_size=16), batch_size=4, num_workers=0, seed=3)
@@ -235,7 +302,8 @@ def test_a_worker_that_dies_between_epochs_unseen(photos: Path, make_loader: Any
             workers = loader._pool._loader._iterator._workers
             os.kill(workers[1].pid, signal.SIGKILL)
             workers[1].join(10)
-            monkeypatch.setattr(type(loader._pool), "is_sound", True)  # as where it dies right after the look
+            # as where it dies right after the look
+            monkeypatch.setattr(type(loader._pool), "is_sound", True)
         batches = list(loader)
         assert len(batches) == len(twin)
         assert all(same(ours, plain) for ours, plain in zip(batches, twin, strict=True))

@@ -1,4 +1,6 @@
-"""Workers that are born deadlocked: a thread holds a lock for ever that each child takes right after the fork."""
+"""Workers that are born deadlocked: a thread holds a lock for ever that each child takes right
+after the fork.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace import ConfigError, HeadraceWarning, MultiDataLoader, WorkerError, create_dataloader, pack
+from headrace import (
+    ConfigError,
+    HeadraceWarning,
+    MultiDataLoader,
+    WorkerError,
+    create_dataloader,
+    pack,
+)
 from headrace.loader.worker import processes as workers
 from headrace.testing.contract import same
 from tests.testing.test_contract import SquareDataset
@@ -35,7 +44,9 @@ class Plant:
         self.left, self._is_doomed = 0, False
         self._lock = threading.Lock()
         self.interrupts = False
-        os.register_at_fork(before=self._count, after_in_child=self._take, after_in_parent=self._interrupt)
+        os.register_at_fork(
+            before=self._count, after_in_child=self._take, after_in_parent=self._interrupt
+        )
 
     def _count(self) -> None:
         self._is_doomed, self.left = self.left > 0, max(0, self.left - 1)
@@ -116,7 +127,9 @@ def batches_of(loader: Any) -> list[Any]:
 
 
 def ours(caught: Any) -> int:
-    """How many of the warnings are headrace's: Python 3.12 and later warn of forks beside threads."""
+    """How many of the warnings are headrace's: Python 3.12 and later warn of forks beside
+    threads.
+    """
     return sum(issubclass(warning.category, HeadraceWarning) for warning in caught)
 
 
@@ -127,7 +140,10 @@ def numbers(n: int, size: int) -> list[list[int]]:
 def test_a_hung_newborn_is_started_again(plant: Plant, make_loader: Make) -> None:
     loader = make_loader(Numbers(), batch_size=2, num_workers=2, **FORKED)
     plant.left = 1
-    with pytest.warns(HeadraceWarning, match=r"worker 0 \(pid \d+\) hung as soon as it was forked.*holder.*by forkserver") as caught:
+    with pytest.warns(
+        HeadraceWarning,
+        match=r"worker 0 \(pid \d+\) hung as soon as it was forked.*holder.*by forkserver",
+    ) as caught:
         assert batches_of(loader) == numbers(12, 2)
     assert ours(caught) == 1
     assert batches_of(loader) == numbers(12, 2), "persistent workers go on"
@@ -136,12 +152,16 @@ def test_a_hung_newborn_is_started_again(plant: Plant, make_loader: Make) -> Non
 def test_what_can_not_be_pickled_is_forked_again(plant: Plant, make_loader: Make) -> None:
     loader = make_loader(Unpicklable(), batch_size=2, num_workers=1, **FORKED)
     plant.left = 2
-    with pytest.warns(HeadraceWarning, match="by fork, since the dataset, or what goes with it, can't be pickled") as caught:
+    with pytest.warns(
+        HeadraceWarning, match="by fork, since the dataset, or what goes with it, can't be pickled"
+    ) as caught:
         assert batches_of(loader) == numbers(12, 2)
     assert ours(caught) == 2
 
 
-def test_who_hangs_each_time_is_an_error(plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_hangs_each_time_is_an_error(
+    plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "_BIRTHS", 2)
     loader = make_loader(Unpicklable(), batch_size=2, num_workers=1, **FORKED)
     plant.left = 99
@@ -165,19 +185,31 @@ def test_an_epoch_left_early_ends_hung_newborns(plant: Plant, make_loader: Make)
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("doomed", [1, 2])
-def test_each_epoch_of_short_lived_workers(plant: Plant, make_loader: Make, epoch: int, doomed: int) -> None:
-    loader = make_loader(SquareDataset(), batch_size=2, num_workers=2, persistent_workers=False, multiprocessing_context="fork")
+def test_each_epoch_of_short_lived_workers(
+    plant: Plant, make_loader: Make, epoch: int, doomed: int
+) -> None:
+    loader = make_loader(
+        SquareDataset(),
+        batch_size=2,
+        num_workers=2,
+        persistent_workers=False,
+        multiprocessing_context="fork",
+    )
     twin = make_loader(SquareDataset(), batch_size=2, num_workers=0)
     for number in range(3):
         plant.left = doomed if number == epoch else 0
         expected = list(twin)
         batches = list(loader)
-        assert len(batches) == len(expected) and all(same(*pair) for pair in zip(batches, expected, strict=True))
+        assert len(batches) == len(expected) and all(
+            same(*pair) for pair in zip(batches, expected, strict=True)
+        )
 
 
 @pytest.mark.slow
 def test_a_worker_without_a_batch_in_its_first_epoch(plant: Plant, make_loader: Make) -> None:
-    """Nobody waits for it before the second one, which begins only when all workers have answered."""
+    """Nobody waits for it before the second one, which begins only when all workers have
+    answered.
+    """
     loader = make_loader(Numbers(2), batch_size=2, num_workers=2, **FORKED)
     iterator = iter(loader)
     first = loader._pool._loader._iterator._workers[0]
@@ -196,15 +228,25 @@ def test_a_worker_without_a_batch_in_its_first_epoch(plant: Plant, make_loader: 
 @pytest.mark.slow
 @pytest.mark.parametrize("doomed", [1, 2])
 def test_streams_of_others(plant: Plant, make_loader: Make, doomed: int) -> None:
-    expected = batches_of(make_loader(Counting(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
+    expected = batches_of(
+        make_loader(Counting(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    )
     plant.left = doomed
     with pytest.warns(HeadraceWarning, match="started again"):
-        assert batches_of(make_loader(Counting(), batch_size=2, num_workers=2, multiprocessing_context="fork")) == expected
+        assert (
+            batches_of(
+                make_loader(Counting(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+            )
+            == expected
+        )
 
 
 @pytest.mark.slow
 def test_several_loaders_at_once(plant: Plant, make_loader: Make) -> None:
-    multi = MultiDataLoader({name: make_loader(Numbers(), batch_size=2, num_workers=1, **FORKED) for name in "ab"}, strategy="round_robin")
+    multi = MultiDataLoader(
+        {name: make_loader(Numbers(), batch_size=2, num_workers=1, **FORKED) for name in "ab"},
+        strategy="round_robin",
+    )
     plant.left = 2
     with pytest.warns(HeadraceWarning, match="started again"):
         found = [(name, batch.tolist()) for name, batch in multi]
@@ -212,7 +254,9 @@ def test_several_loaders_at_once(plant: Plant, make_loader: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_time_out_begins_anew_with_the_worker(plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_out_begins_anew_with_the_worker(
+    plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = make_loader(Numbers(), batch_size=2, num_workers=1, timeout=20, **FORKED)
     plant.left = 1
     with pytest.warns(HeadraceWarning, match="started again"):
@@ -231,7 +275,9 @@ def test_ctrl_c_in_the_midst_of_a_fork_is_not_lost(make_loader: Make) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_while_workers_end_is_not_lost(make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_workers_end_is_not_lost(
+    make_loader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = make_loader(Numbers(), batch_size=2, num_workers=1, persistent_workers=False, **FORKED)
     iterator = iter(loader)
     next(iterator)
@@ -253,7 +299,10 @@ def _sleep(doing: str) -> None:
     time.sleep(100)
 
 
-@pytest.mark.parametrize(("doing", "stopped", "expected"), [("sleeping", False, True), ("busy", False, False), ("sleeping", True, False)])
+@pytest.mark.parametrize(
+    ("doing", "stopped", "expected"),
+    [("sleeping", False, True), ("busy", False, False), ("sleeping", True, False)],
+)
 def test_which_process_stands_still(doing: str, stopped: bool, expected: bool) -> None:
     process = multiprocessing.get_context("fork").Process(target=_sleep, args=(doing,), daemon=True)
     process.start()
@@ -292,7 +341,9 @@ def test_results_of_several_queues_are_merged() -> None:
 def _rank(rank: int, port: int, results: Any) -> None:
     from headrace import create_dataloader
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2"
+    )
     torch.distributed.init_process_group("gloo")
     end = threading.Event()
     threading.Thread(target=_plant.hold, args=(end,), daemon=True).start()
@@ -363,12 +414,16 @@ def test_daemonic_process_loads_by_itself() -> None:
     assert process.exitcode == 0
     batches, (explained, *refusals) = results.get()
     assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert re.search(r"num_workers += 0 +this process is daemonic, and may start no workers", explained)
+    assert re.search(
+        r"num_workers += 0 +this process is daemonic, and may start no workers", explained
+    )
     assert [text.split(":")[0] for text in refusals] == ["num_workers=2", "processes=2"]
 
 
 @pytest.mark.parametrize("begun", ["nothing", "no_flags", "one_worker"])
-def test_iterator_that_cannot_begin_leaves_nothing(begun: str, monkeypatch: pytest.MonkeyPatch, make_loader: Any) -> None:
+def test_iterator_that_cannot_begin_leaves_nothing(
+    begun: str, monkeypatch: pytest.MonkeyPatch, make_loader: Any
+) -> None:
     ignored: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
     started = iter(range(1))
@@ -387,7 +442,9 @@ def test_iterator_that_cannot_begin_leaves_nothing(begun: str, monkeypatch: pyte
         monkeypatch.setattr(workers, "_new_flags", fail)
     else:
         monkeypatch.setattr(workers._Forked, "start", start)
-    loader = make_loader(Numbers(), num_workers=2, persistent_workers=False, multiprocessing_context="fork")
+    loader = make_loader(
+        Numbers(), num_workers=2, persistent_workers=False, multiprocessing_context="fork"
+    )
     with pytest.raises(OSError, match="no more") as raised:
         iter(loader)
     del raised

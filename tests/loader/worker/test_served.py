@@ -1,4 +1,6 @@
-"""The fork server imports the main script once for all workers, and removes its socket when its process was killed."""
+"""The fork server imports the main script once for all workers, and removes its socket when its
+process was killed.
+"""
 
 import os
 import subprocess
@@ -49,10 +51,19 @@ if __name__ == "__main__":
 
 
 def run_imported(folder: Path, fails: bool) -> tuple[list[str], list[str], str]:
-    """The names under which the script was imported, the exit codes of its workers, and what went wrong."""
+    """The names under which the script was imported, the exit codes of its workers, and what
+    went wrong.
+    """
     (folder / "script.py").write_text(IMPORTED.replace("FAILS", str(fails)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, env=environment, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=100,
+    )
     return (folder / "imported.txt").read_text().split(), done.stdout.split(), done.stderr
 
 
@@ -64,18 +75,35 @@ def test_the_server_imports_the_main_script_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(_PYTHON_SERVES_MAIN, reason="Python imports the script here, and its server ends with it")
+@pytest.mark.skipif(
+    _PYTHON_SERVES_MAIN, reason="Python imports the script here, and its server ends with it"
+)
 def test_a_script_that_can_not_be_imported_fails_in_workers(tmp_path: Path) -> None:
     imported, codes, said = run_imported(tmp_path, fails=True)
-    assert imported == ["__main__"] + 4 * ["__mp_main__"] and codes == ["1"] * 3 and said.count("ImportError: not twice") == 3, said
+    assert (
+        imported == ["__main__"] + 4 * ["__mp_main__"]
+        and codes == ["1"] * 3
+        and said.count("ImportError: not twice") == 3
+    ), said
 
 
 @pytest.mark.slow
 def test_nothing_is_left_of_a_fork_server(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    with tempfile.TemporaryDirectory() as folder:  # tmp_path may be longer than the path of a socket may be
-        environment = {**os.environ, "TMPDIR": folder, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, env=environment, timeout=100)
+    # tmp_path may be longer than the path of a socket may be
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "TMPDIR": folder,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "script.py")],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=100,
+        )
         assert "pymp-" in done.stdout, done.stderr
         deadline = time.monotonic() + 30
         while os.listdir(folder) and time.monotonic() < deadline:

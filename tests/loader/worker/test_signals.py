@@ -15,16 +15,28 @@ from headrace import create_dataloader
 from tests.loader.worker.signal_job import BATCHES, MORE
 
 JOB = Path(__file__).parent / "signal_job.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parents[3]), *filter(None, sys.path)])}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(JOB.parents[3]), *filter(None, sys.path)]),
+}
 
 
 def start(method: str, state: Path) -> subprocess.Popen[str]:
     command = [sys.executable, str(JOB), method, str(state)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
 
 
 def batches_of(lines: list[str]) -> list[list[int]]:
-    return [[int(number) for number in line.split()[1:]] for line in lines if line.startswith("batch")]
+    return [
+        [int(number) for number in line.split()[1:]] for line in lines if line.startswith("batch")
+    ]
 
 
 @pytest.mark.slow
@@ -43,7 +55,10 @@ def test_a_job_saves_an_exact_state_after_sigterm(tmp_path: Path, method: str) -
         assert job.stderr is not None
         assert (job.wait(30), job.stderr.read()) == (0, "")
     handled = {tuple(line.split()[1:]) for line in lines if line.startswith("handler")}
-    assert handled == {(str(int(number)), str(job.pid)) for number in (signal.SIGUSR1, signal.SIGTERM)}  # in no worker
+    # in no worker
+    assert handled == {
+        (str(int(number)), str(job.pid)) for number in (signal.SIGUSR1, signal.SIGTERM)
+    }
     before = batches_of(lines)
     assert 5 + MORE <= len(before) + 1 < BATCHES
     workers = [int(pid) for pid in lines[-1].split()[1:]]
@@ -51,7 +66,9 @@ def test_a_job_saves_an_exact_state_after_sigterm(tmp_path: Path, method: str) -
     with start(method, state) as job:
         out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
-    loader = create_dataloader(list(range(2 * BATCHES)), batch_size=2, shuffle=True, seed=3, num_workers=0)
+    loader = create_dataloader(
+        list(range(2 * BATCHES)), batch_size=2, shuffle=True, seed=3, num_workers=0
+    )
     assert before + batches_of(out.splitlines()) == [batch.tolist() for batch in loader]
 
 
@@ -67,7 +84,9 @@ class Stuck(Dataset[int]):
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_end_is_killed() -> None:
-    loader = create_dataloader(Stuck(), batch_size=1, shuffle=False, num_workers=1, multiprocessing_context="fork")
+    loader = create_dataloader(
+        Stuck(), batch_size=1, shuffle=False, num_workers=1, multiprocessing_context="fork"
+    )
     with loader:
         batches = iter(loader)
         next(batches)

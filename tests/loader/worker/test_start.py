@@ -79,18 +79,39 @@ def test_only_threads_of_others_count(another_thread: str) -> None:
     queue.get()
     queue.close()
     queue.join_thread()
-    assert another_thread in found and not {"headrace-samples_0", "QueueFeederThread", "MainThread"} & set(found)
+    assert another_thread in found and not {
+        "headrace-samples_0",
+        "QueueFeederThread",
+        "MainThread",
+    } & set(found)
 
 
 @pytest.mark.parametrize(
     ("dataset", "method", "said"),
     [
-        (SquareDataset(), "forkserver", r"other threads run \(.*of-the-user.*\), whose locks .*; the dataset pickles in [\d.]+ ms"),
-        (Slow(), "fork", r"other threads run \(.*of-the-user.*\), but the dataset takes more than 0.1 s or 16 MiB to pickle"),
-        (Local(), "fork", r"other threads run \(.*of-the-user.*\), but the dataset, or what goes with it, can't be pickled"),
+        (
+            SquareDataset(),
+            "forkserver",
+            r"other threads run \(.*of-the-user.*\), whose locks .*; the dataset pickles in "
+            r"[\d.]+ ms",
+        ),
+        (
+            Slow(),
+            "fork",
+            r"other threads run \(.*of-the-user.*\), but the dataset takes more than 0.1 s or 16 "
+            r"MiB to pickle",
+        ),
+        (
+            Local(),
+            "fork",
+            r"other threads run \(.*of-the-user.*\), but the dataset, or what goes with it, can't "
+            r"be pickled",
+        ),
     ],
 )
-def test_beside_threads_what_pickles_fast_is_not_forked(another_thread: str, dataset: Any, method: str, said: str) -> None:
+def test_beside_threads_what_pickles_fast_is_not_forked(
+    another_thread: str, dataset: Any, method: str, said: str
+) -> None:
     context, reason = choose_context(None, dataset, [])
     assert context.get_start_method() == method and reason.startswith(f"{method}: ")
     assert re.search(said, reason), reason
@@ -127,7 +148,9 @@ def test_which_main_modules_may_be_imported(main: Any, text: str | None, importa
     assert (obstacle([])[0] is None) is importable
 
 
-def test_what_only_the_running_script_has_is_not_sent(another_thread: str, main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_the_running_script_has_is_not_sent(
+    another_thread: str, main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def transform(value: Any) -> Any:
         return value
 
@@ -142,13 +165,19 @@ def test_what_only_the_running_script_has_is_not_sent(another_thread: str, main:
         assert choose_context(None, SquareDataset(), [transform])[0].get_start_method() == method
 
 
-def test_a_thread_that_comes_later_counts(make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_comes_later_counts(
+    make_loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(start, "other_threads", list)
     loader = make_loader(SquareDataset(), batch_size=4, num_workers=1, persistent_workers=False)
     assert "= fork " in loader.explain()
     monkeypatch.setattr(start, "other_threads", lambda: ["pt_gloo_runloop"])
     iter(loader)
-    assert loader.multiprocessing_context.get_start_method() == loader.config.multiprocessing_context.get_start_method() == "forkserver"
+    assert (
+        loader.multiprocessing_context.get_start_method()
+        == loader.config.multiprocessing_context.get_start_method()
+        == "forkserver"
+    )
     assert "other threads run (pt_gloo_runloop)" in loader.explain()
 
 
@@ -172,8 +201,15 @@ class Halves(Dataset[torch.Tensor]):
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_have_the_default_dtype_and_the_cpu(method: str) -> None:
     loader = create_dataloader(
-        Halves(), batch_size=1, shuffle=False, num_workers=1, persistent_workers=False, multiprocessing_context=method
+        Halves(),
+        batch_size=1,
+        shuffle=False,
+        num_workers=1,
+        persistent_workers=False,
+        multiprocessing_context=method,
     )
     with unusual_defaults():
         batches = list(loader)
-    assert [(batch.dtype, batch.device.type, batch.item()) for batch in batches] == [(torch.float64, "cpu", i / 2) for i in range(4)]
+    assert [(batch.dtype, batch.device.type, batch.item()) for batch in batches] == [
+        (torch.float64, "cpu", i / 2) for i in range(4)
+    ]

@@ -20,13 +20,22 @@ def expected(lengths: list[int], options: WindowOptions) -> list[tuple[int, int]
     """Episode and first step of each window."""
     window, stride, before, after, _ = options
     assert window is not None
-    return [(episode, start) for episode, length in enumerate(lengths) for start in range(-before, length - window + after + 1, stride)]
+    return [
+        (episode, start)
+        for episode, length in enumerate(lengths)
+        for start in range(-before, length - window + after + 1, stride)
+    ]
 
 
 @st.composite
 def options(draw: Any) -> WindowOptions:
     window = draw(st.integers(1, 6))
-    return WindowOptions(window, draw(st.integers(1, 5)), draw(st.integers(0, window - 1)), draw(st.integers(0, window - 1)))
+    return WindowOptions(
+        window,
+        draw(st.integers(1, 5)),
+        draw(st.integers(0, window - 1)),
+        draw(st.integers(0, window - 1)),
+    )
 
 
 @given(LENGTHS, options())
@@ -37,14 +46,22 @@ def test_places_are_those_of_a_loop(lengths: list[int], how: WindowOptions) -> N
     episodes, starts = windows.places(np.arange(len(windows)))
     assert list(zip(episodes.tolist(), starts.tolist(), strict=True)) == found
     firsts, ends = windows.inside(episodes, starts, how.window)
-    for (episode, start), first, end, mask in zip(found, firsts.tolist(), ends.tolist(), windows.masks(episodes, starts), strict=True):
-        steps = [step for step in range(start, start + (how.window or 0)) if 0 <= step < lengths[episode]]
+    for (episode, start), first, end, mask in zip(
+        found, firsts.tolist(), ends.tolist(), windows.masks(episodes, starts), strict=True
+    ):
+        steps = [
+            step for step in range(start, start + (how.window or 0)) if 0 <= step < lengths[episode]
+        ]
         assert steps and (first, end) == (steps[0], steps[-1] + 1)
-        assert mask.tolist() == [0 <= step < lengths[episode] for step in range(start, start + (how.window or 0))]
+        assert mask.tolist() == [
+            0 <= step < lengths[episode] for step in range(start, start + (how.window or 0))
+        ]
 
 
 @given(LENGTHS, options(), st.integers(1, 9))
-def test_blocks_hold_windows_that_begin_together(lengths: list[int], how: WindowOptions, height: int) -> None:
+def test_blocks_hold_windows_that_begin_together(
+    lengths: list[int], how: WindowOptions, height: int
+) -> None:
     windows = Windows(np.array(lengths, np.int64), how)
     sizes = windows.blocks(height)
     assert sizes is not None and sizes.sum() == len(windows) and (sizes > 0).all()
@@ -56,9 +73,18 @@ def test_blocks_hold_windows_that_begin_together(lengths: list[int], how: Window
 def test_covered_steps_come_once(lengths: list[int], how: WindowOptions, data: Any) -> None:
     windows = Windows(np.array(lengths, np.int64), how)
     chosen = data.draw(st.lists(st.integers(0, len(windows) - 1))) if len(windows) else []
-    found = [(episode, step) for episode, first, end in windows.covered(np.array(chosen, np.int64)) for step in range(first, end)]
+    found = [
+        (episode, step)
+        for episode, first, end in windows.covered(np.array(chosen, np.int64))
+        for step in range(first, end)
+    ]
     places = [expected(lengths, how)[index] for index in chosen]
-    steps = {(e, step) for e, start in places for step in range(start, start + (how.window or 0)) if 0 <= step < lengths[e]}
+    steps = {
+        (e, step)
+        for e, start in places
+        for step in range(start, start + (how.window or 0))
+        if 0 <= step < lengths[e]
+    }
     assert len(found) == len(set(found)) and set(found) == steps
 
 

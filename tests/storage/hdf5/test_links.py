@@ -13,7 +13,14 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import DataNotFoundError, FileChangedError, FormatError, HDF5Dataset, HeadraceError, MissingNameError
+from headrace import (
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    HDF5Dataset,
+    HeadraceError,
+    MissingNameError,
+)
 from headrace.storage.hdf5 import chunks as hdf5_chunks
 from headrace.storage.hdf5.rows import HDF5Source
 
@@ -38,7 +45,9 @@ def write_target(path: Path, data: Any = DATA, **options: Any) -> Path:
 
 @pytest.fixture
 def outer(tmp_path: Path) -> Path:
-    """A file that leads by links of all kinds to `parts/target.h5`; larger than it, so that its bytes could be taken for the target's."""
+    """A file that leads by links of all kinds to `parts/target.h5`; larger than it, so that its
+    bytes could be taken for the target's.
+    """
     write_target(tmp_path / "parts" / "target.h5", userblock_size=512)
     with h5py.File(tmp_path / "parts" / "between.h5", "w") as file:
         file["chain"] = h5py.ExternalLink("target.h5", "/g")
@@ -77,7 +86,9 @@ def test_linked_names_are_columns_and_targets(outer: Path) -> None:
     dataset.close()
 
 
-def test_a_link_is_followed_from_where_the_file_lies(outer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_followed_from_where_the_file_lies(
+    outer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(outer.parent)
     source = HDF5Source("outer.h5", "lzf")
     (outer.parent / "elsewhere").mkdir()
@@ -98,7 +109,9 @@ def test_a_target_that_has_changed_is_an_error(outer: Path, name: str) -> None:
     source.close()
 
 
-def test_a_kept_index_is_that_of_the_target(outer: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kept_index_is_that_of_the_target(
+    outer: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(hdf5_chunks, "KEPT_FROM", 3)
     cache = tmp_path / "cache"
     for _ in range(2):
@@ -115,9 +128,14 @@ def test_links_that_lead_nowhere_say_where(outer: Path) -> None:
         file["words"] = h5py.ExternalLink("words.h5", "/x")
         file["circle"] = h5py.ExternalLink("outer.h5", "circle")
     (outer.parent / "words.h5").write_text("words")
-    with pytest.raises(DataNotFoundError, match=r"outer\.h5: the link 'gone' leads into 'nowhere\.h5', which is missing"):
+    with pytest.raises(
+        DataNotFoundError,
+        match=r"outer\.h5: the link 'gone' leads into 'nowhere\.h5', which is missing",
+    ):
         HDF5Dataset(outer, "gone")
-    with pytest.raises(MissingNameError, match=r"target\.h5 has no dataset '/?g/zzz'; it has: g/contiguous"):
+    with pytest.raises(
+        MissingNameError, match=r"target\.h5 has no dataset '/?g/zzz'; it has: g/contiguous"
+    ):
         HDF5Dataset(outer, "no name")
     with pytest.raises(MissingNameError, match=r"target\.h5 has no dataset '/?g/x/y'"):
         HDF5Dataset(outer, "group/x/y")
@@ -156,8 +174,19 @@ except HeadraceError as error:
 
 def finds(path: Path, folder: Path, **environment: str) -> list[str]:
     """What h5py and headrace find in a process of its own: HDF5 reads its environment once."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
-    run = subprocess.run([sys.executable, "-c", FINDS, path], cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        **environment,
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", FINDS, path],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()
 
@@ -165,10 +194,18 @@ def finds(path: Path, folder: Path, **environment: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "prefix"),
-    [("t.h5", ""), ("t.h5", "{parts}"), ("t.h5", "/nowhere:{parts}"), ("t.h5", "${{ORIGIN}}/parts"), ("/nowhere/t.h5", "{parts}")],
+    [
+        ("t.h5", ""),
+        ("t.h5", "{parts}"),
+        ("t.h5", "/nowhere:{parts}"),
+        ("t.h5", "${{ORIGIN}}/parts"),
+        ("/nowhere/t.h5", "{parts}"),
+    ],
 )
 @pytest.mark.parametrize("beside", ["", "other.h5", "t.h5"])
-def test_virtual_sources_are_found_as_hdf5_finds_them(tmp_path: Path, source: str, prefix: str, beside: str) -> None:
+def test_virtual_sources_are_found_as_hdf5_finds_them(
+    tmp_path: Path, source: str, prefix: str, beside: str
+) -> None:
     write_target(tmp_path / "parts" / "t.h5")
     path = write_virtual(tmp_path / "virtual.h5", source)
     if beside:
@@ -182,14 +219,18 @@ def test_virtual_sources_are_found_as_hdf5_finds_them(tmp_path: Path, source: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "{parts}", "${{ORIGIN}}/parts", "/nowhere"])
-def test_external_storage_is_found_as_hdf5_finds_it(tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_storage_is_found_as_hdf5_finds_it(
+    tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with h5py.File("a.h5", "w") as file:
         file.create_dataset("x", data=DATA, external=[("raw.bin", 0, h5py.h5f.UNLIMITED)])
     (tmp_path / "parts").mkdir()
     if prefix:
         os.rename("raw.bin", "parts/raw.bin")
-    found = finds(tmp_path / "a.h5", tmp_path, HDF5_EXTFILE_PREFIX=prefix.format(parts=tmp_path / "parts"))
+    found = finds(
+        tmp_path / "a.h5", tmp_path, HDF5_EXTFILE_PREFIX=prefix.format(parts=tmp_path / "parts")
+    )
     assert found[-1] == str(int(DATA.sum())) or "which does not exist" in found[-1]
     assert ("which does not exist" in found[-1]) == (prefix == "/nowhere")
 
@@ -206,7 +247,10 @@ def test_a_virtual_source_that_has_changed_is_an_error(tmp_path: Path, how: str)
         os.replace(write_target(tmp_path / "b.h5", DATA + 1), target)
     else:
         os.remove(target)
-    with pytest.raises((FileChangedError, DataNotFoundError), match=r"t\.h5 (has been changed since it was opened|is gone)"):
+    with pytest.raises(
+        (FileChangedError, DataNotFoundError),
+        match=r"t\.h5 (has been changed since it was opened|is gone)",
+    ):
         source.read([5])
     source.close()
 
@@ -216,11 +260,16 @@ def test_only_the_sources_of_a_row_are_checked(tmp_path: Path) -> None:
         layout = h5py.VirtualLayout((60, 3), DATA.dtype)
         for number in range(3):
             write_target(tmp_path / f"{number}.h5", DATA + number)
-            layout[20 * number : 20 * number + 20] = h5py.VirtualSource(f"{number}.h5", "g/raw", DATA.shape)
+            layout[20 * number : 20 * number + 20] = h5py.VirtualSource(
+                f"{number}.h5", "g/raw", DATA.shape
+            )
         file.create_virtual_dataset("x", layout)
     source = HDF5Source(tmp_path / "virtual.h5", "x")
     write_target(tmp_path / "1.h5", DATA)
-    assert all(np.array_equal(*pair) for pair in zip(source.read([0, 59]), (DATA[0], DATA[19] + 2), strict=True))
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(source.read([0, 59]), (DATA[0], DATA[19] + 2), strict=True)
+    )
     with pytest.raises(FileChangedError, match=r"1\.h5 has been changed"):
         source.read([0, 39])
     source.close()
@@ -235,7 +284,9 @@ def test_sources_that_a_pattern_names_are_checked(tmp_path: Path) -> None:
         space = h5s.create_simple((30, 3), (h5s.UNLIMITED, 3))
         space.select_hyperslab((0, 0), (h5s.UNLIMITED, 1), (10, 1), (10, 3))
         plist.set_virtual(space, b"part %b.h5", b"x", h5s.create_simple((10, 3)))
-        h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I32LE, h5s.create_simple((30, 3), (h5s.UNLIMITED, 3)), plist)
+        h5py.h5d.create(
+            file.id, b"x", h5py.h5t.STD_I32LE, h5s.create_simple((30, 3), (h5s.UNLIMITED, 3)), plist
+        )
     source = HDF5Source(tmp_path / "virtual.h5", "x")
     assert len(source) == 30 and source.read([29])[0].tolist() == [2, 2, 2]
     with h5py.File(tmp_path / "part 2.h5", "r+") as file:
@@ -263,5 +314,8 @@ def test_virtual_targets_need_their_sources_too(tmp_path: Path) -> None:
     with h5py.File(path, "r+") as file:
         file["data"] = DATA
     os.remove(tmp_path / "t.h5")
-    with pytest.raises(DataNotFoundError, match=r"virtual\.h5: the virtual dataset '/x' needs 't\.h5', which is missing"):
+    with pytest.raises(
+        DataNotFoundError,
+        match=r"virtual\.h5: the virtual dataset '/x' needs 't\.h5', which is missing",
+    ):
         HDF5Dataset(path, "data", target_name="x")

@@ -43,7 +43,9 @@ ORDERS = [[*range(N)], [N - 1, 0, 3, 3, 7], [5], [*range(N)][::-1], [0, 0, 0], [
 
 
 def some_slow(dtypes: list[str]) -> list[Any]:
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in dtypes]
+    return [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in dtypes
+    ]
 
 
 def values(dtype: str, row: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -58,7 +60,11 @@ def values(dtype: str, row: tuple[int, ...]) -> np.ndarray[Any, Any]:
 def chunk_shapes(row: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Whole rows, and rows that are cut, with edges that don't fit."""
     whole = [(height, *row) for height in HEIGHTS]
-    cut = [(height, *(max(1, extent // 2 + 1) for extent in row)) for height in (1, 4) if any(extent > 1 for extent in row)]
+    cut = [
+        (height, *(max(1, extent // 2 + 1) for extent in row))
+        for height in (1, 4)
+        if any(extent > 1 for extent in row)
+    ]
     return whole + cut
 
 
@@ -88,10 +94,17 @@ def test_chunked(tmp_path: Path, dtype: str, filters: str) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, row in ROWS.items():
             for number, chunks in enumerate(chunk_shapes(row)):
-                maxshape = (None, *row) if number == 3 else None  # a chunk may be larger than what there is
+                # a chunk may be larger than what there is
+                maxshape = (None, *row) if number == 3 else None
                 if chunks[0] > N and maxshape is None:
                     continue
-                file.create_dataset(f"{name}/{number}", data=values(dtype, row), chunks=chunks, maxshape=maxshape, **FILTERS[filters])
+                file.create_dataset(
+                    f"{name}/{number}",
+                    data=values(dtype, row),
+                    chunks=chunks,
+                    maxshape=maxshape,
+                    **FILTERS[filters],
+                )
     count = 0
     for name, row in ROWS.items():
         for number in range(len(chunk_shapes(row))):
@@ -109,14 +122,26 @@ def test_chunked(tmp_path: Path, dtype: str, filters: str) -> None:
 @pytest.mark.parametrize("userblock", [0, 512])
 def test_files_of_all_versions(tmp_path: Path, libver: str, userblock: int) -> None:
     options = {"userblock_size": userblock} if userblock else {}
-    kinds = [(None, {}), ((1, 6), {}), ((4, 6), {}), ((4, 4), FILTERS["gzip, shuffle, fletcher32"]), ((13, 6), FILTERS["gzip"])]
+    kinds = [
+        (None, {}),
+        ((1, 6), {}),
+        ((4, 6), {}),
+        ((4, 4), FILTERS["gzip, shuffle, fletcher32"]),
+        ((13, 6), FILTERS["gzip"]),
+    ]
     with h5py.File(tmp_path / "a.h5", "w", libver=(libver, "latest"), **options) as file:
         for number, (chunks, filters) in enumerate(kinds):
             for grows in (False, True):
                 if chunks is None and grows:
                     continue
                 maxshape = (None, None) if grows else None  # another kind of index
-                file.create_dataset(f"{number}{grows}", data=values("i4", (6,)), chunks=chunks, maxshape=maxshape, **filters)
+                file.create_dataset(
+                    f"{number}{grows}",
+                    data=values("i4", (6,)),
+                    chunks=chunks,
+                    maxshape=maxshape,
+                    **filters,
+                )
     with h5py.File(tmp_path / "a.h5") as file:
         names = list(file)
     for name in names:
@@ -125,11 +150,17 @@ def test_files_of_all_versions(tmp_path: Path, libver: str, userblock: int) -> N
 
 @pytest.mark.parametrize("fill", [None, 0, 7])
 @pytest.mark.parametrize("filters", ["raw", "gzip, shuffle"])
-def test_what_was_never_written_is_the_fill_value(tmp_path: Path, fill: int | None, filters: str) -> None:
+def test_what_was_never_written_is_the_fill_value(
+    tmp_path: Path, fill: int | None, filters: str
+) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        rows = file.create_dataset("x", (N, 6), "i4", chunks=(4, 4), fillvalue=fill, **FILTERS[filters])
+        rows = file.create_dataset(
+            "x", (N, 6), "i4", chunks=(4, 4), fillvalue=fill, **FILTERS[filters]
+        )
         rows[5:7, 1:3] = 3
-        file.create_dataset("empty", (N, 6), "f4", chunks=(2, 6), fillvalue=fill, **FILTERS[filters])
+        file.create_dataset(
+            "empty", (N, 6), "f4", chunks=(2, 6), fillvalue=fill, **FILTERS[filters]
+        )
         file.create_dataset("contiguous", (N, 6), "f4", fillvalue=fill)
         expected = {name: file[name][:] for name in file}
     for name, array in expected.items():
@@ -153,7 +184,9 @@ def test_fill_values_follow_their_fill_time(tmp_path: Path, time: str) -> None:
 def test_a_fill_value_may_be_undefined(tmp_path: Path, chunks: Any) -> None:
     filters = {} if chunks is None else {"compression": "gzip"}
     with h5py.File(tmp_path / "a.h5", "w", libver="earliest") as file:
-        rows = file.create_dataset("x", (N, 6), "i4", chunks=chunks, fillvalue=0x5A5B5C5D, **filters)
+        rows = file.create_dataset(
+            "x", (N, 6), "i4", chunks=chunks, fillvalue=0x5A5B5C5D, **filters
+        )
         rows[5] = 3
     data = (tmp_path / "a.h5").read_bytes()
     message = bytes([4, 0, 0, 0, 0x5D, 0x5C, 0x5B, 0x5A])  # behind "the value is defined"
@@ -170,12 +203,18 @@ def test_a_fill_value_may_be_undefined(tmp_path: Path, chunks: Any) -> None:
 def test_elements_may_be_arrays(tmp_path: Path, filters: str) -> None:
     array = values("f4", (3, 2))
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        rows = file.create_dataset("x", (N,), np.dtype(("f4", (3, 2))), chunks=(4,), **FILTERS[filters])
+        rows = file.create_dataset(
+            "x", (N,), np.dtype(("f4", (3, 2))), chunks=(4,), **FILTERS[filters]
+        )
         rows[:] = array
-        deep = file.create_dataset("deep", (N, 5), np.dtype((">i2", (2,))), chunks=(4, 3), **FILTERS[filters])
+        deep = file.create_dataset(
+            "deep", (N, 5), np.dtype((">i2", (2,))), chunks=(4, 3), **FILTERS[filters]
+        )
         deep[:] = values(">i2", (5, 2))
         file.create_dataset("flat", (N,), np.dtype(("f4", (3, 2))))[:] = array
-        file.create_dataset("unwritten", (N,), np.dtype(("f4", (3, 2))), chunks=(4,), **FILTERS[filters])[5] = array[5]
+        file.create_dataset(
+            "unwritten", (N,), np.dtype(("f4", (3, 2))), chunks=(4,), **FILTERS[filters]
+        )[5] = array[5]
         expected = file["unwritten"][:]
     assert check(tmp_path / "a.h5", "x", array, direct=True).is_direct == (filters != "lzf")
     check(tmp_path / "a.h5", "x", array, direct=False)
@@ -184,9 +223,14 @@ def test_elements_may_be_arrays(tmp_path: Path, filters: str) -> None:
     check(tmp_path / "a.h5", "unwritten", expected, direct=True)
 
 
-@pytest.mark.parametrize("filters", [["shuffle"], ["shuffle", "deflate"], ["deflate", "fletcher32"]])
-@pytest.mark.parametrize("probe", [1 << 24, 8])  # bytes of chunks that are compared whatever their size
-def test_edge_chunks_may_not_be_filtered(tmp_path: Path, filters: list[str], probe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "filters", [["shuffle"], ["shuffle", "deflate"], ["deflate", "fletcher32"]]
+)
+# bytes of chunks that are compared whatever their size
+@pytest.mark.parametrize("probe", [1 << 24, 8])
+def test_edge_chunks_may_not_be_filtered(
+    tmp_path: Path, filters: list[str], probe: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.storage.hdf5.probe._PROBE", probe)
     array, plist = values("i4", (6,)), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_chunk((4, 6))
@@ -194,7 +238,11 @@ def test_edge_chunks_may_not_be_filtered(tmp_path: Path, filters: list[str], pro
         getattr(plist, f"set_{name}")(*[4] * (name == "deflate"))
     maps = Path("/proc/self/maps")
     library = (
-        {line.split()[-1] for line in maps.read_text().splitlines() if "/libhdf5-" in line or "/libhdf5.so" in line}
+        {
+            line.split()[-1]
+            for line in maps.read_text().splitlines()
+            if "/libhdf5-" in line or "/libhdf5.so" in line
+        }
         if maps.exists()
         else ()
     )
@@ -204,7 +252,9 @@ def test_edge_chunks_may_not_be_filtered(tmp_path: Path, filters: list[str], pro
     set_options.argtypes = [ctypes.c_int64, ctypes.c_uint]
     assert set_options(plist.id, 2) == 0  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
     with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
-        h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I32LE, h5py.h5s.create_simple(array.shape), plist)
+        h5py.h5d.create(
+            file.id, b"x", h5py.h5t.STD_I32LE, h5py.h5s.create_simple(array.shape), plist
+        )
         file["x"][:] = array
         file.create_dataset("filtered", data=array, chunks=(4, 6), shuffle=True, compression="gzip")
     assert not check(tmp_path / "a.h5", "x", array, direct=True).is_direct
@@ -215,7 +265,11 @@ def test_edge_chunks_may_not_be_filtered(tmp_path: Path, filters: list[str], pro
 def test_bit_fields_are_read_directly(tmp_path: Path, filters: str) -> None:
     """PyTables writes truth values as such, alone and in tables."""
     h5t, table = h5py.h5t, h5py.h5t.create(h5py.h5t.COMPOUND, 10)
-    for name, at, kind in ((b"flag", 0, h5t.STD_B8LE), (b"number", 1, h5t.IEEE_F64LE), (b"bits", 9, h5t.STD_B8LE)):
+    for name, at, kind in (
+        (b"flag", 0, h5t.STD_B8LE),
+        (b"number", 1, h5t.IEEE_F64LE),
+        (b"bits", 9, h5t.STD_B8LE),
+    ):
         table.insert(name, at, kind)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, kind in (("flags", h5t.STD_B8LE), ("wide", h5t.STD_B16BE), ("table", table)):
@@ -226,7 +280,12 @@ def test_bit_fields_are_read_directly(tmp_path: Path, filters: str) -> None:
                 plist.set_deflate(4)
             h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple((N,)), plist)
             dtype = file[name].dtype
-            raw = np.random.default_rng(0).integers(0, 2, (N, dtype.itemsize), np.uint8).view(dtype).reshape(N)
+            raw = (
+                np.random.default_rng(0)
+                .integers(0, 2, (N, dtype.itemsize), np.uint8)
+                .view(dtype)
+                .reshape(N)
+            )
             file[name].id.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(raw), kind)
         expected = {name: file[name][:] for name in file}
     for name, array in expected.items():
@@ -240,7 +299,9 @@ def test_chunks_whose_filters_were_skipped(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         rows = file.create_dataset("x", data=array, chunks=(1, 6), compression="gzip", shuffle=True)
         rows.id.write_direct_chunk((3, 0), array[3].tobytes(), filter_mask=0b11)
-        rows.id.write_direct_chunk((4, 0), array[4].view(np.uint8).reshape(6, 4).T.tobytes(), filter_mask=0b10)
+        rows.id.write_direct_chunk(
+            (4, 0), array[4].view(np.uint8).reshape(6, 4).T.tobytes(), filter_mask=0b10
+        )
         assert np.array_equal(rows[:], array)
     assert check(tmp_path / "a.h5", "x", array, direct=True).is_direct
 
@@ -248,7 +309,13 @@ def test_chunks_whose_filters_were_skipped(tmp_path: Path) -> None:
 def test_a_dataset_that_has_grown_and_shrunk(tmp_path: Path) -> None:
     array = values("i4", (6,))
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        rows = file.create_dataset("x", data=np.concatenate([array, array]), chunks=(4, 4), maxshape=(None, None), compression="gzip")
+        rows = file.create_dataset(
+            "x",
+            data=np.concatenate([array, array]),
+            chunks=(4, 4),
+            maxshape=(None, None),
+            compression="gzip",
+        )
         rows.resize((N, 6))
         rows.resize((N, 9))
         rows.resize((N, 6))
@@ -263,7 +330,9 @@ def test_layouts_that_only_h5py_knows(tmp_path: Path) -> None:
         layout[:] = h5py.VirtualSource(file["x"])
         file.create_virtual_dataset("virtual", layout)
         file.create_dataset("scaled", data=array // 1000, chunks=(4, 6), scaleoffset=0)
-        file.create_dataset("external", data=array, external=[(str(tmp_path / "raw.bin"), 0, h5py.h5f.UNLIMITED)])
+        file.create_dataset(
+            "external", data=array, external=[(str(tmp_path / "raw.bin"), 0, h5py.h5f.UNLIMITED)]
+        )
         expected = {name: file[name][:] for name in file}
     for name, found in expected.items():
         source = check(tmp_path / "a.h5", name, found, direct=True)

@@ -13,7 +13,14 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import AccessError, FileChangedError, FormatError, HDF5Dataset, create_dataloader, open_dataset
+from headrace import (
+    AccessError,
+    FileChangedError,
+    FormatError,
+    HDF5Dataset,
+    create_dataloader,
+    open_dataset,
+)
 from headrace.storage.hdf5.files import is_hdf5
 
 pytestmark = pytest.mark.slow
@@ -40,7 +47,13 @@ def test_a_lock_of_a_writer_is_respected(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5")
     with open(path, "rb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)  # as HDF5 does when it opens a file for writing
-        with pytest.raises(AccessError, match=r"a\.h5 is locked: another process has it open for writing: wait until it has closed"):
+        with pytest.raises(
+            AccessError,
+            match=(
+                r"a\.h5 is locked: another process has it open for writing: wait until it has "
+                r"closed"
+            ),
+        ):
             HDF5Dataset(path)
         with pytest.raises(AccessError, match=r"a\.h5 is locked"):
             HDF5Dataset(linked(tmp_path), "data")
@@ -53,10 +66,17 @@ def linked(folder: Path) -> Path:
     return folder / "linked.h5"
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN, errno.EINTR])
-def test_only_a_disk_without_locks_is_read_without(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN, errno.EINTR]
+)
+def test_only_a_disk_without_locks_is_read_without(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, opened = write(tmp_path / "a.h5"), h5py.File
-    said = f"Unable to synchronously open file (unable to lock file, errno = {number}, error message = '{os.strerror(number)}')"
+    said = (
+        f"Unable to synchronously open file (unable to lock file, errno = {number}, error message "
+        f"= '{os.strerror(number)}')"
+    )
 
     class NoLocks(opened):  # type: ignore[misc, valid-type]
         def __init__(self, name: Any, mode: str = "r", locking: Any = None, **options: Any) -> None:
@@ -97,7 +117,9 @@ def test_a_changed_file_is_an_error_on_every_path(tmp_path: Path, name: str, how
 def test_a_file_replaced_before_workers_read_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5")
     os.utime(path, ns=(1, 1))
-    loader = create_dataloader(HDF5Dataset(path, "text", on_error="skip"), batch_size=4, num_workers=1)
+    loader = create_dataloader(
+        HDF5Dataset(path, "text", on_error="skip"), batch_size=4, num_workers=1
+    )
     os.replace(write(tmp_path / "b.h5", DATA + 1), path)
     with pytest.raises(FileChangedError, match=r"a\.h5 has been changed"):
         list(loader)
@@ -132,13 +154,18 @@ def test_offsets_after_a_user_block(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(hdf5_chunks, "_counted", relative)
     for name in ("gzip", "raw"):
         dataset = HDF5Dataset(path, name)
-        assert np.array_equal(dataset[7], DATA[7]) and "HDF5 lists its chunks without" in dataset.explain()
+        assert (
+            np.array_equal(dataset[7], DATA[7])
+            and "HDF5 lists its chunks without" in dataset.explain()
+        )
 
 
 def test_a_tar_of_hdf5_files_is_no_hdf5_file(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
         tar.add(write(tmp_path / "a.h5"), "a.h5")
-    assert (tmp_path / "a.tar").read_bytes()[512:520] == b"\x89HDF\r\n\x1a\n" and not is_hdf5(tmp_path / "a.tar")
+    assert (tmp_path / "a.tar").read_bytes()[512:520] == b"\x89HDF\r\n\x1a\n" and not is_hdf5(
+        tmp_path / "a.tar"
+    )
 
 
 # -- files that can't be read
@@ -148,14 +175,20 @@ def test_a_tar_of_hdf5_files_is_no_hdf5_file(tmp_path: Path) -> None:
 def test_a_file_that_can_not_be_read_says_so(tmp_path: Path) -> None:
     os.symlink("/proc/self/mem", tmp_path / "a.h5")  # reading its first bytes is an I/O error
     for open_it in (HDF5Dataset, open_dataset):
-        with pytest.raises(AccessError, match=r"a\.h5 can't be read: Input/output error: .*disk or the mount"):
+        with pytest.raises(
+            AccessError, match=r"a\.h5 can't be read: Input/output error: .*disk or the mount"
+        ):
             open_it(tmp_path / "a.h5")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_a_disk_that_fails_is_no_damage_of_a_file(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_no_damage_of_a_file(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "a.h5")
-    said = OSError(number, f"Unable to synchronously open file (file read failed: errno = {number})")
+    said = OSError(
+        number, f"Unable to synchronously open file (file read failed: errno = {number})"
+    )
     dataset, text, opened = HDF5Dataset(path, "lzf"), os.strerror(number), h5py.File
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -172,5 +205,8 @@ def test_a_disk_that_fails_is_no_damage_of_a_file(tmp_path: Path, number: int, m
     with pytest.raises(FormatError, match=r"words\.h5 is no HDF5 file, whatever its name says"):
         HDF5Dataset(tmp_path / "words.h5")
     (tmp_path / "classic.nc").write_bytes(b"CDF\x01" + bytes(28))
-    with pytest.raises(FormatError, match=r"classic\.nc is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4"):
+    with pytest.raises(
+        FormatError,
+        match=r"classic\.nc is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4",
+    ):
         HDF5Dataset(tmp_path / "classic.nc")

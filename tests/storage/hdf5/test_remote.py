@@ -1,4 +1,6 @@
-"""h5py reads remote files, what it reads is cached, and errors of the server come out of it as they are."""
+"""h5py reads remote files, what it reads is cached, and errors of the server come out of it as
+they are.
+"""
 
 import gc
 import json
@@ -13,7 +15,14 @@ import numpy as np
 import pytest
 from h5py._objects import phil
 
-from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, MissingNameError, RemoteError
+from headrace.errors import (
+    AccessError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    MissingNameError,
+    RemoteError,
+)
 from headrace.io.index import index_bytes
 from headrace.io.library_errors import asking, remember
 from headrace.io.ranges import ByteRanges
@@ -32,8 +41,19 @@ def write(path: Path) -> None:
     draws = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
         file["raw"] = draws.integers(0, 256, (N, 700), np.uint8)
-        file.create_dataset("packed", data=draws.integers(0, 9, (N, 700), np.int32), chunks=(7, 700), compression="gzip", shuffle=True)
-        file.create_dataset("library", data=draws.integers(0, 9, (N, 70), np.int32), chunks=(7, 70), compression="lzf")
+        file.create_dataset(
+            "packed",
+            data=draws.integers(0, 9, (N, 700), np.int32),
+            chunks=(7, 700),
+            compression="gzip",
+            shuffle=True,
+        )
+        file.create_dataset(
+            "library",
+            data=draws.integers(0, 9, (N, 70), np.int32),
+            chunks=(7, 70),
+            compression="lzf",
+        )
         file["group/texts"] = [f"text {number}" for number in range(N)]
         file["targets"] = np.arange(N)
 
@@ -51,7 +71,9 @@ def opened_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., Ope
     made: list[OpenHDF5] = []
 
     def make(**options: Any) -> OpenHDF5:
-        reach = RemoteOptions(**{"cache_dir": tmp_path / "cache", "retries": 1, "deadline": 20, **options})
+        reach = RemoteOptions(
+            **{"cache_dir": tmp_path / "cache", "retries": 1, "deadline": 20, **options}
+        )
         made.append(OpenHDF5(RemoteFiles(server.url + "/a.h5", reach)))
         return made[-1]
 
@@ -61,7 +83,9 @@ def opened_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., Ope
 
 
 def source_of(opened: OpenHDF5, url: str, name: Any, **options: Any) -> HDF5Source:
-    return opened.hdf5.read_each([url], lambda one: HDF5Source(one, name, opened=opened, **options))[0]
+    return opened.hdf5.read_each(
+        [url], lambda one: HDF5Source(one, name, opened=opened, **options)
+    )[0]
 
 
 def ranges(server: RangeServer) -> list[Any]:
@@ -95,7 +119,9 @@ def test_an_index_holds_what_was_read(seed: int) -> None:
     assert lengths.sum() == sum(is_read) == len(data) and (np.diff(offsets) > lengths[:-1]).all()
 
 
-def test_a_file_object_is_read_in_pieces_that_grow(server: RangeServer, opened_of: Any, folder: Path) -> None:
+def test_a_file_object_is_read_in_pieces_that_grow(
+    server: RangeServer, opened_of: Any, folder: Path
+) -> None:
     opened, content = opened_of(), (folder / "a.h5").read_bytes()
     far = RemoteFile(opened.files, server.url + "/a.h5", _Known())
     found = b""
@@ -117,21 +143,29 @@ def test_a_file_object_is_read_in_pieces_that_grow(server: RangeServer, opened_o
 
 @pytest.mark.parametrize("name", ["raw", "packed", "library", "group/texts", ["raw", "packed"]])
 @pytest.mark.parametrize("direct", [True, False])
-def test_remote_rows_and_opening_by_index_alone(server: RangeServer, opened_of: Any, folder: Path, name: Any, direct: bool) -> None:
+def test_remote_rows_and_opening_by_index_alone(
+    server: RangeServer, opened_of: Any, folder: Path, name: Any, direct: bool
+) -> None:
     url, near = server.url + "/a.h5", HDF5Source(folder / "a.h5", name, direct=direct)
     for attempt in range(2):
         far = source_of(opened_of(), url, name, direct=direct)
         fetched = ranges(server)
         assert bool(fetched) != bool(attempt)
-        assert [way.replace("ranges", "pread") for way in far.how().values()] == list(near.how().values())
-        assert far.fingerprint() == near.fingerprint() and np.array_equal(far.blocks(), near.blocks())
+        assert [way.replace("ranges", "pread") for way in far.how().values()] == list(
+            near.how().values()
+        )
+        assert far.fingerprint() == near.fingerprint() and np.array_equal(
+            far.blocks(), near.blocks()
+        )
         for indices in ([5], [299, 0, 7, 7], range(20, 60)):
             np.testing.assert_equal(far.read(indices), near.read(indices))
         assert far.take_counts()["requests"] > 0
         server.counts()
 
 
-def test_another_name_is_fetched_and_the_index_holds_both(server: RangeServer, opened_of: Any, tmp_path: Path) -> None:
+def test_another_name_is_fetched_and_the_index_holds_both(
+    server: RangeServer, opened_of: Any, tmp_path: Path
+) -> None:
     url = server.url + "/a.h5"
     for name, is_there in (("raw", False), ("packed", False), ("raw", True), ("packed", True)):
         source_of(opened_of(), url, name)
@@ -147,11 +181,14 @@ def test_chunks_are_no_part_of_an_index(server: RangeServer, opened_of: Any, fol
         assert json.loads(said.tobytes()) == {"packed": None}
     for start, stop in ((raw, raw + N * 700), (chunk.byte_offset, chunk.byte_offset + chunk.size)):
         inside = np.minimum(offsets + lengths, stop) - np.maximum(offsets, start)
-        assert np.maximum(inside, 0).sum() <= 512  # HDF5 reads so much of a header before it knows how long it is
+        # HDF5 reads so much of a header before it knows how long it is
+        assert np.maximum(inside, 0).sum() <= 512
     assert len(data) == lengths.sum() < 30_000
 
 
-def test_an_index_beside_a_file_is_of_all_its_datasets(server: RangeServer, opened_of: Any, folder: Path) -> None:
+def test_an_index_beside_a_file_is_of_all_its_datasets(
+    server: RangeServer, opened_of: Any, folder: Path
+) -> None:
     """Made of a copy on this machine, and with an object in it that can't be a sample."""
     path = folder / "b.h5"
     shutil.copy(folder / "a.h5", path)
@@ -164,13 +201,22 @@ def test_an_index_beside_a_file_is_of_all_its_datasets(server: RangeServer, open
     (folder / "b.h5.index").write_bytes(index_bytes(made, INDEX, path.stat().st_size))
     for name in ("raw", "packed", "library", "group/texts"):
         opened = opened_of()
-        opened.hdf5.read_each([server.url + "/b.h5"], lambda url: HDF5Source(url, name, opened=opened).column("targets"))  # noqa: B023
+        opened.hdf5.read_each(
+            [server.url + "/b.h5"],
+            lambda url, name=name, opened=opened: HDF5Source(url, name, opened=opened).column(
+                "targets"
+            ),
+        )
         assert {one for one, _, _ in ranges(server)} == {"b.h5.index"}
-    with pytest.raises(MissingNameError, match="it has: group/texts, library, link, packed, raw, targets"):
+    with pytest.raises(
+        MissingNameError, match="it has: group/texts, library, link, packed, raw, targets"
+    ):
         source_of(opened_of(), server.url + "/b.h5", "other")
 
 
-def test_a_table_that_is_kept_is_no_substitute_for_the_index(server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path) -> None:
+def test_a_table_that_is_kept_is_no_substitute_for_the_index(
+    server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.setattr("headrace.storage.hdf5.chunks.KEPT_FROM", 10)
     url, cache = server.url + "/a.h5", tmp_path / "cache"
     source_of(opened_of(), url, "packed", cache_dir=cache)
@@ -190,7 +236,9 @@ def test_a_pickled_source_reads_on(server: RangeServer, opened_of: Any, folder: 
     import pickle
 
     for name in ("packed", "group/texts"):
-        far = source_of(opened_of(storage_options={"headers": {"X": "y"}}), server.url + "/a.h5", name)
+        far = source_of(
+            opened_of(storage_options={"headers": {"X": "y"}}), server.url + "/a.h5", name
+        )
         copy = pickle.loads(pickle.dumps(far))
         np.testing.assert_equal(copy.read([3, 4]), HDF5Source(folder / "a.h5", name).read([3, 4]))
         copy.close()
@@ -199,18 +247,28 @@ def test_a_pickled_source_reads_on(server: RangeServer, opened_of: Any, folder: 
 # -- h5py's lock
 
 
-def test_a_server_that_takes_longer_than_the_lock_is_held(server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any) -> None:
+def test_a_server_that_takes_longer_than_the_lock_is_held(
+    server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(hdf5_far, "PATIENCE", 0.001)
     server.set(latency=0.01)
     for name in ("packed", "library", "group/texts"):
-        far = source_of(opened_of(cache_dir=folder / name.replace("/", "-")), server.url + "/a.h5", name)
-        np.testing.assert_equal(far.read([3, 290]), HDF5Source(folder / "a.h5", name).read([3, 290]))
+        far = source_of(
+            opened_of(cache_dir=folder / name.replace("/", "-")), server.url + "/a.h5", name
+        )
+        np.testing.assert_equal(
+            far.read([3, 290]), HDF5Source(folder / "a.h5", name).read([3, 290])
+        )
     assert gc.isenabled()
 
 
 @pytest.mark.parametrize("name", ["packed", "library"])
-def test_who_fetches_may_need_the_lock_of_who_waits(server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, name: str) -> None:
-    """So it would be if an h5py object were collected in the connections' thread: it goes on when the lock is given back."""
+def test_who_fetches_may_need_the_lock_of_who_waits(
+    server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, name: str
+) -> None:
+    """So it would be if an h5py object were collected in the connections' thread: it goes on
+    when the lock is given back.
+    """
     monkeypatch.setattr(hdf5_far, "PATIENCE", 0.05)
     opened = opened_of()
     read = opened.files.read
@@ -243,10 +301,19 @@ def test_what_was_raised_into_a_library_comes_out(server: RangeServer) -> None:
         raise KeyError("later")
 
 
-@pytest.mark.parametrize(("fault", "kind", "said"), [("503", RemoteError, "the server says 503"), ("403", AccessError, "access is denied")])
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [("503", RemoteError, "the server says 503"), ("403", AccessError, "access is denied")],
+)
 @pytest.mark.parametrize("name", ["packed", "library", "group/texts"])
 def test_errors_of_the_server_come_out_of_h5py(
-    server: RangeServer, opened_of: Any, monkeypatch: Any, fault: str, kind: Any, said: str, name: str
+    server: RangeServer,
+    opened_of: Any,
+    monkeypatch: Any,
+    fault: str,
+    kind: Any,
+    said: str,
+    name: str,
 ) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     monkeypatch.setattr(hdf5_far, "ENDS", 16)  # else nothing is left to be read
@@ -267,7 +334,9 @@ def test_errors_of_the_server_come_out_of_h5py(
 
 
 @pytest.mark.parametrize("name", ["raw", "library", "group/texts"])
-def test_a_file_that_is_replaced(server: RangeServer, opened_of: Any, folder: Path, name: str) -> None:
+def test_a_file_that_is_replaced(
+    server: RangeServer, opened_of: Any, folder: Path, name: str
+) -> None:
     path = folder / "replaced.h5"
     shutil.copy(folder / "a.h5", path)
     far = source_of(opened_of(), server.url + "/replaced.h5", name)
@@ -283,12 +352,16 @@ def test_what_is_no_hdf5_file_and_what_is_not_there(server: RangeServer, opened_
         source_of(opened_of(), server.url + "/words.h5", "raw")
     with pytest.raises(DataNotFoundError, match=r"/none\.h5: there is no such file"):
         source_of(opened_of(), server.url + "/none.h5?key=secret", "raw")
-    with pytest.raises(MissingNameError, match=r"/a\.h5 has no dataset 'data'; it has: group/texts, library"):
+    with pytest.raises(
+        MissingNameError, match=r"/a\.h5 has no dataset 'data'; it has: group/texts, library"
+    ):
         source_of(opened_of(), server.url + "/a.h5?key=secret", "data")
 
 
 @pytest.mark.parametrize("disk", [None, "10MB"])
-def test_damaged_metadata_are_fetched_again(server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, disk: str | None) -> None:
+def test_damaged_metadata_are_fetched_again(
+    server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, disk: str | None
+) -> None:
     url, opened = server.url + "/a.h5", opened_of(disk_cache_size=disk)
     remote, damaged = opened.files._remote, [0, 9]
     fetch = remote.fetch
@@ -299,7 +372,9 @@ def test_damaged_metadata_are_fetched_again(server: RangeServer, opened_of: Any,
         for number, (_, start, stop) in enumerate(ranges.each()):
             if start <= 0 < stop and damaged:
                 at = damaged.pop()
-                found[number] = memoryview(bytes(found[number][:at]) + b"\xff" + bytes(found[number][at + 1 :]))
+                found[number] = memoryview(
+                    bytes(found[number][:at]) + b"\xff" + bytes(found[number][at + 1 :])
+                )
         return found
 
     monkeypatch.setattr(remote, "fetch", wrong)
@@ -310,7 +385,10 @@ def test_damaged_metadata_are_fetched_again(server: RangeServer, opened_of: Any,
     assert len(far.read([1])) == 1
     monkeypatch.undo()
     server.counts()
-    np.testing.assert_equal(source_of(opened_of(disk_cache_size=disk), url, "raw").read([9]), HDF5Source(folder / "a.h5", "raw").read([9]))
+    np.testing.assert_equal(
+        source_of(opened_of(disk_cache_size=disk), url, "raw").read([9]),
+        HDF5Source(folder / "a.h5", "raw").read([9]),
+    )
 
 
 def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: Path) -> None:
@@ -326,7 +404,10 @@ def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: 
             file.create_virtual_dataset(name, layout)
     url = server.url + "/links.h5"
     for name in ("away", "folder/soft", "external", "other"):
-        with pytest.raises(FormatError, match=r"links\.h5: .*(a\.h5|bytes\.bin)'?: far away other files are not followed"):
+        with pytest.raises(
+            FormatError,
+            match=r"links\.h5: .*(a\.h5|bytes\.bin)'?: far away other files are not followed",
+        ):
             source_of(opened_of(), url, name)
     for name in ("near", "same"):
         assert [int(row) for row in source_of(opened_of(), url, name).read([5, 250])] == [5, 250]
@@ -334,16 +415,25 @@ def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: 
 
 def test_a_user_block_comes_first(server: RangeServer, opened_of: Any, folder: Path) -> None:
     with h5py.File(folder / "matlab.mat", "w", userblock_size=512) as file:
-        for name, how in (("plain", {}), ("raw", {"chunks": (50, 3)}), ("gzip", {"chunks": (50, 3), "compression": "gzip"})):
+        for name, how in (
+            ("plain", {}),
+            ("raw", {"chunks": (50, 3)}),
+            ("gzip", {"chunks": (50, 3), "compression": "gzip"}),
+        ):
             file.create_dataset(name, data=np.arange(3 * N).reshape(N, 3), **how)
     for name in ("plain", "raw", "gzip"):
         source = source_of(opened_of(), server.url + "/matlab.mat", name)
-        assert source.is_direct and [row.tolist() for row in source.read([0, 77])] == [[0, 1, 2], [231, 232, 233]]
+        assert source.is_direct and [row.tolist() for row in source.read([0, 77])] == [
+            [0, 1, 2],
+            [231, 232, 233],
+        ]
 
 
 def test_what_is_read_afresh_is_decoded_afresh(folder: Path) -> None:
     """In all files that are read as one."""
-    sources = ConcatSource([HDF5Source(folder / "a.h5", "packed"), HDF5Source(folder / "a.h5", "packed")])
+    sources = ConcatSource(
+        [HDF5Source(folder / "a.h5", "packed"), HDF5Source(folder / "a.h5", "packed")]
+    )
     expected = [row.copy() for row in sources.read([2, N + 2])]
     sources.hold_chunks(1 << 20)
     for source in sources.sources:

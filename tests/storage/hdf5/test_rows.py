@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from h5py import h5d, h5p, h5s, h5t
 
-from headrace.errors import DataNotFoundError, FileChangedError, FormatError, HeadraceError, MissingNameError
+from headrace.errors import (
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    HeadraceError,
+    MissingNameError,
+)
 from headrace.storage.arrays.packed import crc_of
 from headrace.storage.hdf5.files import is_hdf5
 from headrace.storage.hdf5.packed import packed_info
@@ -29,7 +35,9 @@ def values(dtype: str, row: tuple[int, ...], n: int = N) -> np.ndarray[Any, Any]
     shape = (n, *row)
     if kind.kind == "b":
         return np.random.default_rng(1).integers(0, 2, shape).astype(bool)
-    data = np.random.default_rng(1).integers(0, 256, int(np.prod(shape)) * kind.itemsize, dtype=np.uint8)
+    data = np.random.default_rng(1).integers(
+        0, 256, int(np.prod(shape)) * kind.itemsize, dtype=np.uint8
+    )
     return data.view(kind).reshape(shape)
 
 
@@ -52,7 +60,9 @@ def check(source: HDF5Source, array: np.ndarray[Any, Any]) -> None:
 
 @pytest.mark.parametrize("row", [(), (5,), (4, 3, 2)], ids=["scalar", "1-D", "3-D"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_contiguous_rows_are_the_same_directly_and_through_h5py(tmp_path: Path, dtype: str, row: tuple[int, ...]) -> None:
+def test_contiguous_rows_are_the_same_directly_and_through_h5py(
+    tmp_path: Path, dtype: str, row: tuple[int, ...]
+) -> None:
     array = values(dtype, row)
     path = write(tmp_path / "a.h5", array)
     direct, plain = HDF5Source(path, "x"), HDF5Source(path, "x", direct=False)
@@ -125,7 +135,10 @@ def test_layouts_that_have_no_place_of_their_own(tmp_path: Path) -> None:
 
 
 def test_rows_without_bytes_and_files_without_rows(tmp_path: Path) -> None:
-    check(HDF5Source(write(tmp_path / "a.h5", np.empty((N, 0), np.float32)), "x"), np.empty((N, 0), np.float32))
+    check(
+        HDF5Source(write(tmp_path / "a.h5", np.empty((N, 0), np.float32)), "x"),
+        np.empty((N, 0), np.float32),
+    )
     empty = HDF5Source(write(tmp_path / "b.h5", np.empty((0, 3), np.float32)), "x")
     assert len(empty) == 0 and empty.read([]) == [] and len(empty.blocks()) == 0
 
@@ -147,7 +160,9 @@ def test_a_pickled_source_reads_the_same_rows(tmp_path: Path) -> None:
 def test_a_missing_name_lists_the_names_that_are_there(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["train/images"], file["labels"] = np.zeros((3, 2)), np.zeros(3)
-    with pytest.raises(MissingNameError, match=r"a\.h5 has no dataset 'data'; it has: labels, train/images") as caught:
+    with pytest.raises(
+        MissingNameError, match=r"a\.h5 has no dataset 'data'; it has: labels, train/images"
+    ) as caught:
         HDF5Source(tmp_path / "a.h5")
     assert isinstance(caught.value, KeyError)
     with pytest.raises(MissingNameError, match="'train'"):
@@ -156,7 +171,9 @@ def test_a_missing_name_lists_the_names_that_are_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_text", [False, True])  # read directly, and through h5py
 @pytest.mark.parametrize("chunks", [None, (5,)])
-def test_fields_beside_a_caller_of_h5py(tmp_path: Path, chunks: tuple[int, ...] | None, is_text: bool) -> None:
+def test_fields_beside_a_caller_of_h5py(
+    tmp_path: Path, chunks: tuple[int, ...] | None, is_text: bool
+) -> None:
     """HDF5 sorts the fields of a compound for all who have it open, when one of them reads it."""
     text = h5t.C_S1.copy()
     text.set_size(4)
@@ -172,7 +189,11 @@ def test_fields_beside_a_caller_of_h5py(tmp_path: Path, chunks: tuple[int, ...] 
     with h5py.File(path, "w") as file:
         h5d.create(file.id, b"x", outer, h5s.create_simple((N,)), plist)
         rows = np.zeros(N, file["x"].dtype)
-        rows["inner"]["a"], rows["inner"]["b"], rows["c"] = np.arange(N), np.arange(N) + 30, np.arange(N) + 60
+        rows["inner"]["a"], rows["inner"]["b"], rows["c"] = (
+            np.arange(N),
+            np.arange(N) + 30,
+            np.arange(N) + 60,
+        )
         file["x"][...] = rows
 
     def values_of(source: HDF5Source) -> list[tuple[int, int, int]]:
@@ -218,7 +239,11 @@ def test_a_file_truncated_while_it_is_open_names_the_row(tmp_path: Path) -> None
 
 def test_no_hdf5_file_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "words.h5").write_text("words")
-    assert not is_hdf5(tmp_path / "words.h5") and not is_hdf5(tmp_path / "none.h5") and not is_hdf5(tmp_path)
+    assert (
+        not is_hdf5(tmp_path / "words.h5")
+        and not is_hdf5(tmp_path / "none.h5")
+        and not is_hdf5(tmp_path)
+    )
     with pytest.raises(FormatError, match=r"words\.h5 is no HDF5 file"):
         HDF5Source(tmp_path / "words.h5")
     with pytest.raises(DataNotFoundError, match=r"none\.h5 does not exist"):
@@ -238,7 +263,12 @@ def test_damage_inside_names_the_file(tmp_path: Path) -> None:
 
 def test_columns_have_one_row_a_sample(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["data"], file["good"], file["short"], file["one"] = np.zeros((4, 2)), np.arange(4), np.arange(3), 1
+        file["data"], file["good"], file["short"], file["one"] = (
+            np.zeros((4, 2)),
+            np.arange(4),
+            np.arange(3),
+            1,
+        )
     source = HDF5Source(tmp_path / "a.h5")
     assert source.column("good").tolist() == [0, 1, 2, 3]
     for name in ("short", "one"):

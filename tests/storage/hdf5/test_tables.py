@@ -50,7 +50,9 @@ def rows(path: Path, name: str, cache: Path) -> Any:
 def test_a_table_is_counted_once(tmp_path: Path, counted: list[str]) -> None:
     path, cache = write(tmp_path / "a.h5", x=DATA, y=DATA + 1), tmp_path / "cache"
     for _ in range(3):
-        assert np.array_equal(rows(path, "x", cache), DATA) and np.array_equal(rows(path, "y", cache), DATA + 1)
+        assert np.array_equal(rows(path, "x", cache), DATA) and np.array_equal(
+            rows(path, "y", cache), DATA + 1
+        )
     assert counted == ["/x", "/y"] and len(list(cache.iterdir())) == 2
 
 
@@ -62,20 +64,33 @@ def test_a_file_that_has_changed_is_counted_anew(tmp_path: Path, counted: list[s
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "others"])
-def test_a_table_that_is_damaged_is_not_trusted(tmp_path: Path, counted: list[str], damage: str) -> None:
+def test_a_table_that_is_damaged_is_not_trusted(
+    tmp_path: Path, counted: list[str], damage: str
+) -> None:
     path, cache = write(tmp_path / "a.h5", x=DATA), tmp_path / "cache"
     rows(path, "x", cache)
     kept = next(cache.iterdir())
     whole = kept.read_bytes()
-    changed = {"cut": whole[:-9], "flipped": whole[:-9] + b"\7" + whole[-8:], "empty": b"", "others": whole}[damage]
+    changed = {
+        "cut": whole[:-9],
+        "flipped": whole[:-9] + b"\7" + whole[-8:],
+        "empty": b"",
+        "others": whole,
+    }[damage]
     kept.write_bytes(changed)
     if damage == "others":
         kept.chmod(0o666)
     assert np.array_equal(rows(path, "x", cache), DATA) and counted == ["/x", "/x"]
-    assert kept.read_bytes() == whole and np.array_equal(rows(path, "x", cache), DATA) and len(counted) == 2
+    assert (
+        kept.read_bytes() == whole
+        and np.array_equal(rows(path, "x", cache), DATA)
+        and len(counted) == 2
+    )
 
 
-def test_a_cache_that_can_not_be_written_costs_time_alone(tmp_path: Path, counted: list[str]) -> None:
+def test_a_cache_that_can_not_be_written_costs_time_alone(
+    tmp_path: Path, counted: list[str]
+) -> None:
     path = write(tmp_path / "a.h5", x=DATA)
     (tmp_path / "cache").write_text("a file")
     for _ in range(2):
@@ -83,15 +98,22 @@ def test_a_cache_that_can_not_be_written_costs_time_alone(tmp_path: Path, counte
     assert counted == ["/x", "/x"]
 
 
-def test_the_default_folder(tmp_path: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder(
+    tmp_path: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not yet" / "there"))
     path = write(tmp_path / "a.h5", x=DATA)
     HDF5Source(path, "x")
     HDF5Source(path, "x")
-    assert counted == ["/x"] and len(list((tmp_path / "not yet" / "there" / "headrace").iterdir())) == 1
+    assert (
+        counted == ["/x"]
+        and len(list((tmp_path / "not yet" / "there" / "headrace").iterdir())) == 1
+    )
 
 
-def test_offsets_beyond_the_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_beyond_the_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, count = write(tmp_path / "a.h5", x=DATA), hdf5_chunks._counted
 
     def huge(*given: Any) -> Any:
@@ -100,7 +122,9 @@ def test_offsets_beyond_the_file_are_refused(tmp_path: Path, monkeypatch: pytest
         return numbers, table
 
     monkeypatch.setattr(hdf5_chunks, "_counted", huge)
-    with pytest.raises(FormatError, match=r"a\.h5 is cut short: chunk \(3, 0\) of 'x' lies beyond its [\d,]+ bytes"):
+    with pytest.raises(
+        FormatError, match=r"a\.h5 is cut short: chunk \(3, 0\) of 'x' lies beyond its [\d,]+ bytes"
+    ):
         HDF5Source(path, "x")
 
 

@@ -26,15 +26,21 @@ VALUES = np.random.default_rng(0).integers(0, 99, LENGTH).astype("i4")
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What reads the same array in several layouts, with and without a cache; and one of which some chunks were never written."""
+    """What reads the same array in several layouts, with and without a cache; and one of which
+    some chunks were never written.
+    """
     folder: Path = tmp_path_factory.mktemp("spans")
     with h5py.File(folder / "a.h5", "w") as file:
         file["plain"] = VALUES
         file.create_dataset("raw", data=VALUES, chunks=(16,))
         file.create_dataset("gzip", data=VALUES, chunks=(16,), compression="gzip")
         file.create_dataset("lzf", data=VALUES, chunks=(64,), compression="lzf")
-        file.create_dataset("holes", (LENGTH,), "i4", chunks=(16,), fillvalue=7)[32:64] = VALUES[32:64]
-        file.create_dataset("gzip holes", (LENGTH,), "i4", chunks=(16,), fillvalue=7, compression="gzip")[32:64] = VALUES[32:64]
+        file.create_dataset("holes", (LENGTH,), "i4", chunks=(16,), fillvalue=7)[32:64] = VALUES[
+            32:64
+        ]
+        file.create_dataset(
+            "gzip holes", (LENGTH,), "i4", chunks=(16,), fillvalue=7, compression="gzip"
+        )[32:64] = VALUES[32:64]
     root = zarr.open_group(folder / "a.zarr", mode="w")
     root.create_array("files", data=VALUES, chunks=(16,), compressors=None)
     root.create_array("shards", data=VALUES, chunks=(8,), shards=(64,))
@@ -44,7 +50,9 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     found = []
     with hdf5.hdf5.reading(str(folder / "a.h5")) as file:
         groups = HDF5Groups(file, str(folder / "a.h5"), hdf5)
-        found += [(groups.spans(name)[0], with_holes if "holes" in name else VALUES) for name in file]
+        found += [
+            (groups.spans(name)[0], with_holes if "holes" in name else VALUES) for name in file
+        ]
     store = ZarrGroups(stores.store(folder / "a.zarr"), stores)
     found += [(store.spans(name)[0], VALUES) for name in ("files", "shards")]
     hdf5.chunks.resize(1 << 20)
@@ -59,12 +67,18 @@ def test_spans_one_behind_the_other(readers: Any, spans: list[tuple[int, int]]) 
     firsts = np.array([first for first, _ in spans], np.int64)
     ends = np.minimum(firsts + np.array([count for _, count in spans], np.int64), LENGTH)
     for reader, values in readers:
-        expected = np.concatenate([np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))])
-        assert np.array_equal(read_joined([reader], firsts, ends, one_after_the_other)[0], expected), reader.how
+        expected = np.concatenate(
+            [np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))]
+        )
+        assert np.array_equal(
+            read_joined([reader], firsts, ends, one_after_the_other)[0], expected
+        ), reader.how
     for together in (readers[:-2], readers[-2:]):  # those of each file share a cache
         found = read_joined([reader for reader, _ in together], firsts, ends, one_after_the_other)
         for rows, (reader, values) in zip(found, together, strict=True):
-            expected = np.concatenate([np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))])
+            expected = np.concatenate(
+                [np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))]
+            )
             assert np.array_equal(rows, expected), reader.how
 
 
@@ -79,13 +93,16 @@ def test_arrays_chunked_alike_are_cached_and_dropped_together(tmp_path: Path) ->
     hdf5.chunks.resize(2 * 16 * (4 + 8))  # two chunks of both
     for firsts, ends, cached, decoded in [
         ([0, 20], [10, 30], 2, 2),
-        ([10, 30], [16, 32], 1, 2),  # all rows of the first chunk have been given, and 4 of the second are left
+        # all rows of the first chunk have been given, and 4 of the second are left
+        ([10, 30], [16, 32], 1, 2),
         ([16], [20], 0, 2),
         ([0, 32, 64, 96], [1, 33, 65, 97], 2, 6),  # no more than there is room for
     ]:
         rows = read_joined(readers, np.array(firsts), np.array(ends), one_after_the_other)
         expected = np.concatenate([VALUES[a:b] for a, b in zip(firsts, ends, strict=True)])
-        assert [one.dtype for one in rows] == ["i4", "f8"] and all(np.array_equal(one, expected) for one in rows)
+        assert [one.dtype for one in rows] == ["i4", "f8"] and all(
+            np.array_equal(one, expected) for one in rows
+        )
         assert hdf5.chunks.nbytes == cached * 16 * (4 + 8)
         assert [reader.counts["chunks_decoded"] for reader in readers] == [decoded] * 2
     hdf5.close()
@@ -94,7 +111,10 @@ def test_arrays_chunked_alike_are_cached_and_dropped_together(tmp_path: Path) ->
 @given(st.data())
 def test_rows_are_those_of_a_dense_array(data: Any) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
-    each = [data.draw(st.lists(st.tuples(st.integers(0, columns - 1), st.integers(-3, 3)), max_size=6)) for _ in range(rows)]
+    each = [
+        data.draw(st.lists(st.tuples(st.integers(0, columns - 1), st.integers(-3, 3)), max_size=6))
+        for _ in range(rows)
+    ]
     sizes = np.array([len(one) for one in each], np.int64)
     pairs = np.array([pair for one in each for pair in one], np.int64).reshape(-1, 2)
     given_rows = CSRRows.of(sizes, pairs[:, 0].astype("i4"), pairs[:, 1].astype("f4"))
@@ -108,7 +128,9 @@ def test_rows_are_those_of_a_dense_array(data: Any) -> None:
     assert np.array_equal(out, dense)
     assert all((np.diff(indices) > 0).all() for indices, _ in found.records())
     assert found.outside(columns) is None
-    order = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6)), np.int64)
+    order = np.array(
+        data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6)), np.int64
+    )
     taken = np.empty((len(order), columns), "f4")
     found.take(order).scatter(taken)
     assert np.array_equal(taken, dense[order])
@@ -122,7 +144,10 @@ def test_rows_are_those_of_a_dense_array(data: Any) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(again, found, strict=True))
 
 
-@given(st.lists(st.lists(st.integers(-1, 5), max_size=4), min_size=1, max_size=5), st.sampled_from(["i2", ">i4", "i8", "u2", ">u4"]))
+@given(
+    st.lists(st.lists(st.integers(-1, 5), max_size=4), min_size=1, max_size=5),
+    st.sampled_from(["i2", ">i4", "i8", "u2", ">u4"]),
+)
 def test_only_canonical_rows_pass_the_check(each: list[list[int]], dtype: str) -> None:
     columns = np.array([column for one in each for column in one], "i8").astype(dtype)
     rows = CSRRows.of(np.array([len(one) for one in each]), columns, np.ones(len(columns)))

@@ -35,8 +35,14 @@ def by_tarfile(path: Path) -> list[dict[str, Any]]:
     with tarfile.open(path, "r:") as file:
         for member in file:
             found = re.match(r"^((?:.*/|)[^.]+)[.]([^/]*)$", member.name, re.DOTALL)
-            is_hidden = member.name.rpartition("/")[2].startswith(".")  # WebDataset makes samples of some of these
-            if not member.isreg() or found is None or is_hidden or re.match(r"__[^/]*__($|/)", member.name):
+            # WebDataset makes samples of some of these
+            is_hidden = member.name.rpartition("/")[2].startswith(".")
+            if (
+                not member.isreg()
+                or found is None
+                or is_hidden
+                or re.match(r"__[^/]*__($|/)", member.name)
+            ):
                 continue
             if not samples or samples[-1]["__key__"] != found[1]:
                 samples.append({"__key__": found[1]})
@@ -47,7 +53,9 @@ def by_tarfile(path: Path) -> list[dict[str, Any]]:
 
 
 def without_url(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in record.items() if name != "__url__"} for record in records]
+    return [
+        {name: value for name, value in record.items() if name != "__url__"} for record in records
+    ]
 
 
 def read_all(path: Path, **options: Any) -> list[dict[str, Any]]:
@@ -58,25 +66,50 @@ def read_all(path: Path, **options: Any) -> list[dict[str, Any]]:
 def plain(count: int = 6, nbytes: int = 100) -> Members:
     """Samples 000, 001, ... of a .bin and a .cls."""
     data = np.random.default_rng(count).bytes(nbytes)
-    return [(f"some/{n:03d}.{ending}", data[n % 7 :] if ending == "bin" else b"%d" % n) for n in range(count) for ending in ("bin", "cls")]
+    return [
+        (f"some/{n:03d}.{ending}", data[n % 7 :] if ending == "bin" else b"%d" % n)
+        for n in range(count)
+        for ending in ("bin", "cls")
+    ]
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------------
 
-_parts = st.text(st.characters(exclude_characters="/\0.", exclude_categories=["Cs"]), min_size=1, max_size=40)
+_parts = st.text(
+    st.characters(exclude_characters="/\0.", exclude_categories=["Cs"]), min_size=1, max_size=40
+)
 _names = st.tuples(
-    st.lists(_parts, max_size=3), _parts, st.lists(st.sampled_from(["jpg", "PNG", "seg.png", "cls", ""]), unique=True, max_size=3)
+    st.lists(_parts, max_size=3),
+    _parts,
+    st.lists(st.sampled_from(["jpg", "PNG", "seg.png", "cls", ""]), unique=True, max_size=3),
 )
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(_names, max_size=6), st.integers(0, 3), st.sampled_from(FORMATS), st.randoms(use_true_random=False))
-def test_it_reads_what_tarfile_reads(tmp_path: Path, names: list[Any], deep: int, form: int, random: Any) -> None:
+@given(
+    st.lists(_names, max_size=6),
+    st.integers(0, 3),
+    st.sampled_from(FORMATS),
+    st.randoms(use_true_random=False),
+)
+def test_it_reads_what_tarfile_reads(
+    tmp_path: Path, names: list[Any], deep: int, form: int, random: Any
+) -> None:
     members: Members = []
     for number, (folders, stem, endings) in enumerate(names):
-        where = "/".join([*["a" * 60] * (deep if form != tarfile.USTAR_FORMAT else 0), *folders, f"{number}{stem}"])
+        where = "/".join(
+            [
+                *["a" * 60] * (deep if form != tarfile.USTAR_FORMAT else 0),
+                *folders,
+                f"{number}{stem}",
+            ]
+        )
         members += [
-            (f"{where}.{ending}" if ending else where, random.randbytes(random.choice([0, 1, 511, 512, 513, 2000]))) for ending in endings
+            (
+                f"{where}.{ending}" if ending else where,
+                random.randbytes(random.choice([0, 1, 511, 512, 513, 2000])),
+            )
+            for ending in endings
         ]
     try:
         path = make_tar(tmp_path / "a.tar", members, form)
@@ -92,11 +125,20 @@ def test_long_names_of_all_kinds(tmp_path: Path, form: int) -> None:
     names = ["a" * 95, "b/" * 60 + "c" * 90, "é" * 40]
     if form != tarfile.USTAR_FORMAT:
         names += ["d" * 101, "e" * 600, "f/" * 200 + "g" * 300, "日本" * 80]
-    members = [(f"{name}.{ending}", f"{name} {ending}".encode()) for name in names for ending in ("jpg", "txt")]
+    members = [
+        (f"{name}.{ending}", f"{name} {ending}".encode())
+        for name in names
+        for ending in ("jpg", "txt")
+    ]
     path = make_tar(tmp_path / "a.tar", members, form)
-    assert read_all(path) == by_tarfile(path) == [
-        {"__key__": name, **{ending: f"{name} {ending}".encode() for ending in ("jpg", "txt")}} for name in names
-    ]  # fmt: skip
+    assert (
+        read_all(path)
+        == by_tarfile(path)
+        == [
+            {"__key__": name, **{ending: f"{name} {ending}".encode() for ending in ("jpg", "txt")}}
+            for name in names
+        ]
+    )
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -111,12 +153,23 @@ def test_sizes_beyond_the_usual_field(tmp_path: Path, form: int) -> None:
         file.write(small.tobuf(form) + b"small".ljust(512, b"\0") + bytes(1024))
     source = TarSource(path)
     assert source.sizes().tolist() == [9 << 30, 5] and source.read([1])[0]["txt"] == b"small"
-    assert list(source.byte_ranges(np.array([0])).each()) == [(str(path), len(head), len(head) + large.size)]
+    assert list(source.byte_ranges(np.array([0])).each()) == [
+        (str(path), len(head), len(head) + large.size)
+    ]
 
 
 def test_what_is_no_part_of_a_sample(tmp_path: Path) -> None:
-    hidden = [("._000.jpg", b"mac"), ("some/._001.jpg", b"mac"), (".hidden", b""), ("__index__", b"{}"), ("__meta__/a.jpg", b"")]
-    path = make_tar(tmp_path / "a.tar", [*hidden, ("README", b"read me"), ("some/", b""), *plain(2), ("a.b/c.jpg", b"key a.b/c")])
+    hidden = [
+        ("._000.jpg", b"mac"),
+        ("some/._001.jpg", b"mac"),
+        (".hidden", b""),
+        ("__index__", b"{}"),
+        ("__meta__/a.jpg", b""),
+    ]
+    path = make_tar(
+        tmp_path / "a.tar",
+        [*hidden, ("README", b"read me"), ("some/", b""), *plain(2), ("a.b/c.jpg", b"key a.b/c")],
+    )
     source = TarSource(path)
     assert without_url(source.read([0, 1, 2])) == by_tarfile(path)
     assert [record["__key__"] for record in source.read([2, 0])] == ["a.b/c", "some/000"]
@@ -125,36 +178,55 @@ def test_what_is_no_part_of_a_sample(tmp_path: Path) -> None:
 
 def test_extensions_are_lower_case_and_keys_are_not(tmp_path: Path) -> None:
     path = make_tar(tmp_path / "a.tar", [("A.JPG", b"1"), ("A.Seg.PNG", b"2"), ("a.jpg", b"3")])
-    assert read_all(path) == [{"__key__": "A", "jpg": b"1", "seg.png": b"2"}, {"__key__": "a", "jpg": b"3"}]
+    assert read_all(path) == [
+        {"__key__": "A", "jpg": b"1", "seg.png": b"2"},
+        {"__key__": "a", "jpg": b"3"},
+    ]
 
 
 def test_a_key_that_comes_again_is_another_sample(tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3"), ("a.cls", b"4")])
+    path = make_tar(
+        tmp_path / "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3"), ("a.cls", b"4")]
+    )
     assert read_all(path) == by_tarfile(path) and len(by_tarfile(path)) == 3
 
 
 @pytest.mark.quick_every(1)
 @pytest.mark.parametrize(
     ("names", "second"),
-    [(["a.cls", "b.cls", "a.txt", "b.txt"], 2), (["./a.cls", "b.cls", "b.txt", "a.txt"], 3), (["d/a.cls", "a.cls", "d//a.txt"], 2)],
+    [
+        (["a.cls", "b.cls", "a.txt", "b.txt"], 2),
+        (["./a.cls", "b.cls", "b.txt", "a.txt"], 3),
+        (["d/a.cls", "a.cls", "d//a.txt"], 2),
+    ],
 )
-def test_members_of_a_sample_that_lie_apart_are_an_error(names: list[str], second: int, tmp_path: Path) -> None:
+def test_members_of_a_sample_that_lie_apart_are_an_error(
+    names: list[str], second: int, tmp_path: Path
+) -> None:
     path = make_tar(tmp_path / "a.tar", [(name, b"1") for name in names])
     places = rf"'cls' at byte 512 and 'txt' at byte {1024 * second + 512:,}"
-    with pytest.raises(FormatError, match=rf"sample '{re.escape(names[0][:-4])}' lie apart \({places}\).*--sort=name"):
+    with pytest.raises(
+        FormatError,
+        match=rf"sample '{re.escape(names[0][:-4])}' lie apart \({places}\).*--sort=name",
+    ):
         TarSource(path)
 
 
 @pytest.mark.quick_every(1)
 def test_a_folder_named_by_a_dot_is_the_same(tmp_path: Path) -> None:
     path = make_tar(tmp_path / "a.tar", [("./a.cls", b"1"), ("a.txt", b"2"), ("b.txt", b"3")])
-    assert read_all(path) == [{"__key__": "./a", "cls": b"1", "txt": b"2"}, {"__key__": "b", "txt": b"3"}]
+    assert read_all(path) == [
+        {"__key__": "./a", "cls": b"1", "txt": b"2"},
+        {"__key__": "b", "txt": b"3"},
+    ]
 
 
 @pytest.mark.parametrize("second", ["a.JPG", "a.__key__"])
 def test_a_second_member_of_one_name_is_an_error(tmp_path: Path, second: str) -> None:
     path = make_tar(tmp_path / "a.tar", [("a.jpg", b"1"), (second, b"2")])
-    with pytest.raises(FormatError, match=f"{path.name}: member '{second}'.*is the second .* of sample 'a'"):
+    with pytest.raises(
+        FormatError, match=f"{path.name}: member '{second}'.*is the second .* of sample 'a'"
+    ):
         TarSource(path)
 
 
@@ -168,12 +240,19 @@ def test_links_are_left_out_and_that_is_said(tmp_path: Path, kind: bytes) -> Non
         file.addfile(link)
         _add(file, "2.txt", b"two")
     with pytest.warns(HeadraceWarning, match=r"1 members are links or devices.*a\.tar, '1\.txt'"):
-        assert read_all(path) == by_tarfile(path) == [{"__key__": "0", "txt": b"zero"}, {"__key__": "2", "txt": b"two"}]
+        assert (
+            read_all(path)
+            == by_tarfile(path)
+            == [{"__key__": "0", "txt": b"zero"}, {"__key__": "2", "txt": b"two"}]
+        )
 
 
 def test_sparse_members_are_refused(tmp_path: Path) -> None:
     gnu, pax = tarfile.TarInfo("0.bin"), tarfile.TarInfo("1.bin")
-    gnu.type, pax.pax_headers = tarfile.GNUTYPE_SPARSE, {"GNU.sparse.major": "1", "GNU.sparse.name": "real.bin"}
+    gnu.type, pax.pax_headers = (
+        tarfile.GNUTYPE_SPARSE,
+        {"GNU.sparse.major": "1", "GNU.sparse.name": "real.bin"},
+    )
     for number, (info, form) in enumerate([(gnu, tarfile.GNU_FORMAT), (pax, tarfile.PAX_FORMAT)]):
         path = tmp_path / f"{number}.tar"
         path.write_bytes(info.tobuf(form) + bytes(1024))
@@ -193,27 +272,49 @@ def test_global_headers(tmp_path: Path) -> None:
                 TarSource(path)
 
 
-# --- several shards ---------------------------------------------------------------------------------------------------
+# --- several shards -------------------------------------------------------------------------------
 
 
 def shards(folder: Path, counts: tuple[int, ...] = (3, 0, 5, 1)) -> Path:
     folder.mkdir()
     for number, count in enumerate(counts):
-        make_tar(folder / f"{number}.tar", [(f"{number}-{name[5:]}", data) for name, data in plain(count, 300)])
+        make_tar(
+            folder / f"{number}.tar",
+            [(f"{number}-{name[5:]}", data) for name, data in plain(count, 300)],
+        )
     return folder
 
 
 def test_shards_are_one_source(tmp_path: Path) -> None:
     folder = shards(tmp_path / "shards")
-    source, twin = TarSource(folder), [sample for path in sorted(folder.iterdir()) for sample in by_tarfile(path)]
+    source, twin = (
+        TarSource(folder),
+        [sample for path in sorted(folder.iterdir()) for sample in by_tarfile(path)],
+    )
     assert len(source) == len(twin) == 9
-    assert without_url(source.read([8, 0, 3, 3, 2])) == [twin[8], twin[0], twin[3], twin[3], twin[2]]
-    assert [Path(record["__url__"]).name for record in source.read([0, 3, 8])] == ["0.tar", "2.tar", "3.tar"]
+    assert without_url(source.read([8, 0, 3, 3, 2])) == [
+        twin[8],
+        twin[0],
+        twin[3],
+        twin[3],
+        twin[2],
+    ]
+    assert [Path(record["__url__"]).name for record in source.read([0, 3, 8])] == [
+        "0.tar",
+        "2.tar",
+        "3.tar",
+    ]
     assert source.read([]) == [] and source.location(3) == f"{folder}/2.tar, sample '2-000'"
-    assert source.sizes().tolist() == [sum(len(v) for k, v in sample.items() if k != "__key__") for sample in twin]
-    for (where, begin, end), sample in zip(source.byte_ranges(np.array([0, 8])).each(), (0, 8), strict=True):
+    assert source.sizes().tolist() == [
+        sum(len(v) for k, v in sample.items() if k != "__key__") for sample in twin
+    ]
+    for (where, begin, end), sample in zip(
+        source.byte_ranges(np.array([0, 8])).each(), (0, 8), strict=True
+    ):
         bytes_there = Path(where).read_bytes()[begin:end]
-        assert bytes_there.startswith(twin[sample]["bin"]) and bytes_there.endswith(twin[sample]["cls"])
+        assert bytes_there.startswith(twin[sample]["bin"]) and bytes_there.endswith(
+            twin[sample]["cls"]
+        )
     ends = [list(source.byte_ranges(np.array(part)).each()) for part in ([0, 2], [3, 7], [8])]
     assert source.stored_nbytes == sum(part[-1][2] - part[0][1] for part in ends)
     copy = pickle.loads(pickle.dumps(source))
@@ -229,16 +330,29 @@ def test_many_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_fingerprint_is_of_names_and_sizes(tmp_path: Path) -> None:
     one, other = shards(tmp_path / "one"), shards(tmp_path / "other")
     known = TarSource(one).fingerprint()
-    assert TarSource(other).fingerprint() == known == TarSource([one / f"{n}.tar" for n in range(4)]).fingerprint()
+    assert (
+        TarSource(other).fingerprint()
+        == known
+        == TarSource([one / f"{n}.tar" for n in range(4)]).fingerprint()
+    )
     make_tar(other / "3.tar", [("3-000.bin", b"")])
     assert TarSource(other).fingerprint() != known
-    assert len({TarSource(shards(tmp_path / f"{n}", counts)).fingerprint() for n, counts in enumerate([(3, 1), (1, 3), (4,)])}) == 3
+    assert (
+        len(
+            {
+                TarSource(shards(tmp_path / f"{n}", counts)).fingerprint()
+                for n, counts in enumerate([(3, 1), (1, 3), (4,)])
+            }
+        )
+        == 3
+    )
 
 
 def test_blocks_follow_from_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shards(tmp_path / "shards", (30, 0, 17, 1))
     assert TarSource(folder).blocks().tolist() == [30, 17, 1]
-    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8192)  # 4 samples, each of which takes 4 x 512 bytes
+    # 4 samples, each of which takes 4 x 512 bytes
+    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8192)
     assert TarSource(folder).blocks().tolist() == [4, 4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4, 1, 1]
     assert TarSource(shards(tmp_path / "empty", (0, 0))).blocks().tolist() == []
 
@@ -248,13 +362,18 @@ def test_no_shards(tmp_path: Path) -> None:
         TarSource(tmp_path)
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_tar_that_is_cut_short_is_an_error_wherever(tmp_path: Path, form: int) -> None:
     whole = make_tar(
-        tmp_path / "whole.tar", [*plain(2, 700), ("n" * (90 if form == tarfile.USTAR_FORMAT else 120) + ".txt", b"x" * 600)], form
+        tmp_path / "whole.tar",
+        [
+            *plain(2, 700),
+            ("n" * (90 if form == tarfile.USTAR_FORMAT else 120) + ".txt", b"x" * 600),
+        ],
+        form,
     )
     data, path = whole.read_bytes(), tmp_path / "cut.tar"
     end = data.rstrip(b"\0").__len__()
@@ -272,12 +391,19 @@ def test_flipped_bytes_of_headers_are_noticed(tmp_path: Path, form: int) -> None
     """All but those that tarfile reads too: the bodies of extended headers have no checksum."""
     whole = make_tar(
         tmp_path / "whole.tar",
-        [*plain(1, 700), ("é" * 30 + "n" * (10 if form == tarfile.USTAR_FORMAT else 120) + ".txt", b"x" * 600)],
+        [
+            *plain(1, 700),
+            ("é" * 30 + "n" * (10 if form == tarfile.USTAR_FORMAT else 120) + ".txt", b"x" * 600),
+        ],
         form,
     )
     data, path, seen = whole.read_bytes(), tmp_path / "bad.tar", 0
     headers, bodies = _headers(whole)
-    for at in [at for begin in headers for at in [*range(begin, begin + 160, 3), *range(begin + 160, begin + 512, 41)]] + bodies:
+    for at in [
+        at
+        for begin in headers
+        for at in [*range(begin, begin + 160, 3), *range(begin + 160, begin + 512, 41)]
+    ] + bodies:
         for bit in (0x01, 0x20):
             damaged = bytearray(data)
             damaged[at] ^= bit
@@ -310,7 +436,9 @@ def test_any_damage_is_a_format_error_or_none(tmp_path: Path, data: st.DataObjec
     at = data.draw(st.integers(0, len(whole) - 1))
     some = data.draw(st.binary(max_size=600))
     path = tmp_path / "bad.tar"
-    path.write_bytes(whole[:at] + some + whole[at + data.draw(st.sampled_from([0, len(some), 512])) :])
+    path.write_bytes(
+        whole[:at] + some + whole[at + data.draw(st.sampled_from([0, len(some), 512])) :]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -339,10 +467,15 @@ def test_what_is_no_tar(tmp_path: Path) -> None:
 
 
 def test_tars_that_were_simply_joined(tmp_path: Path) -> None:
-    one, two = make_tar(tmp_path / "one", plain(2)), make_tar(tmp_path / "two", [("9.bin", bytes(2 << 20))])
+    one, two = (
+        make_tar(tmp_path / "one", plain(2)),
+        make_tar(tmp_path / "two", [("9.bin", bytes(2 << 20))]),
+    )
     path = tmp_path / "a.tar"
     path.write_bytes(one.read_bytes() + two.read_bytes())
-    with pytest.warns(HeadraceWarning, match=r"bytes follow the end mark of .*a\.tar and are not read"):
+    with pytest.warns(
+        HeadraceWarning, match=r"bytes follow the end mark of .*a\.tar and are not read"
+    ):
         assert len(TarSource(path)) == 2
 
 
@@ -356,7 +489,7 @@ def test_a_shard_that_changes_under_its_reader(tmp_path: Path) -> None:
     source.close()
 
 
-# --- the index --------------------------------------------------------------------------------------------------------
+# --- the index ------------------------------------------------------------------------------------
 
 
 def test_the_index_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,23 +499,37 @@ def test_the_index_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     scanned: list[str] = []
     real = tar_made.scanned
-    monkeypatch.setattr(tar_made, "scanned", lambda files, path: scanned.append(Path(path).name) or real(files, path))
+    monkeypatch.setattr(
+        tar_made,
+        "scanned",
+        lambda files, path: scanned.append(Path(path).name) or real(files, path),
+    )
     assert read_all(folder, cache_dir=kept) == expected and not scanned
     make_tar(folder / "1.tar", [("new.txt", b"new")])  # another one under its name
     next(kept.iterdir()).write_bytes(b"damaged")
     assert len(read_all(folder, cache_dir=kept)) == 10
     assert "1.tar" in scanned and len(scanned) in (1, 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    assert len(read_all(folder)) == 10 and not (tmp_path / "user").exists()  # small ones are read again
+    # small ones are read again
+    assert len(read_all(folder)) == 10 and not (tmp_path / "user").exists()
     monkeypatch.setattr(tar_made, "KEPT_FROM", 2)
     scanned.clear()
-    assert len(read_all(folder)) == len(read_all(folder)) == 10 and sorted(scanned) == ["0.tar", "1.tar", "1.tar", "2.tar", "3.tar"]
+    assert len(read_all(folder)) == len(read_all(folder)) == 10 and sorted(scanned) == [
+        "0.tar",
+        "1.tar",
+        "1.tar",
+        "2.tar",
+        "3.tar",
+    ]
 
 
 def test_a_cache_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     path = make_tar(tmp_path / "a.tar", plain(3))
-    with pytest.warns(HeadraceWarning, match=r"cache_dir=.*file.*: indices of tars are not kept \(.*\), so headers are read"):
+    with pytest.warns(
+        HeadraceWarning,
+        match=r"cache_dir=.*file.*: indices of tars are not kept \(.*\), so headers are read",
+    ):
         assert len(read_all(path, cache_dir=tmp_path / "file")) == 3
 
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.storage.text.line_index import BLOCK, GROUP, HeldArrays, Places, PlacesEncoder, PlacesTable
+from headrace.storage.text.line_index import (
+    BLOCK,
+    GROUP,
+    HeldArrays,
+    Places,
+    PlacesEncoder,
+    PlacesTable,
+)
 
 
 def encoded(places: npt.NDArray[np.int64], pieces: int = 1) -> HeldArrays:
@@ -31,15 +38,26 @@ def check(places: npt.NDArray[np.int64], held: HeldArrays) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, 1 << 40])
-@pytest.mark.parametrize("count", [2, BLOCK, BLOCK + 1, GROUP, GROUP + 1, GROUP + 2, 3 * GROUP + 77])
+@pytest.mark.parametrize(
+    "count", [2, BLOCK, BLOCK + 1, GROUP, GROUP + 1, GROUP + 2, 3 * GROUP + 77]
+)
 def test_distances_of_any_size(count: int, most: int) -> None:
     distances = np.random.default_rng(count).integers(0, most, count - 1, endpoint=True)
     distances[-1] = most
-    check(np.concatenate([[7], 7 + np.cumsum(distances)]), encoded(np.concatenate([[7], 7 + np.cumsum(distances)])))
+    check(
+        np.concatenate([[7], 7 + np.cumsum(distances)]),
+        encoded(np.concatenate([[7], 7 + np.cumsum(distances)])),
+    )
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 3 * GROUP), st.sampled_from([1, 255, 256, 1 << 16, 1 << 33])), min_size=1), st.integers(1, 9))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3 * GROUP), st.sampled_from([1, 255, 256, 1 << 16, 1 << 33])),
+        min_size=1,
+    ),
+    st.integers(1, 9),
+)
 def test_groups_of_different_widths(stretches: list[tuple[int, int]], pieces: int) -> None:
     distances = np.concatenate([np.full(count, size) for count, size in stretches])
     places = np.concatenate([[0], np.cumsum(distances)])
@@ -56,7 +74,9 @@ def test_the_same_bytes_in_any_pieces(pieces: int) -> None:
 
 
 def test_bytes_a_line() -> None:
-    """One for lines below 256 bytes, two below 65,536; a long one among them widens its group alone."""
+    """One for lines below 256 bytes, two below 65,536; a long one among them widens its group
+    alone.
+    """
     lengths = np.full(100 * GROUP, 100)
     assert encoded(np.cumsum(lengths)).long.size == 1.125 * lengths.size
     lengths[5] = 1 << 40

@@ -23,7 +23,9 @@ texts = st.text(st.sampled_from('ab\r\n"'), max_size=30).map(str.encode)
 
 def python_lines(text: bytes, newline: Any) -> list[bytes]:
     """With their ends, as `open(newline=...)` splits them."""
-    opened = io.TextIOWrapper(io.BytesIO(text), "latin-1", newline="" if newline is None else newline)
+    opened = io.TextIOWrapper(
+        io.BytesIO(text), "latin-1", newline="" if newline is None else newline
+    )
     return [line.encode("latin-1") for line in opened]
 
 
@@ -52,13 +54,17 @@ def test_ends_of_lines_in_any_pieces(newline: Any, text: bytes, size: int) -> No
 @settings(max_examples=60, deadline=None)
 @given(text=texts, size=st.integers(1, 31))
 def test_between_quotes_no_line_ends(newline: Any, text: bytes, size: int) -> None:
-    assert scanned(text, size, newline, 34) == [end for end in scanned(text, 31, newline) if text[:end].count(b'"') % 2 == 0]
+    assert scanned(text, size, newline, 34) == [
+        end for end in scanned(text, 31, newline) if text[:end].count(b'"') % 2 == 0
+    ]
 
 
 @pytest.mark.parametrize("newline", NEWLINES)
 @settings(max_examples=40, deadline=None)
 @given(text=texts, begin=st.integers(0, 30), length=st.integers(0, 30), piece=st.integers(1, 8))
-def test_a_part_of_a_file(newline: Any, text: bytes, begin: int, length: int, piece: int, tmp_path_factory: Any) -> None:
+def test_a_part_of_a_file(
+    newline: Any, text: bytes, begin: int, length: int, piece: int, tmp_path_factory: Any
+) -> None:
     path = tmp_path_factory.getbasetemp() / "part-of-a-file.txt"
     path.write_bytes(text)
     begin = min(begin, len(text))
@@ -68,14 +74,17 @@ def test_a_part_of_a_file(newline: Any, text: bytes, begin: int, length: int, pi
     try:
         with open(path, "rb") as file:
             watch = lambda some: seen.append(some.tobytes())  # noqa: E731
-            found = np.concatenate(list(line_starts(file.fileno(), begin, end, newline, watch=watch))).tolist()
+            found = np.concatenate(
+                list(line_starts(file.fileno(), begin, end, newline, watch=watch))
+            ).tolist()
     finally:
         lines.PIECE = before
     expected = python_lines(text[begin:end], newline)
     assert found == np.cumsum([begin, *map(len, expected)]).tolist()
     assert b"".join(seen) == text[begin:end]
     assert [strip_end(text[a:b], newline) for a, b in itertools.pairwise(found)] == [
-        line.removesuffix(newline.encode()) if newline else line.rstrip(b"\r\n") for line in expected
+        line.removesuffix(newline.encode()) if newline else line.rstrip(b"\r\n")
+        for line in expected
     ]
 
 
@@ -91,20 +100,27 @@ def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
 
 def test_blank_lines_hold_nothing_but_their_end() -> None:
     given = [b"\n", b"\r\n", b"\r", b"", b"a", b" \n", b"a\n", b"abc\n", b"\n\r"]
-    assert is_blank(np.array(list(map(len, given))), given.__getitem__).tolist() == [True] * 4 + [False] * 4 + [True]
+    assert is_blank(np.array(list(map(len, given))), given.__getitem__).tolist() == [True] * 4 + [
+        False
+    ] * 4 + [True]
 
 
-def test_pieces_that_threads_read_ahead_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_that_threads_read_ahead_are_those_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lines, "PIECE", 64)
     content = np.random.default_rng(3).choice(np.frombuffer(b"abc\n\r", np.uint8), 10_000).tobytes()
     (tmp_path / "text").write_bytes(content)
     with open(tmp_path / "text", "rb") as file:
-        found = [bytes(piece.data) for piece in lines.file_pieces(file.fileno(), 5, 9_990)]  # each is copied before the next comes
+        # each is copied before the next comes
+        found = [bytes(piece.data) for piece in lines.file_pieces(file.fileno(), 5, 9_990)]
         assert b"".join(found) == content[5:9_990] and len(found) == 157
         left = lines.file_pieces(file.fileno(), 0, len(content))
         next(left)
         left.close()
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-lines")]
+        assert not [
+            thread for thread in threading.enumerate() if thread.name.startswith("headrace-lines")
+        ]
         with pytest.raises(EOFError, match="ends at byte 10,000"):
             list(lines.file_pieces(file.fileno(), 0, 20_000))
 
@@ -113,7 +129,9 @@ def test_pieces_that_threads_read_ahead_are_those_of_the_file(tmp_path: Path, mo
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.0])
 def test_line_feeds_found_by_words_are_those_found_by_bytes(size: int, share: float) -> None:
     for number in range(20):
-        data = np.where(np.random.default_rng(number).random(size) < share, 10, 200).astype(np.uint8)
+        data = np.where(np.random.default_rng(number).random(size) < share, 10, 200).astype(
+            np.uint8
+        )
         assert np.array_equal(lines.looked_at(data).feeds, np.flatnonzero(data == 10) + 1)
     for pair in itertools.combinations(range(8), 2):  # two in one word, at any two places
         data = np.zeros(16, np.uint8)

@@ -21,14 +21,26 @@ from headrace.io.local.files import LocalFiles
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
 from headrace.storage.text import plain
-from headrace.storage.text.plain import Room, check_encoding, decompressed, is_compressed, pieces_of, plain_copy, shows_lines
+from headrace.storage.text.plain import (
+    Room,
+    check_encoding,
+    decompressed,
+    is_compressed,
+    pieces_of,
+    plain_copy,
+    shows_lines,
+)
 
 TEXT = "".join(f"linea {number} è 你好 \U0001f600\r\n" for number in range(40))
 ENCODINGS = ["utf-8", "utf-16", "utf-16-le", "utf-32", "utf-32-be", "gb18030", "utf-7"]
 
 
 def packed(data: bytes, ending: str) -> bytes:
-    return {"": lambda: data, ".gz": lambda: gzip.compress(data), ".zst": lambda: zstandard.ZstdCompressor().compress(data)}[ending]()
+    return {
+        "": lambda: data,
+        ".gz": lambda: gzip.compress(data),
+        ".zst": lambda: zstandard.ZstdCompressor().compress(data),
+    }[ending]()
 
 
 def content(path: Path) -> bytes:
@@ -38,13 +50,17 @@ def content(path: Path) -> bytes:
 class TestCompressed:
     @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
     @pytest.mark.parametrize(
-        "parts", [[b"one\n"], [b"one\n", b"", b"two"], [b""], [b"x" * 3_000_000, b"y"]], ids=["1", "3", "empty", "large"]
+        "parts",
+        [[b"one\n"], [b"one\n", b"", b"two"], [b""], [b"x" * 3_000_000, b"y"]],
+        ids=["1", "3", "empty", "large"],
     )
     def test_one_after_the_other(self, parts: list[bytes], ending: str, tmp_path: Path) -> None:
         """Members of gzip, and frames of zstd, as `cat` would join them."""
         path = tmp_path / f"a.txt{ending}"
         path.write_bytes(b"".join(packed(part, ending) for part in parts))
-        assert content(path) == b"".join(parts) == decompressed(path.read_bytes(), str(path), Room())
+        assert (
+            content(path) == b"".join(parts) == decompressed(path.read_bytes(), str(path), Room())
+        )
 
     @pytest.mark.parametrize("ending", [".gz", ".zst"])
     @pytest.mark.parametrize("parts", [1, 2])
@@ -85,11 +101,16 @@ class TestCompressed:
         assert is_compressed("a.txt.GZ") and is_compressed("b.zst") and not is_compressed("gz")
 
     @pytest.mark.parametrize("ending", [".gz", ".zst"])
-    def test_more_than_there_is_room_for(self, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_more_than_there_is_room_for(
+        self, ending: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(plain, "LARGE", 1 << 20)
         room = Room(MemoryBudget("10MB", limits=[Limit("a machine", 10**9, 0)]))
         data = packed(bytes(8_000_000), ending)
-        with pytest.raises(FormatError, match=r"too large for the memory budget.* 2.5 MB: split it, or raise max_memory_usage"):
+        with pytest.raises(
+            FormatError,
+            match=r"too large for the memory budget.* 2.5 MB: split it, or raise max_memory_usage",
+        ):
             decompressed(data, f"a{ending}", room)
         room.check(2_500_000)
         Room(MemoryBudget("1kB", limits=[Limit("a machine", 10**9, 0)])).check(plain.LARGE)
@@ -98,7 +119,9 @@ class TestCompressed:
 
 class TestEncodings:
     def test_names(self) -> None:
-        assert [check_encoding(name, "strict") for name in ("UTF8", "latin1", "utf_8_sig", "UTF-16")] == [
+        assert [
+            check_encoding(name, "strict") for name in ("UTF8", "latin1", "utf_8_sig", "UTF-16")
+        ] == [
             "utf-8",
             "iso8859-1",
             "utf-8",
@@ -121,7 +144,9 @@ class TestEncodings:
             check_encoding(encoding, errors)
 
     def test_which_show_lines(self) -> None:
-        assert all(map(shows_lines, ["utf-8", "ascii", "iso8859-1", "cp1252", "koi8-r", "mac-roman"]))
+        assert all(
+            map(shows_lines, ["utf-8", "ascii", "iso8859-1", "cp1252", "koi8-r", "mac-roman"])
+        )
         hidden = [
             "utf-16",
             "utf-32-le",
@@ -149,19 +174,29 @@ class TestCopies:
         path = tmp_path / f"a.txt{ending}"
         path.write_bytes(packed(TEXT.encode(encoding), ending))
         copy = plain_copy(LocalFiles(), str(path), encoding, "strict", str(tmp_path / "cache"))
-        assert copy.long.tobytes().decode("utf-8", "surrogatepass") == TEXT.encode(encoding).decode(encoding)
+        assert copy.long.tobytes().decode("utf-8", "surrogatepass") == TEXT.encode(encoding).decode(
+            encoding
+        )
         empty = tmp_path / f"empty.txt{ending}"
         empty.write_bytes(packed(b"", ending))
-        assert not len(plain_copy(LocalFiles(), str(empty), encoding, "strict", str(tmp_path / "cache")).long)
+        assert not len(
+            plain_copy(LocalFiles(), str(empty), encoding, "strict", str(tmp_path / "cache")).long
+        )
 
     @settings(max_examples=60, deadline=None)
     @given(
         data=st.binary(max_size=40),
-        encoding=st.sampled_from(["utf-16", "utf-16-be", "utf-32", "shift_jis", "gb18030", "euc_jp", "big5", "utf-7"]),
-        errors=st.sampled_from(["strict", "replace", "ignore", "backslashreplace", "surrogateescape", "surrogatepass"]),
+        encoding=st.sampled_from(
+            ["utf-16", "utf-16-be", "utf-32", "shift_jis", "gb18030", "euc_jp", "big5", "utf-7"]
+        ),
+        errors=st.sampled_from(
+            ["strict", "replace", "ignore", "backslashreplace", "surrogateescape", "surrogatepass"]
+        ),
     )
     @example(data=b"\xff\xfe\x00\xd8a\x00", encoding="utf-16", errors="surrogatepass")
-    def test_any_bytes_as_python_decodes_them(self, data: bytes, encoding: str, errors: str, tmp_path_factory: Any) -> None:
+    def test_any_bytes_as_python_decodes_them(
+        self, data: bytes, encoding: str, errors: str, tmp_path_factory: Any
+    ) -> None:
         folder = tmp_path_factory.mktemp("any")
         (folder / "a.txt").write_bytes(data)
         try:
@@ -177,15 +212,25 @@ class TestCopies:
 
     @pytest.mark.parametrize(
         ("encoding", "bad", "offset"),
-        [("utf-16-le", b"\x00\xdc", 60), ("utf-32-le", b"\xff\xff\xff\xff", 120), ("shift_jis", b"\x81\x00", 30), ("gb18030", b"\xff", 30)],
+        [
+            ("utf-16-le", b"\x00\xdc", 60),
+            ("utf-32-le", b"\xff\xff\xff\xff", 120),
+            ("shift_jis", b"\x81\x00", 30),
+            ("gb18030", b"\xff", 30),
+        ],
     )
     @pytest.mark.parametrize("ending", ["", ".gz"])
-    def test_a_bad_byte_is_named(self, encoding: str, bad: bytes, offset: int, ending: str, tmp_path: Path) -> None:
+    def test_a_bad_byte_is_named(
+        self, encoding: str, bad: bytes, offset: int, ending: str, tmp_path: Path
+    ) -> None:
         data = ("x" * 30).encode(encoding) + bad + ("y" * 30).encode(encoding)
         path = tmp_path / f"a.txt{ending}"
         path.write_bytes(packed(data, ending))
         said = "of the decompressed text" if ending else "offset"
-        with pytest.raises(FormatError, match=rf"a.txt{ending}: .*{said}.*\b{offset}\b.* no {encoding}.*encoding= or errors="):
+        with pytest.raises(
+            FormatError,
+            match=rf"a.txt{ending}: .*{said}.*\b{offset}\b.* no {encoding}.*encoding= or errors=",
+        ):
             plain_copy(LocalFiles(), str(path), encoding, "strict", str(tmp_path / "cache"))
         assert not list((tmp_path / "cache").glob("headrace-[!m]*"))
 
@@ -209,7 +254,12 @@ class TestLifeOfACopy:
         return read
 
     def copy(self, path: Path, **options: Any) -> bytes:
-        settings = {"encoding": "utf-8", "errors": "strict", "cache_dir": str(path.parent / "cache"), **options}
+        settings = {
+            "encoding": "utf-8",
+            "errors": "strict",
+            "cache_dir": str(path.parent / "cache"),
+            **options,
+        }
         return bytes(plain_copy(LocalFiles(), str(path), **settings).long.tobytes())
 
     def test_it_is_made_once(self, path: Path, made: list[str]) -> None:
@@ -231,7 +281,10 @@ class TestLifeOfACopy:
 
     def test_where_none_can_be_made(self, path: Path) -> None:
         (path.parent / "file").write_text("no folder")
-        with pytest.raises(AccessError, match=r"a.txt.gz is read through a plain copy.*file.*pass another cache_dir="):
+        with pytest.raises(
+            AccessError,
+            match=r"a.txt.gz is read through a plain copy.*file.*pass another cache_dir=",
+        ):
             self.copy(path, cache_dir=str(path.parent / "file"))
         with pytest.raises(AccessError, match="can't be made"):
             self.copy(path, cache_dir=str(path.parent / "file" / "below"))
@@ -244,14 +297,18 @@ class TestLifeOfACopy:
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-            with pytest.raises(AccessError, match=r"can't be made \(File too large\): pass another cache_dir="):
+            with pytest.raises(
+                AccessError, match=r"can't be made \(File too large\): pass another cache_dir="
+            ):
                 self.copy(path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, before)
         assert not list((path.parent / "cache").glob("headrace-[!m]*"))
 
-    def test_an_error_of_the_text_is_not_taken_for_one_of_its_copy(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_of_the_text_is_not_taken_for_one_of_its_copy(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with pytest.raises(DataNotFoundError, match=r"gone.gz does not exist"):
             self.copy(path.parent / "gone.gz")
 
@@ -268,7 +325,10 @@ class TestLifeOfACopy:
             found = pool.map(self.copy, [path] * 8, chunksize=1)
             pool.close()
             pool.join()
-        assert set(found) == {b"one\ntwo\n"} and len(list((path.parent / "cache").glob("headrace-[!m]*"))) == 1
+        assert (
+            set(found) == {b"one\ntwo\n"}
+            and len(list((path.parent / "cache").glob("headrace-[!m]*"))) == 1
+        )
 
     def test_the_error_of_a_large_text_can_be_pickled(self) -> None:
         room = Room(MemoryBudget("1MB", limits=[Limit("a machine", 10**9, 0)]))

@@ -18,18 +18,31 @@ from headrace.errors import FormatError
 from headrace.storage.text import lines, records
 from headrace.storage.text.files import local_texts
 from headrace.storage.text.lines import strip_end
-from headrace.storage.text.records import QuoteCheck, csv_fields, csv_row, field_of, format_of, json_places, json_record
+from headrace.storage.text.records import (
+    QuoteCheck,
+    csv_fields,
+    csv_row,
+    field_of,
+    format_of,
+    json_places,
+    json_record,
+)
 from headrace.storage.text.source import LinesSource
 from tests.io.resolve.scanning import scan
 
 
 def opened(path: Path, unit: str = "record", newline: Any = None) -> LinesSource:
     texts = local_texts(scan(path, [".csv", ".tsv", ".json", ".jsonl"]))
-    return LinesSource(texts, unit, newline, "utf-8", "strict", path.parent / "cache", is_kept=False)
+    return LinesSource(
+        texts, unit, newline, "utf-8", "strict", path.parent / "cache", is_kept=False
+    )
 
 
 def rows_of(source: LinesSource) -> list[Any]:
-    found = [source.fields(n, record.decode()) for n, record in enumerate(source.read(range(len(source))))]
+    found = [
+        source.fields(n, record.decode())
+        for n, record in enumerate(source.read(range(len(source))))
+    ]
     source.close()
     return found
 
@@ -63,22 +76,37 @@ class TestCsv:
 
     @settings(max_examples=60, deadline=None)
     @given(
-        rows=st.lists(st.lists(st.text(st.sampled_from('aé,"\r\n\t ;'), max_size=8), min_size=2, max_size=2), max_size=6), data=st.data()
+        rows=st.lists(
+            st.lists(st.text(st.sampled_from('aé,"\r\n\t ;'), max_size=8), min_size=2, max_size=2),
+            max_size=6,
+        ),
+        data=st.data(),
     )
-    def test_what_python_wrote(self, rows: list[list[str]], data: Any, tmp_path_factory: Any) -> None:
+    def test_what_python_wrote(
+        self, rows: list[list[str]], data: Any, tmp_path_factory: Any
+    ) -> None:
         kind = data.draw(st.sampled_from(["csv", "tsv"]))
-        style: Any = {"lineterminator": data.draw(st.sampled_from(["\n", "\r\n", "\r"])), "delimiter": "," if kind == "csv" else "\t"}
+        style: Any = {
+            "lineterminator": data.draw(st.sampled_from(["\n", "\r\n", "\r"])),
+            "delimiter": "," if kind == "csv" else "\t",
+        }
         if style["lineterminator"] != "\r\n" or data.draw(st.booleans()):
-            style["quoting"] = csv.QUOTE_ALL  # else the writer forgets those line ends that it does not write itself
+            # else the writer forgets those line ends that it does not write itself
+            style["quoting"] = csv.QUOTE_ALL
         path = tmp_path_factory.getbasetemp() / f"written.{kind}"
         with open(path, "w", newline="", encoding="utf-8") as file:
             csv.writer(file, **style).writerows([["text", "id"], *rows])
         assert rows_of(opened(path)) == [{"text": text, "id": other} for text, other in rows]
 
-    def test_many_records_that_only_pythons_reader_understands(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_records_that_only_pythons_reader_understands(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("headrace.storage.text.scan._TOGETHER", 3)
         path = tmp_path / "a.csv"
-        path.write_text('id,text\n\n1,5" disk\n2,"a\n\nb"\n\n' + "".join(f'{n},{n}" disk\n' for n in range(3, 20)))
+        path.write_text(
+            'id,text\n\n1,5" disk\n2,"a\n\nb"\n\n'
+            + "".join(f'{n},{n}" disk\n' for n in range(3, 20))
+        )
         assert rows_of(opened(path)) == [
             {"id": "1", "text": '5" disk'},
             {"id": "2", "text": "a\n\nb"},
@@ -86,7 +114,12 @@ class TestCsv:
         ]
 
     @pytest.mark.parametrize(
-        ("text", "said"), [('id,text\n1,"a\n2,b\n', "line 3: unexpected end of data"), ("", "it is empty"), ("\n\n", "it is empty")]
+        ("text", "said"),
+        [
+            ('id,text\n1,"a\n2,b\n', "line 3: unexpected end of data"),
+            ("", "it is empty"),
+            ("\n\n", "it is empty"),
+        ],
     )
     def test_what_is_none(self, text: str, said: str, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text(text)
@@ -103,7 +136,9 @@ class TestCsv:
         with open(tmp_path / "a.csv", "w", newline="") as file:
             csv.writer(file).writerows([["text"], [long], ["short"], ['5" disk'], [long]])
         before = csv.field_size_limit()
-        assert rows_of(opened(tmp_path / "a.csv")) == [{"text": text} for text in (long, "short", '5" disk', long)]
+        assert rows_of(opened(tmp_path / "a.csv")) == [
+            {"text": text} for text in (long, "short", '5" disk', long)
+        ]
         assert csv.field_size_limit() == before
 
     def test_a_long_field_in_a_child_whose_parent_reads_one_too(self) -> None:
@@ -111,7 +146,9 @@ class TestCsv:
         if "fork" not in multiprocessing.get_all_start_methods():
             pytest.skip("there is no fork")
         with records._any_field():
-            child = multiprocessing.get_context("fork").Process(target=csv_row, args=("x" * 200_000, ","))
+            child = multiprocessing.get_context("fork").Process(
+                target=csv_row, args=("x" * 200_000, ",")
+            )
             child.start()
         child.join(30)
         alive = child.is_alive()
@@ -121,7 +158,9 @@ class TestCsv:
 
     def test_records_with_other_numbers_of_fields(self) -> None:
         assert csv_fields("1,2", ",", ["a", "b"]) == {"a": "1", "b": "2"}
-        with pytest.raises(FormatError, match="it has 3 fields, and the first line of its file names 2"):
+        with pytest.raises(
+            FormatError, match="it has 3 fields, and the first line of its file names 2"
+        ):
             csv_fields("1,2,3", ",", ["a", "b"])
         with pytest.raises(FormatError, match="2 records"):
             csv_row("a\nb", ",")
@@ -135,7 +174,10 @@ class TestCsv:
             whole(data)
         for start in range(0, len(data), size):
             parts(data[start : start + size])
-        assert (whole.is_plain, whole.count) == (parts.is_plain, parts.count) and whole.count == text.count('"')
+        assert (whole.is_plain, whole.count) == (
+            parts.is_plain,
+            parts.count,
+        ) and whole.count == text.count('"')
 
     def test_which_quotes_are_plain(self) -> None:
         for text, is_plain in [
@@ -153,7 +195,11 @@ class TestCsv:
 
 
 plain_values: Any = st.none() | st.integers() | st.text(max_size=4)
-values: Any = plain_values | st.lists(plain_values, max_size=2) | st.dictionaries(st.text(max_size=2), plain_values, max_size=2)
+values: Any = (
+    plain_values
+    | st.lists(plain_values, max_size=2)
+    | st.dictionaries(st.text(max_size=2), plain_values, max_size=2)
+)
 
 
 class TestJson:
@@ -164,10 +210,17 @@ class TestJson:
         ascii_only=st.booleans(),
         space=st.sampled_from(["", " \r\n\t"]),
     )
-    def test_the_elements_of_a_list(self, given: list[Any], indent: Any, ascii_only: bool, space: str) -> None:
-        data = (space + json.dumps(given, indent=indent, ensure_ascii=ascii_only) + space).encode("utf-8", "surrogatepass")
+    def test_the_elements_of_a_list(
+        self, given: list[Any], indent: Any, ascii_only: bool, space: str
+    ) -> None:
+        data = (space + json.dumps(given, indent=indent, ensure_ascii=ascii_only) + space).encode(
+            "utf-8", "surrogatepass"
+        )
         starts, ends = json_places(data)
-        assert [json.loads(data[a:b].decode("utf-8", "surrogatepass")) for a, b in zip(starts, ends, strict=True)] == given
+        assert [
+            json.loads(data[a:b].decode("utf-8", "surrogatepass"))
+            for a, b in zip(starts, ends, strict=True)
+        ] == given
 
     @pytest.mark.parametrize(
         ("data", "said"),
@@ -207,9 +260,16 @@ class TestJson:
 
 
 def test_which_files_have_records() -> None:
-    for name, ending in [("a.CSV", ".csv"), ("a.jsonl.gz", ".jsonl"), ("b.json.zst", ".json"), ("c.tsv", ".tsv")]:
+    for name, ending in [
+        ("a.CSV", ".csv"),
+        ("a.jsonl.gz", ".jsonl"),
+        ("b.json.zst", ".json"),
+        ("c.tsv", ".tsv"),
+    ]:
         assert format_of(name) == ending
-    with pytest.raises(FormatError, match=r"a.txt: records are read from .csv, .tsv, .json, .jsonl.*unit='line'"):
+    with pytest.raises(
+        FormatError, match=r"a.txt: records are read from .csv, .tsv, .json, .jsonl.*unit='line'"
+    ):
         format_of("a.txt")
 
 

@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError
+from headrace.errors import (
+    AccessError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    HeadraceWarning,
+    RemoteError,
+)
 from headrace.io import sequential as in_order
 from headrace.io.index import index_bytes
 from headrace.io.ranges import coalesce
@@ -55,7 +62,11 @@ RECORDS = {
     "g.jsonl": b"\n\n",
     "h.csv": b"a\n",
 }
-ODD = {"a.csv": b"a,b\n1,2\n", "b.csv": b'a,b\nan inch is 1",2\n"x\ny",3\n', "c.csv": b'a\n"1\n2"\n\n3\n'}
+ODD = {
+    "a.csv": b"a,b\n1,2\n",
+    "b.csv": b'a,b\nan inch is 1",2\n"x\ny",3\n',
+    "c.csv": b'a\n"1\n2"\n\n3\n',
+}
 
 
 @pytest.fixture(scope="module")
@@ -79,20 +90,33 @@ def server(running: RangeServer, served: Path) -> RangeServer:
 
 
 @pytest.fixture
-def both(server: RangeServer, served: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[LinesSource, LinesSource]]]:
+def both(
+    server: RangeServer, served: Path, tmp_path: Path
+) -> Iterator[Callable[..., tuple[LinesSource, LinesSource]]]:
     """Writes files, and opens them near and far."""
     made: list[Any] = []
 
-    def make(contents: dict[str, bytes], unit: str = "line", newline: Any = None, encoding: str = "utf-8", **reach: Any) -> Any:
+    def make(
+        contents: dict[str, bytes],
+        unit: str = "line",
+        newline: Any = None,
+        encoding: str = "utf-8",
+        **reach: Any,
+    ) -> Any:
         for name, content in contents.items():
-            if not (served / name).exists() or (served / name).read_bytes() != content:  # else it would be of a new time
+            # else it would be of a new time
+            if not (served / name).exists() or (served / name).read_bytes() != content:
                 (served / name).write_bytes(content)
         reach = {"cache_dir": tmp_path / "far", "retries": 20, **reach}
-        there = remote_texts([f"{server.url}/{name}" for name in contents], ENDINGS, RemoteOptions(**reach))
+        there = remote_texts(
+            [f"{server.url}/{name}" for name in contents], ENDINGS, RemoteOptions(**reach)
+        )
         made.append(there.files)
         far = LinesSource(there, unit, newline, encoding, "strict", tmp_path / "far")
         here = local_texts(scan([served / name for name in contents], ENDINGS))
-        near = LinesSource(here, unit, newline, encoding, "strict", tmp_path / "near", is_kept=False)
+        near = LinesSource(
+            here, unit, newline, encoding, "strict", tmp_path / "near", is_kept=False
+        )
         made.append(near)
         return near, far
 
@@ -103,7 +127,11 @@ def both(server: RangeServer, served: Path, tmp_path: Path) -> Iterator[Callable
 
 def same(near: LinesSource, far: LinesSource) -> None:
     count = len(near)
-    assert len(far) == count and far.fingerprint() == near.fingerprint() and far.headers == near.headers
+    assert (
+        len(far) == count
+        and far.fingerprint() == near.fingerprint()
+        and far.headers == near.headers
+    )
     assert far.read(range(count)) == near.read(range(count))
     some = random.Random(1).choices(range(count), k=50 if count else 0)
     assert far.read(some) == near.read(some)
@@ -111,7 +139,9 @@ def same(near: LinesSource, far: LinesSource) -> None:
         assert np.array_equal(getattr(far, name)(), getattr(near, name)())
     assert sum(far.blocks()) == count
     assert [far.offset_of(n) for n in range(count)] == [near.offset_of(n) for n in range(count)]
-    assert [far.location(n).rpartition("/")[2] for n in range(count)] == [near.location(n).rpartition("/")[2] for n in range(count)]
+    assert [far.location(n).rpartition("/")[2] for n in range(count)] == [
+        near.location(n).rpartition("/")[2] for n in range(count)
+    ]
     assert not count or far.location(0).startswith("http://127.0.0.1:")
 
 
@@ -144,11 +174,19 @@ def test_tables_with_quotes_inside_of_fields(both: Any) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1", "utf-32", "cp037"])
 def test_encodings(both: Any, encoding: str) -> None:
     text = "grün\nund\r\nblau\rrot\n\n"
-    same(*both({"1.txt": text.encode(encoding), "2.txt.gz": packed(text.encode(encoding), ".gz")}, encoding=encoding))
+    same(
+        *both(
+            {"1.txt": text.encode(encoding), "2.txt.gz": packed(text.encode(encoding), ".gz")},
+            encoding=encoding,
+        )
+    )
 
 
 def test_each_byte_is_fetched_once_and_never_again(both: Any, server: RangeServer) -> None:
-    contents = {f"{n}.csv": b"a,b\n\n" + b"1,2\n\n" * n for n in range(9)} | {"x.jsonl": b"{}\n\n" * 99, "y.json": b"[1, 2]"}
+    contents = {f"{n}.csv": b"a,b\n\n" + b"1,2\n\n" * n for n in range(9)} | {
+        "x.jsonl": b"{}\n\n" * 99,
+        "y.json": b"[1, 2]",
+    }
     near, far = both(contents, "record")
     said = server.counts()
     assert said["bytes"] == sum(map(len, contents.values()))
@@ -176,7 +214,10 @@ def test_a_batch_takes_few_requests(both: Any, server: RangeServer) -> None:
     assert far.byte_ranges(np.empty(0, np.int64)).size == 0
     far.files.hold_prefetched(1 << 20)
     far.files.prefetch([ranges])
-    assert far.read(range(1000, 2000)) == far.read(range(2000, 3000)) and far.files.bytes_prefetched == 0
+    assert (
+        far.read(range(1000, 2000)) == far.read(range(2000, 3000))
+        and far.files.bytes_prefetched == 0
+    )
     assert len(server.counts()["ranges"]) == 1 and far.stored_nbytes == 550_000
 
 
@@ -187,7 +228,9 @@ def test_in_a_pickle(both: Any) -> None:
     copy.close()
 
 
-def test_of_faults_nothing_is_seen(both: Any, server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_faults_nothing_is_seen(
+    both: Any, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     monkeypatch.setattr(in_order, "PIECE", 200)
     server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
@@ -227,13 +270,23 @@ def test_a_file_that_is_replaced(both: Any, served: Path) -> None:
         ("a.csv", b'a\n"1', r"a.csv: line 2: unexpected end of data"),
         ("a.json", b'[{"a": 1}, {]', r"a.json: record 2 at byte 11 is no JSON"),
         ("a.txt", b"", r"a.txt: records are read from .csv, .tsv, .json, .jsonl"),
-        ("a.jsonl.gz", packed(b"{}\n" * 99, ".gz")[:-9], r"a.jsonl.gz is cut short: the end of its gzip stream is missing"),
-        ("a.jsonl.zst", packed(b"{}\n" * 99, ".zst")[:-1], r"a.jsonl.zst is cut short: the end of its zstd frame is missing"),
+        (
+            "a.jsonl.gz",
+            packed(b"{}\n" * 99, ".gz")[:-9],
+            r"a.jsonl.gz is cut short: the end of its gzip stream is missing",
+        ),
+        (
+            "a.jsonl.zst",
+            packed(b"{}\n" * 99, ".zst")[:-1],
+            r"a.jsonl.zst is cut short: the end of its zstd frame is missing",
+        ),
         ("a.jsonl.gz", b"nonsense, and no gzip", r"a.jsonl.gz is no sound gzip file"),
     ],
     ids=["empty", "open quote", "no json", "no records", "short gzip", "short zstd", "no gzip"],
 )
-def test_what_is_damaged_is_named(both: Any, server: RangeServer, name: str, content: bytes, said: str) -> None:
+def test_what_is_damaged_is_named(
+    both: Any, server: RangeServer, name: str, content: bytes, said: str
+) -> None:
     with pytest.raises(FormatError, match=f"^http://127.0.0.1:.*{said}"):
         both({name: content}, "record")
 
@@ -242,20 +295,36 @@ def test_what_is_damaged_is_named(both: Any, server: RangeServer, name: str, con
 
 
 def test_a_copy_is_made_once(both: Any, server: RangeServer, tmp_path: Path) -> None:
-    content = {"a.txt.gz": packed(b"line\n" * 1000, ".gz"), "b.txt.zst": packed(b"line\n" * 1000, ".zst")}
+    content = {
+        "a.txt.gz": packed(b"line\n" * 1000, ".gz"),
+        "b.txt.zst": packed(b"line\n" * 1000, ".zst"),
+    }
     both(content)
     server.counts()
     near, far = both(content)
     same(near, far)
-    assert server.counts()["ranges"] == [] and far.byte_ranges(np.arange(len(far))).size == 0 and far.stored_nbytes == 0
+    assert (
+        server.counts()["ranges"] == []
+        and far.byte_ranges(np.arange(len(far))).size == 0
+        and far.stored_nbytes == 0
+    )
     both({"a.txt.gz": packed(b"more\n" * 1000, ".gz")})
     assert len(server.counts()["ranges"]) == 1
 
 
-def test_what_is_damaged_on_the_way_is_fetched_again(both: Any, server: RangeServer, served: Path, tmp_path: Path) -> None:
-    data = gzip.compress(b"\n".join(random.Random(0).randbytes(9).replace(b"\n", b"").replace(b"\r", b"") for _ in range(500)))
+def test_what_is_damaged_on_the_way_is_fetched_again(
+    both: Any, server: RangeServer, served: Path, tmp_path: Path
+) -> None:
+    data = gzip.compress(
+        b"\n".join(
+            random.Random(0).randbytes(9).replace(b"\n", b"").replace(b"\r", b"")
+            for _ in range(500)
+        )
+    )
     (served / "a.txt.gz").write_bytes(data)
-    there = remote_texts(server.url + "/a.txt.gz", ENDINGS, RemoteOptions(cache_dir=tmp_path, disk_cache_size="10MB"))
+    there = remote_texts(
+        server.url + "/a.txt.gz", ENDINGS, RemoteOptions(cache_dir=tmp_path, disk_cache_size="10MB")
+    )
     server.counts()
     server.set(faults={"wrong": 1})
     with pytest.raises(FormatError, match=r"^http://.*a.txt.gz "):
@@ -267,11 +336,21 @@ def test_what_is_damaged_on_the_way_is_fetched_again(both: Any, server: RangeSer
     source.close()
 
 
-def test_read_only_cache_refuses_copies_and_holds_tables(both: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_cache_refuses_copies_and_holds_tables(
+    both: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "far").write_bytes(b"a file, and no folder")
-    with pytest.raises(AccessError, match=r"^http://.*a.txt.gz is read through a plain copy of its text, in .*: pass another cache_dir="):
+    with pytest.raises(
+        AccessError,
+        match=(
+            r"^http://.*a.txt.gz is read through a plain copy of its text, in .*: pass another "
+            r"cache_dir="
+        ),
+    ):
         both({"a.txt.gz": packed(b"1\n", ".gz")})
-    with pytest.warns(HeadraceWarning, match=r"the table of lines is not kept \(.*\), so it is held in memory"):
+    with pytest.warns(
+        HeadraceWarning, match=r"the table of lines is not kept \(.*\), so it is held in memory"
+    ):
         near, far = both({"a.txt": b"1\n2\n"})
     same(near, far)
 
@@ -284,18 +363,27 @@ def _open_in_child(url: str, folder: str, pipe: Any) -> None:
 
 @pytest.fixture
 def context() -> Any:
-    """Children of a process without garbage: fsspec's file systems take a tenth of a second each to be collected in a child."""
+    """Children of a process without garbage: fsspec's file systems take a tenth of a second each
+    to be collected in a child.
+    """
     gc.collect()
     return multiprocessing.get_context("fork")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_of_processes_that_start_at_once_one_fetches(server: RangeServer, served: Path, tmp_path: Path, context: Any, name: str) -> None:
+def test_of_processes_that_start_at_once_one_fetches(
+    server: RangeServer, served: Path, tmp_path: Path, context: Any, name: str
+) -> None:
     data = bytes(random.Random(0).choices(b"abcdefgh\n", k=300_000))
     (served / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     server.set(bandwidth=2_000_000)
     pipes = [context.Pipe() for _ in range(3)]
-    children = [context.Process(target=_open_in_child, args=(f"{server.url}/{name}", str(tmp_path / "far"), theirs)) for _, theirs in pipes]
+    children = [
+        context.Process(
+            target=_open_in_child, args=(f"{server.url}/{name}", str(tmp_path / "far"), theirs)
+        )
+        for _, theirs in pipes
+    ]
     for child in children:
         child.start()
     expected = data.split(b"\n")[:2]
@@ -308,7 +396,9 @@ def test_of_processes_that_start_at_once_one_fetches(server: RangeServer, served
 
 
 @pytest.mark.slow
-def test_a_killed_maker_keeps_nobody(server: RangeServer, served: Path, tmp_path: Path, context: Any) -> None:
+def test_a_killed_maker_keeps_nobody(
+    server: RangeServer, served: Path, tmp_path: Path, context: Any
+) -> None:
     (served / "a.txt.gz").write_bytes(gzip.compress(random.Random(0).randbytes(300_000)))
     server.set(bandwidth=200_000)
     ours, theirs = context.Pipe()
@@ -332,7 +422,12 @@ def test_a_killed_maker_keeps_nobody(server: RangeServer, served: Path, tmp_path
 
 
 def test_a_listing_in_memory(memory: Any, tmp_path: Path) -> None:
-    contents = {"b/2.txt": b"three\n", "a/1.txt": b"one\ntwo\n", "a/1.bin": b"nothing", "c.jsonl": b"{}\n"}
+    contents = {
+        "b/2.txt": b"three\n",
+        "a/1.txt": b"one\ntwo\n",
+        "a/1.bin": b"nothing",
+        "c.jsonl": b"{}\n",
+    }
     for name, content in contents.items():
         memory.pipe(f"/texts/{name}", content)
     for path, lines in (
@@ -347,11 +442,15 @@ def test_a_listing_in_memory(memory: Any, tmp_path: Path) -> None:
         assert source.location(0).startswith("memory://texts/")
         source.close()
     memory.makedirs("/texts/folder.txt")
-    with pytest.raises(DataNotFoundError, match=r"memory://texts/folder.txt is a folder with the name of a file"):
+    with pytest.raises(
+        DataNotFoundError, match=r"memory://texts/folder.txt is a folder with the name of a file"
+    ):
         remote_texts("memory://texts/folder.txt", ENDINGS, RemoteOptions(cache_dir=tmp_path))
 
 
-def test_secrets_are_not_shown_and_don_t_count(server: RangeServer, served: Path, tmp_path: Path) -> None:
+def test_secrets_are_not_shown_and_don_t_count(
+    server: RangeServer, served: Path, tmp_path: Path
+) -> None:
     (served / "a.jsonl.gz").write_bytes(packed(b"{}\n", ".gz"))
     (served / "b.jsonl").write_bytes(b"{}\n")
     found = []
@@ -359,7 +458,9 @@ def test_secrets_are_not_shown_and_don_t_count(server: RangeServer, served: Path
         urls = [f"{server.url}/{name}?signature={key}" for name in ("a.jsonl.gz", "b.jsonl")]
         there = remote_texts(urls, ENDINGS, RemoteOptions(cache_dir=tmp_path))
         source = LinesSource(there, "record", None, "utf-8", "strict", tmp_path)
-        assert "signature" not in "".join([source.location(0), source.location(1), *source.how().values()])
+        assert "signature" not in "".join(
+            [source.location(0), source.location(1), *source.how().values()]
+        )
         found.append((source.fingerprint(), source.read([0, 1])))
         source.close()
     assert found[0] == found[1] and len(list(tmp_path.glob("headrace-plain-*"))) == 1
@@ -377,8 +478,14 @@ def indexed(served: Path, contents: dict[str, bytes], files: Any, url: str) -> N
 
 @pytest.mark.parametrize("unit", ["line", "record"])
 def test_an_index_beside_each_text(both: Any, server: RangeServer, served: Path, unit: str) -> None:
-    contents = {name: data for name, data in (LINES | ODD if unit == "line" else RECORDS | ODD).items() if not name.endswith(("gz", "zst"))}
-    contents["long.txt" if unit == "line" else "long.jsonl"] = b"{}" * 40_000 + b"\n" + b"[]\n" * 300_000
+    contents = {
+        name: data
+        for name, data in (LINES | ODD if unit == "line" else RECORDS | ODD).items()
+        if not name.endswith(("gz", "zst"))
+    }
+    contents["long.txt" if unit == "line" else "long.jsonl"] = (
+        b"{}" * 40_000 + b"\n" + b"[]\n" * 300_000
+    )
     maker = RemoteFiles(server.url, RemoteOptions())
     indexed(served, contents, maker, server.url)
     maker.close()
@@ -386,21 +493,40 @@ def test_an_index_beside_each_text(both: Any, server: RangeServer, served: Path,
     if unit == "line":
         contents = {name: data for name, data in contents.items() if name.endswith("txt")}
     near, far = both(contents, unit)
-    fetched = {name for name, _, _ in server.counts()["ranges"]} - {"2.txt"}  # an empty one, of which it is asked whether it is a folder
+    # an empty one, of which it is asked whether it is a folder
+    fetched = {name for name, _, _ in server.counts()["ranges"]} - {"2.txt"}
     assert fetched == {f"{name}.index" for name in contents}
-    assert len(far) == len(near) and far.read(range(50)) == near.read(range(50)) and far.headers == near.headers
-    assert np.array_equal(far.nbytes(), near.nbytes()) and np.array_equal(far.blocks(), near.blocks())
+    assert (
+        len(far) == len(near)
+        and far.read(range(50)) == near.read(range(50))
+        and far.headers == near.headers
+    )
+    assert np.array_equal(far.nbytes(), near.nbytes()) and np.array_equal(
+        far.blocks(), near.blocks()
+    )
     other = both(contents, unit, newline="\n")
-    assert len(other[0]) == len(other[1]) and {name for name, _, _ in server.counts()["ranges"]} >= set(contents) - {"2.txt"}
+    assert len(other[0]) == len(other[1]) and {
+        name for name, _, _ in server.counts()["ranges"]
+    } >= set(contents) - {"2.txt"}
 
 
 def test_an_index_of_another_text_is_not_used(both: Any, server: RangeServer, served: Path) -> None:
     maker = RemoteFiles(server.url, RemoteOptions())
     indexed(served, {"a.txt": b"1\n2\n"}, maker, server.url)
-    with pytest.warns(HeadraceWarning, match=r"a.txt: the index beside it is not used: it is of another version, or about something else"):
+    with pytest.warns(
+        HeadraceWarning,
+        match=(
+            r"a.txt: the index beside it is not used: it is of another version, or about "
+            r"something else"
+        ),
+    ):
         same(*both({"a.txt": b"1\n2\n3\n"}))
-    (served / "a.txt.index").write_bytes(index_bytes([np.frombuffer(b"{}", np.uint8)] * 2 + [np.empty(0, np.int64)], INDEX, 8))
-    with pytest.warns(HeadraceWarning, match=r"a.txt: the index beside it is not used: it is damaged"):
+    (served / "a.txt.index").write_bytes(
+        index_bytes([np.frombuffer(b"{}", np.uint8)] * 2 + [np.empty(0, np.int64)], INDEX, 8)
+    )
+    with pytest.warns(
+        HeadraceWarning, match=r"a.txt: the index beside it is not used: it is damaged"
+    ):
         same(*both({"a.txt": b"1\n2\n3\n4\n"}))
     with pytest.raises(FormatError, match=r"a.txt.gz is compressed: .* has no use for an index"):
         INDEX.make(maker, server.url + "/a.txt.gz")

@@ -42,9 +42,20 @@ CONTENTS = {
     "f.txt": b"nul\0byte\n\xff bad\n",
 }
 LINES = [
-    b"one", b"two", b"", b"three", b"four", b"marked", b"\xef\xbb\xbfnot the first", b"packed", b"", b"lines", b"",
-    b"nul\0byte", b"\xff bad",
-]  # fmt: skip
+    b"one",
+    b"two",
+    b"",
+    b"three",
+    b"four",
+    b"marked",
+    b"\xef\xbb\xbfnot the first",
+    b"packed",
+    b"",
+    b"lines",
+    b"",
+    b"nul\0byte",
+    b"\xff bad",
+]
 FILES = [0] * 5 + [2] * 2 + [3] * 3 + [4] + [7] * 2
 WHERE = [*range(1, 6), 1, 2, 1, 2, 3, 1, 1, 2]
 OFFSETS = [0, 4, 9, 11, 17, 3, 10, 3, 10, 11, 0, 0, 9]
@@ -57,11 +68,20 @@ def write(folder: Path, contents: dict[str, bytes]) -> Path:
     return folder
 
 
-def opened(folder: Path, unit: str = "line", cache_dir: Path | None = None, **options: Any) -> LinesSource:
+def opened(
+    folder: Path, unit: str = "line", cache_dir: Path | None = None, **options: Any
+) -> LinesSource:
     given = {"newline": None, "encoding": "utf-8", "errors": "strict", **options}
     cache = cache_dir or folder.parent / f"{folder.name}-cache"
     of_text = given.pop("newline"), given.pop("encoding"), given.pop("errors")
-    return LinesSource(local_texts(scan(folder, ENDINGS)), unit, *of_text, cache, is_kept=cache_dir is not None, **given)
+    return LinesSource(
+        local_texts(scan(folder, ENDINGS)),
+        unit,
+        *of_text,
+        cache,
+        is_kept=cache_dir is not None,
+        **given,
+    )
 
 
 @pytest.fixture
@@ -97,7 +117,14 @@ class TestLines:
         state = pickle.dumps(source)
         assert len(state) < 9000 and pickle.loads(state).read(range(len(LINES))) == LINES
 
-    def test_found_again(self, source: LinesSource, folder: Path, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_found_again(
+        self,
+        source: LinesSource,
+        folder: Path,
+        kept: bool,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
         made = 0
 
         def scan_again(*args: Any) -> Any:
@@ -112,7 +139,10 @@ class TestLines:
         assert again.fingerprint() == source.fingerprint()
         (folder / "c.txt").write_bytes(b"other\nlines\n")
         changed = opened(folder, cache_dir=tmp_path / "kept" if kept else None)
-        assert changed.read(range(10, 12)) == [b"other", b"lines"] and changed.fingerprint() != source.fingerprint()
+        assert (
+            changed.read(range(10, 12)) == [b"other", b"lines"]
+            and changed.fingerprint() != source.fingerprint()
+        )
 
 
 @settings(max_examples=40, deadline=None)
@@ -121,22 +151,41 @@ class TestLines:
     newline=st.sampled_from([None, "\n", "\r", "\r\n"]),
     kept=st.booleans(),
 )
-def test_generated_files(contents: list[str], newline: Any, kept: bool, tmp_path_factory: Any) -> None:
-    folder = write(tmp_path_factory.mktemp("generated") / "data", {f"{n}.txt": text.encode() for n, text in enumerate(contents)})
+def test_generated_files(
+    contents: list[str], newline: Any, kept: bool, tmp_path_factory: Any
+) -> None:
+    folder = write(
+        tmp_path_factory.mktemp("generated") / "data",
+        {f"{n}.txt": text.encode() for n, text in enumerate(contents)},
+    )
     expected = []
     for number in range(len(contents)):
         with open(folder / f"{number}.txt", newline="" if newline is None else newline) as file:
-            expected += [(number, line.removesuffix(newline) if newline else line.rstrip("\r\n")) for line in file]
+            expected += [
+                (number, line.removesuffix(newline) if newline else line.rstrip("\r\n"))
+                for line in file
+            ]
     source = opened(folder, newline=newline, cache_dir=folder.parent / "kept" if kept else None)
     found = source.read(range(len(source)))
-    assert [(n, line.decode()) for n, line in zip(source.file_numbers().tolist(), found, strict=True)] == expected
+    assert [
+        (n, line.decode()) for n, line in zip(source.file_numbers().tolist(), found, strict=True)
+    ] == expected
     source.close()
 
 
 @settings(max_examples=40, deadline=None)
-@given(files=st.lists(st.lists(st.sampled_from(["", "1", "{}", '{"a": 2}', "\r", "0"]), max_size=6), min_size=1, max_size=3))
+@given(
+    files=st.lists(
+        st.lists(st.sampled_from(["", "1", "{}", '{"a": 2}', "\r", "0"]), max_size=6),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_blank_lines_between_records(files: list[list[str]], tmp_path_factory: Any) -> None:
-    folder = write(tmp_path_factory.mktemp("blank") / "data", {f"{n}.jsonl": "\n".join(rows).encode() for n, rows in enumerate(files)})
+    folder = write(
+        tmp_path_factory.mktemp("blank") / "data",
+        {f"{n}.jsonl": "\n".join(rows).encode() for n, rows in enumerate(files)},
+    )
     expected = [
         (number, line, row, len(row) + (line < len(rows)))
         for number, rows in enumerate(files)
@@ -145,9 +194,13 @@ def test_blank_lines_between_records(files: list[list[str]], tmp_path_factory: A
     ]
     source = opened(folder, "record")
     assert len(source) == len(expected)
-    assert [record.decode() for record in source.read(range(len(source)))] == [row for _, _, row, _ in expected]
+    assert [record.decode() for record in source.read(range(len(source)))] == [
+        row for _, _, row, _ in expected
+    ]
     assert source.file_numbers().tolist() == [number for number, *_ in expected]
-    assert [source.location(n) for n in range(len(source))] == [f"{folder}/{number}.jsonl, line {line}" for number, line, *_ in expected]
+    assert [source.location(n) for n in range(len(source))] == [
+        f"{folder}/{number}.jsonl, line {line}" for number, line, *_ in expected
+    ]
     assert source.nbytes().tolist() == [size for *_, size in expected]
     source.close()
 
@@ -165,10 +218,19 @@ def test_records_of_every_kind_together(tmp_path: Path) -> None:
         },
     )
     source = opened(folder, "record")
-    found = [source.fields(n, record.decode()) for n, record in enumerate(source.read(range(len(source))))]
+    found = [
+        source.fields(n, record.decode())
+        for n, record in enumerate(source.read(range(len(source))))
+    ]
     assert [int(row["id"]) for row in found] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [row.get("text") for row in found[:5]] == ["a\nb", "c", "d", "e", "f"]
-    places = ["a.csv, record 1", "a.csv, record 2", "b.csv, record 1", "c.json, record 1", "c.json, record 2"]
+    places = [
+        "a.csv, record 1",
+        "a.csv, record 2",
+        "b.csv, record 1",
+        "c.json, record 1",
+        "c.json, record 2",
+    ]
     places += ["d.jsonl, line 1", "d.jsonl, line 3", "f.jsonl.gz, line 1"]
     assert [source.location(n) for n in range(8)] == [f"{folder}/{place}" for place in places]
 
@@ -180,7 +242,10 @@ class TestWhileOpen:
         for content in (b"on", b"ONE\ntwo\r\n\r\nthree\rfour"):  # shorter; as long, and later
             (folder / "a/1.txt").write_bytes(content)
             os.utime(folder / "a/1.txt", (1, 1))
-            with pytest.raises(FileChangedError, match=r"1.txt has been changed since it was opened: open the dataset again"):
+            with pytest.raises(
+                FileChangedError,
+                match=r"1.txt has been changed since it was opened: open the dataset again",
+            ):
                 source.read([1])
         assert source.read([5]) == [b"marked"]
 
@@ -205,8 +270,12 @@ class TestWhileOpen:
         opened(folder)  # as one that began at the same time
         assert first.read([7, 9]) == [b"packed", b"lines"]
 
-    def test_shorter_than_the_system_said(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Cut between the look at it and the read; or the system gives less than it was asked for."""
+    def test_shorter_than_the_system_said(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Cut between the look at it and the read; or the system gives less than it was asked
+        for.
+        """
         source, real = opened(folder), os.pread
         monkeypatch.setattr(os, "pread", lambda fd, size, at: real(fd, min(size, 2), at))
         assert source.read(range(len(LINES))) == LINES
@@ -227,7 +296,9 @@ class TestWhileOpen:
 
 class TestTables:
     @pytest.mark.parametrize("why", ["file", "full"])
-    def test_where_none_can_be_kept(self, folder: Path, tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_where_none_can_be_kept(
+        self, folder: Path, tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in ("b/2.txt.gz", "e.txt.zst"):
             (folder / name).unlink()
         kept = tmp_path / "kept"
@@ -239,7 +310,9 @@ class TestTables:
                 raise OSError(28, "No space left on device")
 
             monkeypatch.setattr("headrace.io.array_file.ArrayWriter.write", full)
-        with pytest.warns(HeadraceWarning, match="cache_dir=.*kept.*is not kept.*made at every start"):
+        with pytest.warns(
+            HeadraceWarning, match="cache_dir=.*kept.*is not kept.*made at every start"
+        ):
             source = opened(folder, cache_dir=kept)
         assert source.read(range(5)) == LINES[:5]
         assert why == "file" or not list(Path(kept).glob("headrace-[!m]*"))
@@ -247,28 +320,35 @@ class TestTables:
     def test_a_damaged_one_is_made_anew(self, folder: Path, tmp_path: Path) -> None:
         path = Path(opened(folder, cache_dir=tmp_path / "kept")._table.path or "")
         good = path.read_bytes()
-        for place in (-1, HEAD + 3, HEAD + 600):  # where groups begin; a place that is noted; a distance
+        # where groups begin; a place that is noted; a distance
+        for place in (-1, HEAD + 3, HEAD + 600):
             damaged = bytearray(good)
             damaged[place] ^= 1
             path.write_bytes(damaged)
             assert opened(folder, cache_dir=tmp_path / "kept").read(range(len(LINES))) == LINES
             assert path.read_bytes() == good
 
-    def test_one_of_another_version_is_not_looked_at(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_of_another_version_is_not_looked_at(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(texts, "_VERSION", texts._VERSION - 1)
             old = opened(folder, cache_dir=tmp_path / "kept")._table.path
         source = opened(folder, cache_dir=tmp_path / "kept")
         assert source._table.path != old and source.read(range(len(LINES))) == LINES
 
-    def test_an_error_of_a_text_is_told_once(self, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    def test_an_error_of_a_text_is_told_once(
+        self, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
         """And not taken for one of the folder."""
         write(tmp_path / "data", {"a.csv": b'x,y\n"open'})
         with pytest.raises(FormatError, match=r"a.csv: line 2: unexpected end of data"):
             opened(tmp_path / "data", "record", tmp_path / "kept")
         assert not len(recwarn) and not list((tmp_path / "kept").glob("headrace-[!m]*"))
 
-    def test_a_large_one_is_kept_without_being_told(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_large_one_is_kept_without_being_told(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(texts, "KEPT_FROM", 10)
         source = opened(folder)
         assert source._table.path and source.read(range(len(LINES))) == LINES
@@ -287,7 +367,9 @@ class TestTables:
         import multiprocessing
 
         (folder / "large.txt").write_bytes(b"a line\n" * 500_000)
-        child = multiprocessing.get_context("fork").Process(target=_index_slowly, args=(folder, tmp_path / "kept"))
+        child = multiprocessing.get_context("fork").Process(
+            target=_index_slowly, args=(folder, tmp_path / "kept")
+        )
         child.start()
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("kept/headrace-lines-*.part")) and time.monotonic() < deadline:
@@ -322,7 +404,9 @@ def _index_slowly(folder: Path, kept: Path) -> None:
 
 
 class TestLargeLines:
-    def test_one_that_does_not_fit_is_refused_unread(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_that_does_not_fit_is_refused_unread(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(plain, "LARGE", 1 << 20)
         room = Room(MemoryBudget("12MB", limits=[Limit("a machine", 10**9, 0)]))
         with open(tmp_path / "a.txt", "wb") as file:
@@ -333,20 +417,29 @@ class TestLargeLines:
         source = opened(tmp_path / "a.txt", room=room)
         assert len(source) == 3 and source.read([0, 2]) == [b"one", b"three"]
         monkeypatch.setattr(os, "pread", None)  # it is not even begun
-        with pytest.raises(FormatError, match=r"a text of 5.2 MB.*leaves room for 3.0 MB: split it, or raise max_memory_usage"):
+        with pytest.raises(
+            FormatError,
+            match=r"a text of 5.2 MB.*leaves room for 3.0 MB: split it, or raise max_memory_usage",
+        ):
             source.read([0, 1])
 
     @pytest.mark.parametrize("name", ["a.json", "a.csv"])
-    def test_what_must_be_read_at_the_start(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_must_be_read_at_the_start(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(plain, "LARGE", 1 << 20)
         room = Room(MemoryBudget("12MB", limits=[Limit("a machine", 10**9, 0)]))
         (tmp_path / name).write_bytes(b"[" + b" " * (5 << 20))
-        with pytest.raises(FormatError, match=f"{name}: a text of .* is too large for the memory budget"):
+        with pytest.raises(
+            FormatError, match=f"{name}: a text of .* is too large for the memory budget"
+        ):
             opened(tmp_path / name, "record", room=room)
 
     @pytest.mark.slow
     def test_a_line_of_more_than_2_gb(self, tmp_path: Path) -> None:
-        """Indexed within some MB of memory, and refused; where there is room, it is read: one call gives no more than 2 GiB."""
+        """Indexed within some MB of memory, and refused; where there is room, it is read: one
+        call gives no more than 2 GiB.
+        """
         size = (2 << 30) + 5000
         with open(tmp_path / "a.txt", "wb") as file:
             file.write(b"one\n")
@@ -378,7 +471,13 @@ class TestLargeLines:
 def run(code: str) -> str:
     """What a Python process of its own prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=110)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=110,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -393,7 +492,9 @@ def test_indexing_a_large_file_takes_little_memory(kind: str, tmp_path: Path) ->
         "quoted.csv": '%d,a 5" disk\n',
     }
     row = rows.get(kind, "line %d of a text, and more of it\n")
-    some = "".join(row % n for n in range(30_000)).encode("utf-16-le" if kind == "utf16.txt" else "utf-8")
+    some = "".join(row % n for n in range(30_000)).encode(
+        "utf-16-le" if kind == "utf16.txt" else "utf-8"
+    )
     path, target = tmp_path / f"a.{kind}", (300 << 20) if kind != "quoted.csv" else (60 << 20)
     import gzip
 
@@ -418,5 +519,6 @@ def test_indexing_a_large_file_takes_little_memory(kind: str, tmp_path: Path) ->
     """
     count, grown = map(int, run(code).split())
     assert count == target // len(some) * 30_000
-    # Pages of mapped files count as the process's own, though the system may take them back at any time: the first look maps the table.
+    # Pages of mapped files count as the process's own, though the system may take them back at any
+    # time: the first look maps the table.
     assert grown < 50_000, f"{grown} kB"

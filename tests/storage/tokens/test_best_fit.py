@@ -1,4 +1,6 @@
-"""Rows of whole documents: each document once, none cut, as full as plain best fit decreasing makes them."""
+"""Rows of whole documents: each document once, none cut, as full as plain best fit decreasing
+makes them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def test_best_fit_equals_a_plain_loop(sizes: list[int], more: int) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 15), st.sampled_from(["<u2", "<i4"]))
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=60),
+    st.integers(1, 15),
+    st.sampled_from(["<u2", "<i4"]),
+)
 def test_each_document_once_and_whole(lengths: list[int], length: int, dtype: str) -> None:
     if not sum(lengths):
         return
@@ -43,16 +49,27 @@ def test_each_document_once_and_whole(lengths: list[int], length: int, dtype: st
     source = BestFitSource(tokens, "", "", length, padding=-9)
     edges, seen = tokens.short[0].tolist(), []
     for index, row in enumerate(source.read(range(len(source)))):
-        ids, documents, positions = (row[name].tolist() for name in ("input_ids", "document_ids", "position_ids"))
+        ids, documents, positions = (
+            row[name].tolist() for name in ("input_ids", "document_ids", "position_ids")
+        )
         assert len(ids) == len(documents) == len(positions) == length
         numbers, at = source.documents_of([index])[0].tolist(), 0
-        assert numbers == sorted(numbers) and source.document_of(np.array([index])).tolist() == numbers[:1]
+        assert (
+            numbers == sorted(numbers)
+            and source.document_of(np.array([index])).tolist() == numbers[:1]
+        )
         for place, number in enumerate(numbers):
             size = min(edges[number + 1] - edges[number], length)
             assert ids[at : at + size] == tokens.long[edges[number] : edges[number] + size].tolist()
-            assert documents[at : at + size] == [place] * size and positions[at : at + size] == list(range(size))
+            assert documents[at : at + size] == [place] * size and positions[
+                at : at + size
+            ] == list(range(size))
             at += size
-        assert at == source.lengths()[index] and set(ids[at:]) <= {-9} and set(documents[at:]) <= {PADDING}
+        assert (
+            at == source.lengths()[index]
+            and set(ids[at:]) <= {-9}
+            and set(documents[at:]) <= {PADDING}
+        )
         assert positions[at:] == list(range(length - at))
         seen += numbers
     assert sorted(seen) == [number for number, size in enumerate(lengths) if size]

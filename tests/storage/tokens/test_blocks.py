@@ -14,13 +14,17 @@ from headrace.storage.tokens.source import ArrayTokens, BlocksSource, Tokens
 def tokens_of(lengths: list[int], dtype: str) -> Tokens:
     """Tokens in memory."""
     edges = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
-    return ArrayTokens(HeldArrays((np.arange(edges[-1]) * 7919 % 60_000).astype(dtype), [edges.astype(np.int64)]))
+    return ArrayTokens(
+        HeldArrays((np.arange(edges[-1]) * 7919 % 60_000).astype(dtype), [edges.astype(np.int64)])
+    )
 
 
 def plain(tokens: Tokens, length: int, index: int) -> tuple[list[int], list[int]]:
     """A block, token by token: its ids, and the numbers of its documents."""
     edges, ids, documents = tokens.short[0].tolist(), [], []
-    whole = [number for number in range(len(edges) - 1) for _ in range(edges[number], edges[number + 1])]
+    whole = [
+        number for number in range(len(edges) - 1) for _ in range(edges[number], edges[number + 1])
+    ]
     for place in range(index * length, (index + 1) * length):
         ids.append(int(tokens.long[place]))
         is_next = place > index * length and whole[place] != whole[place - 1]
@@ -29,7 +33,11 @@ def plain(tokens: Tokens, length: int, index: int) -> tuple[list[int], list[int]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(1, 9), st.sampled_from(["<u2", "<i4"]))
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=30),
+    st.integers(1, 9),
+    st.sampled_from(["<u2", "<i4"]),
+)
 def test_any_documents(lengths: list[int], length: int, dtype: str) -> None:
     if sum(lengths) < length:
         return

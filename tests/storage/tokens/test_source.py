@@ -65,9 +65,12 @@ def test_windows(sizes: list[int], max_length: int, data: Any) -> None:
     ]
     assert len(source) == len(expected) and lists(source) == [window for _, window in expected]
     assert source.document_of(np.arange(len(source))).tolist() == [number for number, _ in expected]
-    assert [source.location(n) for n in range(len(source))] == [str(number) for number, _ in expected]
+    assert [source.location(n) for n in range(len(source))] == [
+        str(number) for number, _ in expected
+    ]
     assert source.lengths().tolist() == [len(window) for _, window in expected]
-    for document, number in zip(documents, range(len(documents)), strict=True):  # nothing of a document is lost
+    # nothing of a document is lost
+    for document, number in zip(documents, range(len(documents)), strict=True):
         seen = {token for owner, window in expected if owner == number for token in window}
         assert seen == (set() if number in left_out else set(document))
 
@@ -90,9 +93,17 @@ def test_blocks(sizes: list[int], length: int, data: Any) -> None:
     source.documents_into(order, numbers)
     for place, index in enumerate(order):
         part = whole[index * length : (index + 1) * length]
-        assert blocks[place]["input_ids"].tolist() == [token for token, _ in part] == ids[place].tolist()
+        assert (
+            blocks[place]["input_ids"].tolist()
+            == [token for token, _ in part]
+            == ids[place].tolist()
+        )
         seen = list(dict.fromkeys(number for _, number in part))
-        assert blocks[place]["document_ids"].tolist() == [seen.index(number) for _, number in part] == numbers[place].tolist()
+        assert (
+            blocks[place]["document_ids"].tolist()
+            == [seen.index(number) for _, number in part]
+            == numbers[place].tolist()
+        )
         assert int(source.document_of(np.array([index]))[0]) == part[0][1]
 
 
@@ -102,36 +113,64 @@ def counted(begins: list[int], block: int) -> list[int]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(sizes=sizes_of_documents, length=st.integers(1, 10), block=st.integers(1, 15), data=st.data())
+@given(
+    sizes=sizes_of_documents, length=st.integers(1, 10), block=st.integers(1, 15), data=st.data()
+)
 def test_blocks_of_the_storage(sizes: list[int], length: int, block: int, data: Any) -> None:
-    """Of samples that begin in the same so many tokens of two bytes each; empty documents behind the last token belong to the last."""
+    """Of samples that begin in the same so many tokens of two bytes each; empty documents behind
+    the last token belong to the last.
+    """
     tokens, documents = made_of(sizes)
     stride = data.draw(st.integers(1, length))
     left_out = sorted(data.draw(st.sets(st.integers(0, len(sizes) - 1)))) if sizes else []
     edges, count = tokens.short[0].tolist(), len(tokens.long)
-    sources: list[tuple[Any, list[int]]] = [(DocumentsSource(tokens, "f", "texts", length, None), edges[:-1])]
+    sources: list[tuple[Any, list[int]]] = [
+        (DocumentsSource(tokens, "f", "texts", length, None), edges[:-1])
+    ]
     source = DocumentsSource(tokens, "f", "texts", length, stride, np.array(left_out, np.int64))
     numbers = [number for number in range(len(sizes)) if number not in left_out]
-    sources.append((source, [edges[n] + k * stride for n in numbers for k in range(len(windows(documents[n], length, stride)))]))
+    sources.append(
+        (
+            source,
+            [
+                edges[n] + k * stride
+                for n in numbers
+                for k in range(len(windows(documents[n], length, stride)))
+            ],
+        )
+    )
     if count >= length:
-        sources.append((BlocksSource(tokens, "f", "texts", length), list(range(0, count - length + 1, length))))
+        sources.append(
+            (BlocksSource(tokens, "f", "texts", length), list(range(0, count - length + 1, length)))
+        )
     with mock.patch("headrace.storage.blocks.LONGEST", 2 * block):
         for source, begins in sources:
             found = source.blocks()
-            assert found.dtype == np.int64 and found.tolist() == counted([min(begin, max(0, count - 1)) for begin in begins], block)
+            assert found.dtype == np.int64 and found.tolist() == counted(
+                [min(begin, max(0, count - 1)) for begin in begins], block
+            )
 
 
 def test_what_tells_them_apart() -> None:
     """Samples of another kind are other samples, though there may be as many."""
     tokens, _ = made_of([40])
-    sources: list[Any] = [DocumentsSource(tokens, "f", "texts", 8, stride) for stride in (None, 7, 8)]
-    sources += [DocumentsSource(tokens, "f", "texts", 9, 8), BlocksSource(tokens, "f", "texts", 8), BlocksSource(tokens, "g", "texts", 8)]
+    sources: list[Any] = [
+        DocumentsSource(tokens, "f", "texts", 8, stride) for stride in (None, 7, 8)
+    ]
+    sources += [
+        DocumentsSource(tokens, "f", "texts", 9, 8),
+        BlocksSource(tokens, "f", "texts", 8),
+        BlocksSource(tokens, "g", "texts", 8),
+    ]
     assert len({source.fingerprint() for source in sources}) == len(sources)
 
 
 def test_nothing() -> None:
     tokens, _ = made_of([])
-    assert len(BlocksSource(tokens, "f", "texts", 4)) == 0 and len(DocumentsSource(tokens, "f", "texts", 4, 2)) == 0
+    assert (
+        len(BlocksSource(tokens, "f", "texts", 4)) == 0
+        and len(DocumentsSource(tokens, "f", "texts", 4, 2)) == 0
+    )
 
 
 def test_what_is_said() -> None:

@@ -1,4 +1,6 @@
-"""Batches: the interface of the ways of making one, and collate functions as they are called for it."""
+"""Batches: the interface of the ways of making one, and collate functions as they are called for
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from headrace.order.request import BatchRequest
 from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
 
 Join = Callable[..., Any]
-"""Makes a batch of ids that lie one behind the other, and of their lengths; None: it must see the samples."""
+"""Makes a batch of ids that lie one behind the other, and of their lengths; None: it must see
+the samples.
+"""
 NameOf = Callable[[int], str]
 """Names the sample at a position of a batch."""
 
@@ -29,12 +33,16 @@ class MadeBatch(NamedTuple):
 
 
 class BatchWay(ABC):
-    """One way of making a batch. All ways give the same batch, bit for bit (law 1); they differ in what they cost."""
+    """One way of making a batch. All ways give the same batch, bit for bit (law 1); they differ
+    in what they cost.
+    """
 
     name: ClassVar[str]
     """What `explain()` calls it."""
     writes_in_place: bool = False
-    """True if samples are written straight into their batch, also where they are read and decoded."""
+    """True if samples are written straight into their batch, also where they are read and
+    decoded.
+    """
 
     @abstractmethod
     def make(self, request: BatchRequest, error: Exception | None = None) -> MadeBatch:
@@ -55,7 +63,8 @@ class BatchWay(ABC):
 
 
 class Collating:
-    """A collate function as it is called for a batch: with random numbers of its own, and with the samples' names in its errors.
+    """A collate function as it is called for a batch: with random numbers of its own, and with the
+    samples' names in its errors.
 
     Args:
         function: the collate function; None: the one sample is the batch.
@@ -66,9 +75,12 @@ class Collating:
         self.function, self._of_one = function, of_one
         self.stacks: bool = function is stack_collate and not of_one
         """True if samples are stacked."""
-        self.join: Join | None = function.join if type(function) is TextCollator and not of_one else None
+        self.join: Join | None = (
+            function.join if type(function) is TextCollator and not of_one else None
+        )
         self._is_random = function not in (None, stack_collate, list_collate)
-        self._names_samples = getattr(function, "__module__", "").startswith("headrace.")  # another may have chosen among them
+        # another may have chosen among them
+        self._names_samples = getattr(function, "__module__", "").startswith("headrace.")
         self._seeder: SampleSeeder | None = None
         self._seconds = 0.0
 
@@ -87,7 +99,9 @@ class Collating:
         return seconds
 
     def __call__(self, samples: Any, request: BatchRequest, name_of: NameOf) -> Any:
-        """The batch of samples: seed, epoch and step of the request key its random numbers, and `name_of` names samples in errors."""
+        """The batch of samples: seed, epoch and step of the request key its random numbers, and
+        `name_of` names samples in errors.
+        """
         if self.function is None:
             return samples[0]
         if self._of_one:
@@ -96,7 +110,9 @@ class Collating:
         try:
             return self._called(samples, request)
         except CollateError as error:
-            raise CollateError(error.naming(name_of if self._names_samples else "sample {} of the batch".format)) from None
+            raise CollateError(
+                error.naming(name_of if self._names_samples else "sample {} of the batch".format)
+            ) from None
         finally:
             self._seconds += time.perf_counter() - start
 
@@ -106,23 +122,33 @@ class Collating:
             return self.function(samples)
         if self._seeder is None:
             self._seeder = SampleSeeder(self.function)
-        with preserved_rng(self._seeder):  # a collate function may draw too (MixUp): keyed by the batch's step
+        # a collate function may draw too (MixUp): keyed by the batch's step
+        with preserved_rng(self._seeder):
             self._seeder(request.seed, request.epoch, OF_COLLATE, request.step)
             batch = self.function(samples)
         if callable(batch):
             name = getattr(self.function, "__name__", type(self.function).__name__)
             raise ConfigError(
-                f"collate_fn: {name} returned a {type(batch).__name__} where a batch should be, so it makes a collate function and is "
-                f"none: pass what it returns, collate_fn={name}(...), or register it with factory=True"
+                f"collate_fn: {name} returned a {type(batch).__name__} where a batch should be, "
+                "so it makes a collate function and is "
+                f"none: pass what it returns, collate_fn={name}(...), or register it with "
+                "factory=True"
             )
         return batch
 
-    def batch_of(self, dataset: Any, samples: list[Any], indices: Sequence[int], request: BatchRequest) -> MadeBatch:
-        """The batch of finished samples of a dataset of headrace's, which names them by their indices."""
-        return MadeBatch(self(samples, request, functools.partial(named, dataset, indices)), len(samples))
+    def batch_of(
+        self, dataset: Any, samples: list[Any], indices: Sequence[int], request: BatchRequest
+    ) -> MadeBatch:
+        """The batch of finished samples of a dataset of headrace's, which names them by their
+        indices.
+        """
+        return MadeBatch(
+            self(samples, request, functools.partial(named, dataset, indices)), len(samples)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
+        # found anew: the copy holds copies of the generators
+        return {**self.__dict__, "_seeder": None}
 
 
 def stacked_targets(dataset: Any, targets: list[Any], indices: Sequence[int]) -> Any:
@@ -140,5 +166,6 @@ def named(dataset: Any, indices: Sequence[Any] | None, position: int) -> str:
     index = indices[position]
     try:
         return f"sample {index} ({dataset.source_of(index)})"
-    except Exception:  # a foreign dataset has no such method; and an error must not hide the one that is told
+    # a foreign dataset has no such method; and an error must not hide the one that is told
+    except Exception:
         return f"sample {index}"

@@ -1,4 +1,6 @@
-"""A dataset's memory budget, and what it takes of it beside samples: blocks that are in use, and one large image at a time."""
+"""A dataset's memory budget, and what it takes of it beside samples: blocks that are in use, and
+one large image at a time.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,21 @@ CHUNK_BYTES = 64 << 20
 
 
 class DatasetBudget:
-    """The memory budget under a dataset's `max_memory_usage`. Called, it gives the bytes that are left to this process, a worker among
-    others, for what it needs a short time."""
+    """The memory budget under a dataset's `max_memory_usage`. Called, it gives the bytes that are
+    left to this process, a worker among others, for what it needs a short time.
+    """
 
     def __init__(self, max_memory_usage: float | int | str) -> None:
         self._max_memory_usage = max_memory_usage
-        self._at_spawn: int | None = None  # a spawned worker's ledger knows nothing of its parent's reservations
+        # a spawned worker's ledger knows nothing of its parent's reservations
+        self._at_spawn: int | None = None
 
     @property
     def budget(self) -> MemoryBudget:
         """This process's."""
-        return MemoryBudget(self._max_memory_usage, local_world_size=detect_world().local_world_size)
+        return MemoryBudget(
+            self._max_memory_usage, local_world_size=detect_world().local_world_size
+        )
 
     def __call__(self) -> int:
         info, available = get_worker_info(), self._available()
@@ -41,7 +47,10 @@ class DatasetBudget:
         return self.budget.available if self._at_spawn is None else self._at_spawn
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_at_spawn": self._available() if is_spawning() else self._at_spawn}
+        return {
+            **self.__dict__,
+            "_at_spawn": self._available() if is_spawning() else self._at_spawn,
+        }
 
 
 class BlockMemory:
@@ -61,7 +70,9 @@ class BlockMemory:
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
         self.stays_decoded = False
-        """True if there is room for all blocks of a table, which each process decodes once for all epochs."""
+        """True if there is room for all blocks of a table, which each process decodes once for
+        all epochs.
+        """
 
     def settle(self) -> None:
         """Reserves memory for whoever reads without a Loader, which knows its order.
@@ -72,8 +83,10 @@ class BlockMemory:
         block, budget = self._source.block_nbytes, self._budget.budget
         if block > budget.limit:
             raise BudgetError(
-                f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is decoded, and the memory budget is "
-                f"{format_size(budget.limit)}: pack the data again in smaller chunks, or raise max_memory_usage"
+                f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is "
+                "decoded, and the memory budget is "
+                f"{format_size(budget.limit)}: pack the data again in smaller chunks, or raise "
+                "max_memory_usage"
             )
         if block:
             decoded, most = self._source.decoded_nbytes, budget.available // 8
@@ -83,7 +96,9 @@ class BlockMemory:
             self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
 
     def hold_chunks(self, nbytes: int, processes: int = 1) -> None:
-        """Each of so many processes may cache `nbytes` of decoded chunks; a BudgetError, if they don't fit."""
+        """Each of so many processes may cache `nbytes` of decoded chunks; a BudgetError, if they
+        don't fit.
+        """
         self._chunks = self._reserve(self._chunks, nbytes * processes, "decoded chunks")
         self._source.hold_chunks(nbytes)
         self._held = nbytes
@@ -91,7 +106,9 @@ class BlockMemory:
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
-        """Meanwhile all samples are read in order: a block stays decoded until they have passed it, if the budget has room for one."""
+        """Meanwhile all samples are read in order: a block stays decoded until they have passed
+        it, if the budget has room for one.
+        """
         before, block = self._held, self._source.block_nbytes
         if block <= before:
             yield
@@ -104,15 +121,20 @@ class BlockMemory:
             self.hold_chunks(before)
 
     def prefetch(self, nbytes: int, processes: int = 1) -> None:
-        """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it fetches what each batch takes."""
+        """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it
+        fetches what each batch takes.
+        """
         self.prefetches_whole = nbytes > 0
-        self._prefetched = self._reserve(self._prefetched, nbytes * processes, "blocks fetched ahead")
+        self._prefetched = self._reserve(
+            self._prefetched, nbytes * processes, "blocks fetched ahead"
+        )
         if is_prefetched(self._source):
             self._source.files.hold_prefetched(nbytes)
 
     def remote_nbytes(self, count: int, former: int = 0) -> int:
-        """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole; else 0. `former`: as in
-        `BaseDataset.epoch_order`."""
+        """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole;
+        else 0. `former`: as in `BaseDataset.epoch_order`.
+        """
         source = self._source
         if not self._streams or not is_prefetched(source):
             return 0
@@ -121,11 +143,14 @@ class BlockMemory:
             return 0
         return int(-(-source.stored_nbytes // len(source))) * int(np.sort(sizes)[-count:].sum())
 
-    def _reserve(self, reservation: Reservation | None, nbytes: int, what: str) -> Reservation | None:
+    def _reserve(
+        self, reservation: Reservation | None, nbytes: int, what: str
+    ) -> Reservation | None:
         if reservation is None:
             return self._budget.budget.reserve(nbytes, what) if nbytes else None
         reservation.resize(nbytes)
         return reservation
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chunks": None, "_prefetched": None}  # of the process that made them
+        # of the process that made them
+        return {**self.__dict__, "_chunks": None, "_prefetched": None}

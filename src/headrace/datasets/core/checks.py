@@ -38,16 +38,28 @@ _UNEXPECTED = re.compile(r"^BaseDataset\.__init__\(\) got an unexpected keyword 
 
 
 def keywords_of(cls: type) -> frozenset[str]:
-    """The keywords that the constructor of a dataset's class takes, those that it passes on included."""
+    """The keywords that the constructor of a dataset's class takes, those that it passes on
+    included.
+    """
     names: set[str] = set()
     for base in reversed(cls.__mro__):
         if base is not object and "__init__" in vars(base):
-            names -= {"source", "targets", "sample_format", "inner", "adds_transforms"}  # which a class passes on by itself
-            names |= {p.name for p in inspect.signature(base.__init__).parameters.values() if p.kind in _NAMED}  # type: ignore[misc]
-    return frozenset(names - {"self"}) | (REMOTE if getattr(cls, "reads_urls", False) else frozenset())
+            # which a class passes on by itself
+            names -= {"source", "targets", "sample_format", "inner", "adds_transforms"}
+            signature = inspect.signature(base.__init__)  # type: ignore[misc]
+            names |= {p.name for p in signature.parameters.values() if p.kind in _NAMED}
+    return frozenset(names - {"self"}) | (
+        REMOTE if getattr(cls, "reads_urls", False) else frozenset()
+    )
 
 
-def check_arguments(dataset: object, data_path: Any, options: Mapping[str, Any], name: str = "data_path", **given: Any) -> None:
+def check_arguments(
+    dataset: object,
+    data_path: Any,
+    options: Mapping[str, Any],
+    name: str = "data_path",
+    **given: Any,
+) -> None:
     """Raises for what no dataset takes.
 
     Args:
@@ -68,24 +80,37 @@ def check_arguments(dataset: object, data_path: Any, options: Mapping[str, Any],
 
 
 def check_common(options: Mapping[str, Any]) -> None:
-    """Raises a ConfigError for arguments of `BaseDataset` that make no sense; those that are missing have their defaults."""
+    """Raises a ConfigError for arguments of `BaseDataset` that make no sense; those that are
+    missing have their defaults.
+    """
     transforms = options.get("transforms")
-    if transforms is not None and not (options.get("transform") is options.get("target_transform") is None):
-        raise ConfigError("give either transforms (joint) or transform and target_transform, not both")
+    if transforms is not None and not (
+        options.get("transform") is options.get("target_transform") is None
+    ):
+        raise ConfigError(
+            "give either transforms (joint) or transform and target_transform, not both"
+        )
     chained(options.get("transform"))
     chained(transforms, "transforms")
     check_callable("target_transform", options.get("target_transform"))
     for name, allowed in _CHOICES.items():
         if name in options and options[name] not in allowed:
-            raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {options[name]!r}")
+            raise ConfigError(
+                f"{name} must be one of {', '.join(map(repr, allowed))}, not {options[name]!r}"
+            )
     on_error = options.get("on_error", "raise")
     if not isinstance(on_error, str):
         check_callable("on_error", on_error)
     if on_error is None or (isinstance(on_error, str) and on_error not in ("raise", "skip")):
-        raise ConfigError(f"on_error must be one of 'raise', 'skip', or a callable, not {on_error!r}")
+        raise ConfigError(
+            f"on_error must be one of 'raise', 'skip', or a callable, not {on_error!r}"
+        )
     mode = LoadingMode.of(options.get("loading_mode", LoadingMode.LAZY))
     if options.get("shared") == "machine" and mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
-        raise ConfigError(f"shared='machine' has no meaning for loading_mode={mode.value!r}, which holds no samples")
+        raise ConfigError(
+            f"shared='machine' has no meaning for loading_mode={mode.value!r}, which holds no "
+            "samples"
+        )
     try:
         operator.index(options.get("seed", 0))
     except TypeError:
@@ -100,17 +125,21 @@ def check_source(source: object) -> None:
         return
     if isinstance(source, (str, bytes, os.PathLike)):
         raise ConfigError(
-            f"BaseDataset reads a Source, and {source!r} is a path: use open_dataset(path), which finds the format, or ImageDataset, "
-            "TextDataset, HDF5Dataset or ZarrDataset; for a format of your own subclass BaseDataset and pass super().__init__ a Source"
+            f"BaseDataset reads a Source, and {source!r} is a path: use open_dataset(path), which "
+            "finds the format, or ImageDataset, "
+            "TextDataset, HDF5Dataset or ZarrDataset; for a format of your own subclass "
+            "BaseDataset and pass super().__init__ a Source"
         )
     raise ConfigError(
-        f"BaseDataset reads a Source, not {described(source)}: subclass Source (__len__, read, fingerprint), or give create_dataloader any "
+        f"BaseDataset reads a Source, not {described(source)}: subclass Source (__len__, read, "
+        "fingerprint), or give create_dataloader any "
         "torch dataset as it is"
     )
 
 
 def as_targets(targets: Any, count: int) -> Any:
-    """One target a sample, as they are kept: a column of a table, and what else has an array to give, becomes that array.
+    """One target a sample, as they are kept: a column of a table, and what else has an array to
+    give, becomes that array.
 
     Raises:
         ConfigError: it is no sequence, or has another length than there are samples.
@@ -120,33 +149,49 @@ def as_targets(targets: Any, count: int) -> Any:
     if targets is None:
         return None
     if isinstance(targets, (str, Mapping)) or not hasattr(targets, "__len__"):
-        raise ConfigError(f"targets must be a sequence of one target a sample, not {described(targets)}")
+        raise ConfigError(
+            f"targets must be a sequence of one target a sample, not {described(targets)}"
+        )
     if len(targets) != count:
-        raise ConfigError(f"targets holds {len(targets):,} targets, and there are {count:,} samples: give one for each")
+        raise ConfigError(
+            f"targets holds {len(targets):,} targets, and there are {count:,} samples: give one "
+            "for each"
+        )
     return targets
 
 
 def array_in(values: Any) -> Any:
-    """The array that a column of pandas or polars, or any other object with an array's protocol, has to give; else the object itself."""
+    """The array that a column of pandas or polars, or any other object with an array's protocol,
+    has to give; else the object itself.
+    """
     values = values.to_numpy() if hasattr(values, "to_numpy") else values
     return np.asarray(values) if hasattr(values, "__array__") else values
 
 
-def explain_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any], error: TypeError) -> None:
-    """Raises, for what Python refuses in a call of a dataset's class, an error in the words of `check_arguments`; returns for any other.
+def explain_call(
+    cls: type, args: Sequence[Any], passed: Mapping[str, Any], error: TypeError
+) -> None:
+    """Raises, for what Python refuses in a call of a dataset's class, an error in the words of
+    `check_arguments`; returns for any other.
 
     Raises:
-        ConfigError: more arguments by position than the class takes; or a keyword that is none of those that it takes.
+        ConfigError: more arguments by position than the class takes; or a keyword that is none of
+            those that it takes.
     """
     _check_positions(cls, args)
     known = keywords_of(cls)
     try:
         inspect.signature(cls).bind(*args, **passed)
     except TypeError:  # an argument is missing, and may have been passed by another name
-        check_names(cls.__name__, [name for name in passed if name not in known and synonyms(name, known)], known)
+        check_names(
+            cls.__name__,
+            [name for name in passed if name not in known and synonyms(name, known)],
+            known,
+        )
     if _TOO_MANY.search(str(error)):
         raise ConfigError(
-            "BaseDataset takes source, a Source of the records, by position, and all other arguments by name: "
+            "BaseDataset takes source, a Source of the records, by position, and all other "
+            "arguments by name: "
             "pass for example loading_mode='cached'"
         ) from error
     unexpected = _UNEXPECTED.search(str(error))
@@ -165,8 +210,15 @@ def explain_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any], erro
 def _check_positions(cls: type, args: Sequence[Any]) -> None:
     parameters = inspect.signature(cls).parameters.values()
     positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    extra, keywords = args[len(positional) :], [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    if extra and keywords and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+    extra, keywords = (
+        args[len(positional) :],
+        [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY],
+    )
+    if (
+        extra
+        and keywords
+        and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    ):
         name = _argument_for(extra[0], keywords_of(cls)) or keywords[0]
         shown = repr(extra[0]) if described(extra[0]) == repr(extra[0]) else "..."
         example = f"{name}={shown}"
@@ -174,7 +226,8 @@ def _check_positions(cls: type, args: Sequence[Any]) -> None:
             part = os.path.join(args[0], extra[0])
             example = repr(part) if os.path.isdir(part) else example
         raise ConfigError(
-            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other arguments by name: pass for example {example}"
+            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other "
+            f"arguments by name: pass for example {example}"
         ) from None
 
 

@@ -1,7 +1,8 @@
 """Construction, repr and pickling of datasets.
 
-A dataset notes the arguments of its constructor, is settled once the outermost ``__init__`` is through, becomes an `IterableDataset`
-exactly when its mode is streaming, and is pickled as its plain class.
+A dataset notes the arguments of its constructor, is settled once the outermost ``__init__`` is
+through, becomes an `IterableDataset` exactly when its mode is streaming, and is pickled as its
+plain class.
 """
 
 from __future__ import annotations
@@ -27,26 +28,40 @@ from headrace.order import detect_world
 from headrace.tokenizer import shown_tokenizer
 
 STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
-"""The steps from a record to a sample that a subclass may override; a `SampleFormat` has the same."""
+"""The steps from a record to a sample that a subclass may override; a `SampleFormat` has the
+same.
+"""
 _RENAMED = {
-    **{"present": "to_input", "pair": "split_target", "assemble": "make_sample", "value_like": "value_spec"},
+    **{
+        "present": "to_input",
+        "pair": "split_target",
+        "assemble": "make_sample",
+        "value_like": "value_spec",
+    },
     **{"input_like": "SampleFormat.input_spec", "present_into": "SampleFormat.write_input"},
 }
 
 
 def prepare_class(cls: Any, base: type) -> None:
-    """Notes which steps a new dataset class overrides, and has its constructor settle the dataset when it is through. A method that was a
-    step before it was renamed is a TypeError."""
+    """Notes which steps a new dataset class overrides, and has its constructor settle the dataset
+    when it is through. A method that was a step before it was renamed is a TypeError.
+    """
     for old, new in _RENAMED.items():
         if old in vars(cls) and callable(vars(cls)[old]):
-            raise TypeError(f"{cls.__name__}.{old} is called {new} since headrace 0.2: rename the method")
-    cls._overridden = frozenset(step for step in STEPS if getattr(cls, step) is not getattr(base, step))
+            raise TypeError(
+                f"{cls.__name__}.{old} is called {new} since headrace 0.2: rename the method"
+            )
+    cls._overridden = frozenset(
+        step for step in STEPS if getattr(cls, step) is not getattr(base, step)
+    )
     if "__init__" in vars(cls):
         cls.__init__ = settling(cls.__init__)
 
 
 def settling(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that, where it is the outermost one, notes its arguments and settles the dataset."""
+    """A constructor that, where it is the outermost one, notes its arguments and settles the
+    dataset.
+    """
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -60,8 +75,10 @@ def settling(init: Callable[..., None]) -> Callable[..., None]:
             raise
         if "block_memory" not in vars(self):
             raise ConfigError(
-                f"{cls.__name__}.__init__ does not call that of its base class, which opens the data: call super().__init__(...) "
-                "in it (of a BaseDataset with a Source); a dataset that does all by itself is a torch.utils.data.Dataset"
+                f"{cls.__name__}.__init__ does not call that of its base class, which opens the "
+                "data: call super().__init__(...) "
+                "in it (of a BaseDataset with a Source); a dataset that does all by itself is a "
+                "torch.utils.data.Dataset"
             )
         self._arguments = _passed_arguments(cls, args, kwargs)
         self._settle()
@@ -84,13 +101,20 @@ def streaming_class(cls: type) -> type:
     """The same class, and an `IterableDataset`."""
     if issubclass(cls, IterableDataset):
         return cls
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "_plain_class": cls}
+    names = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_plain_class": cls,
+    }
     made: type = type(cls)(cls.__name__, (cls, IterableDataset), names)  # type: ignore[misc]
     return made
 
 
 def reduced(dataset: Any, protocol: Any) -> tuple[Any, ...]:
-    """For `pickle`: a dataset travels to a worker with its store, anywhere else without what is held, and always as its plain class."""
+    """For `pickle`: a dataset travels to a worker with its store, anywhere else without what is
+    held, and always as its plain class.
+    """
     return blank, (getattr(type(dataset), "_plain_class", type(dataset)),), dataset.__getstate__()
 
 
@@ -107,7 +131,9 @@ def state_of(dataset: Any) -> dict[str, Any]:
 
 
 def _mapped_by_workers(dataset: Any, name: str) -> Any:
-    """An attribute as it travels to a spawned worker: a large array is moved to where all workers map it."""
+    """An attribute as it travels to a spawned worker: a large array is moved to where all
+    workers map it.
+    """
     value = getattr(dataset, name)
     if not isinstance(value, np.ndarray) or value.dtype.hasobject or value.nbytes < SHARED_FROM:
         return value
@@ -121,13 +147,16 @@ def _mapped_by_workers(dataset: Any, name: str) -> Any:
 
 def restore(dataset: Any, state: dict[str, Any]) -> None:
     """Fills a blank dataset with what travelled."""
-    dataset.__dict__.update({k: v.array if isinstance(v, SharedArray) else v for k, v in state.items()})
+    dataset.__dict__.update(
+        {k: v.array if isinstance(v, SharedArray) else v for k, v in state.items()}
+    )
     become_iterable(dataset)
 
 
 def become_iterable(dataset: Any) -> None:
-    """Makes a dataset an `IterableDataset` exactly when it is streaming (law 8): torch decides by `isinstance`, and the mode may be known
-    only when the constructor is through."""
+    """Makes a dataset an `IterableDataset` exactly when it is streaming (law 8): torch decides by
+    `isinstance`, and the mode may be known only when the constructor is through.
+    """
     if dataset.loading_mode is LoadingMode.STREAMING:
         dataset.__class__ = streaming_class(dataset.__class__)
 
@@ -138,9 +167,12 @@ def blank(cls: Any) -> Any:
 
 
 def describe_call(name: str, arguments: dict[str, Any]) -> str:
-    """The constructor's call as text: valid as far as its arguments have one, and without credentials."""
+    """The constructor's call as text: valid as far as its arguments have one, and without
+    credentials.
+    """
     shown = [
-        _shown(value) if argument in ("data_path", "path") else describe_argument(argument, value) for argument, value in arguments.items()
+        _shown(value) if argument in ("data_path", "path") else describe_argument(argument, value)
+        for argument, value in arguments.items()
     ]
     return f"{name}({', '.join(shown)})"
 
@@ -150,8 +182,10 @@ def explained(dataset: Any, stats: Mapping[str, int]) -> Lines:
     cached = "records as stored" if dataset.holds_encoded else "decoded samples"
     what = {"lazy": "nothing is held", "streaming": "only the read-ahead window is held"}
     lines = [
-        f"{type(dataset).__name__}: {len(dataset):,} samples from {type(dataset.sample_source).__name__}",
-        f"loading_mode {dataset.loading_mode}: {what.get(str(dataset.loading_mode), f'{cached} are held, shared by all workers')}",
+        f"{type(dataset).__name__}: {len(dataset):,} samples from "
+        f"{type(dataset.sample_source).__name__}",
+        f"loading_mode {dataset.loading_mode}: "
+        f"{what.get(str(dataset.loading_mode), f'{cached} are held, shared by all workers')}",
         *(f"{name}: {way}" for name, way in dataset.sample_source.how().items()),
     ]
     if stats:
@@ -180,7 +214,8 @@ def describe_held(cls: type, arguments: dict[str, Any]) -> str:
     for name, value in compared.items():
         if not _is_plain(value):
             raise ConfigError(
-                f"shared='machine': {cls.__name__}'s argument {describe_argument(name, value)} has no value that another process could "
+                f"shared='machine': {cls.__name__}'s argument {describe_argument(name, value)} "
+                "has no value that another process could "
                 "compare: override held_as() and say in text what decides the held value"
             )
     cls = getattr(cls, "_plain_class", cls)
@@ -192,7 +227,9 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(map(_is_plain, [*value.keys(), *value.values()]))
-    return value is None or isinstance(value, (bool, int, float, str, bytes, os.PathLike, np.generic))
+    return value is None or isinstance(
+        value, (bool, int, float, str, bytes, os.PathLike, np.generic)
+    )
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,6 @@
-"""What a sample is: the steps from a stored record to a decoded value, and from there to input and target."""
+"""What a sample is: the steps from a stored record to a decoded value, and from there to input
+and target.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 
 Failed = Callable[[int, str, Exception], SampleError]
-"""Raises or returns the error of a sample, given its position in the batch, a few words ("can't be decoded"), and the cause."""
+"""Raises or returns the error of a sample, given its position in the batch, a few words ("can't
+be decoded"), and the cause.
+"""
 
 
 class HasTargets(Protocol):
@@ -29,13 +33,15 @@ class HasTargets(Protocol):
 
 
 class SampleFormat:
-    """Defines the samples of a dataset. A dataset, its views and datasets that wrap it share one format, which never changes.
+    """Defines the samples of a dataset. A dataset, its views and datasets that wrap it share one
+    format, which never changes.
 
-    `decode` turns a record into a value of its final size, deterministically; modes may cache it. `split_target` splits the value into
-    input and target, `to_input` makes the input that transforms receive, and `make_sample` joins input and target to a sample.
+    `decode` turns a record into a value of its final size, deterministically; modes may cache it.
+    `split_target` splits the value into input and target, `to_input` makes the input that
+    transforms receive, and `make_sample` joins input and target to a sample.
 
-    If inputs are arrays of one spec and have no transforms, they are written directly into their batch by `draw` and `write_input`, which
-    together do the same as `to_input`.
+    If inputs are arrays of one spec and have no transforms, they are written directly into their
+    batch by `draw` and `write_input`, which together do the same as `to_input`.
     """
 
     decodes_batches = False
@@ -43,7 +49,9 @@ class SampleFormat:
     stores_values = True
     """True if a record is its own value, so that it may be read directly into a batch."""
     splits_targets = False
-    """True if a value contains its target, or if targets come from anywhere but the dataset's `targets`."""
+    """True if a value contains its target, or if targets come from anywhere but the dataset's
+    `targets`.
+    """
     makes_plain_samples = True
     """True if a sample is its input, or a tuple of input and target."""
     always_pairs = False
@@ -57,7 +65,9 @@ class SampleFormat:
     names_warnings = False
     """True if the decoder emits warnings about files without naming them, as Pillow does."""
     decodes_late = False
-    """True if `draw`, `to_input` and `write_input` decode, so that a FormatError in them means that the sample can't be decoded."""
+    """True if `draw`, `to_input` and `write_input` decode, so that a FormatError in them means
+    that the sample can't be decoded.
+    """
 
     # -- from record to value
 
@@ -87,17 +97,23 @@ class SampleFormat:
     # -- from value to sample
 
     def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
-        """Splits a value into input value and target. Default: the value, and a copy of its entry in the dataset's `targets`."""
+        """Splits a value into input value and target. Default: the value, and a copy of its
+        entry in the dataset's `targets`.
+        """
         return value, None if dataset.targets is None else plain_target(dataset.targets[index])
 
     def to_input(self, value: Any) -> Any:
-        """Converts an input value to what the transform receives. Without a transform this is the sample's input. Default: the value
-        itself, writable."""
-        return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+        """Converts an input value to what the transform receives. Without a transform this is the
+        sample's input. Default: the value itself, writable.
+        """
+        return (
+            value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+        )
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
-        """Converts input value and target to what transforms receive; a format may draw random numbers for both at once. Default:
-        `to_input`, and the target itself."""
+        """Converts input value and target to what transforms receive; a format may draw random
+        numbers for both at once. Default: `to_input`, and the target itself.
+        """
         return self.to_input(value), target
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
@@ -105,7 +121,8 @@ class SampleFormat:
         return (value, target) if has_target else value
 
     def packed_value(self, value: Any) -> Any:
-        """What `headrace.pack` stores of an input value: an array, bytes or str. Default: the value itself.
+        """What `headrace.pack` stores of an input value: an array, bytes or str. Default: the value
+        itself.
 
         Raises:
             ConfigError: it can't be packed.
@@ -115,15 +132,21 @@ class SampleFormat:
     # -- from value to a row of a batch
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
-        """Shape and dtype of the input of such a value. None: inputs are not arrays, or `write_input` can't write them."""
+        """Shape and dtype of the input of such a value. None: inputs are not arrays, or
+        `write_input` can't write them.
+        """
         return value
 
     def draw(self, value: Any) -> Any:
-        """Draws the random numbers for one value. Called in the order of the samples, with generators seeded for this sample."""
+        """Draws the random numbers for one value. Called in the order of the samples, with
+        generators seeded for this sample.
+        """
         return None
 
     def write_input(self, value: Any, drawn: Any, out: npt.NDArray[Any]) -> None:
-        """Writes the input of a value into its row of a batch. Default: a copy. May run in several threads at once."""
+        """Writes the input of a value into its row of a batch. Default: a copy. May run in
+        several threads at once.
+        """
         np.copyto(out, value)
 
     def sample_nbytes(self) -> int | None:
@@ -137,16 +160,21 @@ class SampleFormat:
     # -- variants
 
     def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
-        """Returns the format of a dataset with another transform, and the part of the transform that the dataset must call."""
+        """Returns the format of a dataset with another transform, and the part of the transform
+        that the dataset must call.
+        """
         return self, chained(transform)
 
     def unnormalized(self) -> Unnormalized | str | None:
-        """The format that leaves images uint8 for a device that normalises them; or the reason why the host must normalise them. None:
-        inputs are not images, or stay uint8."""
+        """The format that leaves images uint8 for a device that normalises them; or the reason why
+        the host must normalise them. None: inputs are not images, or stay uint8.
+        """
         return None
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        """A way of making batches that only this format has, if it fits the dataset and the collate function."""
+        """A way of making batches that only this format has, if it fits the dataset and the
+        collate function.
+        """
         return None
 
 
@@ -164,12 +192,21 @@ class Unnormalized(NamedTuple):
     path: tuple[str, ...] = ()
 
 
-_NEVER_OVERRIDDEN = ("always_pairs", "draws", "names_warnings", "decodes_late", "draw", "write_input", "random_steps")
+_NEVER_OVERRIDDEN = (
+    "always_pairs",
+    "draws",
+    "names_warnings",
+    "decodes_late",
+    "draw",
+    "write_input",
+    "random_steps",
+)
 """What the class of a dataset leaves to its format."""
 
 
 class FormatOf(SampleFormat):
-    """The format of a dataset whose class overrides some steps, or of a view: what wraps such a dataset uses it.
+    """The format of a dataset whose class overrides some steps, or of a view: what wraps such a
+    dataset uses it.
 
     Args:
         dataset: the dataset, or the view.
@@ -178,15 +215,28 @@ class FormatOf(SampleFormat):
         chosen: of a view: the number in the source of each sample.
     """
 
-    def __init__(self, dataset: Any, base: SampleFormat, overridden: frozenset[str], chosen: npt.NDArray[np.int64] | None = None) -> None:
-        self._dataset, self._base, self._overridden, self._chosen = dataset, base, overridden, chosen
+    def __init__(
+        self,
+        dataset: Any,
+        base: SampleFormat,
+        overridden: frozenset[str],
+        chosen: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        self._dataset, self._base, self._overridden, self._chosen = (
+            dataset,
+            base,
+            overridden,
+            chosen,
+        )
         vars(self).update({name: getattr(base, name) for name in _NEVER_OVERRIDDEN})
         decodes, presents = "decode" in overridden, "to_input" in overridden
         self.decodes_batches: bool = base.decodes_batches and not decodes
         self.stores_values: bool = base.stores_values and not decodes
         self.casts_to = None if decodes else base.casts_to
         self.splits_targets: bool = base.splits_targets or "split_target" in overridden
-        self.makes_plain_samples: bool = base.makes_plain_samples and "make_sample" not in overridden
+        self.makes_plain_samples: bool = (
+            base.makes_plain_samples and "make_sample" not in overridden
+        )
         self.copies: bool = base.copies and not presents
 
     def _of(self, step: str) -> Any:
@@ -198,7 +248,10 @@ class FormatOf(SampleFormat):
 
     def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
         chosen = self._chosen
-        return self._base.decode_batch(items if chosen is None else [(int(chosen[index]), record) for index, record in items], failed)
+        return self._base.decode_batch(
+            items if chosen is None else [(int(chosen[index]), record) for index, record in items],
+            failed,
+        )
 
     def value_spec(self) -> ArraySpec | None:
         if "decode" in self._overridden and "value_spec" not in self._overridden:
@@ -209,14 +262,20 @@ class FormatOf(SampleFormat):
     def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
         if "split_target" not in self._overridden:
             return self._base.split_target(value, index, dataset)
-        split: tuple[Any, Any] = self._dataset.split_target(int(dataset.whole_indices(index)), value)
+        split: tuple[Any, Any] = self._dataset.split_target(
+            int(dataset.whole_indices(index)), value
+        )
         return split
 
     def to_input(self, value: Any) -> Any:
         return self._of("to_input").to_input(value)
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
-        return (self.to_input(value), target) if "to_input" in self._overridden else self._base.to_pair(value, target)
+        return (
+            (self.to_input(value), target)
+            if "to_input" in self._overridden
+            else self._base.to_pair(value, target)
+        )
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
         if "make_sample" in self._overridden:
@@ -224,7 +283,11 @@ class FormatOf(SampleFormat):
         return self._base.make_sample(value, target, has_target)
 
     def packed_value(self, value: Any) -> Any:
-        return value if self._overridden & {"decode", "split_target"} else self._base.packed_value(value)
+        return (
+            value
+            if self._overridden & {"decode", "split_target"}
+            else self._base.packed_value(value)
+        )
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
         return None if "to_input" in self._overridden else self._base.input_spec(value)
@@ -234,7 +297,9 @@ class FormatOf(SampleFormat):
 
     def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
         view = self._dataset.with_transform(transform)
-        return wrapped_format(view), view.transform if self._dataset.transforms is None else view.transforms
+        return wrapped_format(
+            view
+        ), view.transform if self._dataset.transforms is None else view.transforms
 
     def unnormalized(self) -> Unnormalized | str | None:
         left = self._base.unnormalized()
@@ -242,24 +307,36 @@ class FormatOf(SampleFormat):
             return left
         if self._overridden:
             return f"{type(self._dataset).__name__} overrides {', '.join(sorted(self._overridden))}"
-        return left._replace(format=FormatOf(self._dataset, left.format, self._overridden, self._chosen))
+        return left._replace(
+            format=FormatOf(self._dataset, left.format, self._overridden, self._chosen)
+        )
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         return None if self._overridden else self._base.own_way(dataset, collating)
 
 
 def wrapped_format(dataset: Any) -> SampleFormat:
-    """The format of a dataset or view, for a dataset around it that numbers its samples as it does."""
+    """The format of a dataset or view, for a dataset around it that numbers its samples as it
+    does.
+    """
     is_as_given = not dataset._overridden and dataset._chosen is None
     format_: SampleFormat = dataset._format
-    return format_ if is_as_given else FormatOf(dataset, format_, dataset._overridden, dataset._chosen)
+    return (
+        format_ if is_as_given else FormatOf(dataset, format_, dataset._overridden, dataset._chosen)
+    )
 
 
 def plain_target(target: Any) -> Any:
-    """A target as users of PyTorch expect it: a Python number, not a NumPy scalar; of what may be written to, a copy."""
+    """A target as users of PyTorch expect it: a Python number, not a NumPy scalar; of what may
+    be written to, a copy.
+    """
     if isinstance(target, np.generic):
         return target.item()
-    return target if target is None or isinstance(target, (int, float, str, bytes)) else copy.deepcopy(target)
+    return (
+        target
+        if target is None or isinstance(target, (int, float, str, bytes))
+        else copy.deepcopy(target)
+    )
 
 
 class Chain:
@@ -287,15 +364,29 @@ class JointChain(Chain):
 
 
 def chained(transform: Any, name: str = "transform") -> Any:
-    """A callable, or a list or tuple of these, as one callable; None where there is none. (`name`: of the argument, for messages; those of
-    "transforms" get input and target.)
+    """A callable, or a list or tuple of these, as one callable; None where there is none. (`name`:
+    of the argument, for messages; those of "transforms" get input and target.)
 
     Raises:
         ConfigError: it is something else.
     """
-    steps = transform if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
+    steps = (
+        transform
+        if isinstance(transform, (list, tuple))
+        else []
+        if transform is None
+        else [transform]
+    )
     for step in steps:
         if not callable(step):
-            raise ConfigError(f"{name} must be a callable, or a list of callables, and {step!r} is none")
+            raise ConfigError(
+                f"{name} must be a callable, or a list of callables, and {step!r} is none"
+            )
         check_callable(name, step)
-    return None if not steps else steps[0] if len(steps) == 1 else (JointChain if name == "transforms" else Chain)(steps)
+    return (
+        None
+        if not steps
+        else steps[0]
+        if len(steps) == 1
+        else (JointChain if name == "transforms" else Chain)(steps)
+    )

@@ -41,7 +41,14 @@ def make_mode(dataset: Any) -> Mode:
             spec=None if access.holds_encoded else access.format.value_spec(),
         )
     if dataset.loading_mode is LoadingMode.CACHED:
-        return Cached(len(source), budget, dataset._cache_size, dataset._cache_policy, dataset.held_nbytes(), machine_share(dataset))
+        return Cached(
+            len(source),
+            budget,
+            dataset._cache_size,
+            dataset._cache_policy,
+            dataset.held_nbytes(),
+            machine_share(dataset),
+        )
     if dataset.loading_mode is LoadingMode.STREAMING:
         return Streaming(min(WINDOW, budget.available // 32))  # of each worker
     return Lazy()
@@ -52,15 +59,22 @@ def machine_share(dataset: Any) -> MachineShare | None:
     if dataset._shared == "rank":
         return None
     if not dataset._is_settled:
-        raise ConfigError("shared='machine': samples are read before the constructor is through, and so before it is known what they are")
+        raise ConfigError(
+            "shared='machine': samples are read before the constructor is through, and so before "
+            "it is known what they are"
+        )
     world = detect_world()
     held = "encoded" if dataset.holds_encoded else "decoded"
     key = [dataset.loading_mode.value, dataset.sample_source.fingerprint(), held, dataset.held_as()]
-    return MachineShare(cache_folder(dataset._cache_dir), "\0".join(key), world.local_rank, world.local_world_size)
+    return MachineShare(
+        cache_folder(dataset._cache_dir), "\0".join(key), world.local_rank, world.local_world_size
+    )
 
 
 def stream_requests(dataset: Any) -> Iterator[BatchRequest]:
-    """The batches of this rank and worker in an epoch of a streaming dataset, each prefetched by its mode."""
+    """The batches of this rank and worker in an epoch of a streaming dataset, each prefetched by
+    its mode.
+    """
     around = current_request()  # of a dataset around this one
     world, info = dataset._world or detect_world(), get_worker_info()
     check_shared_once(dataset, world.world_size)

@@ -1,4 +1,6 @@
-"""Declares the keywords that every dataset takes; those of the formats are in `headrace.datasets.options`."""
+"""Declares the keywords that every dataset takes; those of the formats are in
+`headrace.datasets.options`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ class SharedOptions(TypedDict, total=False):
     """Keywords that every dataset takes and no loader takes; see `BaseDataset`."""
 
     target_transform: Callable[[Any], Any] | None
-    transforms: Callable[[Any, Any], tuple[Any, Any]] | Sequence[Callable[[Any, Any], tuple[Any, Any]]] | None
+    transforms: (
+        Callable[[Any, Any], tuple[Any, Any]]
+        | Sequence[Callable[[Any, Any], tuple[Any, Any]]]
+        | None
+    )
     cache_size: int | str | None
     cache_policy: Literal["auto", "keep", "lru"]
     hold: Literal["decoded", "encoded"] | None
@@ -33,7 +39,9 @@ class CommonOptions(SharedOptions, total=False):
 
 
 class PathOptions(CommonOptions, RemoteKeywords, total=False):
-    """Keywords of every dataset that reads paths and URLs; see `BaseDataset` and, for URLs, `RemoteOptions`."""
+    """Keywords of every dataset that reads paths and URLs; see `BaseDataset` and, for URLs,
+    `RemoteOptions`.
+    """
 
 
 COMMON, REMOTE = CommonOptions.__optional_keys__, RemoteKeywords.__optional_keys__

@@ -13,7 +13,14 @@ import numpy as np
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.warnings import naming
-from headrace.errors import AccessError, EmptyBatchError, FileChangedError, FormatError, RemoteError, SampleError
+from headrace.errors import (
+    AccessError,
+    EmptyBatchError,
+    FileChangedError,
+    FormatError,
+    RemoteError,
+    SampleError,
+)
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.budget import size_of
 from headrace.memory.store import MISSING
@@ -52,7 +59,9 @@ class SampleReader:
         is_view: True if the dataset numbers its samples in another way than the source.
     """
 
-    def __init__(self, source: Source, on_error: OnError, threads: WorkerThreads, is_view: bool = False) -> None:
+    def __init__(
+        self, source: Source, on_error: OnError, threads: WorkerThreads, is_view: bool = False
+    ) -> None:
         self.source, self.on_error, self.threads, self._is_view = source, on_error, threads, is_view
         self.reset_report()
 
@@ -82,46 +91,63 @@ class SampleReader:
         self.counts[name] += time.perf_counter() - start  # type: ignore[assignment]
 
     def count_each(self, stage: str, seconds: list[float]) -> None:
-        """Notes the slowest sample of a batch in a stage, by the seconds that each one took there."""
+        """Notes the slowest sample of a batch in a stage, by the seconds that each one took
+        there.
+        """
         longest = max(seconds, default=0.0)
         if longest > self.slowest.get(stage, (0.0, 0))[0]:
             self.slowest[stage] = longest, seconds.index(longest)
 
     def take_slowest(self) -> dict[str, tuple[float, int]]:
-        """By stage, the slowest sample since the last call: its seconds and its position in the batch."""
+        """By stage, the slowest sample since the last call: its seconds and its position in the
+        batch.
+        """
         slowest, self.slowest = self.slowest, {}
         return slowest
 
     # -- decoded values
 
-    def values(self, indices: list[int], access: Access, error: Exception | None = None) -> list[Any]:
-        """Decoded values; a SampleError for each sample that can't be read and may be left out. (`error`: why they could not be read in
-        another way before.)"""
+    def values(
+        self, indices: list[int], access: Access, error: Exception | None = None
+    ) -> list[Any]:
+        """Decoded values; a SampleError for each sample that can't be read and may be left out.
+        (`error`: why they could not be read in another way before.)
+        """
         fetched = self.fetch(indices, access, error)
         start = time.perf_counter()
         if access.format.decodes_batches:
             values = self._values_together(fetched, access)
         else:
-            values = self.timed("decode", lambda number: self.value(fetched[number], access), len(fetched))
+            values = self.timed(
+                "decode", lambda number: self.value(fetched[number], access), len(fetched)
+            )
         self.count_seconds("decode_seconds", start)
         return values
 
     def timed(self, stage: str, function: Callable[[int], Any], count: int) -> list[Any]:
-        """What a function gives for each position of a batch, by the threads that decode; notes which one took longest."""
+        """What a function gives for each position of a batch, by the threads that decode; notes
+        which one took longest.
+        """
         made, seconds = self.threads.timed_map(function, count)
         self.count_each(stage, seconds)
         return made
 
     def load(self, indices: Sequence[int], access: Access) -> list[Any]:
-        """What eager caches of samples: values, or a SampleError each; raises where errors are to be raised."""
-        records = self.records(list(indices), functools.partial(self._read_rows, format_=access.format))
+        """What eager caches of samples: values, or a SampleError each; raises where errors are
+        to be raised.
+        """
+        records = self.records(
+            list(indices), functools.partial(self._read_rows, format_=access.format)
+        )
         if access.holds_encoded:
             return records
         if access.format.decodes_batches:
             return self.decode_together(list(zip(indices, records, strict=True)), access.format)
         return [self.decoded(i, r, access.format) for i, r in zip(indices, records, strict=True)]
 
-    def fetch(self, indices: list[int], access: Access, error: Exception | None = None) -> list[Fetched]:
+    def fetch(
+        self, indices: list[int], access: Access, error: Exception | None = None
+    ) -> list[Fetched]:
         """What is cached of samples, and the records of the others."""
         counts, mode = self.counts, access.mode
         cached = mode.get(indices)
@@ -129,12 +155,21 @@ class SampleReader:
         counts["cache_hits"] += len(indices) - len(missing)
         counts["cache_misses"] += len(missing)
         start = time.perf_counter()
-        read = functools.partial(mode.read, read=self.source.read) if mode.prefetches_records(self.source) else self.source.read
+        read = (
+            functools.partial(mode.read, read=self.source.read)
+            if mode.prefetches_records(self.source)
+            else self.source.read
+        )
         records = self.records(missing, read, error) if missing else []
         self.count_seconds("read_seconds", start)
-        counts["bytes_read"] += sum(size_of(record) for record in records if hasattr(record, "__len__"))
+        counts["bytes_read"] += sum(
+            size_of(record) for record in records if hasattr(record, "__len__")
+        )
         left, pairs = iter(records), zip(indices, cached, strict=True)
-        return [Fetched(i, next(left), True) if value is MISSING else Fetched(i, value, False) for i, value in pairs]
+        return [
+            Fetched(i, next(left), True) if value is MISSING else Fetched(i, value, False)
+            for i, value in pairs
+        ]
 
     def value(self, fetched: Fetched, access: Access) -> Any:
         """The decoded value of a sample, which the mode may admit; or a SampleError."""
@@ -159,7 +194,10 @@ class SampleReader:
     def _read_rows(self, indices: Sequence[int], format_: SampleFormat) -> list[Any]:
         """Records; those that are values as they lie, of one shape, by one call into one array."""
         source = self.source
-        if not (isinstance(source, RowSource) and format_.stores_values and len(indices) > 1) or (spec := source.array_spec) is None:
+        if (
+            not (isinstance(source, RowSource) and format_.stores_values and len(indices) > 1)
+            or (spec := source.array_spec) is None
+        ):
             return source.read(indices)
         rows = np.empty((len(indices), *spec[0]), spec[1])
         each = [rows[number, ...] for number in range(len(rows))]
@@ -169,7 +207,9 @@ class SampleReader:
     def _values_together(self, fetched: list[Fetched], access: Access) -> list[Any]:
         """As `value` for each."""
         values = [one.value for one in fetched]
-        todo = [number for number, one in enumerate(fetched) if one.is_record or access.holds_encoded]
+        todo = [
+            number for number, one in enumerate(fetched) if one.is_record or access.holds_encoded
+        ]
         made = self.decode_together([fetched[number][:2] for number in todo], access.format)
         for number, value in zip(todo, made, strict=True):
             index, record, is_record = fetched[number]
@@ -181,34 +221,48 @@ class SampleReader:
     def decode_together(self, items: list[tuple[int, Any]], format_: SampleFormat) -> list[Any]:
         """Values of records, some of which may be a SampleError already."""
         values = [record for _, record in items]
-        sound = [number for number, record in enumerate(values) if not isinstance(record, SampleError)]
+        sound = [
+            number for number, record in enumerate(values) if not isinstance(record, SampleError)
+        ]
 
         def failed(position: int, what: str, error: Exception) -> SampleError:
             index = items[sound[position]][0]
             raise_if_of_the_machine(error, index)
             return self.failed(index, what, error)
 
-        for number, value in zip(sound, format_.decode_batch([items[number] for number in sound], failed), strict=True):
+        for number, value in zip(
+            sound, format_.decode_batch([items[number] for number in sound], failed), strict=True
+        ):
             values[number] = value
         return values
 
     # -- records
 
-    def records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]], error: Exception | None = None) -> list[Any]:
-        """The records of samples that `read` reads together; a SampleError for each that can't be read and may be left out. (`error`: why
-        they could not be read in another way before. Of a server's, that other way had more patience: it is what is told.)"""
+    def records(
+        self,
+        indices: list[int],
+        read: Callable[[Sequence[int]], list[Any]],
+        error: Exception | None = None,
+    ) -> list[Any]:
+        """The records of samples that `read` reads together; a SampleError for each that can't be
+        read and may be left out. (`error`: why they could not be read in another way before. Of a
+        server's, that other way had more patience: it is what is told.)
+        """
         try:
             return read(indices)
         except Exception as caught:
             first = error if isinstance(error, RemoteError) else caught
         try:
-            return self._each_alone(indices, first)  # to name the one at fault, and to have the others
+            # to name the one at fault, and to have the others
+            return self._each_alone(indices, first)
         finally:
             del first, error  # else it and this frame would hold one another
 
     def _each_alone(self, indices: list[int], first: Exception) -> list[Any]:
-        """Records that were to be read together, when there was an error. Before a sample is blamed for what its server did not give, the
-        next ones are asked for: where nothing comes of them either, it is the server's fault."""
+        """Records that were to be read together, when there was an error. Before a sample is blamed
+        for what its server did not give, the next ones are asked for: where nothing comes of them
+        either, it is the server's fault.
+        """
         records, blamed = [], None
         try:
             for index in indices:
@@ -228,7 +282,9 @@ class SampleReader:
             del blamed, first  # else they and this frame would hold one another
 
     def _record(self, index: int, first: Exception) -> Any:
-        """The record of a sample that was to be read before, with others, when there was an error."""
+        """The record of a sample that was to be read before, with others, when there was an
+        error.
+        """
         try:
             return self._read_twice(index)
         except Exception as error:
@@ -240,7 +296,9 @@ class SampleReader:
             return self.failed(index, "can't be read", error)
 
     def _read_twice(self, index: int) -> Any:
-        """A record. Where it is remote, a wrong checksum may be due to the network or to a cache, so it is fetched again."""
+        """A record. Where it is remote, a wrong checksum may be due to the network or to a
+        cache, so it is fetched again.
+        """
         try:
             return self.source.read([index])[0]
         except FormatError:
@@ -272,10 +330,13 @@ class SampleReader:
         try:
             raise failure
         finally:
-            del failure, error  # else they and this frame would hold one another, and the batch with them
+            # else they and this frame would hold one another, and the batch with them
+            del failure, error
 
     def replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
-        """What stands in a batch for the sample of that index in the dataset or view: nothing, or what the user's callable makes of it."""
+        """What stands in a batch for the sample of that index in the dataset or view: nothing,
+        or what the user's callable makes of it.
+        """
         if callable(self.on_error):
             cause = failure.__cause__
             return [self.on_error(index, path, cause if isinstance(cause, Exception) else failure)]
@@ -287,23 +348,34 @@ class SampleReader:
 def nothing_readable(failure: SampleError, samples: int) -> EmptyBatchError:
     """The error of a batch all of whose samples are skipped."""
     remedy = "use a larger batch_size, or an on_error=callable that returns a stand-in"
-    return EmptyBatchError(f"none of the {samples} samples of a batch can be read; the first: {failure}; {remedy}")
+    return EmptyBatchError(
+        f"none of the {samples} samples of a batch can be read; the first: {failure}; {remedy}"
+    )
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Of an error that is kept: its tracebacks, and those of its causes, hold the frames that decoded, and with them bytes and pixels."""
+    """Of an error that is kept: its tracebacks, and those of its causes, hold the frames that
+    decoded, and with them bytes and pixels.
+    """
     one: BaseException | None = error
     while one is not None and (one.__traceback__ or one.__context__ or one is error):
-        one.__traceback__ = one.__context__ = None  # a context may also be an error that the caller is handling
+        # a context may also be an error that the caller is handling
+        one.__traceback__ = one.__context__ = None
         one = one.__cause__
 
 
 def raise_if_of_the_machine(error: Exception, index: int) -> None:
-    """Memory, file descriptors or disk space that ran out, or data that were replaced or are denied as a
-    whole, are no fault of a sample, and no reason to leave it out."""
-    if isinstance(error, FileChangedError) or (isinstance(error, AccessError) and error.is_of_server):
+    """Memory, file descriptors or disk space that ran out, or data that were replaced or are denied
+    as a whole, are no fault of a sample, and no reason to leave it out.
+    """
+    if isinstance(error, FileChangedError) or (
+        isinstance(error, AccessError) and error.is_of_server
+    ):
         raise error
     if is_of_machine(error):
         ran_out = "memory, file descriptors or disk space"
-        error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of {ran_out}")
+        error.add_note(
+            f"headrace: while reading sample {index}, which may be sound: the machine ran out of "
+            f"{ran_out}"
+        )
         raise error

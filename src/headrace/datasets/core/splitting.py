@@ -19,7 +19,9 @@ from headrace.order.splits import fold_parts, split_parts
 
 Transform = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
 """A callable, or several that are applied one after the other. None: no transform."""
-JointTransform = Callable[[Any, Any], tuple[Any, Any]] | Sequence[Callable[[Any, Any], tuple[Any, Any]]] | None
+JointTransform = (
+    Callable[[Any, Any], tuple[Any, Any]] | Sequence[Callable[[Any, Any], tuple[Any, Any]]] | None
+)
 """The same for callables that take input and target."""
 
 
@@ -29,7 +31,9 @@ class Splittable:
     targets: Any
     """One target per sample, or None."""
     label_columns: Mapping[str, Any] = MappingProxyType({})
-    """The columns of the table of labels, for all samples of the whole dataset. Empty if the labels are not a table."""
+    """The columns of the table of labels, for all samples of the whole dataset. Empty if the
+    labels are not a table.
+    """
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -48,11 +52,23 @@ class Splittable:
 
     @overload
     def split(
-        self, fraction: float, seed: int = 42, *, stratify: Any = None, groups: Any = None, val_transform: Transform = None
+        self,
+        fraction: float,
+        seed: int = 42,
+        *,
+        stratify: Any = None,
+        groups: Any = None,
+        val_transform: Transform = None,
     ) -> tuple[Self, Self]: ...
     @overload
     def split(
-        self, fraction: Sequence[float], seed: int = 42, *, stratify: Any = None, groups: Any = None, val_transform: Transform = None
+        self,
+        fraction: Sequence[float],
+        seed: int = 42,
+        *,
+        stratify: Any = None,
+        groups: Any = None,
+        val_transform: Transform = None,
     ) -> tuple[Self, ...]: ...
     @checks_keywords
     def split(
@@ -66,33 +82,52 @@ class Splittable:
     ) -> tuple[Self, ...]:
         """Splits the dataset into disjoint views that together contain all samples.
 
-        Samples are drawn at random. Without `stratify` and `groups`, the split depends on `seed` and the number of samples alone. Each view
-        is in index order.
+        Samples are drawn at random. Without `stratify` and `groups`, the split depends on `seed`
+        and the number of samples alone. Each view is in index order.
 
         Args:
-            fraction: fraction of the samples in the first of two views (rounded), or a list with the fraction of each view (``[.7, .15,
-                .15]``).
+            fraction: fraction of the samples in the first of two views (rounded), or a list with
+                the fraction of each view (``[.7, .15, .15]``).
             seed: any integer.
-            stratify: one label per sample, the name of a column of the table of labels, or True for `targets`. Each view gets its fraction
-                of the samples of each label.
-            groups: one group per sample, such as a patient, or the name of a column of these. Samples of a group stay together, so
-                fractions are approximate.
-            val_transform: transform of all views but the first; [] for none. None: the views keep the dataset's transform, with a warning
-                if it is random.
+            stratify: one label per sample, the name of a column of the table of labels, or True for
+                `targets`. Each view gets its fraction of the samples of each label.
+            groups: one group per sample, such as a patient, or the name of a column of these.
+                Samples of a group stay together, so fractions are approximate.
+            val_transform: transform of all views but the first; [] for none. None: the views keep
+                the dataset's transform, with a warning if it is random.
 
         Raises:
             ConfigError: an argument is invalid, or a view would have no samples.
         """
-        fractions = list(fraction) if isinstance(fraction, (Sequence, np.ndarray)) else [fraction, 1 - fraction]
+        fractions = (
+            list(fraction)
+            if isinstance(fraction, (Sequence, np.ndarray))
+            else [fraction, 1 - fraction]
+        )
         labels, members = _labels_of(self, stratify), _column_of(self, groups, "groups")
         if val_transform is None:
             self._warn_if_random("split: all views")
-        first, *others = map(self.subset, split_parts(len(self), fractions, seed, stratify=labels, groups=members))
-        return (first, *(others if val_transform is None else [view.with_transform(val_transform) for view in others]))
+        first, *others = map(
+            self.subset, split_parts(len(self), fractions, seed, stratify=labels, groups=members)
+        )
+        return (
+            first,
+            *(
+                others
+                if val_transform is None
+                else [view.with_transform(val_transform) for view in others]
+            ),
+        )
 
     @checks_keywords
     def folds(
-        self, k: int, seed: int = 42, *, stratify: Any = None, groups: Any = None, val_transform: Transform = None
+        self,
+        k: int,
+        seed: int = 42,
+        *,
+        stratify: Any = None,
+        groups: Any = None,
+        val_transform: Transform = None,
     ) -> list[tuple[Self, Self]]:
         """Returns pairs of training and validation views for k-fold cross-validation.
 
@@ -101,27 +136,45 @@ class Splittable:
         if val_transform is None:
             self._warn_if_random("folds: the validation views too")
         labels, members = _labels_of(self, stratify), _column_of(self, groups, "groups")
-        parts, everything = fold_parts(len(self), k, seed, stratify=labels, groups=members), np.arange(len(self))
+        parts, everything = (
+            fold_parts(len(self), k, seed, stratify=labels, groups=members),
+            np.arange(len(self)),
+        )
         pairs = [(self.subset(np.delete(everything, part)), self.subset(part)) for part in parts]
-        return pairs if val_transform is None else [(train, val.with_transform(val_transform)) for train, val in pairs]
+        return (
+            pairs
+            if val_transform is None
+            else [(train, val.with_transform(val_transform)) for train, val in pairs]
+        )
 
     def _warn_if_random(self, views: str) -> None:
         names = random_steps_in(self)
         if names:
             warn(
-                f"{views} are transformed at random ({', '.join(names[:3])}): pass val_transform=, the transform of validation data "
+                f"{views} are transformed at random ({', '.join(names[:3])}): pass "
+                "val_transform=, the transform of validation data "
                 "([] for none), or the same transform again if that is meant"
             )
 
 
 def _labels_of(dataset: Splittable, stratify: Any) -> Any:
-    """The labels that a split keeps the shares of: those that were given, a column of them, or for True the targets, if there are any."""
+    """The labels that a split keeps the shares of: those that were given, a column of them, or
+    for True the targets, if there are any.
+    """
     if stratify is True and dataset.targets is None:
-        raise ConfigError(f"stratify=True: this {type(dataset).__name__} has no targets: pass a label for each sample")
-    if stratify is True and isinstance(dataset.targets, TargetSequence):
-        columns = f", or the name of one of its columns ({', '.join(dataset.label_columns)})" if dataset.label_columns else ""
         raise ConfigError(
-            f"stratify=True: a target of this {type(dataset).__name__} is no single label: pass a label for each sample{columns}"
+            f"stratify=True: this {type(dataset).__name__} has no targets: pass a label for each "
+            "sample"
+        )
+    if stratify is True and isinstance(dataset.targets, TargetSequence):
+        columns = (
+            f", or the name of one of its columns ({', '.join(dataset.label_columns)})"
+            if dataset.label_columns
+            else ""
+        )
+        raise ConfigError(
+            f"stratify=True: a target of this {type(dataset).__name__} is no single label: pass a "
+            f"label for each sample{columns}"
         )
     return dataset.targets if stratify is True else _column_of(dataset, stratify, "stratify")
 
@@ -132,7 +185,13 @@ def _column_of(dataset: Splittable, given: Any, name: str) -> Any:
         return given
     columns = dataset.label_columns
     if not columns:
-        raise ConfigError(f"{name}={given!r}: this {type(dataset).__name__} has no table of labels: pass a label for each sample")
+        raise ConfigError(
+            f"{name}={given!r}: this {type(dataset).__name__} has no table of labels: pass a "
+            "label for each sample"
+        )
     if given not in columns:
-        raise MissingNameError(f"{name}: the table of labels has no column {given!r}; it has {listed_names(columns, given, repr)}")
+        raise MissingNameError(
+            f"{name}: the table of labels has no column {given!r}; it has "
+            f"{listed_names(columns, given, repr)}"
+        )
     return targets_of_view(columns[given], dataset.whole_indices(np.arange(len(dataset))))

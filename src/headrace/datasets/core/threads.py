@@ -31,8 +31,8 @@ def threads_of(workers: int, cores: int, ranks: int) -> int:
 
 
 class WorkerThreads:
-    """Threads that decode in a worker; in the training's process, whose cores the training needs, threads that copy what is held, and no
-    more. Started at first use.
+    """Threads that decode in a worker; in the training's process, whose cores the training needs,
+    threads that copy what is held, and no more. Started at first use.
 
     Not shared by processes: a fork, a copy and a pickle begin without.
     """
@@ -60,8 +60,10 @@ class WorkerThreads:
         return self._pool
 
     def copy(self, function: Callable[[int], Any], count: int, nbytes: int) -> None:
-        """Calls a function that copies, for 0 to count - 1: `nbytes` in all. Not in torch's threads, which wait for each other after
-        every step of a conversion: measured, they gain 10 % where these gain 40."""
+        """Calls a function that copies, for 0 to count - 1: `nbytes` in all. Not in torch's
+        threads, which wait for each other after every step of a conversion: measured, they gain 10
+        % where these gain 40.
+        """
         self._look()
         numbers = iter(range(count))
 
@@ -79,10 +81,14 @@ class WorkerThreads:
             other.result()
 
     def map(self, function: Callable[[int], Any], count: int) -> list[Any]:
-        """What a function gives for 0 to count - 1; raises what it raises for the first of them that fails, when all are done."""
+        """What a function gives for 0 to count - 1; raises what it raises for the first of them
+        that fails, when all are done.
+        """
         return self._in_parts(lambda part: [function(number) for number in part], count)
 
-    def timed_map(self, function: Callable[[int], Any], count: int) -> tuple[list[Any], list[float]]:
+    def timed_map(
+        self, function: Callable[[int], Any], count: int
+    ) -> tuple[list[Any], list[float]]:
         """As `map`, and the seconds that each number took."""
         seconds, clock = [0.0] * count, time.perf_counter
 

@@ -54,7 +54,9 @@ class ColumnTargets(TargetSequence):
         return {name: plain_target(column[index]) for name, column in self.columns.items()}
 
     def take(self, indices: IntArray) -> Self:
-        return type(self)({name: targets_of_view(column, indices) for name, column in self.columns.items()})
+        return type(self)(
+            {name: targets_of_view(column, indices) for name, column in self.columns.items()}
+        )
 
 
 class ColumnsOfView(Mapping[str, Any]):
@@ -82,19 +84,28 @@ class ColumnsOfView(Mapping[str, Any]):
 
 
 def chosen_indices(indices: Sequence[int] | npt.NDArray[Any], length: int) -> IntArray:
-    """The indices that a user chooses of a dataset of that length, given as indices, from its end too, or as a mask.
+    """The indices that a user chooses of a dataset of that length, given as indices, from its end
+    too, or as a mask.
 
     Raises:
-        IndexError: an index outside of the dataset, or that is no integer; a mask that is not as long as the dataset.
+        IndexError: an index outside of the dataset, or that is no integer; a mask that is not as
+            long as the dataset.
     """
     chosen = np.asarray(indices).reshape(-1)
     if chosen.dtype == bool and len(chosen) not in (0, length):
-        raise IndexError(f"subset: the mask has {len(chosen):,} entries, the dataset {length:,} samples")
+        raise IndexError(
+            f"subset: the mask has {len(chosen):,} entries, the dataset {length:,} samples"
+        )
     if chosen.dtype.kind not in "biu" and len(chosen):
-        raise IndexError(f"subset takes indices or a mask, not {chosen.dtype} such as {chosen[0]!r}")
+        raise IndexError(
+            f"subset takes indices or a mask, not {chosen.dtype} such as {chosen[0]!r}"
+        )
     chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
     if len(chosen) and not -length <= chosen.min() <= chosen.max() < length:
-        raise IndexError(f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has {length:,} samples")
+        raise IndexError(
+            f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has "
+            f"{length:,} samples"
+        )
     return chosen % max(1, length)
 
 
@@ -107,13 +118,18 @@ def checked_indices(indices: Any, length: int) -> IntArray:
     array = np.asarray(indices, np.int64)
     if array.size and array.view(np.uint64).max() >= length:  # negative ones are the largest
         if array.min() < -length or array.max() >= length:
-            raise IndexError(f"indices reach from {array.min()} to {array.max()}, which is outside of a dataset of {length:,} samples")
+            raise IndexError(
+                f"indices reach from {array.min()} to {array.max()}, which is outside of a "
+                f"dataset of {length:,} samples"
+            )
         array = array % length
     return array
 
 
 def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:
-    """How many consecutive samples of a view share each block of the storage, whose sizes are given."""
+    """How many consecutive samples of a view share each block of the storage, whose sizes are
+    given.
+    """
     block_of = np.repeat(np.arange(len(sizes)), sizes)[chosen]
     starts = np.flatnonzero(np.diff(block_of, prepend=-1))
     return np.diff(starts, append=len(block_of)).astype(np.int64)
@@ -130,14 +146,18 @@ def targets_of_view(targets: Any, chosen: IntArray) -> Any:
 
 def fingerprint_of_view(whole: str, chosen: IntArray) -> str:
     """A fingerprint of the chosen samples of a dataset."""
-    return hashlib.blake2b(whole.encode() + chosen.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        whole.encode() + chosen.astype("<i8").tobytes(), digest_size=16
+    ).hexdigest()
 
 
 # -- blocks and order: methods of `BaseDataset`, whatever it is a view of
 
 
 def blocks(self: Any) -> IntArray | None:
-    """Number of consecutive samples in each storage block ([blocks] int64). None: each sample is stored by itself."""
+    """Number of consecutive samples in each storage block ([blocks] int64). None: each sample is
+    stored by itself.
+    """
     return _of_view(self, self.sample_source.blocks())
 
 
@@ -147,17 +167,25 @@ def blocks_of(self: Any, nbytes: int) -> IntArray | None:
 
 
 def _of_view(dataset: Any, sizes: IntArray | None) -> IntArray | None:
-    return sizes if sizes is None or dataset._chosen is None else blocks_of_view(sizes, dataset._chosen)
+    return (
+        sizes
+        if sizes is None or dataset._chosen is None
+        else blocks_of_view(sizes, dataset._chosen)
+    )
 
 
 def layout_nbytes(self: Any) -> int:
-    """Decoded bytes of a block that is decoded as a whole, by the layout alone; 0: blocks may be cut anywhere."""
+    """Decoded bytes of a block that is decoded as a whole, by the layout alone; 0: blocks may be
+    cut anywhere.
+    """
     nbytes: int = self.sample_source.block_nbytes
     return nbytes
 
 
 def lanes(self: Any, blocks: int, former: int = 0) -> tuple[int, int]:
-    """The default (interleave, turns) of an order over `blocks` blocks, which depends on the layout alone. `former`: see `epoch_order`."""
+    """The default (interleave, turns) of an order over `blocks` blocks, which depends on the
+    layout alone. `former`: see `epoch_order`.
+    """
     return (former_lanes_for if former > 1 else lanes_for)(blocks, self._layout_nbytes())
 
 
@@ -171,15 +199,28 @@ def epoch_order(
     turns: int | None = None,
     former: int = 0,
 ) -> EpochOrder:
-    """The order of one epoch of this dataset; `former`: as it was, for states that were saved then, when lanes ended within blocks that are
-    decoded as a whole (1), and when moreover all others had 2 MiB (2)."""
+    """The order of one epoch of this dataset; `former`: as it was, for states that were saved then,
+    when lanes ended within blocks that are decoded as a whole (1), and when moreover all others had
+    2 MiB (2).
+    """
     sizes = None
     if shuffle == "block":
-        sizes = self.blocks_of(FORMER) if former > 1 and self.sample_source.cut_nbytes else self.blocks()
+        sizes = (
+            self.blocks_of(FORMER)
+            if former > 1 and self.sample_source.cut_nbytes
+            else self.blocks()
+        )
     if sizes is not None:
         of_layout = self.lanes(len(sizes), former)
         interleave, turns = interleave or of_layout[0], turns or of_layout[1]
     return EpochOrder(
-        len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=sizes, global_batch=global_batch,
-        interleave=interleave, turns=turns or DEFAULT_TURNS, aligned=not former and self._layout_nbytes() > 0,
-    )  # fmt: skip
+        len(self),
+        shuffle=shuffle,
+        seed=seed,
+        epoch=epoch,
+        blocks=sizes,
+        global_batch=global_batch,
+        interleave=interleave,
+        turns=turns or DEFAULT_TURNS,
+        aligned=not former and self._layout_nbytes() > 0,
+    )

@@ -17,9 +17,11 @@ _decoding = _Decoding()
 
 
 class NamedWarnings:
-    """As a context: warnings that this thread issues inside, and that are no class of headrace's, end with the sample's path.
+    """As a context: warnings that this thread issues inside, and that are no class of headrace's,
+    end with the sample's path.
 
-    `warnings.catch_warnings` would be for all threads at once, and would have warnings shown again for each sample that Python shows once.
+    `warnings.catch_warnings` would be for all threads at once, and would have warnings shown again
+    for each sample that Python shows once.
 
     Args:
         location: gives the path of a sample.
@@ -43,13 +45,17 @@ class NamedWarnings:
 _UNNAMED = contextlib.nullcontext()
 
 
-def naming(is_wanted: bool, location: Callable[[int], str], index: int) -> contextlib.AbstractContextManager[None]:
+def naming(
+    is_wanted: bool, location: Callable[[int], str], index: int
+) -> contextlib.AbstractContextManager[None]:
     """`NamedWarnings`, if they are wanted."""
     return NamedWarnings(location, index) if is_wanted else _UNNAMED
 
 
 def _named(show: Callable[..., None]) -> Callable[..., None]:
-    """A function in place of `warnings.showwarning` that names the sample, and then goes on to what was there."""
+    """A function in place of `warnings.showwarning` that names the sample, and then goes on to
+    what was there.
+    """
 
     def shown(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if _decoding.sample is not None and not category.__module__.startswith("headrace."):

@@ -1,4 +1,6 @@
-"""The ways of making a batch, and the choice among them, made once when dataset, mode and collate function are known."""
+"""The ways of making a batch, and the choice among them, made once when dataset, mode and
+collate function are known.
+"""
 
 from __future__ import annotations
 
@@ -48,21 +50,35 @@ def choose_way(dataset: BaseDataset, collating: Collating) -> BatchWay:
         row = dataset.sample_format.input_spec(value)
         if row is not None and _is_known(row):
             way = RowByRow(dataset, slow, value, row)
-    return FromMemory(dataset, slow, way) if dataset.mode.caches_samples and not dataset.holds_encoded else way
+    return (
+        FromMemory(dataset, slow, way)
+        if dataset.mode.caches_samples and not dataset.holds_encoded
+        else way
+    )
 
 
 def _stored_inputs(dataset: BaseDataset) -> ArraySpec | None:
-    """Shape and dtype of the records, if they are inputs as they are stored, or cast, and are read for one batch at a time."""
+    """Shape and dtype of the records, if they are inputs as they are stored, or cast, and are
+    read for one batch at a time.
+    """
     format_, source = dataset.sample_format, dataset.sample_source
     is_stored = format_.stores_values or format_.casts_to is not None
-    if not (is_stored and format_.copies) or format_.draws or dataset.mode.prefetches_records(source):
+    if (
+        not (is_stored and format_.copies)
+        or format_.draws
+        or dataset.mode.prefetches_records(source)
+    ):
         return None
     spec = source.array_spec if isinstance(source, RowSource) else None
-    return spec if spec is not None and _is_known(spec) and format_.input_spec(spec) == spec else None
+    return (
+        spec if spec is not None and _is_known(spec) and format_.input_spec(spec) == spec else None
+    )
 
 
 def is_bare(dataset: BaseDataset) -> bool:
-    """True if samples are inputs, or pairs of an input and an entry of `targets`, and nobody transforms them."""
+    """True if samples are inputs, or pairs of an input and an entry of `targets`, and nobody
+    transforms them.
+    """
     format_ = dataset.sample_format
     is_plain = format_.makes_plain_samples and not format_.splits_targets
     return is_plain and not (dataset.return_index or is_transformed(dataset))
@@ -81,7 +97,9 @@ class SampleBySample(BatchWay):
             samples, indices = self._dataset.make_samples(request, error=error)
         return self.collated(samples, indices, request)
 
-    def collated(self, samples: list[Any], indices: Sequence[int], request: BatchRequest) -> MadeBatch:
+    def collated(
+        self, samples: list[Any], indices: Sequence[int], request: BatchRequest
+    ) -> MadeBatch:
         """The batch of finished samples."""
         return self.collating.batch_of(self._dataset, samples, indices, request)
 
@@ -95,7 +113,9 @@ class FastWay(BatchWay):
         rest: makes the batches that this way can't make; None: `slow`.
     """
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, rest: BatchWay | None = None) -> None:
+    def __init__(
+        self, dataset: BaseDataset, slow: SampleBySample, rest: BatchWay | None = None
+    ) -> None:
         self._dataset, self._slow, self._rest = dataset, slow, rest or slow
         self.writes_in_place: bool = self._rest.writes_in_place
 
@@ -113,14 +133,23 @@ class FastWay(BatchWay):
 
     def fall_back(self, request: BatchRequest, error: Exception) -> MadeBatch:
         """The same batch by the slower way, which names the sample at fault. It is counted."""
-        _log.debug("%s: %s", self.name, repr(error))  # as text: a record may be held, and an error holds frames
+        # as text: a record may be held, and an error holds frames
+        _log.debug("%s: %s", self.name, repr(error))
         self._dataset.sample_reader.counts["fallbacks"] += 1
-        return self._rest.make(request, error.with_traceback(None))  # whose frames hold the batch's memory
+        # whose frames hold the batch's memory
+        return self._rest.make(request, error.with_traceback(None))
 
     def with_targets(self, inputs: Any, indices: Sequence[int]) -> MadeBatch:
-        """The batch of inputs, with targets if samples have any: as stacking the samples makes it."""
+        """The batch of inputs, with targets if samples have any: as stacking the samples makes
+        it.
+        """
         dataset, targets = self._dataset, self._dataset.targets
-        if isinstance(targets, np.ndarray) and targets.ndim == 1 and targets.dtype.kind in _STACKED and targets.dtype != np.uint64:
+        if (
+            isinstance(targets, np.ndarray)
+            and targets.ndim == 1
+            and targets.dtype.kind in _STACKED
+            and targets.dtype != np.uint64
+        ):
             picked = targets[np.asarray(indices, np.int64)]
             out = empty(picked.shape, _STACKED[targets.dtype.kind])
             np.copyto(out.numpy(), picked)
@@ -132,7 +161,9 @@ class FastWay(BatchWay):
 
 
 class FromMemory(FastWay):
-    """Copies, or presents, what the mode holds; a batch that is not held wholly is made by another way."""
+    """Copies, or presents, what the mode holds; a batch that is not held wholly is made by
+    another way.
+    """
 
     name = "from memory"
 
@@ -146,7 +177,10 @@ class FromMemory(FastWay):
         if format_.copies and not format_.draws:
             rows.copy_to(out)
         else:
-            drawn, made = dataset.sample_finisher.draw(dataset, request, rows.__getitem__), as_array(out)
+            drawn, made = (
+                dataset.sample_finisher.draw(dataset, request, rows.__getitem__),
+                as_array(out),
+            )
 
             def write(number: int) -> None:
                 format_.write_input(rows[number], drawn[number], made[number, ...])
@@ -172,25 +206,46 @@ class StraightFromStorage(FastWay):
 
     name = "straight from storage"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, spec: ArraySpec, cast_to: np.dtype[Any] | None = None) -> None:
+    def __init__(
+        self,
+        dataset: BaseDataset,
+        slow: SampleBySample,
+        spec: ArraySpec,
+        cast_to: np.dtype[Any] | None = None,
+    ) -> None:
         super().__init__(dataset, slow)
-        self._stored, self._spec, self.writes_in_place = spec, ArraySpec(spec.shape, cast_to or spec.dtype), True
+        self._stored, self._spec, self.writes_in_place = (
+            spec,
+            ArraySpec(spec.shape, cast_to or spec.dtype),
+            True,
+        )
         self._buffers = None if self._spec == spec else RecycledBuffers()
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, wanted = self._dataset, self._dataset.whole_indices(request).tolist()
-        mode, counts, source = dataset.mode, dataset.sample_reader.counts, cast(RowSource, dataset.sample_source)
+        mode, counts, source = (
+            dataset.mode,
+            dataset.sample_reader.counts,
+            cast(RowSource, dataset.sample_source),
+        )
         out = empty_rows(len(wanted), self._spec)
         rows, held = as_array(out), mode.get(wanted)
         missing = [number for number, value in enumerate(held) if value is MISSING]
         start = time.perf_counter()
         try:
             if self._buffers is not None:
-                self._read_and_cast(source, [wanted[number] for number in missing], [rows[number, ...] for number in missing])
+                self._read_and_cast(
+                    source,
+                    [wanted[number] for number in missing],
+                    [rows[number, ...] for number in missing],
+                )
             elif len(missing) == len(wanted) and rows.ndim > 1:
                 source.read_into(wanted, rows)
             else:
-                source.read_into([wanted[number] for number in missing], [rows[number, ...] for number in missing])
+                source.read_into(
+                    [wanted[number] for number in missing],
+                    [rows[number, ...] for number in missing],
+                )
         except Exception as caught:
             return self.fall_back(request, caught)
         dataset.sample_reader.count_seconds("read_seconds", start)
@@ -205,24 +260,36 @@ class StraightFromStorage(FastWay):
         counts["bytes_read"] += len(missing) * self._stored.nbytes
         return self.with_targets(out, request)
 
-    def _read_and_cast(self, source: RowSource, indices: list[int], rows: list[npt.NDArray[Any]]) -> None:
-        """Reads records into memory that is used again, and casts each into its row of the batch."""
+    def _read_and_cast(
+        self, source: RowSource, indices: list[int], rows: list[npt.NDArray[Any]]
+    ) -> None:
+        """Reads records into memory that is used again, and casts each into its row of the
+        batch.
+        """
         stored, count = self._stored, len(indices)
         if not count:
             return
         assert self._buffers is not None
         nbytes = count * stored.nbytes
         read = np.frombuffer(self._buffers.take(nbytes), stored.dtype).reshape(count, *stored.shape)
-        source.read_into(indices, read if stored.shape else [read[number, ...] for number in range(count)])
-        self._dataset.sample_reader.threads.copy(lambda number: cast_into(read[number, ...], rows[number]), count, nbytes)
+        source.read_into(
+            indices, read if stored.shape else [read[number, ...] for number in range(count)]
+        )
+        self._dataset.sample_reader.threads.copy(
+            lambda number: cast_into(read[number, ...], rows[number]), count, nbytes
+        )
 
 
 class RowByRow(FastWay):
-    """Decodes each record, and writes its input into its row of the batch. What lies beside the inputs, such as masks, other ways add."""
+    """Decodes each record, and writes its input into its row of the batch. What lies beside the
+    inputs, such as masks, other ways add.
+    """
 
     name = "decoded row by row"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, value: ArraySpec | None, row: ArraySpec) -> None:
+    def __init__(
+        self, dataset: BaseDataset, slow: SampleBySample, value: ArraySpec | None, row: ArraySpec
+    ) -> None:
         super().__init__(dataset, slow)
         self._value, self._row, self.writes_in_place = value, row, True
 
@@ -231,7 +298,9 @@ class RowByRow(FastWay):
         whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
         out, beside = empty_rows(len(whole), self._row), self._beside(len(whole))
         fetched, rows = reader.fetch(whole, access, error), as_array(out)
-        drawn = dataset.sample_finisher.draw(dataset, request, lambda number: self._drawn_from(fetched[number].value))
+        drawn = dataset.sample_finisher.draw(
+            dataset, request, lambda number: self._drawn_from(fetched[number].value)
+        )
 
         def write(number: int) -> SampleError | None:
             value = drawn[number]
@@ -239,12 +308,24 @@ class RowByRow(FastWay):
                 value = reader.value(fetched[number], access)
             if isinstance(value, SampleError):
                 return value
-            return self._write(request[number], fetched[number].number, value, drawn[number], rows[number, ...], beside, number)
+            return self._write(
+                request[number],
+                fetched[number].number,
+                value,
+                drawn[number],
+                rows[number, ...],
+                beside,
+                number,
+            )
 
         start = time.perf_counter()
         failures = reader.timed("decode", write, len(whole))
         reader.count_seconds("decode_seconds", start)
-        return self._readable(failures, request, out, beside) if any(failures) else self._batch(out, beside, request)
+        return (
+            self._readable(failures, request, out, beside)
+            if any(failures)
+            else self._batch(out, beside, request)
+        )
 
     def _beside(self, count: int) -> Any:
         """Room for what lies beside the inputs of so many samples."""
@@ -254,7 +335,9 @@ class RowByRow(FastWay):
         """What `draw` gets of a value or record."""
         return value
 
-    def _write_sample(self, index: int, value: Any, drawn: Any, row: npt.NDArray[Any], beside: Any, number: int) -> None:
+    def _write_sample(
+        self, index: int, value: Any, drawn: Any, row: npt.NDArray[Any], beside: Any, number: int
+    ) -> None:
         """Writes a sample of a decoded value; `number` is its place in the batch."""
         self._dataset.sample_format.write_input(value, drawn, row)
 
@@ -270,14 +353,26 @@ class RowByRow(FastWay):
         """What lies beside the inputs, of some of the samples."""
         return beside
 
-    def _write(self, index: int, whole: int, value: Any, drawn: Any, row: npt.NDArray[Any], beside: Any, number: int) -> SampleError | None:
+    def _write(
+        self,
+        index: int,
+        whole: int,
+        value: Any,
+        drawn: Any,
+        row: npt.NDArray[Any],
+        beside: Any,
+        number: int,
+    ) -> SampleError | None:
         """Writes a sample into its row; or gives its error. (`whole`: its number in the source.)"""
         dataset, format_ = self._dataset, self._dataset.sample_format
         if (
-            self._value is not None and isinstance(value, np.ndarray) and (value.shape, value.dtype) != self._value
+            self._value is not None
+            and isinstance(value, np.ndarray)
+            and (value.shape, value.dtype) != self._value
         ):  # NumPy would make it fit
             raise ConfigError(
-                f"{type(dataset).__name__}: decode gives {value.dtype} {list(value.shape)} for sample {index}, and value_spec() says "
+                f"{type(dataset).__name__}: decode gives {value.dtype} {list(value.shape)} for "
+                f"sample {index}, and value_spec() says "
                 f"{self._value.dtype} {list(self._value.shape)}: fix the one or the other"
             )
         try:
@@ -285,12 +380,20 @@ class RowByRow(FastWay):
                 self._write_sample(index, value, drawn, row, beside, number)
         except Exception as error:
             if not (format_.decodes_late and isinstance(error, FormatError)):
-                error.add_note(f"headrace: while making sample {index} ({dataset.source_of(index)})")
+                error.add_note(
+                    f"headrace: while making sample {index} ({dataset.source_of(index)})"
+                )
                 raise
             return dataset.sample_reader.failed(whole, "can't be decoded", error)
         return None
 
-    def _readable(self, failures: list[SampleError | None], request: BatchRequest, out: torch.Tensor, beside: Any) -> MadeBatch:
+    def _readable(
+        self,
+        failures: list[SampleError | None],
+        request: BatchRequest,
+        out: torch.Tensor,
+        beside: Any,
+    ) -> MadeBatch:
         """The batch without the samples that can't be read, or with stand-ins for them."""
         dataset, replacement = self._dataset, self._dataset.sample_reader.replacement
         stand_ins = [
@@ -299,17 +402,26 @@ class RowByRow(FastWay):
         ]
         if callable(dataset.on_error):
             samples = [
-                stand_in[0] if stand_in else dataset.make_sample(out[number], self._target(index, beside, number))
+                stand_in[0]
+                if stand_in
+                else dataset.make_sample(out[number], self._target(index, beside, number))
                 for number, (index, stand_in) in enumerate(zip(request, stand_ins, strict=True))
             ]
             return self._slow.collated(samples, request, request)
-        rows, good = as_array(out), [number for number, failure in enumerate(failures) if failure is None]
+        rows, good = (
+            as_array(out),
+            [number for number, failure in enumerate(failures) if failure is None],
+        )
         if not good:
-            raise nothing_readable(next(failure for failure in failures if failure is not None), len(request))
+            raise nothing_readable(
+                next(failure for failure in failures if failure is not None), len(request)
+            )
         for to, number in enumerate(good):
             if to != number:
                 rows[to] = rows[number]
-        return self._batch(out[: len(good)], self._moved(beside, good), [request[number] for number in good])
+        return self._batch(
+            out[: len(good)], self._moved(beside, good), [request[number] for number in good]
+        )
 
 
 def _is_known(spec: ArraySpec) -> bool:

@@ -1,4 +1,6 @@
-"""Episodes of HDF5 files, Zarr stores and replay buffers, or windows over their steps, as samples."""
+"""Episodes of HDF5 files, Zarr stores and replay buffers, or windows over their steps, as
+samples.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class EpisodeFormat(SampleFormat):
 
     stores_values = False
 
-    def __init__(self, dtypes: Mapping[str, np.dtype[Any]], encoding: str | None, sample_nbytes: int | None) -> None:
+    def __init__(
+        self, dtypes: Mapping[str, np.dtype[Any]], encoding: str | None, sample_nbytes: int | None
+    ) -> None:
         self._dtypes, self._encoding, self._sample_nbytes = dict(dtypes), encoding, sample_nbytes
 
     def decode(self, record: Any) -> Any:
@@ -68,7 +72,11 @@ class EpisodeFormat(SampleFormat):
             return [as_value(one, self._encoding) for one in value]
         value = as_value(value, self._encoding)
         dtype = self._dtypes.get(name)
-        return value if dtype is None or not isinstance(value, (np.ndarray, np.generic)) else cast(value, dtype)
+        return (
+            value
+            if dtype is None or not isinstance(value, (np.ndarray, np.generic))
+            else cast(value, dtype)
+        )
 
     def to_input(self, value: Any) -> Any:
         return {name: _as_input(one) for name, one in value.items()}
@@ -95,8 +103,9 @@ def _as_input(value: Any) -> Any:
 class EpisodeCollator:
     """Pads whole episodes to the longest one of their batch.
 
-    Keys with a time axis become [batch, steps, ...], padded with zeros at the end. "mask", bool [batch, steps], is True for steps inside
-    the episode, and "lengths", int64 [batch], is their number. Everything else is stacked.
+    Keys with a time axis become [batch, steps, ...], padded with zeros at the end. "mask", bool
+    [batch, steps], is True for steps inside the episode, and "lengths", int64 [batch], is their
+    number. Everything else is stacked.
 
     Args:
         keys: the keys with a time axis.
@@ -131,50 +140,64 @@ class EpisodeCollator:
 class EpisodeDataset(BaseDataset):
     """Episodes, or windows over their steps.
 
-    An episode is a group of an HDF5 file or a Zarr store whose arrays have one row per step, or a range of rows of a replay buffer.
-    Demonstrations in robotics are stored in groups (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``; ALOHA:
-    one file per episode), and so are time series in neurophysiology (NWB). Replay buffers in the layout of Diffusion Policy (HDF5 or Zarr)
-    store the steps of all episodes in arrays ``data/<key>``, and in ``meta/episode_ends`` the row after the last step of each.
+    An episode is a group of an HDF5 file or a Zarr store whose arrays have one row per step, or a
+    range of rows of a replay buffer. Demonstrations in robotics are stored in groups (robomimic,
+    LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``; ALOHA: one file per
+    episode), and so are time series in neurophysiology (NWB). Replay buffers in the layout of
+    Diffusion Policy (HDF5 or Zarr) store the steps of all episodes in arrays ``data/<key>``, and in
+    ``meta/episode_ends`` the row after the last step of each.
 
-    A sample is a dict by key: tensors [steps, ...], or lists of str or of tensors if elements vary in size. With `window`, samples have
-    that many steps, and "mask", bool [window], is True for steps inside the episode. Whole episodes of a batch are padded to the longest,
-    with "mask", bool [batch, steps], and "lengths".
+    A sample is a dict by key: tensors [steps, ...], or lists of str or of tensors if elements vary
+    in size. With `window`, samples have that many steps, and "mask", bool [window], is True for
+    steps inside the episode. Whole episodes of a batch are padded to the longest, with "mask", bool
+    [batch, steps], and "lengths".
 
     Args:
         data_path: as in `HDF5Dataset` or `ZarrDataset`.
-        keys: paths of arrays in the group (in a replay buffer: in "data"), or patterns such as ``"obs/*"``. All must have the same number
-            of rows. None: all arrays that have an axis.
-        groups: pattern of the groups' paths, such as ``"data/demo_*"``; "": each file is an episode. None: a replay buffer, if the file has
-            "meta/episode_ends"; else ``"data/*"``, if "data" is a group of groups; else the numbered groups of the file; else the file
-            itself. Episodes are ordered by file, and within a file by name in natural order: demo_2 comes before demo_10.
-        episodes: names of the episodes to read, or the path of an array of names in each file (robomimic: "mask/train"). Episodes of a
-            replay buffer are called "episode_0", "episode_1" and so on in each file; an array holds their numbers, or one bool per episode.
-            None: all.
-        window: number of steps of a sample; or a dict of numbers by key or pattern, for example for few frames and many actions, which then
-            start at the same step. None: samples are whole episodes.
+        keys: paths of arrays in the group (in a replay buffer: in "data"), or patterns such as
+            ``"obs/*"``. All must have the same number of rows. None: all arrays that have an axis.
+        groups: pattern of the groups' paths, such as ``"data/demo_*"``; "": each file is an
+            episode. None: a replay buffer, if the file has "meta/episode_ends"; else ``"data/*"``,
+            if "data" is a group of groups; else the numbered groups of the file; else the file
+            itself. Episodes are ordered by file, and within a file by name in natural order: demo_2
+            comes before demo_10.
+        episodes: names of the episodes to read, or the path of an array of names in each file
+            (robomimic: "mask/train"). Episodes of a replay buffer are called "episode_0",
+            "episode_1" and so on in each file; an array holds their numbers, or one bool per
+            episode. None: all.
+        window: number of steps of a sample; or a dict of numbers by key or pattern, for example for
+            few frames and many actions, which then start at the same step. None: samples are whole
+            episodes.
         stride: number of steps from the start of one window to the start of the next. None: 1.
         pad_before: number of steps by which the first window starts before the episode.
-        pad_after: number of steps by which windows may reach past the end of an episode. 0: windows stay inside, and an episode that is
-            shorter than the window has none. None: window - 1, so that a window starts at each step.
-        pad: values of steps outside the episode: "edge": those of the first or last step; "constant": zeros.
-        static: arrays, single values or attributes of the group without a time axis, which are added to all samples of an episode. They are
-            held in memory. In a replay buffer: paths of arrays with one value per episode, such as "meta/success".
+        pad_after: number of steps by which windows may reach past the end of an episode. 0: windows
+            stay inside, and an episode that is shorter than the window has none. None: window - 1,
+            so that a window starts at each step.
+        pad: values of steps outside the episode: "edge": those of the first or last step;
+            "constant": zeros.
+        static: arrays, single values or attributes of the group without a time axis, which are
+            added to all samples of an episode. They are held in memory. In a replay buffer: paths
+            of arrays with one value per episode, such as "meta/success".
         transform: a callable that is applied to the dict.
-        loading_mode: see `LoadingMode`. If windows overlap, "eager" and "cached" cache each step once.
-        dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16; or a dict of dtypes by key or pattern. None: unchanged.
+        loading_mode: see `LoadingMode`. If windows overlap, "eager" and "cached" cache each step
+            once.
+        dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16; or a dict of
+            dtypes by key or pattern. None: unchanged.
         encoding: encoding of strings. None: strings are returned as bytes.
-        decode_nwb: convert arrays with the attributes ``conversion`` and ``offset``, as in NWB time series, to their unit: stored *
-            conversion * channel_conversion + offset. The result is float32, or float64 for numbers wider than float32 and int16.
-            `statistics` are those of converted values, and `dtype` casts these.
+        decode_nwb: convert arrays with the attributes ``conversion`` and ``offset``, as in NWB time
+            series, to their unit: stored * conversion * channel_conversion + offset. The result is
+            float32, or float64 for numbers wider than float32 and int16. `statistics` are those of
+            converted values, and `dtype` casts these.
         direct: False: always use h5py or zarr-python.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
         ConfigError: an argument is invalid.
         DataNotFoundError, AccessError, RemoteError: see `HDF5Dataset`.
-        MissingNameError: there are no such groups, an episode lacks a key, or a name in `episodes` does not exist.
-        FormatError: arrays of an episode differ in length, arrays of a key differ in shape or dtype, or the episode ends of a replay buffer
-            are invalid.
+        MissingNameError: there are no such groups, an episode lacks a key, or a name in `episodes`
+            does not exist.
+        FormatError: arrays of an episode differ in length, arrays of a key differ in shape or
+            dtype, or the episode ends of a replay buffer are invalid.
         BudgetError: a decoded chunk, or static values, don't fit the memory budget.
     """
 
@@ -207,15 +230,31 @@ class EpisodeDataset(BaseDataset):
         check_flag("decode_nwb", decode_nwb)
         longest = _checked_window(window)
         windows = window_options(
-            longest, check_integer("stride", stride, 1, optional=True), check_integer("pad_before", pad_before, 0),
-            check_integer("pad_after", pad_after, 0, optional=True), pad,
-        )  # fmt: skip
+            longest,
+            check_integer("stride", stride, 1, optional=True),
+            check_integer("pad_before", pad_before, 0),
+            check_integer("pad_after", pad_after, 0, optional=True),
+            pad,
+        )
         chosen = None if keys is None else _names("keys", [keys] if isinstance(keys, str) else keys)
-        wanted = episodes if episodes is None or isinstance(episodes, str) else _names("episodes", episodes)
+        wanted = (
+            episodes
+            if episodes is None or isinstance(episodes, str)
+            else _names("episodes", episodes)
+        )
         if wanted == ():
             raise ConfigError("episodes= names none: leave it out for all, or name some")
         reach, common = split_options(options)
-        how = EpisodeOptions(groups, chosen, _names("static", static), wanted, window, direct, reach.cache_dir, decode_nwb)
+        how = EpisodeOptions(
+            groups,
+            chosen,
+            _names("static", static),
+            wanted,
+            window,
+            direct,
+            reach.cache_dir,
+            decode_nwb,
+        )
         is_zarr = kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True) is ZARR
         source, opened = open_source(data_path, is_zarr, reach, how, windows)
         try:
@@ -223,14 +262,20 @@ class EpisodeDataset(BaseDataset):
             size = None if longest is None else _sample_nbytes(source, longest, dtypes)
             if longest is not None and not len(source) and len(source.windows.lengths):
                 raise ConfigError(
-                    f"there is no window of {longest:,} steps in any of {len(source.windows.lengths):,} episodes, of which the longest has "
-                    f"{int(source.windows.lengths.max()):,}: use a smaller window=, or a larger pad_after="
+                    f"there is no window of {longest:,} steps in any of "
+                    f"{len(source.windows.lengths):,} episodes, of which the longest has "
+                    f"{int(source.windows.lengths.max()):,}: use a smaller window=, or a larger "
+                    "pad_after="
                 )
         except BaseException:
             opened.close()
             raise
         super().__init__(
-            source, sample_format=EpisodeFormat(dtypes, encoding, size), transform=transform, loading_mode=loading_mode, **common
+            source,
+            sample_format=EpisodeFormat(dtypes, encoding, size),
+            transform=transform,
+            loading_mode=loading_mode,
+            **common,
         )
         if longest is None:
             self.collate = EpisodeCollator([key.name for key in source.keys])
@@ -239,8 +284,9 @@ class EpisodeDataset(BaseDataset):
 
     @property
     def episode_names(self) -> list[str]:
-        """Names of all episodes in order: paths of the groups, or names in replay buffers. Episodes of different files may have the same
-        name."""
+        """Names of all episodes in order: paths of the groups, or names in replay buffers. Episodes
+        of different files may have the same name.
+        """
         return [name.decode() for name in self.sample_source.names]
 
     @property
@@ -249,19 +295,28 @@ class EpisodeDataset(BaseDataset):
         return self.sample_source.windows.lengths.copy()
 
     def episode_numbers(self) -> npt.NDArray[np.int64]:
-        """Episode number of each sample ([n] int64). ``split(0.9, groups=dataset.episode_numbers())`` keeps episodes whole."""
+        """Episode number of each sample ([n] int64). ``split(0.9,
+        groups=dataset.episode_numbers())`` keeps episodes whole.
+        """
         return self.sample_source.windows.episode_of(self.whole_indices(np.arange(len(self))))
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
-        """Number of steps of each sample ([n] int64). None for windows, which have equal lengths."""
+        """Number of steps of each sample ([n] int64). None for windows, which have equal
+        lengths.
+        """
         windows = self.sample_source.windows
-        return None if windows.options.window is not None else windows.lengths[self.whole_indices(np.arange(len(self)))]
+        return (
+            None
+            if windows.options.window is not None
+            else windows.lengths[self.whole_indices(np.arange(len(self)))]
+        )
 
     def statistics(self, keys: str | Sequence[str] | None = None) -> dict[str, Statistics]:
         """Computes mean, standard deviation, minimum and maximum of each key, for normalisation.
 
-        Each step that occurs in a sample counts once. The statistics of a view are those of its samples, so compute them on the training
-        part. All data are read once, some megabytes at a time.
+        Each step that occurs in a sample counts once. The statistics of a view are those of its
+        samples, so compute them on the training part. All data are read once, some megabytes at a
+        time.
 
         Args:
             keys: names or patterns. None: all numeric keys.
@@ -269,37 +324,71 @@ class EpisodeDataset(BaseDataset):
         Raises:
             ConfigError: there is no such key, or its values are not real numbers.
         """
-        source, patterns = self.sample_source, ["*"] if keys is None else [keys] if isinstance(keys, str) else list(keys)
+        source, patterns = (
+            self.sample_source,
+            ["*"] if keys is None else [keys] if isinstance(keys, str) else list(keys),
+        )
         for pattern in patterns:
-            if keys is not None and not any(fnmatch.fnmatchcase(key.name, pattern) for key in source.keys):
+            if keys is not None and not any(
+                fnmatch.fnmatchcase(key.name, pattern) for key in source.keys
+            ):
                 names = [key.name for key in source.keys]
-                raise ConfigError(f"statistics: there is no key {pattern!r}; the keys are: {listed_names(names, pattern)}")
-        chosen = [key for key in source.keys if any(fnmatch.fnmatchcase(key.name, pattern) for pattern in patterns)]
+                raise ConfigError(
+                    f"statistics: there is no key {pattern!r}; the keys are: "
+                    f"{listed_names(names, pattern)}"
+                )
+        chosen = [
+            key
+            for key in source.keys
+            if any(fnmatch.fnmatchcase(key.name, pattern) for pattern in patterns)
+        ]
         if keys is None:
             chosen = [key for key in chosen if not key.holds_objects and key.dtype.kind in "biuf"]
         runs = source.windows.covered(self.whole_indices(np.arange(len(self))))
         return {key.name: statistics_of(source, key, runs) for key in chosen}
 
     def make_mode(self) -> Mode:
-        """Creates the loading mode. If windows overlap, "eager" and "cached" cache each step once."""
+        """Creates the loading mode. If windows overlap, "eager" and "cached" cache each step
+        once.
+        """
         source, options = self.sample_source, self.sample_source.windows.options
-        overlaps = options.window is not None and options.stride < options.window and not source.holds_objects and len(source) > 0
-        is_plain = overlaps and "decode" not in self._overridden and not isinstance(self._cache_size, int)
+        overlaps = (
+            options.window is not None
+            and options.stride < options.window
+            and not source.holds_objects
+            and len(source) > 0
+        )
+        is_plain = (
+            overlaps and "decode" not in self._overridden and not isinstance(self._cache_size, int)
+        )
         if not is_plain or self.loading_mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
             return super().make_mode()
         bands, share = source.bands(), machine_share(self)
         nbytes = int(source.windows.lengths.sum()) * source.step_bytes
         inner = (
-            Eager(len(bands), partial(load_bands, source, bands), self.budget, nbytes, self._progress, share=share)
+            Eager(
+                len(bands),
+                partial(load_bands, source, bands),
+                self.budget,
+                nbytes,
+                self._progress,
+                share=share,
+            )
             if self.loading_mode is LoadingMode.EAGER
-            else Cached(len(bands), self.budget, self._cache_size, self._cache_policy, nbytes, share)
+            else Cached(
+                len(bands), self.budget, self._cache_size, self._cache_policy, nbytes, share
+            )
         )
         return CachedSteps(inner, source, bands, self._format.decode)
 
     def explain(self) -> str:
         text = super().explain()
         if isinstance(self._mode, CachedSteps):
-            text = text.replace("decoded samples are held", "steps are held, each once, out of which windows are cut", 1)
+            text = text.replace(
+                "decoded samples are held",
+                "steps are held, each once, out of which windows are cut",
+                1,
+            )
         return Lines(text)
 
     def held_nbytes(self) -> int | None:
@@ -319,17 +408,29 @@ def _checked_window(window: Any) -> int | None:
     return max(check_integer(f"window[{name!r}]", steps, 1) for name, steps in window.items())
 
 
-def _sample_nbytes(source: EpisodeSource, window: int, dtypes: Mapping[str, np.dtype[Any]]) -> int | None:
+def _sample_nbytes(
+    source: EpisodeSource, window: int, dtypes: Mapping[str, np.dtype[Any]]
+) -> int | None:
     """Bytes of a window of all keys and its mask; None: there are values of any size."""
     if source.holds_objects or source.static:
         return None
     wide = ((key, dtypes.get(key.name, key.dtype).itemsize) for key in source.keys)
-    return window + sum((key.window or 0) * key.row_bytes // key.dtype.itemsize * itemsize for key, itemsize in wide)
+    return window + sum(
+        (key.window or 0) * key.row_bytes // key.dtype.itemsize * itemsize for key, itemsize in wide
+    )
 
 
 def _names(argument: str, names: Any) -> tuple[str, ...]:
-    found = tuple(names) if isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes)) else None
-    if found is None or not all(isinstance(name, str) for name in found) or (argument == "keys" and not found):
+    found = (
+        tuple(names)
+        if isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes))
+        else None
+    )
+    if (
+        found is None
+        or not all(isinstance(name, str) for name in found)
+        or (argument == "keys" and not found)
+    ):
         raise ConfigError(f"{argument} must be a list of names, not {names!r}")
     return found
 
@@ -343,12 +444,16 @@ def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
         keys = [key for key in source.keys if fnmatch.fnmatchcase(key.name, pattern)]
         if not keys and source.keys and isinstance(dtype, Mapping):
             raise ConfigError(
-                f"dtype= has {pattern!r}, which is no key; the keys are: {listed_names([key.name for key in source.keys], pattern)}"
+                f"dtype= has {pattern!r}, which is no key; the keys are: "
+                f"{listed_names([key.name for key in source.keys], pattern)}"
             )
-        found |= {key.name: named for key in keys if named is not None and key.dtype.kind in "biufc"}
+        found |= {
+            key.name: named for key in keys if named is not None and key.dtype.kind in "biufc"
+        }
     for key in source.keys:
         if long_doubles_in(key.dtype) == "" and key.name not in found:
             raise FormatError(
-                f'{key.name!r} holds long doubles ({key.dtype}), which torch does not have: pass dtype={{"{key.name}": "float64"}}'
+                f"{key.name!r} holds long doubles ({key.dtype}), which torch does not have: pass "
+                f'dtype={{"{key.name}": "float64"}}'
             )
     return found

@@ -1,7 +1,7 @@
 """Statistics of the steps of episodes, in one pass and with bounded memory.
 
-Means and sums of squares of parts are merged as in Chan, Golub and LeVeque (1979, "Updating formulae and a pairwise algorithm for computing
-sample variances"), in float64.
+Means and sums of squares of parts are merged as in Chan, Golub and LeVeque (1979, "Updating
+formulae and a pairwise algorithm for computing sample variances"), in float64.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class Statistics:
     """Statistics of the values of a key. Tensors are float64 for float64 keys, else float32.
 
     Attributes:
-        mean, std, min, max: statistics for each element of a step; for images (steps with two or more axes) for each channel, their last
-            axis. The standard deviation is that of the population.
+        mean, std, min, max: statistics for each element of a step; for images (steps with two or
+            more axes) for each channel, their last axis. The standard deviation is that of the
+            population.
         count: number of values per statistic.
     """
 
@@ -39,7 +40,9 @@ class Statistics:
     count: int
 
 
-def statistics_of(source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]) -> Statistics:
+def statistics_of(
+    source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]
+) -> Statistics:
     """The statistics of one key over runs of steps.
 
     Args:
@@ -50,8 +53,12 @@ def statistics_of(source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tupl
         FormatError, OSError: see `EpisodeSource.read_runs`.
     """
     if key.holds_objects or key.dtype.kind not in "biuf":
-        raise ConfigError(f"{key.name!r} has no statistics: its values are {key.dtype}, and no real numbers: leave it out of keys")
-    axes = tuple(range(len(key.row_shape))) if len(key.row_shape) > 1 else (0,)  # of images all but the channels
+        raise ConfigError(
+            f"{key.name!r} has no statistics: its values are {key.dtype}, and no real numbers: "
+            "leave it out of keys"
+        )
+    # of images all but the channels
+    axes = tuple(range(len(key.row_shape))) if len(key.row_shape) > 1 else (0,)
     merged: _Moments | None = None
     for rows in _parts(source, key, runs):
         part = _moments(rows, axes)
@@ -60,7 +67,9 @@ def statistics_of(source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tupl
         raise ConfigError(f"{key.name!r} has no statistics: there are no steps")
     moments = (merged.mean, np.sqrt(merged.squares / merged.count), merged.min, merged.max)
     dtype = np.float64 if key.dtype == np.float64 else np.float32
-    mean, std, least, most = (torch.from_numpy(np.asarray(value, dtype).copy()) for value in moments)
+    mean, std, least, most = (
+        torch.from_numpy(np.asarray(value, dtype).copy()) for value in moments
+    )
     return Statistics(mean, std, least, most, merged.count)
 
 
@@ -74,7 +83,9 @@ class _Moments:
     max: npt.NDArray[Any]
 
 
-def _parts(source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]) -> Iterator[npt.NDArray[Any]]:
+def _parts(
+    source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]
+) -> Iterator[npt.NDArray[Any]]:
     """The steps of all runs, [steps, ...] some at a time."""
     most, waiting, steps = max(1, _PART // max(1, key.row_bytes)), list[tuple[int, int, int]](), 0
     for episode, first, end in runs:
@@ -102,4 +113,6 @@ def _merged(one: _Moments, other: _Moments) -> _Moments:
     count, apart = one.count + other.count, other.mean - one.mean
     mean = one.mean + apart * (other.count / count)
     squares = one.squares + other.squares + apart**2 * (one.count * other.count / count)
-    return _Moments(count, mean, squares, np.minimum(one.min, other.min), np.maximum(one.max, other.max))
+    return _Moments(
+        count, mean, squares, np.minimum(one.min, other.min), np.maximum(one.max, other.max)
+    )

@@ -1,7 +1,8 @@
 """Built-in random crops and flips of images.
 
-They are callables and can be used anywhere. At the head of ``ImageDataset(transform=[...])`` they work on the encoded image: pixels outside
-of the crop are not resized, and in a large image not even decoded.
+They are callables and can be used anywhere. At the head of ``ImageDataset(transform=[...])`` they
+work on the encoded image: pixels outside of the crop are not resized, and in a large image not even
+decoded.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ _ATTEMPTS = 10
 class RandomResizedCrop:
     """Crops a random part of an image and resizes it.
 
-    This is the usual augmentation for ImageNet (Szegedy et al., Going deeper with convolutions, 2015). The area of the part is drawn
-    uniformly from `scale` times the area of the image, the logarithm of its aspect ratio (width / height) uniformly from `ratio`, and its
-    position uniformly. After 10 draws that don't fit, the largest centred part with a permitted aspect ratio is used. Resizing is bilinear
-    and antialiased.
+    This is the usual augmentation for ImageNet (Szegedy et al., Going deeper with convolutions,
+    2015). The area of the part is drawn uniformly from `scale` times the area of the image, the
+    logarithm of its aspect ratio (width / height) uniformly from `ratio`, and its position
+    uniformly. After 10 draws that don't fit, the largest centred part with a permitted aspect ratio
+    is used. Resizing is bilinear and antialiased.
 
     Random numbers come from Python's `random`, which headrace seeds for each sample.
 
@@ -52,10 +54,18 @@ class RandomResizedCrop:
     ) -> None:
         self.size: tuple[int, int] = image_sides(size, "size")
         if not 0 < scale[0] <= scale[1] <= 1:
-            raise ConfigError(f"scale must be two fractions of the image's area, the smaller one first, not {scale!r}")
+            raise ConfigError(
+                "scale must be two fractions of the image's area, the smaller one first, not "
+                f"{scale!r}"
+            )
         if not 0 < ratio[0] <= ratio[1] < math.inf:
-            raise ConfigError(f"ratio must be two aspects (width / height), the smaller one first, not {ratio!r}")
-        self.scale, self.ratio = (float(scale[0]), float(scale[1])), (float(ratio[0]), float(ratio[1]))
+            raise ConfigError(
+                f"ratio must be two aspects (width / height), the smaller one first, not {ratio!r}"
+            )
+        self.scale, self.ratio = (
+            (float(scale[0]), float(scale[1])),
+            (float(ratio[0]), float(ratio[1])),
+        )
 
     def draw(self, height: int, width: int) -> Box:
         """Draws the part to crop from an image of the given size."""
@@ -67,14 +77,21 @@ class RandomResizedCrop:
             if 0 < h <= height and 0 < w <= width:
                 return Box(random.randint(0, height - h), random.randint(0, width - w), h, w)
         aspect = min(max(width / height, narrowest), widest)
-        h, w = max(1, min(height, round(width / aspect))), max(1, min(width, round(height * aspect)))
+        h, w = (
+            max(1, min(height, round(width / aspect))),
+            max(1, min(width, round(height * aspect))),
+        )
         return Box((height - h) // 2, (width - w) // 2, h, w)
 
     def __call__(self, image: Any) -> Any:
-        """Crops a PIL image, an array [H, W, C] or a tensor [C, H, W] of uint8, and returns the same type."""
+        """Crops a PIL image, an array [H, W, C] or a tensor [C, H, W] of uint8, and returns the
+        same type.
+        """
 
         def crop(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            return resize_image(np.ascontiguousarray(self.draw(*pixels.shape[:2]).of(pixels)), self.size)
+            return resize_image(
+                np.ascontiguousarray(self.draw(*pixels.shape[:2]).of(pixels)), self.size
+            )
 
         return _on_pixels(image, crop)
 
@@ -114,32 +131,50 @@ class RandomHorizontalFlip:
 
 
 class Drawn(NamedTuple):
-    """What was drawn for one sample: the part of the image (None: all of it), and whether it is mirrored."""
+    """What was drawn for one sample: the part of the image (None: all of it), and whether it is
+    mirrored.
+    """
 
     box: Box | None
     flip: bool
 
 
 class Augment:
-    """A crop and a flip, or one of the two, as a dataset applies them itself; or a size alone, which nothing is drawn for."""
+    """A crop and a flip, or one of the two, as a dataset applies them itself; or a size alone,
+    which nothing is drawn for.
+    """
 
-    def __init__(self, crop: RandomResizedCrop | None, flip: RandomHorizontalFlip | None, size: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        crop: RandomResizedCrop | None,
+        flip: RandomHorizontalFlip | None,
+        size: tuple[int, int] | None = None,
+    ) -> None:
         self.crop, self.flip, self.size = crop, flip, size if crop is None else crop.size
 
     def draw(self, height: int, width: int) -> Drawn:
-        """The draws for an image of that size: the same, and in the same order, as the two would make one after the other."""
+        """The draws for an image of that size: the same, and in the same order, as the two would
+        make one after the other.
+        """
         box = None if self.crop is None else self.crop.draw(height, width)
         return Drawn(box, self.flip is not None and self.flip.draw())
 
 
 def split_augment(transform: Any, name: str = "transform") -> tuple[Augment | None, Any]:
-    """Takes a built-in crop, a built-in flip, or the one and then the other off the head of `transform`; gives it, and what is left as one
-    callable, or None. (`name`: of the argument, see `chained`.)
+    """Takes a built-in crop, a built-in flip, or the one and then the other off the head of
+    `transform`; gives it, and what is left as one callable, or None. (`name`: of the argument, see
+    `chained`.)
 
     Raises:
         ConfigError: `transform` is no callable, no list or tuple of these, and not None.
     """
-    steps = [] if transform is None else list(transform) if isinstance(transform, (list, tuple)) else [transform]
+    steps = (
+        []
+        if transform is None
+        else list(transform)
+        if isinstance(transform, (list, tuple))
+        else [transform]
+    )
     crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None
     flip = steps.pop(0) if steps and type(steps[0]) is RandomHorizontalFlip else None
     return None if crop is None and flip is None else Augment(crop, flip), chained(steps, name)
@@ -152,8 +187,15 @@ def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:
         ConfigError: it is neither.
     """
     sides = (value, value) if _is_side(value) else value
-    if not isinstance(sides, (tuple, list)) or len(sides) != 2 or not all(map(_is_side, sides)) or min(sides) < 1:
-        raise ConfigError(f"{name} must be (height, width), one int for both{otherwise}, not {value!r}")
+    if (
+        not isinstance(sides, (tuple, list))
+        or len(sides) != 2
+        or not all(map(_is_side, sides))
+        or min(sides) < 1
+    ):
+        raise ConfigError(
+            f"{name} must be (height, width), one int for both{otherwise}, not {value!r}"
+        )
     return int(sides[0]), int(sides[1])
 
 
@@ -171,4 +213,7 @@ def _on_pixels(image: Any, function: Callable[[np.ndarray[Any, Any]], np.ndarray
         return torch.from_numpy(to_channels_first(function(to_channels_last(image.numpy()))))
     if isinstance(image, np.ndarray) and image.ndim == 3:
         return function(image)
-    raise TypeError(f"a PIL image, an array [H, W, C] or a tensor [C, H, W] is needed, not {type(image).__name__}")
+    raise TypeError(
+        "a PIL image, an array [H, W, C] or a tensor [C, H, W] is needed, not "
+        f"{type(image).__name__}"
+    )

@@ -1,4 +1,6 @@
-"""Samples of an image and its bounding boxes, which follow resizing, cropping and mirroring of the image."""
+"""Samples of an image and its bounding boxes, which follow resizing, cropping and mirroring of
+the image.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,21 @@ class Found(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class BoxFormat(JointFormat):
-    """Pairs of an image and a dict of its objects. Values are the pixels and the size of the stored image.
+    """Pairs of an image and a dict of its objects. Values are the pixels and the size of the stored
+    image.
 
-    A target has `boxes` (float32 [N, 4]: left, top, right, bottom in pixels of the input), `labels` (int64 [N]), `area` (float32 [N]),
-    `iscrowd` (int64 [N]), `image_id` (int) and, on request, `masks` (uint8 [N, H, W]).
+    A target has `boxes` (float32 [N, 4]: left, top, right, bottom in pixels of the input), `labels`
+    (int64 [N]), `area` (float32 [N]), `iscrowd` (int64 [N]), `image_id` (int) and, on request,
+    `masks` (uint8 [N, H, W]).
     """
 
     def decode(self, record: Any) -> Any:
         value = super().decode(record)
         if self.is_encoded:
             return value
-        return value, np.array(record.shape[:2] if self.is_stored_decoded else image_shape(record, self.left), np.int64)
+        return value, np.array(
+            record.shape[:2] if self.is_stored_decoded else image_shape(record, self.left), np.int64
+        )
 
     def pixels(self, value: Any) -> npt.NDArray[np.uint8]:
         return super().pixels(value if self.is_encoded else value[0])
@@ -63,11 +69,18 @@ class BoxFormat(JointFormat):
         boxes, kept = place_boxes(objects.boxes, size, frame, drawn, self.crop_size)
         before, after = _areas(objects.boxes[kept]), _areas(boxes)
         area = (objects.area[kept] * (after / before)).astype(np.float32)
-        made = Objects(boxes, objects.labels[kept], area, objects.iscrowd[kept], objects.image_id, None).as_target()
+        made = Objects(
+            boxes, objects.labels[kept], area, objects.iscrowd[kept], objects.image_id, None
+        ).as_target()
         if objects.segmentations is not None:
             wanted = [objects.segmentations[number] for number in np.flatnonzero(kept)]
-            masks = [cut_mask(resize_nearest(mask, frame), drawn, self.crop_size) for mask in instance_masks(wanted, *size)]
-            made["masks"] = torch.from_numpy(np.stack(masks) if masks else np.zeros((0, *(self.crop_size or frame)), np.uint8))
+            masks = [
+                cut_mask(resize_nearest(mask, frame), drawn, self.crop_size)
+                for mask in instance_masks(wanted, *size)
+            ]
+            made["masks"] = torch.from_numpy(
+                np.stack(masks) if masks else np.zeros((0, *(self.crop_size or frame)), np.uint8)
+            )
         return made
 
     def sample_nbytes(self) -> None:
@@ -81,7 +94,11 @@ def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def place_boxes(
-    boxes: npt.NDArray[np.float32], size: tuple[int, int], frame: tuple[int, int], drawn: Drawn | None, crop_size: tuple[int, int] | None
+    boxes: npt.NDArray[np.float32],
+    size: tuple[int, int],
+    frame: tuple[int, int],
+    drawn: Drawn | None,
+    crop_size: tuple[int, int] | None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """Boxes of an image where they are in what becomes of it.
 
@@ -93,8 +110,8 @@ def place_boxes(
         crop_size: to which the part is resized; None: it is not.
 
     Returns:
-        [M, 4] float32 boxes, clipped to what is shown; and which are kept ([N] bool): those of which a pixel each way is left, or all
-        that there was.
+        [M, 4] float32 boxes, clipped to what is shown; and which are kept ([N] bool): those of
+        which a pixel each way is left, or all that there was.
     """
     part, flip = (None, False) if drawn is None else drawn
     top, left, height, width = (0, 0, *frame) if part is None else part

@@ -1,4 +1,6 @@
-"""What the samples of an `ImageDataset` are: encoded images, or pixels, decoded, cropped, resized and normalised."""
+"""What the samples of an `ImageDataset` are: encoded images, or pixels, decoded, cropped,
+resized and normalised.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,16 @@ def check_image_options(color: str, transform_input: str, decode: str, normalize
     if color not in ("RGB", "L"):
         raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
     if transform_input not in ("pil", "tensor", "numpy"):
-        raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
+        raise ConfigError(
+            f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}"
+        )
     if decode not in ("fast", "exact"):
         raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
 
 
-def image_dtype(dtype: DTypeArgument | None, normalize: bool | Literal["host"], transformed: bool) -> np.dtype[Any]:
+def image_dtype(
+    dtype: DTypeArgument | None, normalize: bool | Literal["host"], transformed: bool
+) -> np.dtype[Any]:
     """The dtype of normalised images that a user asks for.
 
     Raises:
@@ -53,15 +59,22 @@ def image_dtype(dtype: DTypeArgument | None, normalize: bool | Literal["host"], 
     """
     named = normalized_dtype(dtype)
     if dtype is not None and (transformed or not normalize):
-        what = "the transform gives images their dtype" if transformed else "normalize=False gives uint8"
-        raise ConfigError(f"dtype={dtype!r} is for images that are normalised, and {what}: leave one of both out")
+        what = (
+            "the transform gives images their dtype"
+            if transformed
+            else "normalize=False gives uint8"
+        )
+        raise ConfigError(
+            f"dtype={dtype!r} is for images that are normalised, and {what}: leave one of both out"
+        )
     return named
 
 
 @dataclass(kw_only=True, eq=False)
 class ImageFormat(SampleFormat):
-    """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of PIL images or arrays come next; or as
-    the encoded records themselves, where an image is decoded only when it is known which part of it is wanted.
+    """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of
+    PIL images or arrays come next; or as the encoded records themselves, where an image is decoded
+    only when it is known which part of it is wanted.
 
     Args:
         color: "RGB" or "L".
@@ -76,7 +89,8 @@ class ImageFormat(SampleFormat):
         is_stored_decoded: True if records are pixels [H, W, C].
         hold: as the user gave it.
         left: says what the memory budget leaves for one image.
-        channels_first: the layout of values; None: as inputs have it. The views of a dataset keep it, whatever their transform gets.
+        channels_first: the layout of values; None: as inputs have it. The views of a dataset keep
+            it, whatever their transform gets.
     """
 
     stores_values = False
@@ -104,13 +118,22 @@ class ImageFormat(SampleFormat):
         self.crop_size: tuple[int, int] | None = None if self.augment is None else self.augment.size
         """The size of inputs, where they are cropped or resized once more."""
         is_cropped_first = self.crop_size is not None and self.image_size is None
-        self.is_encoded: bool = is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
+        self.is_encoded: bool = (
+            is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
+        )
         """True if values are encoded images."""
         self.draws, self.decodes_late = any(self.random_steps()), self.is_encoded
-        self.copies: bool = self.augment is None and self.channels_first and not self.normalize and not self.transformed
+        self.copies: bool = (
+            self.augment is None
+            and self.channels_first
+            and not self.normalize
+            and not self.transformed
+        )
 
     def with_transform(self, transform: Any) -> tuple[ImageFormat, Callable[[Any], Any] | None]:
-        """What is held stays as it is, so it may be held in another layout than the one that the transform gets."""
+        """What is held stays as it is, so it may be held in another layout than the one that the
+        transform gets.
+        """
         augment, rest = split_augment(transform)
         if rest is None and augment is None and self.image_size is None and not self.is_size_given:
             augment = Augment(None, None, self.crop_size or DEFAULT_SIZE)
@@ -130,13 +153,24 @@ class ImageFormat(SampleFormat):
     def held_as(self) -> str:
         """What decides the value of a record."""
         exact = " exact" if self.exact else ""
-        return f"ImageDataset {self.color} {self.image_size} {self.channels_first} {self.is_stored_decoded}{exact}"
+        return (
+            f"ImageDataset {self.color} {self.image_size} {self.channels_first} "
+            f"{self.is_stored_decoded}{exact}"
+        )
 
     def decode(self, record: Any) -> Any:
         if self.is_encoded:
-            return record.tobytes() if isinstance(record, np.ndarray) else record  # no array: those are taken for pixels
+            # no array: those are taken for pixels
+            return record.tobytes() if isinstance(record, np.ndarray) else record
         if self.image_size is not None and not self.is_stored_decoded:
-            return load_image(record, self.color, self.image_size, bool(self.channels_first), exact=self.exact, left=self.left)
+            return load_image(
+                record,
+                self.color,
+                self.image_size,
+                bool(self.channels_first),
+                exact=self.exact,
+                left=self.left,
+            )
         pixels = record if self.is_stored_decoded else decode_image(record, self.color, self.left)
         if self.image_size is not None:
             pixels = resize_image(pixels, self.image_size)
@@ -146,7 +180,10 @@ class ImageFormat(SampleFormat):
         size = self.crop_size if self.is_encoded else self.image_size
         if size is None:
             return None
-        return ArraySpec((self.channels, *size) if self.channels_first else (*size, self.channels), np.dtype(np.uint8))
+        return ArraySpec(
+            (self.channels, *size) if self.channels_first else (*size, self.channels),
+            np.dtype(np.uint8),
+        )
 
     def pixels(self, value: Any) -> np.ndarray[Any, Any]:
         """The decoded image, uint8 [H, W, C]."""
@@ -158,7 +195,9 @@ class ImageFormat(SampleFormat):
         if self.augment is None or not self.draws:
             return None
         first = 1 if self.channels_first else 0
-        height, width = self.image_size or (image_shape(value, self.left) if self.is_encoded else value.shape[first : first + 2])
+        height, width = self.image_size or (
+            image_shape(value, self.left) if self.is_encoded else value.shape[first : first + 2]
+        )
         return self.augment.draw(height, width)
 
     def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
@@ -169,12 +208,25 @@ class ImageFormat(SampleFormat):
         size = self.crop_size
         if self.is_encoded:
             assert size is not None
-            return load_image(value, self.color, size, self._shows_channels_first, box, flip, self.exact, self.left)
+            return load_image(
+                value,
+                self.color,
+                size,
+                self._shows_channels_first,
+                box,
+                flip,
+                self.exact,
+                self.left,
+            )
         value = value.transpose(1, 2, 0) if self.channels_first else value
         if size is not None:
-            value = resize_image(np.ascontiguousarray(value if box is None else box.of(value)), size)
+            value = resize_image(
+                np.ascontiguousarray(value if box is None else box.of(value)), size
+            )
         value = value[:, ::-1] if flip else value
-        return to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
+        return (
+            to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
+        )
 
     def to_input(self, value: Any) -> Any:
         return self.shown(value, self.draw(value))
@@ -211,11 +263,18 @@ class ImageFormat(SampleFormat):
         if self.transformed:
             return "a transform makes them"
         if self.normalize is True:
-            return Unnormalized(replace(self, normalize=False), replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32))
+            return Unnormalized(
+                replace(self, normalize=False),
+                replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32),
+            )
         return "normalize='host'" if self.normalize else None
 
     def random_steps(self) -> list[Any]:
-        return [] if self.augment is None else [step for step in (self.augment.crop, self.augment.flip) if step is not None]
+        return (
+            []
+            if self.augment is None
+            else [step for step in (self.augment.crop, self.augment.flip) if step is not None]
+        )
 
 
 def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -20,9 +20,20 @@ from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.boxes import BoxFormat
 from headrace.datasets.image.coco import CocoTargets
-from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options, image_dtype
+from headrace.datasets.image.format import (
+    DEFAULT_SIZE,
+    UNSET,
+    ImageFormat,
+    check_image_options,
+    image_dtype,
+)
 from headrace.datasets.image.joint import MaskFormat
-from headrace.datasets.image.labels import FOLDERS, FOLDERS_BY_DEFAULT, TargetsArgument, checked_targets
+from headrace.datasets.image.labels import (
+    FOLDERS,
+    FOLDERS_BY_DEFAULT,
+    TargetsArgument,
+    checked_targets,
+)
 from headrace.datasets.image.opening import Wanted, first_packed, open_images
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
@@ -36,7 +47,8 @@ from headrace.storage.pairs import PairedSource
 class ImageDataset(BaseDataset):
     """Images under a path. A sample is ``(image, target)``.
 
-    By default an image is resized to 224 x 224, scaled to [0, 1] and normalised with the ImageNet statistics: float32 [3, H, W].
+    By default an image is resized to 224 x 224, scaled to [0, 1] and normalised with the ImageNet
+    statistics: float32 [3, H, W].
 
     Args:
         data_path: a folder (searched recursively and sorted; .jpg .jpeg .png .bmp .tiff .tif .webp
@@ -44,50 +56,66 @@ class ImageDataset(BaseDataset):
             URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote (.h5, .hdf5, .he5),
             given in any of these ways except a folder. Or the folder of a pack of several parts, or
             its manifest.json.
-        image_size: (height, width), or one int for both. Images are resized bilinearly with antialiasing, before the transform; the aspect
-            ratio is not kept. None: images keep their size. Default: (224, 224) without transforms, else None; for a packed file of decoded
-            images their stored size.
-        transform: a callable, which receives what `transform_input` names and returns the sample's image, or a list of callables. A
-            `RandomResizedCrop`, a `RandomHorizontalFlip`, or the first followed by the second, at the head of the list, work on the encoded
-            image; if nothing follows them, their result is scaled and normalised as above. The same applies at the head of `transforms`.
+        image_size: (height, width), or one int for both. Images are resized bilinearly with
+            antialiasing, before the transform; the aspect ratio is not kept. None: images keep
+            their size. Default: (224, 224) without transforms, else None; for a packed file of
+            decoded images their stored size.
+        transform: a callable, which receives what `transform_input` names and returns the sample's
+            image, or a list of callables. A `RandomResizedCrop`, a `RandomHorizontalFlip`, or the
+            first followed by the second, at the head of the list, work on the encoded image; if
+            nothing follows them, their result is scaled and normalised as above. The same applies
+            at the head of `transforms`.
         loading_mode: see `LoadingMode`.
-        targets: "folders": class numbers from the first-level folders. That is the default, and an error if the folders are called as
-            splits are (train, val, ...), or as images and masks; then say it outright. Or
+        targets: "folders": class numbers from the first-level folders. That is the default, and an
+            error if the folders are called as splits are (train, val, ...), or as images and masks;
+            then say it outright. Or
 
-            * "masks/", a folder, glob or URL of masks. Each mask has the relative name of its image, with any extension, and its size. A
-              target is int64 [H, W], the stored class numbers (`headrace.datasets.image.masks`), resized to the nearest pixel;
-            * "instances.json", annotations in COCO format. A target is a dict of `boxes` (float32 [N, 4]: left, top, right, bottom in
-              pixels of the input), `labels`, `area`, `iscrowd` and `image_id` (`headrace.datasets.image.boxes`);
+            * "masks/", a folder, glob or URL of masks. Each mask has the relative name of its
+              image, with any extension, and its size. A target is int64 [H, W], the stored class
+              numbers (`headrace.datasets.image.masks`), resized to the nearest pixel;
+            * "instances.json", annotations in COCO format. A target is a dict of `boxes` (float32
+              [N, 4]: left, top, right, bottom in pixels of the input), `labels`, `area`, `iscrowd`
+              and `image_id` (`headrace.datasets.image.boxes`);
             * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
-            * a mapping from relative path or file name to target, or a callable that takes the path;
+            * a mapping from relative path or file name to target, or a callable that takes the
+              path;
             * None: every target is None.
 
-            Texts become class numbers. Lists of texts become float32 [classes], with 1 for each class in the list. A file name without its
-            folder must match one file only. Built-in crops and flips, and `image_size`, apply to masks and boxes as to their image. Other
+            Texts become class numbers. Lists of texts become float32 [classes], with 1 for each
+            class in the list. A file name without its folder must match one file only. Built-in
+            crops and flips, and `image_size`, apply to masks and boxes as to their image. Other
             callables of `transform` receive the image alone, those of `transforms` both.
-        target_name: for a table: the target column, or a list of columns, which give a dict. None: all columns except the one with the file
-            names.
-        label_separator: text that separates several labels in one cell, such as ";". With several target columns it applies to those that
-            contain it.
-        delimiter: character between the cells of a table of labels in CSV, such as ";". None: a comma, and a tab in .tsv.
-        unused_targets: what to do with labels by file name, masks and annotations whose files are not in the data. "raise": raise an error.
-            "skip": ignore them, with a warning that counts them (for one table that serves several folders).
-        masks: for COCO: add `masks`, uint8 [N, H, W], to each target. Needs pycocotools (extra `coco`).
-        color: "RGB" ([3, H, W]) or "L" ([1, H, W], greyscale). Greyscale images of more than 8 bits are scaled (`decode_image`).
-        normalize: True: normalise as above if there is no transform. Under a loader with an accelerator as `device=`, images are copied as
-            uint8 and normalised on the device (docs/loader.md, "Devices"). "host": always normalise on the host. False: images stay uint8
-            [C, H, W].
-        dtype: dtype of normalised images. torch.float16 and torch.bfloat16 halve the bytes of a batch; values are rounded once, from
-            float32. None: float32.
-        transform_input: type of the image that `transform` receives: "pil" (as in torchvision), "tensor" (uint8 [C, H, W]) or "numpy"
-            (uint8 [H, W, C]).
-        decode: "fast": a JPEG that is at least 2, 4 or 8 times as large as needed is decoded at a half, a quarter or an eighth of its size,
-            so that its pixels differ slightly (372 photographs of 400 x 533 at 128 x 128: by 0.7 grey levels on average, with a PSNR of 32
-            dB in the worst case; see docs/images.md). "exact": each image is decoded at full size and then resized.
+        target_name: for a table: the target column, or a list of columns, which give a dict. None:
+            all columns except the one with the file names.
+        label_separator: text that separates several labels in one cell, such as ";". With several
+            target columns it applies to those that contain it.
+        delimiter: character between the cells of a table of labels in CSV, such as ";". None: a
+            comma, and a tab in .tsv.
+        unused_targets: what to do with labels by file name, masks and annotations whose files are
+            not in the data. "raise": raise an error. "skip": ignore them, with a warning that
+            counts them (for one table that serves several folders).
+        masks: for COCO: add `masks`, uint8 [N, H, W], to each target. Needs pycocotools (extra
+            `coco`).
+        color: "RGB" ([3, H, W]) or "L" ([1, H, W], greyscale). Greyscale images of more than 8 bits
+            are scaled (`decode_image`).
+        normalize: True: normalise as above if there is no transform. Under a loader with an
+            accelerator as `device=`, images are copied as uint8 and normalised on the device
+            (docs/loader.md, "Devices"). "host": always normalise on the host. False: images stay
+            uint8 [C, H, W].
+        dtype: dtype of normalised images. torch.float16 and torch.bfloat16 halve the bytes of a
+            batch; values are rounded once, from float32. None: float32.
+        transform_input: type of the image that `transform` receives: "pil" (as in torchvision),
+            "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
+        decode: "fast": a JPEG that is at least 2, 4 or 8 times as large as needed is decoded at a
+            half, a quarter or an eighth of its size, so that its pixels differ slightly (372
+            photographs of 400 x 533 at 128 x 128: by 0.7 grey levels on average, with a PSNR of 32
+            dB in the worst case; see docs/images.md). "exact": each image is decoded at full size
+            and then resized.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        classes: sorted names of the classes, [] if there are none. For COCO in the order of their ids.
+        classes: sorted names of the classes, [] if there are none. For COCO in the order of their
+            ids.
         class_to_idx: class numbers by name. For COCO the ids, which are the labels.
         label_columns: all columns of a table of labels by name, for the whole dataset.
         column_classes: class names by name of text column.
@@ -129,13 +157,23 @@ class ImageDataset(BaseDataset):
         is_outright = targets is not FOLDERS_BY_DEFAULT
         given = checked_targets(targets if is_outright else FOLDERS, data_path)
         self.data_path = data_path
-        wanted = Wanted(given, target_name, label_separator, masks, unused_targets == "skip", is_outright, delimiter)
+        wanted = Wanted(
+            given,
+            target_name,
+            label_separator,
+            masks,
+            unused_targets == "skip",
+            is_outright,
+            delimiter,
+        )
         check_image_options(color, transform_input, decode, normalize)
         reach, common = split_options(options)
         source, labels = open_images(data_path, wanted, reach)
         self.classes: list[str] = labels.classes
         self.label_columns, self.column_classes = dict(labels.columns), dict(labels.column_classes)
-        self.class_to_idx: dict[str, int] = labels.class_to_idx or {name: number for number, name in enumerate(self.classes)}
+        self.class_to_idx: dict[str, int] = labels.class_to_idx or {
+            name: number for number, name in enumerate(self.classes)
+        }
         self.normalize: bool | Literal["host"] = normalize
         self.color, self.transform_input = color, transform_input
         if is_joint := options.get("transforms") is not None:
@@ -144,20 +182,45 @@ class ImageDataset(BaseDataset):
             augment, transform = split_augment(transform)
         transformed = transform is not None or common.get("transforms") is not None
         packed = first_packed(source)
-        is_stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
-        is_sized = image_size is not UNSET or not (transformed or (augment is not None and augment.size is not None))
-        self.image_size: tuple[int, int] | None = _size_of(image_size, is_sized, color, packed if is_stored_decoded else None)
+        is_stored_decoded = (
+            packed is not None and packed.info is not None and packed.info.store == "decoded"
+        )
+        is_sized = image_size is not UNSET or not (
+            transformed or (augment is not None and augment.size is not None)
+        )
+        self.image_size: tuple[int, int] | None = _size_of(
+            image_size, is_sized, color, packed if is_stored_decoded else None
+        )
         made: dict[str, Any] = dict(
-            color=color, image_size=self.image_size, is_size_given=image_size is not UNSET, exact=decode == "exact", normalize=normalize,
-            transform_input=transform_input, augment=augment, transformed=transformed, is_stored_decoded=is_stored_decoded,
-            hold=common.get("hold"), dtype=image_dtype(dtype, normalize, transformed),
+            color=color,
+            image_size=self.image_size,
+            is_size_given=image_size is not UNSET,
+            exact=decode == "exact",
+            normalize=normalize,
+            transform_input=transform_input,
+            augment=augment,
+            transformed=transformed,
+            is_stored_decoded=is_stored_decoded,
+            hold=common.get("hold"),
+            dtype=image_dtype(dtype, normalize, transformed),
             left=DatasetBudget(common.get("max_memory_usage", 0.8)),
-        )  # fmt: skip
+        )
         are_pairs = isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs)
-        joint = MaskFormat if are_pairs else BoxFormat if isinstance(labels.targets, CocoTargets) else None
+        joint = (
+            MaskFormat
+            if are_pairs
+            else BoxFormat
+            if isinstance(labels.targets, CocoTargets)
+            else None
+        )
         sample_format = ImageFormat(**made) if joint is None else joint(**made, is_joint=is_joint)
         super().__init__(
-            source, sample_format=sample_format, targets=labels.targets, transform=transform, loading_mode=loading_mode, **common
+            source,
+            sample_format=sample_format,
+            targets=labels.targets,
+            transform=transform,
+            loading_mode=loading_mode,
+            **common,
         )
         if joint is BoxFormat:
             self.collate: Callable[[list[Any]], Any] | str | None = DetectionCollator(
@@ -171,7 +234,9 @@ class ImageDataset(BaseDataset):
 
     @property
     def holds_encoded(self) -> bool:
-        """True if modes "eager" and "cached" cache encoded bytes. Default: True if images keep their own size."""
+        """True if modes "eager" and "cached" cache encoded bytes. Default: True if images keep
+        their own size.
+        """
         return self._hold == "encoded" if self._hold is not None else self.image_size is None
 
     def held_as(self) -> str:
@@ -183,7 +248,9 @@ class ImageDataset(BaseDataset):
         Raises:
             SampleError: the image can't be read, whatever `on_error` is.
         """
-        value = self.sample_reader.values([int(self.whole_indices(range(len(self))[index]))], self.sample_access)[0]
+        value = self.sample_reader.values(
+            [int(self.whole_indices(range(len(self))[index]))], self.sample_access
+        )[0]
         if isinstance(value, Exception):
             raise value
         return self._format.pixels(value)
@@ -195,17 +262,32 @@ class ImageDataset(BaseDataset):
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded:
-            parts: list[Any] = self.sample_source.sources if isinstance(self.sample_source, ConcatSource) else [self.sample_source]
-            return (
-                sum(int(part.sizes().sum()) for part in parts) if isinstance(parts[0], (FilesSource, PairedSource, PackedSource)) else None
+            parts: list[Any] = (
+                self.sample_source.sources
+                if isinstance(self.sample_source, ConcatSource)
+                else [self.sample_source]
             )
-        if self.image_size is None or isinstance(self._format, MaskFormat):  # of masks the dtype is not known
+            return (
+                sum(int(part.sizes().sum()) for part in parts)
+                if isinstance(parts[0], (FilesSource, PairedSource, PackedSource))
+                else None
+            )
+        # of masks the dtype is not known
+        if self.image_size is None or isinstance(self._format, MaskFormat):
             return None
-        return len(self.sample_source) * self.image_size[0] * self.image_size[1] * self._format.channels
+        return (
+            len(self.sample_source)
+            * self.image_size[0]
+            * self.image_size[1]
+            * self._format.channels
+        )
 
 
-def _size_of(image_size: Any, is_sized: bool, color: str, packed: PackedSource | None) -> tuple[int, int] | None:
-    """The size of values: that of a packed file of decoded images, where none is given; else the default, if images get one (`is_sized`).
+def _size_of(
+    image_size: Any, is_sized: bool, color: str, packed: PackedSource | None
+) -> tuple[int, int] | None:
+    """The size of values: that of a packed file of decoded images, where none is given; else the
+    default, if images get one (`is_sized`).
 
     Raises:
         ConfigError: the size is none; or the file holds images of another colour.
@@ -213,7 +295,9 @@ def _size_of(image_size: Any, is_sized: bool, color: str, packed: PackedSource |
     if packed is not None:
         stored = packed.info.image.get("color") if packed.info is not None else None
         if stored != color:
-            raise ConfigError(f"color={color!r}: {packed.path} was packed with color={stored!r}; pack it again")
+            raise ConfigError(
+                f"color={color!r}: {packed.path} was packed with color={stored!r}; pack it again"
+            )
         if image_size is UNSET:
             shape = packed.shape[1:] if packed.dtype.names is None else packed.dtype[IMAGE].shape
             return int(shape[0]), int(shape[1])
@@ -239,5 +323,9 @@ class _Samples(Sequence[tuple[str, Any]]):
         target = None if dataset.targets is None else dataset.targets[position]
         if isinstance(source, PairedSource):
             source, target = source.files, source.other_path(whole)
-        path = os.fsdecode(source.listing.path(whole)) if isinstance(source, FilesSource) else source.location(whole)
+        path = (
+            os.fsdecode(source.listing.path(whole))
+            if isinstance(source, FilesSource)
+            else source.location(whole)
+        )
         return path, target.item() if isinstance(target, np.generic) else target

@@ -1,4 +1,6 @@
-"""Samples of an image and what lies in it, a mask or boxes: both are resized, cropped and mirrored by the same draw."""
+"""Samples of an image and what lies in it, a mask or boxes: both are resized, cropped and
+mirrored by the same draw.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from headrace.errors import FormatError
 
 @dataclass(kw_only=True, eq=False)
 class JointFormat(ImageFormat):
-    """Images and something that lies in them: values are the pixels and that, or the encoded record where an image is cropped first.
+    """Images and something that lies in them: values are the pixels and that, or the encoded record
+    where an image is cropped first.
 
     Args:
         is_joint: True if a transform gets input and target.
@@ -65,17 +68,22 @@ class JointFormat(ImageFormat):
 
 @dataclass(kw_only=True, eq=False)
 class MaskFormat(JointFormat):
-    """Pairs of an image and a mask of its size, which is resized to the nearest pixel. Records hold the bytes of both.
+    """Pairs of an image and a mask of its size, which is resized to the nearest pixel. Records hold
+    the bytes of both.
 
-    A target is an int64 tensor [H, W]; a joint transform gets it as it gets the image: as a PIL image, an array or a tensor.
+    A target is an int64 tensor [H, W]; a joint transform gets it as it gets the image: as a PIL
+    image, an array or a tensor.
     """
 
     def decode(self, record: Any) -> Any:
         image, mask = record
         if self.is_encoded:
-            return record if isinstance(image, bytes) else (image.tobytes(), mask.tobytes())  # no arrays: those are taken for pixels
+            # no arrays: those are taken for pixels
+            return record if isinstance(image, bytes) else (image.tobytes(), mask.tobytes())
         decoded = mask if self.is_stored_decoded else mask_of(image, mask, self.left)
-        return super().decode(image), decoded if self.image_size is None else resize_nearest(decoded, self.image_size)
+        return super().decode(image), decoded if self.image_size is None else resize_nearest(
+            decoded, self.image_size
+        )
 
     def pixels(self, value: Any) -> Mask:
         return super().pixels(value[0])
@@ -139,8 +147,15 @@ def _named() -> Iterator[None]:
 
 def _check_shape(mask: tuple[int, ...], image: tuple[int, int]) -> None:
     if mask != image:
-        turned = "; its EXIF orientation turns the image, and not the mask" if mask == image[::-1] else ""
-        raise FormatError(f"the image is {image[1]:,} x {image[0]:,} pixels, and its mask {mask[1]:,} x {mask[0]:,}{turned}")
+        turned = (
+            "; its EXIF orientation turns the image, and not the mask"
+            if mask == image[::-1]
+            else ""
+        )
+        raise FormatError(
+            f"the image is {image[1]:,} x {image[0]:,} pixels, and its mask {mask[1]:,} x "
+            f"{mask[0]:,}{turned}"
+        )
 
 
 def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> Mask:

@@ -36,8 +36,19 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.storage.kinds import EXTENSIONS
 
 Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
-_WANTED = "a folder of masks, labels by file name (a mapping, a table, or the path of one), a callable, one value a path, or None"
-TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | Sequence[Any] | npt.NDArray[Any] | None
+_WANTED = (
+    "a folder of masks, labels by file name (a mapping, a table, or the path of one), a callable, "
+    "one value a path, or None"
+)
+TargetsArgument = (
+    str
+    | os.PathLike[Any]
+    | Mapping[str, Any]
+    | Callable[[str], Any]
+    | Sequence[Any]
+    | npt.NDArray[Any]
+    | None
+)
 FOLDERS = "folders"
 
 
@@ -57,11 +68,13 @@ _FEW, _EXAMPLES = 20, 16
 def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Table:
     """What was given as `targets`, before any file is looked for.
 
-    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a mapping, a DataFrame a `Table`. One
-    value a path, beside a list of the paths of files, becomes a callable of the path, since files are sorted.
+    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
+    mapping, a DataFrame a `Table`. One value a path, beside a list of the paths of files, becomes a
+    callable of the path, since files are sorted.
 
     Raises:
-        ConfigError: it is something else; or values in an order, and which file each belongs to is not known.
+        ConfigError: it is something else; or values in an order, and which file each belongs to is
+            not known.
     """
     if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
         return targets
@@ -72,17 +85,28 @@ def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Tabl
         return by_path
     if is_frame(targets):
         return from_frame(targets)
-    if hasattr(targets, "to_dict") and all(isinstance(key, str) for key in getattr(targets, "index", [None])):
+    if hasattr(targets, "to_dict") and all(
+        isinstance(key, str) for key in getattr(targets, "index", [None])
+    ):
         return dict(targets.to_dict())
     values = array_in(targets)
     if not isinstance(values, (list, tuple, np.ndarray)) or np.ndim(values) == 0:
         raise ConfigError(f"targets must be {_WANTED}, not {described(targets)}")
     is_one = isinstance(data_path, (str, bytes, os.PathLike))
-    paths = [os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries_of(data_path)]
-    if is_one or any(map(is_url, entries_of(data_path))) or len(values) != len(paths) or len(set(paths)) < len(paths):
+    paths = [
+        os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries_of(data_path)
+    ]
+    if (
+        is_one
+        or any(map(is_url, entries_of(data_path)))
+        or len(values) != len(paths)
+        or len(set(paths)) < len(paths)
+    ):
         raise ConfigError(
-            f"targets holds {len(values):,} values and no names: files are found in sorted order, and whose value is whose can't be told. "
-            "Pass a mapping, dict(zip(names, values)), or data_path=[...] with the path of one file for each value"
+            f"targets holds {len(values):,} values and no names: files are found in sorted order, "
+            "and whose value is whose can't be told. "
+            "Pass a mapping, dict(zip(names, values)), or data_path=[...] with the path of one "
+            "file for each value"
         )
     return _Paired(dict(zip(paths, values, strict=True)))
 
@@ -98,7 +122,8 @@ class _Paired:
             return self._by_path[os.path.normpath(path)]
         except KeyError:
             raise ConfigError(
-                f"targets: {redact(path)} has none: with one value a path, each path must be that of a file, not of a folder"
+                f"targets: {redact(path)} has none: with one value a path, each path must be that "
+                "of a file, not of a folder"
             ) from None
 
 
@@ -131,10 +156,11 @@ def given_targets(
     skips_unused: bool = False,
     delimiter: str | None = None,
 ) -> Labels:
-    """Targets that the user gave: a mapping by relative path or file name, a table of such or the path of one, or a callable of the path.
+    """Targets that the user gave: a mapping by relative path or file name, a table of such or the
+    path of one, or a callable of the path.
 
-    Texts become class numbers, in the sorted order of the texts, and lists of texts 1 for each class that is in them (`MultiHot`); other
-    values stay as they are.
+    Texts become class numbers, in the sorted order of the texts, and lists of texts 1 for each
+    class that is in them (`MultiHot`); other values stay as they are.
 
     Args:
         targets: see `ImageDataset`.
@@ -147,8 +173,8 @@ def given_targets(
         delimiter: of the cells of a CSV file; None: as its ending has it.
 
     Raises:
-        ConfigError, DataNotFoundError: a file without a target, or a target without its file; there is no such file of labels, or it is a
-            folder.
+        ConfigError, DataNotFoundError: a file without a target, or a target without its file; there
+            is no such file of labels, or it is a folder.
         AccessError, FormatError: the file of labels can't be read.
         MissingNameError: a table has no column of that name.
     """
@@ -159,14 +185,20 @@ def given_targets(
             _refuse_columns("annotations of COCO have none", target_name, label_separator)
             boxes = read_coco(found, redact(path), files, with_masks, skips_unused)
             return Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
-        targets = (as_mapping_table(found, redact(path)) or found) if isinstance(found, dict) else found
+        targets = (
+            (as_mapping_table(found, redact(path)) or found) if isinstance(found, dict) else found
+        )
     elif delimiter is not None:
-        raise ConfigError("delimiter is for a table of labels in CSV, and targets is none: leave it out")
+        raise ConfigError(
+            "delimiter is for a table of labels in CSV, and targets is none: leave it out"
+        )
     if isinstance(targets, Table):
         return _of_table(targets, files, target_name, label_separator, skips_unused)
     _refuse_columns("targets is no table", target_name, None)
     if skips_unused and not isinstance(targets, Mapping):
-        raise ConfigError("unused_targets is for labels by file name, such as a table or a mapping: leave it out")
+        raise ConfigError(
+            "unused_targets is for labels by file name, such as a table or a mapping: leave it out"
+        )
     if targets is None:
         return Labels(None, [])
     if isinstance(targets, Mapping):
@@ -183,45 +215,78 @@ def given_targets(
 
 
 def names_masks(targets: Any) -> bool:
-    """True if targets name images, such as masks: a folder, a glob, images by their endings, or a URL that names no file of labels."""
+    """True if targets name images, such as masks: a folder, a glob, images by their endings, or
+    a URL that names no file of labels.
+    """
     if not isinstance(targets, (str, os.PathLike)) or targets == FOLDERS:
         return False
     path = os.path.expanduser(os.fsdecode(targets))
     if is_url(path):
         return not named_part(path).lower().endswith(TABLE_ENDINGS)
     is_pattern = glob.has_magic(path) or "{" in path
-    return os.path.isdir(path) or path.lower().endswith((*EXTENSIONS, "/")) or (is_pattern and not os.path.exists(path))
+    return (
+        os.path.isdir(path)
+        or path.lower().endswith((*EXTENSIONS, "/"))
+        or (is_pattern and not os.path.exists(path))
+    )
 
 
 def _refuse_columns(why: str, target_name: Any, label_separator: str | None) -> None:
     for name, value in (("target_name", target_name), ("label_separator", label_separator)):
         if value is not None:
-            raise ConfigError(f"{name} is for the columns of a table of labels, and {why}: leave it out")
+            raise ConfigError(
+                f"{name} is for the columns of a table of labels, and {why}: leave it out"
+            )
 
 
-def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | None, separator: str | None, skips_unused: bool) -> Labels:
+def _of_table(
+    table: Table,
+    files: FileSet,
+    target_name: str | Sequence[str] | None,
+    separator: str | None,
+    skips_unused: bool,
+) -> Labels:
     key = key_of(table, files)
     order = _rows_for(table, key, files, skips_unused)
     names = [name for name in table.columns if name != key]
-    chosen = names if target_name is None else [target_name] if isinstance(target_name, str) else list(target_name)
+    chosen = (
+        names
+        if target_name is None
+        else [target_name]
+        if isinstance(target_name, str)
+        else list(target_name)
+    )
     if missing := next((name for name in chosen if name not in names), None):
-        raise MissingNameError(f"target_name: {table.where} has no column {missing!r} of labels; it has {', '.join(map(repr, names))}")
+        raise MissingNameError(
+            f"target_name: {table.where} has no column {missing!r} of labels; it has "
+            f"{', '.join(map(repr, names))}"
+        )
     if not chosen:
-        raise ConfigError(f"targets: {table.where} has no column beside that of the files ({key!r}): add one of labels")
+        raise ConfigError(
+            f"targets: {table.where} has no column beside that of the files ({key!r}): add one of "
+            "labels"
+        )
     columns, classes = dict[str, Any](), dict[str, list[str]]()
     for name in names:
         values = [table.columns[name][row] for row in order]
-        if name in chosen and separator is not None and (len(chosen) == 1 or any(separator in str(value) for value in values)):
+        if (
+            name in chosen
+            and separator is not None
+            and (len(chosen) == 1 or any(separator in str(value) for value in values))
+        ):
             values = _separated(values, separator)
         elif table.is_text:
             values = _numbers_or_texts(table, name, name in chosen, order)
         gap = next((place for place, value in enumerate(values) if is_missing(value)), None)
         if gap is not None and name in chosen:
             raise ConfigError(
-                f"targets: row {order[gap] + table.first_row} of {table.where} has no {name!r}: fill it in, remove row and file, or leave "
+                f"targets: row {order[gap] + table.first_row} of {table.where} has no {name!r}: "
+                "fill it in, remove row and file, or leave "
                 "the column out by target_name="
             )
-        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values) and float in set(map(type, values)):
+        if all(
+            isinstance(value, (int, float)) and not isinstance(value, bool) for value in values
+        ) and float in set(map(type, values)):
             columns[name], classes[name] = np.array(values, np.float64), []
         else:
             columns[name], classes[name] = (values, []) if gap is not None else _encoded(values)
@@ -245,8 +310,10 @@ def _numbers_or_texts(table: Table, name: str, is_target: bool, order: list[int]
     if is_target and column.same is not None:
         first, second = column.same
         raise ConfigError(
-            f"targets: column {name!r} of {table.where} holds {first!r} and {second!r}, which are one number and two texts: write each "
-            f"number in one way, or pass the table as targets=pandas.read_csv(path, dtype={{{name!r}: float}}) for numbers, or with str in "
+            f"targets: column {name!r} of {table.where} holds {first!r} and {second!r}, which are "
+            "one number and two texts: write each "
+            "number in one way, or pass the table as targets=pandas.read_csv(path, "
+            f"dtype={{{name!r}: float}}) for numbers, or with str in "
             "place of float for classes"
         )
     return [column.values[row] for row in order]
@@ -267,8 +334,10 @@ def _rows_for(table: Table, key: str, files: FileSet, skips_unused: bool) -> lis
         for values in table.columns.values():
             if values[other] != values[number]:
                 raise ConfigError(
-                    f"targets: rows {other + table.first_row} and {number + table.first_row} of {table.where} give {redact(name)} "
-                    f"different targets ({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
+                    f"targets: rows {other + table.first_row} and {number + table.first_row} of "
+                    f"{table.where} give {redact(name)} "
+                    f"different targets ({values[other]!r:.40} and {values[number]!r:.40}): keep "
+                    "one of them"
                 )
     keys = keys_for(rows, files, f"targets: {table.where}")
     refuse_unused_keys(rows, keys, f"targets: {table.where}", skips_unused)
@@ -279,7 +348,9 @@ def _separated(values: list[Any], separator: str | None) -> list[Any]:
     """Texts of several labels as lists of these."""
     if separator is None or not all(isinstance(value, str) for value in values):
         return values
-    return [[label for part in value.split(separator) if (label := part.strip())] for value in values]
+    return [
+        [label for part in value.split(separator) if (label := part.strip())] for value in values
+    ]
 
 
 def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
@@ -289,10 +360,15 @@ def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
         classes = sorted(set(names))
         number = {name: i for i, name in enumerate(classes)}
         return np.array([number[name] for name in names], np.int64), classes
-    if all(isinstance(v, (list, tuple, set, frozenset)) and all(isinstance(label, str) for label in v) for v in values) and any(values):
+    if all(
+        isinstance(v, (list, tuple, set, frozenset)) and all(isinstance(label, str) for label in v)
+        for v in values
+    ) and any(values):
         several = MultiHot.of(values)
         return several, several.classes
-    if all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values) and not any(map(_is_beyond, values)):
+    if all(
+        isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values
+    ) and not any(map(_is_beyond, values)):
         return np.array(values, np.int64), []
     return list(values), []
 
@@ -305,11 +381,15 @@ def _is_beyond(value: Any) -> bool:
 def _check_range(values: Any, where: str) -> None:
     beyond = next(filter(_is_beyond, values), None) if isinstance(values, list) else None
     if beyond is not None:
-        raise ConfigError(f"{where} has {beyond}, an integer of more than 64 bits: give numbers in the range of int64, or strings")
+        raise ConfigError(
+            f"{where} has {beyond}, an integer of more than 64 bits: give numbers in the range of "
+            "int64, or strings"
+        )
 
 
 class MultiHot(TargetSequence):
-    """Several classes a sample: a target is float32 [classes], 1 for each of them and 0 for the others.
+    """Several classes a sample: a target is float32 [classes], 1 for each of them and 0 for the
+    others.
 
     Args:
         classes: their names.
@@ -344,23 +424,30 @@ class MultiHot(TargetSequence):
         counts = np.diff(self._ends)[indices]
         picked = [self._numbers[self._ends[i] : self._ends[i + 1]] for i in indices.tolist()]
         numbers = np.concatenate(picked) if picked else self._numbers[:0]
-        return MultiHot(self.classes, numbers, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        return MultiHot(
+            self.classes, numbers, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        )
 
 
 def _check_classes(classes: list[str], targets: Any, files: FileSet) -> None:
-    """Raises a ConfigError where texts are names of files, and warns where nearly each sample has a text of its own: neither is a class."""
+    """Raises a ConfigError where texts are names of files, and warns where nearly each sample
+    has a text of its own: neither is a class.
+    """
     if isinstance(targets, TargetSequence):
         return
     samples = len(files.names)
     examples = classes[:: max(1, len(classes) // _EXAMPLES)]
     if examples and all(_names_a_file(text, files) for text in examples):
         raise ConfigError(
-            f"targets gives names of files ({redact(examples[0])}), which would become class numbers: for masks pass their folder, "
-            "targets='masks/'; load other files in transforms= or in a dataset of your own, or give names of classes"
+            f"targets gives names of files ({redact(examples[0])}), which would become class "
+            "numbers: for masks pass their folder, "
+            "targets='masks/'; load other files in transforms= or in a dataset of your own, or "
+            "give names of classes"
         )
     if samples >= _FEW and len(classes) > 0.9 * samples:
         warn(
-            f"targets gives {len(classes):,} different texts for {samples:,} samples ({classes[0]!r:.40}, ...), so nearly each sample is "
+            f"targets gives {len(classes):,} different texts for {samples:,} samples "
+            f"({classes[0]!r:.40}, ...), so nearly each sample is "
             "a class of its own; if that is meant, pass numbers"
         )
 
@@ -369,4 +456,8 @@ def _names_a_file(text: str, files: FileSet) -> bool:
     if os.path.splitext(text)[1].lower() in _FILES:  # an ending alone is a class like any other
         return True
     folders = ["", *files.roots, os.path.dirname(os.fsdecode(files.path(0)))]
-    return "." in text and not files.is_remote and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
+    return (
+        "." in text
+        and not files.is_remote
+        and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
+    )

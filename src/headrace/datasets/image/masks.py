@@ -1,4 +1,6 @@
-"""Decodes masks, whose pixels are class numbers. They are never interpolated or treated as colours."""
+"""Decodes masks, whose pixels are class numbers. They are never interpolated or treated as
+colours.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,24 @@ _WIDEST = 8  # bytes a pixel: Pillow's image and the array
 
 @decoding
 def decode_mask(data: Any, left: Left | None = None) -> Mask:
-    """Decodes a mask to the class numbers as stored: palette indices, greyscale of 8, 16 or 32 bits, or 0 and 1 for one bit.
+    """Decodes a mask to the class numbers as stored: palette indices, greyscale of 8, 16 or 32
+    bits, or 0 and 1 for one bit.
 
-    EXIF is ignored. (A TIFF's own orientation tag is part of its format and is applied by Pillow.) Greyscale PNGs of 2 and 4 bits are
-    scaled to 0..255, as the format defines. GIF and TIFF files yield their first frame.
+    EXIF is ignored. (A TIFF's own orientation tag is part of its format and is applied by Pillow.)
+    Greyscale PNGs of 2 and 4 bits are scaled to 0..255, as the format defines. GIF and TIFF files
+    yield their first frame.
 
     Args:
         data: bytes of the file (bytes-like).
-        left: returns the remaining memory budget; see `headrace.datasets.image.pixels.decode_image`.
+        left: returns the remaining memory budget; see
+            `headrace.datasets.image.pixels.decode_image`.
 
     Returns:
         [H, W] uint8, uint16 or int32, in memory of its own.
 
     Raises:
-        FormatError: the file is not an image, is broken or too large, or has colours, floats or alpha.
+        FormatError: the file is not an image, is broken or too large, or has colours, floats or
+            alpha.
     """
     if len(data) == 0:
         raise FormatError("the file is empty (0 bytes)")
@@ -45,7 +51,11 @@ def decode_mask(data: Any, left: Left | None = None) -> Mask:
         dtype = _dtype_of(image.mode)
         if image.mode == "1":
             return np.array(image.convert("L"), np.uint8) // 255
-        return np.array(image).astype(np.uint16) if image.mode in SIXTEEN_BIT else np.array(image, dtype)
+        return (
+            np.array(image).astype(np.uint16)
+            if image.mode in SIXTEEN_BIT
+            else np.array(image, dtype)
+        )
 
 
 def _dtype_of(mode: str) -> np.dtype[Any]:
@@ -57,14 +67,16 @@ def _dtype_of(mode: str) -> np.dtype[Any]:
     if mode in ("1", "L", "P", "I", *SIXTEEN_BIT):
         return np.dtype(np.int32 if mode == "I" else np.uint16 if mode in SIXTEEN_BIT else np.uint8)
     raise FormatError(
-        f"a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image is of mode {mode!r}: convert it once, "
+        "a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image is of "
+        f"mode {mode!r}: convert it once, "
         "and save it as PNG"
     )
 
 
 @decoding
 def mask_spec(data: Any, left: Left | None = None) -> ArraySpec:
-    """Shape and dtype that `decode_mask` would give, by the header alone. (A TIFF is decoded: its reader turns it as it loads it.)
+    """Shape and dtype that `decode_mask` would give, by the header alone. (A TIFF is decoded: its
+    reader turns it as it loads it.)
 
     Raises:
         FormatError: as `decode_mask`; damage behind the header is not seen.
@@ -90,13 +102,16 @@ def encode_mask(mask: Mask) -> bytes:
 
 
 def resize_nearest(mask: Mask, size: tuple[int, int]) -> Mask:
-    """[H, W] -> [size[0], size[1]]: each pixel is the one that its centre lies in; aspect not kept."""
+    """[H, W] -> [size[0], size[1]]: each pixel is the one that its centre lies in; aspect not
+    kept.
+    """
     height, width = mask.shape
     if (height, width) == size:
         return mask
     rows = (2 * np.arange(size[0]) + 1) * height // (2 * size[0])
     columns = (2 * np.arange(size[1]) + 1) * width // (2 * size[1])
-    picked: Mask = mask.take(rows, axis=0).take(columns, axis=1)  # two passes over rows are faster than a gather of pixels
+    # two passes over rows are faster than a gather of pixels
+    picked: Mask = mask.take(rows, axis=0).take(columns, axis=1)
     return picked
 
 

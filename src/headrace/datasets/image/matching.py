@@ -20,8 +20,9 @@ _WORDS = re.compile(rb"[-_. ].*$", re.DOTALL)
 
 
 def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) -> IntArray:
-    """For each image the number of its mask: that of the same relative name, whatever the endings ([n] int64). Where no image has one,
-    names count without the words that all images, and all masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
+    """For each image the number of its mask: that of the same relative name, whatever the endings
+    ([n] int64). Where no image has one, names count without the words that all images, and all
+    masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
 
     Args:
         images, masks: their files.
@@ -35,19 +36,28 @@ def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) ->
     by_stem, stems = _by_composed_names(_by_stem(masks, "masks"), _by_stem(images, "images"))
     if by_stem.keys().isdisjoint(stems):
         shorter = _without_last_words(by_stem), _without_last_words(stems)
-        fit = shorter[0].keys() == shorter[1].keys() or (skips_unused and shorter[0].keys() > shorter[1].keys())
+        fit = shorter[0].keys() == shorter[1].keys() or (
+            skips_unused and shorter[0].keys() > shorter[1].keys()
+        )
         by_stem, stems = shorter if fit else (by_stem, stems)
     missing = [number for stem, number in stems.items() if stem not in by_stem]
     surplus = [number for stem, number in by_stem.items() if stem not in stems]
     if missing:
-        extra = f", and {_named(masks, surplus)} of {len(masks):,} masks belong to none of them" if surplus else ""
+        extra = (
+            f", and {_named(masks, surplus)} of {len(masks):,} masks belong to none of them"
+            if surplus
+            else ""
+        )
         raise DataNotFoundError(
-            f"targets: {_named(images, missing)} of {len(images):,} images have no mask in {_root(masks)}{extra}: a mask has the relative "
-            "name of its image, with any ending (or one word more in all); add them, or open only the images that have one"
+            f"targets: {_named(images, missing)} of {len(images):,} images have no mask in "
+            f"{_root(masks)}{extra}: a mask has the relative "
+            "name of its image, with any ending (or one word more in all); add them, or open only "
+            "the images that have one"
         )
     if surplus:
         refuse_unused(
-            f"targets: {_named(masks, surplus)} of {len(masks):,} masks belong to no image in {_root(images)} (a mask has the relative "
+            f"targets: {_named(masks, surplus)} of {len(masks):,} masks belong to no image in "
+            f"{_root(images)} (a mask has the relative "
             "name of its image, with any ending, or one word more in all)",
             skips_unused,
         )
@@ -62,7 +72,8 @@ def _check_apart(images: FileSet, masks: FileSet) -> None:
         for other in images.searched:
             if _is_below(root, other):
                 raise ConfigError(
-                    f"targets: the masks lie in {redact(root)}, which is in the folder of the images ({redact(other)}), so that they would "
+                    f"targets: the masks lie in {redact(root)}, which is in the folder of the "
+                    f"images ({redact(other)}), so that they would "
                     "be images too: pass the images' own folder as data_path"
                 )
 
@@ -79,7 +90,8 @@ def _by_stem(files: FileSet, what: str) -> dict[bytes, int]:
         if numbers.setdefault(stem, number) != number:
             first = os.fsdecode(files.path(numbers[stem]))
             raise ConfigError(
-                f"targets: the {what} {redact(first)} and {redact(files.path(number))} have the same name but for their endings, and "
+                f"targets: the {what} {redact(first)} and {redact(files.path(number))} have the "
+                "same name but for their endings, and "
                 "masks are matched with images by that: rename or remove one of them"
             )
     return numbers
@@ -106,14 +118,24 @@ def _composed(name: bytes) -> bytes:
 
 
 def _without_last_words(numbers: dict[bytes, int]) -> dict[bytes, int]:
-    """The same by names without the words that all of them end with: what follows the first separator in their common end."""
+    """The same by names without the words that all of them end with: what follows the first
+    separator in their common end.
+    """
     ends = [name[::-1] for name in numbers]
-    first, last = min(ends, default=b""), max(ends, default=b"")  # what these have in common, all have
+    # what these have in common, all have
+    first, last = min(ends, default=b""), max(ends, default=b"")
     if first == last:  # one name: what its last word is nobody knows
         return numbers
-    count = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    count = next(
+        (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other),
+        len(first),
+    )
     words = _WORDS.search(first[:count][::-1].rpartition(b"/")[2])
-    return numbers if words is None else {name[: -len(words[0])]: number for name, number in numbers.items()}
+    return (
+        numbers
+        if words is None
+        else {name[: -len(words[0])]: number for name, number in numbers.items()}
+    )
 
 
 def _named(files: FileSet, numbers: Sequence[int]) -> str:
@@ -135,20 +157,24 @@ def _warn_of_jpegs(masks: FileSet) -> None:
     first = next((name for name in masks.names if name.lower().endswith((b".jpg", b".jpeg"))), None)
     if first is not None:
         warn(
-            f"targets: masks such as {redact(first)} are JPEGs, whose compression changes class numbers near edges: save masks as PNG, or "
+            f"targets: masks such as {redact(first)} are JPEGs, whose compression changes class "
+            "numbers near edges: save masks as PNG, or "
             "round them in target_transform"
         )
 
 
 def names_of(name: str) -> list[str]:
-    """What labels may call a file: its relative name, its file name, and these without their ending."""
+    """What labels may call a file: its relative name, its file name, and these without their
+    ending.
+    """
     base = os.path.basename(name)
     return [name, base, os.path.splitext(name)[0], os.path.splitext(base)[0]]
 
 
 def keys_for(keys: Mapping[str, Any], files: FileSet, where: str = "targets") -> list[str]:
-    """The key of each file: its relative name or, where that stands for one file only, its file name, or one of these without ending.
-    Where no key is the same to the byte, one that looks the same counts (`composed`).
+    """The key of each file: its relative name or, where that stands for one file only, its file
+    name, or one of these without ending. Where no key is the same to the byte, one that looks the
+    same counts (`composed`).
 
     Raises:
         ConfigError: there is none, or it fits several files, or several fit it.
@@ -164,13 +190,21 @@ def keys_for(keys: Mapping[str, Any], files: FileSet, where: str = "targets") ->
         elif by_name.setdefault(key, name) != name:
             other = by_name[key]
             show = in_ascii if composed(other) == composed(name) else redact
-            raise ConfigError(f"targets: the file name {show(key)} fits {show(other)} and {show(name)}: give relative paths instead")
+            raise ConfigError(
+                f"targets: the file name {show(key)} fits {show(other)} and {show(name)}: give "
+                "relative paths instead"
+            )
         else:
             found.append(key)
     if missing:
-        others = f", nor for {len(missing) - 1:,} others of {len(files):,} files" if len(missing) > 1 else ""
+        others = (
+            f", nor for {len(missing) - 1:,} others of {len(files):,} files"
+            if len(missing) > 1
+            else ""
+        )
         raise ConfigError(
-            f"{where} has no entry for {redact(missing[0])} (neither by relative path nor by file name){others}: add the entries, or move "
+            f"{where} has no entry for {redact(missing[0])} (neither by relative path nor by file "
+            f"name){others}: add the entries, or move "
             "the files"
         )
     return found
@@ -197,7 +231,8 @@ def _key_that_looks_like(name: str, alike: Mapping[str, list[str]], where: str) 
     if len(fitting) > 1:
         first, second = map(in_ascii, fitting[:2])
         raise ConfigError(
-            f"{where}: {first} and {second} look the same, and none is {in_ascii(name)} to the byte: keep the one that is meant"
+            f"{where}: {first} and {second} look the same, and none is {in_ascii(name)} to the "
+            "byte: keep the one that is meant"
         )
     return fitting[0] if fitting else None
 
@@ -209,17 +244,25 @@ def unused_among(keys: Collection[str], used: Sequence[str]) -> list[str]:
 
 
 def refuse_unused(message: str, skips: bool) -> None:
-    """Says that there are targets of files that are not among the data: by an error or, where they may be left out, a warning.
+    """Says that there are targets of files that are not among the data: by an error or, where they
+    may be left out, a warning.
 
     Raises:
         DataNotFoundError: they may not.
     """
     if not skips:
-        raise DataNotFoundError(f"{message}: is the download complete? Add the files, remove these, or pass unused_targets='skip'")
+        raise DataNotFoundError(
+            f"{message}: is the download complete? Add the files, remove these, or pass "
+            "unused_targets='skip'"
+        )
     warn(f"{message}: left out")
 
 
 def refuse_unused_keys(keys: Collection[str], used: Sequence[str], where: str, skips: bool) -> None:
     """`refuse_unused` of labels by file name."""
     if unused := unused_among(keys, used):
-        refuse_unused(f"{where}: {named_few(unused, len(unused))} of {len(keys):,} labels are of files that are not among the data", skips)
+        refuse_unused(
+            f"{where}: {named_few(unused, len(unused))} of {len(keys):,} labels are of files that "
+            "are not among the data",
+            skips,
+        )

@@ -1,7 +1,8 @@
 """Decodes the bytes of an image file to pixels.
 
-One way for each file, whatever the mode or the process: JPEG through simplejpeg where that gives what Pillow gives, everything
-else through Pillow; resized by torch's antialiased bilinear interpolation. `sizing.py` does the same faster where the size is known.
+One way for each file, whatever the mode or the process: JPEG through simplejpeg where that gives
+what Pillow gives, everything else through Pillow; resized by torch's antialiased bilinear
+interpolation. `sizing.py` does the same faster where the size is known.
 """
 
 from __future__ import annotations
@@ -21,15 +22,30 @@ from PIL import Image, UnidentifiedImageError
 
 from headrace.casting import as_tensor, cast_into
 from headrace.collate.normalization import STATISTICS, Normalization
-from headrace.datasets.image.claims import FREE, SIXTEEN_BIT, Claim, Left, jpeg_nbytes, pillow_nbytes
+from headrace.datasets.image.claims import (
+    FREE,
+    SIXTEEN_BIT,
+    Claim,
+    Left,
+    jpeg_nbytes,
+    pillow_nbytes,
+)
 from headrace.dtypes import BFLOAT16
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
-from headrace.storage.image_formats import BY_PLUGIN, JPEG_XL, format_by_content, is_readable, remedy
+from headrace.storage.image_formats import (
+    BY_PLUGIN,
+    JPEG_XL,
+    format_by_content,
+    is_readable,
+    remedy,
+)
 
 Pixels = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")
-"""What Pillow may open, whatever a file's name says: its reader of EPS starts Ghostscript, and others are as little asked for."""
+"""What Pillow may open, whatever a file's name says: its reader of EPS starts Ghostscript, and
+others are as little asked for.
+"""
 IMAGENET_MEAN, IMAGENET_STD = STATISTICS["imagenet"]
 IMAGENET = Normalization(IMAGENET_MEAN, IMAGENET_STD, fits_grey=True)
 _ORIENTATION = 0x0112  # EXIF tag
@@ -37,7 +53,9 @@ _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of TIFF
 _WHITE_16 = 65535
 _SMALL = 1 << 20  # pixels that take less than FREE, whatever is done with them
 _WIDENED = 1 << 24  # pixels between the two steps of resizing
-_DAMAGES = (  # libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a sound file
+# libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a
+# sound file
+_DAMAGES = (
     "premature end of data segment",
     "bad Huffman code",
     "bad arithmetic code",
@@ -59,8 +77,10 @@ _R = TypeVar("_R")
 
 
 def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Every error of a decoder, and every warning that is raised as an error, becomes a `FormatError`, so that it is the image's
-    fault wherever it is decoded. Running out of memory or file descriptors is not."""
+    """Every error of a decoder, and every warning that is raised as an error, becomes a
+    `FormatError`, so that it is the image's fault wherever it is decoded. Running out of memory or
+    file descriptors is not.
+    """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -72,7 +92,9 @@ def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
             raise FormatError(_bomb(str(error))) from error
         except UnidentifiedImageError as error:
             raise FormatError(
-                f"the content is no image ({', '.join((*FORMATS, *(one.name for one in BY_PLUGIN)))}), whatever the file's name says"
+                "the content is no image "
+                f"({', '.join((*FORMATS, *(one.name for one in BY_PLUGIN)))}), whatever the "
+                "file's name says"
             ) from error
         except Exception as error:
             if is_of_machine(error):
@@ -86,29 +108,34 @@ def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def decode_image(data: Any, color: str = "RGB", left: Left | None = None) -> Pixels:
     """Decodes an image file to pixels.
 
-    Colours are those of Pillow's ``convert``, and the orientation of EXIF (or XMP) is applied. Greyscale images of more than 8 bits are
-    scaled and not clipped: 16 bits by 1/257, other depths of TIFF by their BitsPerSample or MaxSampleValue, floats from 0..1 if all values
-    are in this range. Other floats and integers are unchanged if all values are in 0..255, and refused otherwise. (Images of 12 bits stored
-    in 16, without a tag that says so, stay dark.) Alpha is dropped. GIF and TIFF files yield their first frame.
+    Colours are those of Pillow's ``convert``, and the orientation of EXIF (or XMP) is applied.
+    Greyscale images of more than 8 bits are scaled and not clipped: 16 bits by 1/257, other depths
+    of TIFF by their BitsPerSample or MaxSampleValue, floats from 0..1 if all values are in this
+    range. Other floats and integers are unchanged if all values are in 0..255, and refused
+    otherwise. (Images of 12 bits stored in 16, without a tag that says so, stay dark.) Alpha is
+    dropped. GIF and TIFF files yield their first frame.
 
     Args:
         data: bytes of the file (bytes-like).
         color: "RGB" or "L".
-        left: returns the remaining memory budget; it is called for images that take more than `FREE`.
+        left: returns the remaining memory budget; it is called for images that take more than
+            `FREE`.
 
     Returns:
         [H, W, 3] or [H, W, 1] uint8.
 
     Raises:
-        FormatError: the file is not an image, is broken, has so many pixels that it may be a decompression bomb, or takes more memory than
-            the remaining budget.
+        FormatError: the file is not an image, is broken, has so many pixels that it may be a
+            decompression bomb, or takes more memory than the remaining budget.
     """
     with Claim(left) as claim:
         return decode_claimed(data, color, claim, None)
 
 
 def decode_claimed(data: Any, color: str, claim: Claim, size: tuple[int, int] | None) -> Pixels:
-    """As `decode_image`, where the memory that this takes, and resizing it to `size`, stays claimed."""
+    """As `decode_image`, where the memory that this takes, and resizing it to `size`, stays
+    claimed.
+    """
     if len(data) == 0:
         raise FormatError("the file is empty (0 bytes)")
     if bytes(data[:3]) == b"\xff\xd8\xff":
@@ -118,7 +145,9 @@ def decode_claimed(data: Any, color: str, claim: Claim, size: tuple[int, int] | 
     return _decode_pillow(data, color, claim, size)
 
 
-def _decode_jpeg(data: Any, color: str, claim: Claim, size: tuple[int, int] | None) -> Pixels | None:
+def _decode_jpeg(
+    data: Any, color: str, claim: Claim, size: tuple[int, int] | None
+) -> Pixels | None:
     """JPEG of the usual colour spaces; None where Pillow has to look."""
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
@@ -126,9 +155,13 @@ def _decode_jpeg(data: Any, color: str, claim: Claim, size: tuple[int, int] | No
         if space not in ("YCbCr", "Gray"):
             if space in ("CMYK", "YCCK"):
                 claim_jpeg(claim, data, (height, width), 4, 1, None)
-                simplejpeg.decode_jpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
+                # only to see whether it is whole: Pillow does not say
+                simplejpeg.decode_jpeg(data, "CMYK")
             return None
-        channels = (8 if space == "YCbCr" else 1) if color == "L" else (3 if space == "YCbCr" else 4)  # and of Pillow's image between
+        # and of Pillow's image between
+        channels = (
+            (8 if space == "YCbCr" else 1) if color == "L" else (3 if space == "YCbCr" else 4)
+        )
         claim_jpeg(claim, data, (height, width), channels, 1, size)
         pixels = simplejpeg.decode_jpeg(data, "RGB" if space == "YCbCr" else "GRAY")
     except ValueError as error:
@@ -139,13 +172,27 @@ def _decode_jpeg(data: Any, color: str, claim: Claim, size: tuple[int, int] | No
         return None  # broken for one decoder: Pillow reads it, or says what is wrong
     pixels = upright(pixels, exif_orientation(data))
     if color == "L":
-        return pixels if space == "Gray" else np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
+        return (
+            pixels
+            if space == "Gray"
+            else np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
+        )
     return np.repeat(pixels, 3, axis=2) if space == "Gray" else pixels
 
 
-def claim_jpeg(claim: Claim, data: Any, shape: tuple[int, int], channels: int, factor: int, size: tuple[int, int] | None) -> None:
+def claim_jpeg(
+    claim: Claim,
+    data: Any,
+    shape: tuple[int, int],
+    channels: int,
+    factor: int,
+    size: tuple[int, int] | None,
+) -> None:
     """Claims what decoding a JPEG at a fraction of its size takes, and resizing it."""
-    if shape[0] * shape[1] <= _SMALL or jpeg_nbytes(shape, channels, factor, size, True, True) <= FREE:
+    if (
+        shape[0] * shape[1] <= _SMALL
+        or jpeg_nbytes(shape, channels, factor, size, True, True) <= FREE
+    ):
         return
     with open_image(data) as image:
         turns, is_progressive = orientation_of(image) in _TURNED, "progressive" in image.info
@@ -153,7 +200,9 @@ def claim_jpeg(claim: Claim, data: Any, shape: tuple[int, int], channels: int, f
 
 
 def exif_orientation(data: Any) -> Any:
-    """What the metadata of a JPEG (EXIF, or else XMP) say of how it is to be turned; 1: it stands upright."""
+    """What the metadata of a JPEG (EXIF, or else XMP) say of how it is to be turned; 1: it
+    stands upright.
+    """
     if not _may_be_turned(data):
         return 1
     with open_image(data) as image:  # reads the header only
@@ -161,9 +210,11 @@ def exif_orientation(data: Any) -> Any:
 
 
 def _may_be_turned(data: Any) -> bool:
-    """True if a JPEG's header has metadata that may hold an orientation, or is not one segment after the other.
+    """True if a JPEG's header has metadata that may hold an orientation, or is not one segment
+    after the other.
 
-    The segments are walked through: a search would have to end somewhere, and colour profiles before the metadata may be large.
+    The segments are walked through: a search would have to end somewhere, and colour profiles
+    before the metadata may be large.
     """
     position, end = 2, len(data) - 4
     while position < end:
@@ -199,7 +250,8 @@ def orientation_of(image: Image.Image) -> Any:
         return 1  # the decoder turns it; what EXIF says counts only in a JPEG that was recompressed
     try:
         return image.getexif().get(_ORIENTATION, 1)
-    except (SyntaxError, ValueError, struct.error):  # an EXIF block that is broken says nothing; the pixels are sound
+    # an EXIF block that is broken says nothing; the pixels are sound
+    except (SyntaxError, ValueError, struct.error):
         return 1
 
 
@@ -246,9 +298,14 @@ def _deep_grey(image: Image.Image) -> Pixels | None:
     if white is not None:
         grey: Pixels = np.rint(values * (255 / white)).astype(np.uint8)
         return grey
-    kind, fits = ("floats", "0..1 or 0..255") if image.mode == "F" else ("signed or 32-bit integers", "0..255")
+    kind, fits = (
+        ("floats", "0..1 or 0..255")
+        if image.mode == "F"
+        else ("signed or 32-bit integers", "0..255")
+    )
     raise FormatError(
-        f"grey of {kind} from {least:g} to {most:g}: nothing says which of them is white, unless all lie in {fits}; scale the files "
+        f"grey of {kind} from {least:g} to {most:g}: nothing says which of them is white, unless "
+        f"all lie in {fits}; scale the files "
         "to that, or to unsigned 16 bits"
     )
 
@@ -276,19 +333,26 @@ def _bomb(what: str) -> str:
 
 
 def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept (torch's `interpolate`)."""
+    """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept
+    (torch's `interpolate`).
+    """
     height, width = pixels.shape[:2]
     if (height, width) == size:
         return pixels
-    if width < size[1] and size[0] < height and height * size[1] > _WIDENED:  # torch resizes the width first: 1 x 4,000,000 would take GB
+    # torch resizes the width first: 1 x 4,000,000 would take GB
+    if width < size[1] and size[0] < height and height * size[1] > _WIDENED:
         pixels = resize_image(pixels, (size[0], width))
     source = torch.from_numpy(writable(pixels)).permute(2, 0, 1).unsqueeze(0)
-    out = torch.nn.functional.interpolate(source, size=size, mode="bilinear", antialias=True, align_corners=False)
+    out = torch.nn.functional.interpolate(
+        source, size=size, mode="bilinear", antialias=True, align_corners=False
+    )
     return np.ascontiguousarray(out[0].permute(1, 2, 0).numpy())
 
 
 def writable(pixels: Pixels) -> Pixels:
-    """Itself, or a copy of what is read-only, such as Pillow's arrays and what a mode holds: torch warns of these."""
+    """Itself, or a copy of what is read-only, such as Pillow's arrays and what a mode holds:
+    torch warns of these.
+    """
     return pixels if pixels.flags.writeable else pixels.copy()
 
 
@@ -315,10 +379,12 @@ _HALF, _DROPPED = np.uint32(1 << 15), np.uint32(16)  # of the bits that bfloat16
 
 
 def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
-    """[C, H, W] uint8 -> float32, float16 or `BFLOAT16` in `out`: scaled to [0, 1], minus the ImageNet mean, over its deviation.
+    """[C, H, W] uint8 -> float32, float16 or `BFLOAT16` in `out`: scaled to [0, 1], minus the
+    ImageNet mean, over its deviation.
 
-    One channel takes the means of the three channels' statistics. Three passes over memory that is in the cache by then; two roundings,
-    so that it is the same everywhere. What has 16 bits is made of those float32, by one rounding more.
+    One channel takes the means of the three channels' statistics. Three passes over memory that is
+    in the cache by then; two roundings, so that it is the same everywhere. What has 16 bits is made
+    of those float32, by one rounding more.
     """
     if out.dtype != np.float32:
         _normalize_beside(pixels, out)
@@ -332,7 +398,8 @@ def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
 def _normalize_beside(pixels: Pixels, out: npt.NDArray[Any]) -> None:
     """The same by way of float32 that stay in the processor's cache."""
     channels, height, width = pixels.shape
-    if (values := getattr(_thread, "values", None)) is None:  # kept: fresh memory costs as much as the arithmetic
+    # kept: fresh memory costs as much as the arithmetic
+    if (values := getattr(_thread, "values", None)) is None:
         values = _thread.values = np.empty(_BESIDE, np.float32)
     rows = max(1, _BESIDE // max(1, channels * width))
     for top in range(0, height, rows):
@@ -349,9 +416,11 @@ def _normalize_beside(pixels: Pixels, out: npt.NDArray[Any]) -> None:
 
 
 def _round_into(values: npt.NDArray[np.float32], out: npt.NDArray[Any]) -> None:
-    """Rounds normalised pixels to bfloat16, and writes over them: as `cast_into`, since none lies halfway between two of bfloat16.
+    """Rounds normalised pixels to bfloat16, and writes over them: as `cast_into`, since none lies
+    halfway between two of bfloat16.
 
-    Twice as fast as `cast_into` where torch has several threads, which would wait for each other; slower by a seventh where it has one.
+    Twice as fast as `cast_into` where torch has several threads, which would wait for each other;
+    slower by a seventh where it has one.
     """
     bits = values.view(np.uint32)
     np.add(bits, _HALF, out=bits)

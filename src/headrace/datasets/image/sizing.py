@@ -1,9 +1,10 @@
 """Decodes an encoded image straight to pixels of a given size.
 
-The plain way is `decode_image`, cropping and `resize_image`. JPEGs in colours take another one to the same pixels: four bytes a pixel
-instead of three, into memory that is used again, resized in place. A JPEG that is at least twice, 4 or 8 times as large as what is
-wanted of it is decoded at a half, a quarter or an eighth of its size: by an inverse DCT of fewer coefficients (libjpeg-turbo), so
-its pixels differ a little from those of the plain way.
+The plain way is `decode_image`, cropping and `resize_image`. JPEGs in colours take another one to
+the same pixels: four bytes a pixel instead of three, into memory that is used again, resized in
+place. A JPEG that is at least twice, 4 or 8 times as large as what is wanted of it is decoded at a
+half, a quarter or an eighth of its size: by an inverse DCT of fewer coefficients (libjpeg-turbo),
+so its pixels differ a little from those of the plain way.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def load_image(
     exact: bool = False,
     left: Left | None = None,
 ) -> Pixels:
-    """An encoded image, or a part of it, at a size: what `decode_image`, cropping, `resize_image` and mirroring give, but for large
-    JPEGs, which are decoded at a fraction of their size.
+    """An encoded image, or a part of it, at a size: what `decode_image`, cropping, `resize_image`
+    and mirroring give, but for large JPEGs, which are decoded at a fraction of their size.
 
     Args:
         data, color: as for `decode_image`.
@@ -95,7 +96,8 @@ def load_image(
 
 @decoding
 def image_shape(data: Any, left: Left | None = None) -> tuple[int, int]:
-    """Height and width of an encoded image as it stands upright, as its header says. (`left`: as for `decode_image`.)
+    """Height and width of an encoded image as it stands upright, as its header says. (`left`: as
+    for `decode_image`.)
 
     Raises:
         FormatError: it has none that can be read.
@@ -129,7 +131,9 @@ def check_header(data: Any, left: Left | None = None) -> None:
 
 
 def _interleaved(pixels: Pixels) -> Pixels:
-    """[H, W, 4] -> [H, W, 3], a channel at a time, four times as fast as pixel by pixel; others: a copy."""
+    """[H, W, 4] -> [H, W, 3], a channel at a time, four times as fast as pixel by pixel; others:
+    a copy.
+    """
     if pixels.shape[2] < 4:
         return pixels.copy()
     made = np.empty((*pixels.shape[:2], 3), np.uint8)
@@ -139,7 +143,9 @@ def _interleaved(pixels: Pixels) -> Pixels:
 
 
 def _planes(pixels: Pixels) -> Pixels:
-    """[H, W, 4] -> [3, H, W]. Four bytes are taken for one number, whose parts are cheaper to come by than single bytes with gaps."""
+    """[H, W, 4] -> [3, H, W]. Four bytes are taken for one number, whose parts are cheaper to
+    come by than single bytes with gaps.
+    """
     planes = np.empty((3, *pixels.shape[:2]), np.uint8)
     if sys.byteorder == "big":
         planes[:] = pixels[..., :3].transpose(2, 0, 1)
@@ -155,7 +161,9 @@ def _planes(pixels: Pixels) -> Pixels:
 
 
 class _Scratch(threading.local):
-    """Memory of each thread that is used again for one image after the other: fresh pages cost a fifth of a JPEG's decoding."""
+    """Memory of each thread that is used again for one image after the other: fresh pages cost a
+    fifth of a JPEG's decoding.
+    """
 
     def __init__(self) -> None:
         self.pixels = np.empty(0, np.uint8)
@@ -185,8 +193,10 @@ class _Scratch(threading.local):
 
 
 def _unaligned(nbytes: int) -> Pixels:
-    """Memory that begins between two multiples of 32. Rows at such a multiple libjpeg-turbo writes past the processor's cache, where
-    resizing, which comes next, would have them: that costs a tenth of both."""
+    """Memory that begins between two multiples of 32. Rows at such a multiple libjpeg-turbo writes
+    past the processor's cache, where resizing, which comes next, would have them: that costs a
+    tenth of both.
+    """
     memory = np.empty(nbytes + 32, np.uint8)
     start = (16 - memory.ctypes.data) % 32
     return memory[start : start + nbytes]
@@ -202,11 +212,17 @@ class _Header(NamedTuple):
 
     @property
     def upright(self) -> tuple[int, int]:
-        return (self.width, self.height) if self.orientation in _SIDEWAYS else (self.height, self.width)
+        return (
+            (self.width, self.height)
+            if self.orientation in _SIDEWAYS
+            else (self.height, self.width)
+        )
 
 
 def _jpeg_header(data: Any) -> _Header | None:
-    """Of a JPEG in colours that is whole as far as its header says; None where someone else has to look."""
+    """Of a JPEG in colours that is whole as far as its header says; None where someone else has
+    to look.
+    """
     if bytes(data[:3]) != b"\xff\xd8\xff":
         return None
     try:
@@ -219,7 +235,9 @@ def _jpeg_header(data: Any) -> _Header | None:
     return _Header(height, width, exif_orientation(data))
 
 
-def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None, exact: bool, claim: Claim) -> Pixels | None:
+def _load_jpeg(
+    data: Any, size: tuple[int, int], box: Box | None, exact: bool, claim: Claim
+) -> Pixels | None:
     """[H, W, 4] in memory that the next image will use; None where `decode_image` has to look."""
     header = _jpeg_header(data)
     if header is None:
@@ -238,7 +256,10 @@ def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None, exact: bool, c
     pixels = upright(pixels, header.orientation)
     if box != whole:
         top, left = round(box.top / factor), round(box.left / factor)
-        bottom, right = round((box.top + box.height) / factor), round((box.left + box.width) / factor)
+        bottom, right = (
+            round((box.top + box.height) / factor),
+            round((box.left + box.width) / factor),
+        )
         pixels = pixels[top : max(bottom, top + 1), left : max(right, left + 1)]
     if pixels.shape[:2] == size:
         return np.ascontiguousarray(pixels)

@@ -45,7 +45,9 @@ class Table(NamedTuple):
     is_text: bool = False
 
 
-def read_labels(path: str, files: FileSet, reach: RemoteOptions, delimiter: str | None = None) -> Table | dict[str, Any]:
+def read_labels(
+    path: str, files: FileSet, reach: RemoteOptions, delimiter: str | None = None
+) -> Table | dict[str, Any]:
     """A table of labels, or the object of a JSON file, which its reader has to tell from others.
 
     Args:
@@ -56,7 +58,8 @@ def read_labels(path: str, files: FileSet, reach: RemoteOptions, delimiter: str 
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: it is not there; it can't be read.
-        ConfigError: it is a folder; pyarrow is missing; rows have another number of cells than the others.
+        ConfigError: it is a folder; pyarrow is missing; rows have another number of cells than the
+            others.
         FormatError: it is damaged, or no table.
     """
     delimiters = delimiters_of(delimiter)
@@ -65,7 +68,9 @@ def read_labels(path: str, files: FileSet, reach: RemoteOptions, delimiter: str 
     is_parquet = data[:4] == b"PAR1"
     is_json = ending not in delimiters and data.lstrip()[:1] in (b"{", b"[")
     if delimiter is not None and (is_parquet or is_json):
-        raise ConfigError(f"delimiter={delimiter!r} is for tables in CSV, and {where} is none: leave it out")
+        raise ConfigError(
+            f"delimiter={delimiter!r} is for tables in CSV, and {where} is none: leave it out"
+        )
     if is_parquet:
         return _from_parquet(data, where)
     if is_json:
@@ -85,56 +90,92 @@ def _bytes_of(path: str, reach: RemoteOptions) -> bytes:
         with open(local, "rb") as file:
             return file.read()
     except FileNotFoundError as error:
-        raise DataNotFoundError(f"targets: {redact(path)} does not exist (working folder: {os.getcwd()})") from error
+        raise DataNotFoundError(
+            f"targets: {redact(path)} does not exist (working folder: {os.getcwd()})"
+        ) from error
     except IsADirectoryError as error:
-        raise ConfigError(f"targets: {redact(path)} is a folder; name a file of labels in it") from error
+        raise ConfigError(
+            f"targets: {redact(path)} is a folder; name a file of labels in it"
+        ) from error
     except OSError as error:
-        raise AccessError(f"targets: {redact(path)} can't be read: {error.strerror or error}") from error
+        raise AccessError(
+            f"targets: {redact(path)} can't be read: {error.strerror or error}"
+        ) from error
 
 
 # -- CSV
 
 
 def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
-    """A first row that names no file of the data is a header. A first column without a name that counts the rows is left out."""
+    """A first row that names no file of the data is a header. A first column without a name that
+    counts the rows is left out.
+    """
     try:
-        rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), delimiter=delimiter) if row]
+        rows = [
+            row
+            for row in csv.reader(
+                io.StringIO(data.decode("utf-8-sig"), newline=""), delimiter=delimiter
+            )
+            if row
+        ]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(f"targets: {where} is no CSV file in UTF-8: {error}; save it as UTF-8") from error
+        raise FormatError(
+            f"targets: {where} is no CSV file in UTF-8: {error}; save it as UTF-8"
+        ) from error
     raw = rows
     rows = [[cell.strip() for cell in row] for row in raw]
     short = next((number for number, row in enumerate(rows, 1) if len(row) < 2), None)
     if short is not None:
         hint = another_delimiter(rows[short - 1][0], delimiter) if rows[short - 1] else ""
-        raise ConfigError(f"targets: row {short} of {where} has no second column{hint or ': write file,target'}")
+        raise ConfigError(
+            f"targets: row {short} of {where} has no second column{hint or ': write file,target'}"
+        )
     has_header = bool(rows) and not _names_among(rows[0], files)
     names = rows[0] if has_header else ["file", "target"]
     if not has_header and len(rows[0] if rows else names) > 2:
         raise ConfigError(
-            f"targets: {where} has {len(rows[0])} columns and no header: name them in a first row, such as file,label,patient"
+            f"targets: {where} has {len(rows[0])} columns and no header: name them in a first "
+            "row, such as file,label,patient"
         )
     if len(set(names)) < len(names):
-        raise ConfigError(f"targets: the header of {where} has a name twice ({', '.join(names)}): give each column a name of its own")
+        raise ConfigError(
+            f"targets: the header of {where} has a name twice ({', '.join(names)}): give each "
+            "column a name of its own"
+        )
     first = 2 if has_header else 1
     width, rows = len(names), rows[1:] if has_header else rows
     for number, row in enumerate(rows, first):
         if len(row) < width or any(row[width:]):
             raise ConfigError(
-                f"targets: row {number} of {where} has {len(row)} cells, and there are {width} columns: quote cells with commas"
+                f"targets: row {number} of {where} has {len(row)} cells, and there are {width} "
+                "columns: quote cells with commas"
             )
-    columns: dict[str, Sequence[Any]] = {name: _column([row[place] for row in raw[first - 1 :]]) for place, name in enumerate(names)}
-    if width > 2 and names[0] == "" and list(columns[""]) == [str(number) for number in range(len(rows))]:
+    columns: dict[str, Sequence[Any]] = {
+        name: _column([row[place] for row in raw[first - 1 :]]) for place, name in enumerate(names)
+    }
+    if (
+        width > 2
+        and names[0] == ""
+        and list(columns[""]) == [str(number) for number in range(len(rows))]
+    ):
         del columns[""]  # the index that pandas writes by default
     if "" in columns:
         place = names.index("") + 1
-        raise ConfigError(f"targets: column {place} of {where} has no name in the header: name it, or leave it out (pandas: index=False)")
+        raise ConfigError(
+            f"targets: column {place} of {where} has no name in the header: name it, or leave it "
+            "out (pandas: index=False)"
+        )
     return Table(where, columns, first, None if has_header else names[0], is_text=True)
 
 
 def _column(raw: list[str]) -> list[str]:
-    """Cells without the spaces around them. Where spaces alone tell two numbers apart, these are names, and keep their spaces."""
+    """Cells without the spaces around them. Where spaces alone tell two numbers apart, these are
+    names, and keep their spaces.
+    """
     cells = [cell.strip() for cell in raw]
-    if len(set(raw)) > len(set(cells)) and not all(isinstance(value, str) for value in parsed(cells).values):
+    if len(set(raw)) > len(set(cells)) and not all(
+        isinstance(value, str) for value in parsed(cells).values
+    ):
         return raw
     return cells
 
@@ -154,7 +195,11 @@ def _names_among(cells: Sequence[str], files: FileSet) -> set[str]:
 
 def _from_json(data: bytes, where: str, is_lines: bool) -> Table | dict[str, Any]:
     try:
-        found = [json.loads(line) for line in data.splitlines() if line.strip()] if is_lines else json.loads(data)
+        found = (
+            [json.loads(line) for line in data.splitlines() if line.strip()]
+            if is_lines
+            else json.loads(data)
+        )
     except (ValueError, RecursionError) as error:
         raise FormatError(f"targets: {where} is no JSON file: {error}") from error
     if isinstance(found, list):
@@ -172,10 +217,14 @@ def from_records(records: Sequence[Any], where: str, keys: Sequence[str] | None 
     first = records[0] if records else {}
     for number, record in enumerate(records, 1):
         if not isinstance(record, dict):
-            raise ConfigError(f"targets: row {number} of {where} is no object with fields, but {described(record)}: give file and labels")
+            raise ConfigError(
+                f"targets: row {number} of {where} is no object with fields, but "
+                f"{described(record)}: give file and labels"
+            )
         if record.keys() != first.keys():
             raise ConfigError(
-                f"targets: row {number} of {where} has the fields {', '.join(map(str, record))}, and the first has "
+                f"targets: row {number} of {where} has the fields {', '.join(map(str, record))}, "
+                "and the first has "
                 f"{', '.join(map(str, first))}: give all the same"
             )
     columns: dict[str, Sequence[Any]] = {} if keys is None else {"file": list(keys)}
@@ -188,7 +237,10 @@ def _from_parquet(data: bytes, where: str) -> Table:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ConfigError(f"targets: {where} is a Parquet table, which needs the package pyarrow: pip install 'headrace[arrow]'") from None
+        raise ConfigError(
+            f"targets: {where} is a Parquet table, which needs the package pyarrow: pip install "
+            "'headrace[arrow]'"
+        ) from None
     try:
         table = parquet.read_table(io.BytesIO(data))
     except (pyarrow.ArrowException, OSError) as error:
@@ -201,13 +253,17 @@ def _from_parquet(data: bytes, where: str) -> Table:
 
 def is_frame(value: Any) -> bool:
     """True for a table of pandas, polars or Arrow, told by what it can do."""
-    return hasattr(value, "columns") and (hasattr(value, "column_names") or hasattr(value, "iloc") or hasattr(value, "get_column"))
+    return hasattr(value, "columns") and (
+        hasattr(value, "column_names") or hasattr(value, "iloc") or hasattr(value, "get_column")
+    )
 
 
 def from_frame(frame: Any) -> Table:
     """The table of a DataFrame; an index that holds texts is its first column."""
     if hasattr(frame, "column_names"):
-        return Table("the table", {name: frame.column(name).to_pylist() for name in frame.column_names})
+        return Table(
+            "the table", {name: frame.column(name).to_pylist() for name in frame.column_names}
+        )
     columns: dict[str, Sequence[Any]] = {}
     index = [*getattr(frame, "index", ())]
     is_keyed = bool(index) and all(isinstance(key, str) for key in index)
@@ -221,26 +277,38 @@ def from_frame(frame: Any) -> Table:
 
 
 def key_of(table: Table, files: FileSet) -> str:
-    """The column of file names: the first one that names files of the data in its first rows; else one that is called so, or that names
-    files further down.
+    """The column of file names: the first one that names files of the data in its first rows; else
+    one that is called so, or that names files further down.
 
     Raises:
         ConfigError: there is none.
     """
     if table.key is not None:
         return table.key
-    some = {name: [str(value) for value in values[:_LOOKED_AT] if isinstance(value, (str, int))] for name, values in table.columns.items()}
+    some = {
+        name: [str(value) for value in values[:_LOOKED_AT] if isinstance(value, (str, int))]
+        for name, values in table.columns.items()
+    }
     met = _names_among([value for values in some.values() for value in values], files)
-    met = {name for name in met if os.path.splitext(name)[1]} or met  # a class may be called as a file is without its ending
+    # a class may be called as a file is without its ending
+    met = {name for name in met if os.path.splitext(name)[1]} or met
     found = next((name for name, values in some.items() if not met.isdisjoint(values)), None)
     if found is None:
         found = next((name for name in table.columns if name.lower() in _NAMED), None)
     if found is None:
-        found = next((name for name, values in table.columns.items() if _names_among([*map(str, values)], files)), None)
+        found = next(
+            (
+                name
+                for name, values in table.columns.items()
+                if _names_among([*map(str, values)], files)
+            ),
+            None,
+        )
     if found is None and len(files.names) and any(map(len, table.columns.values())):
         example = names_of(os.fsdecode(files.names[0]))[0]
         raise ConfigError(
-            f"targets: no column of {table.where} ({', '.join(table.columns)}) holds names of the files, such as {example!r}: add one, and "
+            f"targets: no column of {table.where} ({', '.join(table.columns)}) holds names of the "
+            f"files, such as {example!r}: add one, and "
             "call it file"
         )
     return next(iter(table.columns), "") if found is None else found
@@ -248,11 +316,17 @@ def key_of(table: Table, files: FileSet) -> str:
 
 def is_missing(value: Any) -> bool:
     """True for an empty cell: None, NaN, or an empty text."""
-    return value is None or (isinstance(value, str) and not value) or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+    return (
+        value is None
+        or (isinstance(value, str) and not value)
+        or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+    )
 
 
 def as_mapping_table(found: Mapping[str, Any], where: str) -> Table | None:
-    """The table of a JSON object whose values are objects with the same fields; None: its values are labels themselves."""
+    """The table of a JSON object whose values are objects with the same fields; None: its values
+    are labels themselves.
+    """
     values = list(found.values())
     if values and all(isinstance(value, dict) for value in values):
         return from_records(values, where, list(found))

@@ -1,4 +1,6 @@
-"""Ways of making batches of images with masks or boxes: both are decoded by one thread, into their rows of the batch."""
+"""Ways of making batches of images with masks or boxes: both are decoded by one thread, into
+their rows of the batch.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,16 @@ class PairFormat(Protocol):
         """Writes the image of a value into its row."""
 
     def placed(self, target: Any, drawn: Drawn | None) -> Any:
-        """What becomes of a target by the draws for its image: a mask [H, W], or a dict of boxes."""
+        """What becomes of a target by the draws for its image: a mask [H, W], or a dict of
+        boxes.
+        """
 
 
-def way_of_pairs(dataset: BaseDataset, collating: Collating, format_: PairFormat, row: ArraySpec, has_masks: bool) -> BatchWay | None:
-    """The way to batches of images of one size with their masks or boxes; None: samples are made one by one.
+def way_of_pairs(
+    dataset: BaseDataset, collating: Collating, format_: PairFormat, row: ArraySpec, has_masks: bool
+) -> BatchWay | None:
+    """The way to batches of images of one size with their masks or boxes; None: samples are made
+    one by one.
 
     Args:
         dataset: of images.
@@ -48,19 +55,27 @@ def way_of_pairs(dataset: BaseDataset, collating: Collating, format_: PairFormat
     if has_masks:
         return MasksInRows(dataset, collating, format_, row) if collating.stacks else None
     function = collating.function
-    if not (isinstance(function, DetectionCollator) and type(function) is DetectionCollator and function.stack):
+    if not (
+        isinstance(function, DetectionCollator)
+        and type(function) is DetectionCollator
+        and function.stack
+    ):
         return None
     return BoxesBesideRows(dataset, collating, format_, row) if collating.calls(function) else None
 
 
 def _is_bare(dataset: BaseDataset) -> bool:
-    return dataset.sample_format.makes_plain_samples and not (dataset.return_index or is_transformed(dataset))
+    return dataset.sample_format.makes_plain_samples and not (
+        dataset.return_index or is_transformed(dataset)
+    )
 
 
 class _Pairs(RowByRow):
     """Images in their rows, and what lies in them."""
 
-    def __init__(self, dataset: BaseDataset, collating: Collating, format_: PairFormat, row: ArraySpec) -> None:
+    def __init__(
+        self, dataset: BaseDataset, collating: Collating, format_: PairFormat, row: ArraySpec
+    ) -> None:
         super().__init__(dataset, SampleBySample(dataset, collating), None, row)
         self._format = format_
 
@@ -79,7 +94,15 @@ class MasksInRows(_Pairs):
     def _beside(self, count: int) -> torch.Tensor:
         return empty((count, *self._row.shape[1:]), torch.int64)
 
-    def _write_sample(self, index: int, value: Any, drawn: Any, row: npt.NDArray[Any], beside: torch.Tensor, number: int) -> None:
+    def _write_sample(
+        self,
+        index: int,
+        value: Any,
+        drawn: Any,
+        row: npt.NDArray[Any],
+        beside: torch.Tensor,
+        number: int,
+    ) -> None:
         image, mask = self._dataset.split_target(index, value)
         self._format.write_input(image, drawn, row)
         np.copyto(beside.numpy()[number], self._format.placed(mask, drawn))
@@ -106,7 +129,15 @@ class BoxesBesideRows(_Pairs):
     def _beside(self, count: int) -> list[Any]:
         return [None] * count
 
-    def _write_sample(self, index: int, value: Any, drawn: Any, row: npt.NDArray[Any], beside: list[Any], number: int) -> None:
+    def _write_sample(
+        self,
+        index: int,
+        value: Any,
+        drawn: Any,
+        row: npt.NDArray[Any],
+        beside: list[Any],
+        number: int,
+    ) -> None:
         image, found = self._dataset.split_target(index, value)
         self._format.write_input(image, drawn, row)
         beside[number] = self._format.placed(found, drawn)

@@ -42,15 +42,17 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "npy": _array,
     "npz": _arrays,
 }
-"""By the last part of an extension. Pickles are not among them: whoever writes one says what the reader runs."""
+"""By the last part of an extension. Pickles are not among them: whoever writes one says what the
+reader runs.
+"""
 
 
 class TarFormat(SampleFormat):
     """Samples of tar shards as dicts, each member decoded by its extension.
 
     Args:
-        decode: True: as `DECODERS` has it; False: nothing is; or decoders by extension ("seg.png", or its last part "png"), which come
-            before those. None in place of one leaves the bytes.
+        decode: True: as `DECODERS` has it; False: nothing is; or decoders by extension ("seg.png",
+            or its last part "png"), which come before those. None in place of one leaves the bytes.
         left: says what the memory budget leaves for one image.
 
     Raises:
@@ -63,12 +65,20 @@ class TarFormat(SampleFormat):
     def __init__(self, decode: bool | Decoders = True, left: Left | None = None) -> None:
         given: dict[str, Callable[[bytes], Any] | None] = {}
         if isinstance(decode, Mapping):
-            given = {str(extension).lower().removeprefix("."): function for extension, function in decode.items()}
+            given = {
+                str(extension).lower().removeprefix("."): function
+                for extension, function in decode.items()
+            }
         elif not isinstance(decode, bool):
-            raise ConfigError(f"decode must be True, False or a dict from extension to a callable, not {decode!r}")
+            raise ConfigError(
+                f"decode must be True, False or a dict from extension to a callable, not {decode!r}"
+            )
         for extension, function in given.items():
             if function is not None and not callable(function):
-                raise ConfigError(f"decode[{extension!r}] must be a callable that takes bytes, or None, not {function!r}")
+                raise ConfigError(
+                    f"decode[{extension!r}] must be a callable that takes bytes, or None, not "
+                    f"{function!r}"
+                )
         self._decoders, self._decodes, self._left = given, decode is not False, left
 
     def decode(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +100,9 @@ class TarFormat(SampleFormat):
         except MemoryError:
             raise
         except Exception as error:
-            raise FormatError(f"member {extension!r}: {str(error) or type(error).__name__}") from error
+            raise FormatError(
+                f"member {extension!r}: {str(error) or type(error).__name__}"
+            ) from error
 
     def _decoder(self, extension: str) -> Callable[[bytes], Any] | None:
         last = extension.rpartition(".")[2]

@@ -60,14 +60,22 @@ def open_shards(
     files = resolve(urls, SHARDS, reach, name="urls")
     warn_of_splits(files)
     kind = _kind_of(files)
-    given = {"decode": (decode is not True, "tar"), "dataset_name": (dataset_name is not None, "h5 or zarr"),
-             "target_name": (target_name is not None, "h5 or zarr")}  # fmt: skip
+    given = {
+        "decode": (decode is not True, "tar"),
+        "dataset_name": (dataset_name is not None, "h5 or zarr"),
+        "target_name": (target_name is not None, "h5 or zarr"),
+    }
     for name, (is_given, kinds) in given.items():
         if is_given and kind not in kinds.split(" or "):
-            raise ConfigError(f"{name} is for .{kinds.replace(' or ', ' and .')} shards, and these are .{kind}: leave it out")
+            raise ConfigError(
+                f"{name} is for .{kinds.replace(' or ', ' and .')} shards, and these are .{kind}: "
+                "leave it out"
+            )
     reading: dict[str, Any] = {name: of_loading[name] for name in _OF_READING if name in of_loading}
     if kind == "tar":
-        source: Any = TarSource(files, cache_dir=reading.get("cache_dir"), progress=reading.get("progress"), reach=reach)
+        source: Any = TarSource(
+            files, cache_dir=reading.get("cache_dir"), progress=reading.get("progress"), reach=reach
+        )
         left = DatasetBudget(reading.get("max_memory_usage", 0.8))
         return kind, BaseDataset(source, sample_format=TarFormat(decode, left), **of_loading)
     if kind in ("jsonl", "txt"):
@@ -77,24 +85,48 @@ def open_shards(
     if kind == "zarr":
         stores: Any = resolve(urls, ZARR, reach, name="urls", server=files.server)
         is_named = dataset_name is not None or target_name is not None
-        if not is_named and ZARR.fits(os.fsdecode(stores.names[0])) and packed_zarr_kind(stores, reach) == "image":
+        if (
+            not is_named
+            and ZARR.fits(os.fsdecode(stores.names[0]))
+            and packed_zarr_kind(stores, reach) == "image"
+        ):
             return kind, ImageDataset(stores, **options)
         return kind, ZarrDataset(stores, dataset_name, target_name=target_name, **options)
     return kind, _hdf5(files, dataset_name, target_name, options, reach)
 
 
-def _lines(files: FileSet, kind: str, reading: Mapping[str, Any], reach: RemoteOptions) -> LinesSource:
+def _lines(
+    files: FileSet, kind: str, reading: Mapping[str, Any], reach: RemoteOptions
+) -> LinesSource:
     cache_dir, progress = reading.get("cache_dir"), reading.get("progress")
-    room = Room(MemoryBudget(reading.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
+    room = Room(
+        MemoryBudget(
+            reading.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size
+        )
+    )
     folder = cache_folder(cache_dir)
     unit = "record" if kind == "jsonl" else "line"
     texts = remote_texts(files, SHARD_KINDS[kind], reach) if files.is_remote else local_texts(files)
     return LinesSource(
-        texts, unit, None, "utf-8", "strict", folder, is_kept=cache_dir is not None or texts.files.is_remote, room=room, progress=progress
+        texts,
+        unit,
+        None,
+        "utf-8",
+        "strict",
+        folder,
+        is_kept=cache_dir is not None or texts.files.is_remote,
+        room=room,
+        progress=progress,
     )
 
 
-def _hdf5(files: Any, dataset_name: Any, target_name: str | None, options: Mapping[str, Any], reach: RemoteOptions) -> BaseDataset:
+def _hdf5(
+    files: Any,
+    dataset_name: Any,
+    target_name: str | None,
+    options: Mapping[str, Any],
+    reach: RemoteOptions,
+) -> BaseDataset:
     """What was packed of images or texts as it was packed; else rows of arrays."""
     kind = packed_kind(files, reach) if dataset_name is None and target_name is None else ""
     if kind == "image":
@@ -126,19 +158,25 @@ def _kind_of(files: FileSet) -> str:
     """
     first: dict[str, str] = {}
     for number, name in enumerate(map(os.fsdecode, files.names)):
-        kind = next((kind for kind, endings in SHARD_KINDS.items() if name.lower().endswith(endings)), None)
+        kind = next(
+            (kind for kind, endings in SHARD_KINDS.items() if name.lower().endswith(endings)), None
+        )
         if kind is None:
             path = files.url(number)
             if files.is_remote or not is_zarr(path):
                 known = ", ".join(endings[0] for endings in SHARD_KINDS.values())
-                raise FormatError(f"{redact(path)}: its name does not say which kind of shard it is; known are {known}")
+                raise FormatError(
+                    f"{redact(path)}: its name does not say which kind of shard it is; known are "
+                    f"{known}"
+                )
             kind = "zarr"
         if kind not in first:
             first[kind] = files.url(number)
     if len(first) > 1:
         listed = ", ".join(map(redact, first.values()))
         raise ConfigError(
-            f"urls name shards of several kinds ({listed}): make one dataset of each, and join them by MultiDataLoader; of a folder that "
+            f"urls name shards of several kinds ({listed}): make one dataset of each, and join "
+            "them by MultiDataLoader; of a folder that "
             "holds other files too, name the shards by a glob, such as 'folder/*.tar'"
         )
     return next(iter(first))

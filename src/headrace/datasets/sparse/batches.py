@@ -1,4 +1,6 @@
-"""Batches of sparse rows: dense, as sparse CSR tensors, or as columns and values one behind the other."""
+"""Batches of sparse rows: dense, as sparse CSR tensors, or as columns and values one behind the
+other.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class SparseRow(NamedTuple):
 class SparseRows(NamedTuple):
     """A batch of sparse rows, concatenated.
 
-    It fits ``torch.nn.functional.embedding_bag(indices, weight, offsets, per_sample_weights=values, mode="sum")``.
+    It fits ``torch.nn.functional.embedding_bag(indices, weight, offsets, per_sample_weights=values,
+    mode="sum")``.
 
     Attributes:
         indices: int64 [n], columns.
@@ -60,8 +63,12 @@ class SlotArrays:
         self._made.append((array := tensor.numpy(), tensor))
         return array
 
-    def tensor_of(self, array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None) -> torch.Tensor:
-        """The tensor over an array that was made here; of another one a copy in the slot, perhaps of another dtype."""
+    def tensor_of(
+        self, array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None
+    ) -> torch.Tensor:
+        """The tensor over an array that was made here; of another one a copy in the slot,
+        perhaps of another dtype.
+        """
         for made, tensor in self._made:
             if made is array:
                 return tensor
@@ -70,14 +77,17 @@ class SlotArrays:
         return out
 
 
-def to_batch(rows: CSRRows, columns: int, layout: SparseLayout, arrays: SlotArrays | None = None) -> Any:
+def to_batch(
+    rows: CSRRows, columns: int, layout: SparseLayout, arrays: SlotArrays | None = None
+) -> Any:
     """The batch of rows, in the ring slot that is open.
 
     Args:
         arrays: made those of the rows that lie there already; None: none do.
 
     Returns:
-        For "dense" a tensor [batch, columns]; for "csr" a sparse CSR tensor of that shape; for "pairs" `SparseRows`.
+        For "dense" a tensor [batch, columns]; for "csr" a sparse CSR tensor of that shape; for
+        "pairs" `SparseRows`.
     """
     count = len(rows.indptr) - 1
     if layout == "dense":
@@ -88,12 +98,15 @@ def to_batch(rows: CSRRows, columns: int, layout: SparseLayout, arrays: SlotArra
     indices, values = in_slot(rows.indices, np.dtype(np.int64)), in_slot(rows.values)
     if layout == "pairs":
         return SparseRows(indices, values, in_slot(rows.indptr[:-1]))
-    return rebuild_sparse(torch.sparse_csr, (in_slot(rows.indptr), indices, values), (count, columns), None, False)
+    return rebuild_sparse(
+        torch.sparse_csr, (in_slot(rows.indptr), indices, values), (count, columns), None, False
+    )
 
 
 def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
-    """The input of one row, in memory of its own: for "dense" a tensor [columns]; for "csr" a sparse CSR tensor [1, columns]; for "pairs" a
-    `SparseRow`."""
+    """The input of one row, in memory of its own: for "dense" a tensor [columns]; for "csr" a
+    sparse CSR tensor [1, columns]; for "pairs" a `SparseRow`.
+    """
     indices, values = record
     if layout == "dense":
         out = np.zeros(columns, values.dtype)
@@ -115,11 +128,12 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def sparse_collate(samples: Sequence[Any]) -> Any:
     """Stacks samples into a batch.
 
-    Like `stack_collate`, except that `SparseRow` become `SparseRows`, and sparse CSR tensors [rows, columns] are concatenated along the
-    rows.
+    Like `stack_collate`, except that `SparseRow` become `SparseRows`, and sparse CSR tensors [rows,
+    columns] are concatenated along the rows.
 
     Raises:
-        CollateError: samples can't be stacked, or sparse tensors differ in dtype or number of columns.
+        CollateError: samples can't be stacked, or sparse tensors differ in dtype or number of
+            columns.
     """
     return stack_tree(list(samples), _joined)
 
@@ -131,17 +145,31 @@ def _joined(values: list[Any], path: FieldPath) -> Any:
         return USUAL
     columns = first.shape[1] if is_csr else 0
     for number, value in enumerate(values):
-        is_alike = isinstance(value, torch.Tensor) and value.layout is torch.sparse_csr and value.shape[1:] == first.shape[1:]
-        if not (is_alike if is_csr else isinstance(value, SparseRow)) or _values_of(value).dtype != _values_of(first).dtype:
+        is_alike = (
+            isinstance(value, torch.Tensor)
+            and value.layout is torch.sparse_csr
+            and value.shape[1:] == first.shape[1:]
+        )
+        if (
+            not (is_alike if is_csr else isinstance(value, SparseRow))
+            or _values_of(value).dtype != _values_of(first).dtype
+        ):
             raise CollateError(
-                "samples of one batch can't be joined: ", number, f"{at_path(path)} is of another kind, shape or dtype than ", 0
+                "samples of one batch can't be joined: ",
+                number,
+                f"{at_path(path)} is of another kind, shape or dtype than ",
+                0,
             )
     if is_csr:
         sizes = np.concatenate([np.diff(value.crow_indices().numpy()) for value in values])
         parts = [(value.col_indices().numpy(), value.values().numpy()) for value in values]
         rows = CSRRows.joined(parts)
         return to_batch(CSRRows.of(sizes, rows.indices, rows.values), columns, "csr")
-    return to_batch(CSRRows.joined([(value.indices.numpy(), value.values.numpy()) for value in values]), columns, "pairs")
+    return to_batch(
+        CSRRows.joined([(value.indices.numpy(), value.values.numpy()) for value in values]),
+        columns,
+        "pairs",
+    )
 
 
 def _values_of(value: Any) -> torch.Tensor:

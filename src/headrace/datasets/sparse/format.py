@@ -16,7 +16,8 @@ from headrace.memory.budget import format_size
 
 
 class SparseFormat(SampleFormat):
-    """Rows as dense tensors, sparse CSR tensors, or pairs of columns and values. Values are the records, so modes hold rows sparse.
+    """Rows as dense tensors, sparse CSR tensors, or pairs of columns and values. Values are the
+    records, so modes hold rows sparse.
 
     Args:
         columns: of a row.
@@ -48,8 +49,10 @@ class SparseFormat(SampleFormat):
     def packed_value(self, value: Any) -> Any:
         if self.layout != "dense":
             raise ConfigError(
-                f"layout={self.layout!r}: sparse rows can't be packed. Leave the file as it is: SparseDataset reads it in place. Or pass "
-                f"layout='dense' to pack dense rows, of {format_size(self.columns * self.dtype.itemsize)} each"
+                f"layout={self.layout!r}: sparse rows can't be packed. Leave the file as it is: "
+                "SparseDataset reads it in place. Or pass "
+                "layout='dense' to pack dense rows, of "
+                f"{format_size(self.columns * self.dtype.itemsize)} each"
             )
         return to_sample(value, self.columns, "dense").numpy()
 

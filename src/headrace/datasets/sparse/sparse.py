@@ -26,37 +26,48 @@ from headrace.storage.sparse.source import JoinedRows, SparseSource
 class SparseDataset(BaseDataset):
     """Rows of a CSR matrix in HDF5 files or Zarr stores, such as AnnData writes (.h5ad, .zarr).
 
-    For each batch only the needed parts of `indices` and `data` are read, each for all rows together. Modes "eager" and "cached" cache
-    sparse rows. Several values of one column in a row are summed, as in SciPy. With `targets` a sample is ``(row, target)``.
+    For each batch only the needed parts of `indices` and `data` are read, each for all rows
+    together. Modes "eager" and "cached" cache sparse rows. Several values of one column in a row
+    are summed, as in SciPy. With `targets` a sample is ``(row, target)``.
 
     Args:
-        data_path: an HDF5 file or a Zarr store; or several, as a folder, a glob, a pattern with braces or a list. Their rows are
-            concatenated: a list's in its order, others sorted. Or fsspec URLs of such files, all on one server.
-        group: path of the matrix in each file: "X", "layers/counts", "raw/X"; "/" is the file itself.
-        targets: name of a column of `obs`, or a list of names, with which a target is a dict of one value each. Categories become class
-            numbers (int64, -1 for missing values), and `classes` are their names. Or an array with one target per row.
-        layout: "dense": a row is a tensor [columns], a batch a tensor [batch, columns]. "csr": a sample is a sparse CSR tensor [1,
-            columns], a batch one of shape [batch, columns]. "pairs": a sample is a `SparseRow` of column numbers and values, a batch a
-            `SparseRows`.
-        columns: names (in `var`) or numbers of the columns to read, in this order; or a boolean mask. None: all.
-        join: how to join files whose columns differ, by name. "inner": the columns that all files have, in the order of the first file.
-            "outer": the columns that any file has, in order of appearance, with zeros for missing ones. None: all files must have the same
-            columns, in any order, or at least those in `columns`.
+        data_path: an HDF5 file or a Zarr store; or several, as a folder, a glob, a pattern with
+            braces or a list. Their rows are concatenated: a list's in its order, others sorted. Or
+            fsspec URLs of such files, all on one server.
+        group: path of the matrix in each file: "X", "layers/counts", "raw/X"; "/" is the file
+            itself.
+        targets: name of a column of `obs`, or a list of names, with which a target is a dict of one
+            value each. Categories become class numbers (int64, -1 for missing values), and
+            `classes` are their names. Or an array with one target per row.
+        layout: "dense": a row is a tensor [columns], a batch a tensor [batch, columns]. "csr": a
+            sample is a sparse CSR tensor [1, columns], a batch one of shape [batch, columns].
+            "pairs": a sample is a `SparseRow` of column numbers and values, a batch a `SparseRows`.
+        columns: names (in `var`) or numbers of the columns to read, in this order; or a boolean
+            mask. None: all.
+        join: how to join files whose columns differ, by name. "inner": the columns that all files
+            have, in the order of the first file. "outer": the columns that any file has, in order
+            of appearance, with zeros for missing ones. None: all files must have the same columns,
+            in any order, or at least those in `columns`.
         transform: a callable that is applied to the row.
         loading_mode: see `LoadingMode`.
         dtype: NumPy dtype that values are cast to (as by ``ndarray.astype``). None: unchanged.
-        direct: True: read the files directly if their layout is supported, which is faster. False: always use h5py and zarr-python.
+        direct: True: read the files directly if their layout is supported, which is faster. False:
+            always use h5py and zarr-python.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
         columns: column names of a row. None: the files have no names.
-        classes: class names of a categorical target; a dict of these for several targets. None: targets are not categories.
-        label_columns: all columns of `obs` by name, for the whole dataset. Each is read on access; categories are codes.
+        classes: class names of a categorical target; a dict of these for several targets. None:
+            targets are not categories.
+        label_columns: all columns of `obs` by name, for the whole dataset. Each is read on access;
+            categories are codes.
 
     Raises:
         ConfigError: an argument is invalid, or the group is not a sparse matrix.
-        DataNotFoundError, AccessError, RemoteError: a file does not exist or is not readable; a request to a server failed.
-        MissingNameError: there is no such group, or column of `obs` or `var`; the message lists the existing ones.
+        DataNotFoundError, AccessError, RemoteError: a file does not exist or is not readable; a
+            request to a server failed.
+        MissingNameError: there is no such group, or column of `obs` or `var`; the message lists the
+            existing ones.
         FormatError: the matrix is CSC, data are damaged, or files can't be joined.
         FileChangedError: a file changed since it was opened.
         BudgetError: a decoded chunk does not fit the memory budget.
@@ -83,12 +94,26 @@ class SparseDataset(BaseDataset):
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
         if not isinstance(group, str):
-            raise ConfigError(f"group must be the path of a group in the file, such as 'X' or 'layers/counts', not {group!r}")
+            raise ConfigError(
+                "group must be the path of a group in the file, such as 'X' or 'layers/counts', "
+                f"not {group!r}"
+            )
         if layout not in LAYOUTS:
-            raise ConfigError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}")
+            raise ConfigError(
+                f"layout must be one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}"
+            )
         cast_to, names = _numbers_of(dtype), _names_in(targets)
         reach, common = split_options(options)
-        opened = open_rows(data_path, reach, group, targets=names or (), columns=columns, join=join, dtype=cast_to, direct=direct)
+        opened = open_rows(
+            data_path,
+            reach,
+            group,
+            targets=names or (),
+            columns=columns,
+            join=join,
+            dtype=cast_to,
+            direct=direct,
+        )
         source = opened.source
         rows = SparseFormat(opened.columns.width, _each(source)[0].dtype, layout)
         self.columns, self.classes = opened.columns.names, _classes(opened, targets)
@@ -96,7 +121,14 @@ class SparseDataset(BaseDataset):
         if layout != "dense":
             self.collate = sparse_collate
         given: Any = targets if names is None else _targets(opened, isinstance(targets, str))
-        super().__init__(source, sample_format=rows, targets=given, transform=transform, loading_mode=loading_mode, **common)
+        super().__init__(
+            source,
+            sample_format=rows,
+            targets=given,
+            transform=transform,
+            loading_mode=loading_mode,
+            **common,
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -105,7 +137,9 @@ class SparseDataset(BaseDataset):
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Number of stored values of each row ([n] int64), before columns are selected."""
-        sizes: npt.NDArray[np.int64] = np.concatenate([one.sizes() for one in _each(self.sample_source)])
+        sizes: npt.NDArray[np.int64] = np.concatenate(
+            [one.sizes() for one in _each(self.sample_source)]
+        )
         return sizes if self._chosen is None else sizes[self._chosen]
 
     def held_nbytes(self) -> int | None:
@@ -114,7 +148,10 @@ class SparseDataset(BaseDataset):
         return sum(one.held_nbytes for one in _each(self.sample_source))
 
     def held_as(self) -> str:
-        return f"{type(self).__module__}.{type(self).__qualname__} {self.sample_source.fingerprint()} {self._format.dtype.str}"
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__} "
+            f"{self.sample_source.fingerprint()} {self._format.dtype.str}"
+        )
 
 
 def _each(source: Any) -> list[SparseSource]:
@@ -122,10 +159,15 @@ def _each(source: Any) -> list[SparseSource]:
 
 
 def _numbers_of(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
-    """The dtype that a user asks for; a ConfigError where it is no dtype of numbers that torch has."""
+    """The dtype that a user asks for; a ConfigError where it is no dtype of numbers that torch
+    has.
+    """
     cast_to = dtype_named(dtype)
     if cast_to == BFLOAT16:
-        raise ConfigError(f"dtype={dtype!r}: sparse matrices have no bfloat16: pass dtype='float32' or 'float16', or cast batches")
+        raise ConfigError(
+            f"dtype={dtype!r}: sparse matrices have no bfloat16: pass dtype='float32' or "
+            "'float16', or cast batches"
+        )
     return cast_to
 
 
@@ -133,7 +175,11 @@ def _names_in(targets: Any) -> list[str] | None:
     """The columns of `obs` that are named; None: there are no targets, or they are there."""
     if isinstance(targets, str):
         return [targets]
-    if isinstance(targets, (list, tuple)) and targets and all(isinstance(name, str) for name in targets):
+    if (
+        isinstance(targets, (list, tuple))
+        and targets
+        and all(isinstance(name, str) for name in targets)
+    ):
         if len(set(targets)) < len(targets):
             raise ConfigError(f"targets={list(targets)!r} names a column more than once")
         return list(targets)
@@ -141,7 +187,11 @@ def _names_in(targets: Any) -> list[str] | None:
 
 
 def _classes(opened: OpenedRows, targets: Any) -> list[str] | dict[str, list[str]] | None:
-    classes = {name: column.categories for name, column in opened.targets.items() if column.categories is not None}
+    classes = {
+        name: column.categories
+        for name, column in opened.targets.items()
+        if column.categories is not None
+    }
     if isinstance(targets, str):
         return classes.get(targets)
     return classes or None
@@ -153,7 +203,9 @@ def _targets(opened: OpenedRows, is_one: bool) -> Any:
         (column,) = opened.targets.values()
         return column.values.tolist() if column.values.dtype == object else column.values
     columns: dict[str, Column] = opened.targets
-    table = np.empty(len(opened.source), [(name, column.values.dtype) for name, column in columns.items()])
+    table = np.empty(
+        len(opened.source), [(name, column.values.dtype) for name, column in columns.items()]
+    )
     for name, column in columns.items():
         table[name] = column.values
     return table

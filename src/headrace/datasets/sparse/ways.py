@@ -1,4 +1,6 @@
-"""The way of making batches of sparse rows that makes no tensor a sample (law 1: the batches are those of single samples, bit for bit)."""
+"""The way of making batches of sparse rows that makes no tensor a sample (law 1: the batches are
+those of single samples, bit for bit).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,18 @@ from headrace.storage.sparse.rows import CSRRows
 from headrace.storage.sparse.source import JoinedRows, SparseSource
 
 
-def way_of_rows(dataset: BaseDataset, collating: Collating, columns: int, layout: SparseLayout) -> BatchWay | None:
-    """The way to batches of rows, where nobody transforms them and they are collated as the layout is; None: they are made one by one."""
+def way_of_rows(
+    dataset: BaseDataset, collating: Collating, columns: int, layout: SparseLayout
+) -> BatchWay | None:
+    """The way to batches of rows, where nobody transforms them and they are collated as the
+    layout is; None: they are made one by one.
+    """
     fits = collating.stacks if layout == "dense" else collating.calls(sparse_collate)
-    return RowsTogether(dataset, SampleBySample(dataset, collating), columns, layout) if fits and _are_bare(dataset) else None
+    return (
+        RowsTogether(dataset, SampleBySample(dataset, collating), columns, layout)
+        if fits and _are_bare(dataset)
+        else None
+    )
 
 
 def _are_bare(dataset: BaseDataset) -> bool:
@@ -31,18 +41,26 @@ class RowsTogether(FastWay):
 
     name = "rows read together, and laid out at once"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, columns: int, layout: SparseLayout) -> None:
+    def __init__(
+        self, dataset: BaseDataset, slow: SampleBySample, columns: int, layout: SparseLayout
+    ) -> None:
         super().__init__(dataset, slow)
         self._columns, self._layout, self.writes_in_place = columns, layout, True
         source, mode = dataset.sample_source, dataset.mode
         is_read_here = not (mode.caches_samples or mode.prefetches_records(source))
-        self._source = source if is_read_here and isinstance(source, (SparseSource, JoinedRows)) else None
+        self._source = (
+            source if is_read_here and isinstance(source, (SparseSource, JoinedRows)) else None
+        )
 
     def _fits(self) -> bool:
         return _are_bare(self._dataset)
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        dataset, reader, whole = self._dataset, self._dataset.sample_reader, self._dataset.whole_indices(request)
+        dataset, reader, whole = (
+            self._dataset,
+            self._dataset.sample_reader,
+            self._dataset.whole_indices(request),
+        )
         arrays = None if self._source is None or self._layout == "dense" else SlotArrays()
         if self._source is not None:
             start = time.perf_counter()
@@ -56,7 +74,9 @@ class RowsTogether(FastWay):
         else:
             values: list[Any] = reader.values(whole.tolist(), dataset.sample_access, error)
             if any(isinstance(value, SampleError) for value in values):
-                return self._slow.collated(*dataset.sample_finisher.finish(dataset, request, values), request)
+                return self._slow.collated(
+                    *dataset.sample_finisher.finish(dataset, request, values), request
+                )
             rows = CSRRows.joined(values)
         start = time.perf_counter()
         batch = to_batch(rows, self._columns, self._layout, arrays)

@@ -1,4 +1,6 @@
-"""What the samples of a table are: dicts of the values of a row, or the value of one column; images in it decoded, texts tokenised."""
+"""What the samples of a table are: dicts of the values of a row, or the value of one column;
+images in it decoded, texts tokenised.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def encoded_image(record: Any, column: str) -> bytes:
         return data
     path = record.get("path") if isinstance(record, dict) else None
     if path:
-        raise FormatError(f"column {column!r} holds the path of an image and not its bytes ({path!r}): open the folder with ImageDataset")
+        raise FormatError(
+            f"column {column!r} holds the path of an image and not its bytes ({path!r}): open the "
+            "folder with ImageDataset"
+        )
     raise FormatError(f"column {column!r} has no image (null) there")
 
 
@@ -61,14 +66,16 @@ class ColumnImage(NamedTuple):
 
 
 class TableFormat(SampleFormat):
-    """Values of rows: numbers and arrays as tensors of their dtype, texts as str, bytes, lists and dicts of these.
+    """Values of rows: numbers and arrays as tensors of their dtype, texts as str, bytes, lists and
+    dicts of these.
 
     Args:
         specs: shape and dtype of the values of each column as they are stored, if they are alike.
         lists: names of the columns whose values are str or bytes.
         is_one: True if a sample is the value of the one column.
         image: the column of images, if there is one.
-        texts: that of the texts or chats, if there is one: they become "input_ids", of chats with "labels".
+        texts: that of the texts or chats, if there is one: they become "input_ids", of chats with
+            "labels".
         named: the columns that samples have, where others are read along with chats.
         dtype: that numbers are cast to; None: they stay as they are.
     """
@@ -83,11 +90,21 @@ class TableFormat(SampleFormat):
         named: Sequence[str] = (),
         dtype: np.dtype[Any] | None = None,
     ) -> None:
-        self._stored, self.lists, self._image, self._texts, self.dtype = dict(specs), frozenset(lists), image, texts, dtype
-        self.specs = {name: None if spec is None else _cast_spec(spec, dtype) for name, spec in specs.items()}
+        self._stored, self.lists, self._image, self._texts, self.dtype = (
+            dict(specs),
+            frozenset(lists),
+            image,
+            texts,
+            dtype,
+        )
+        self.specs = {
+            name: None if spec is None else _cast_spec(spec, dtype) for name, spec in specs.items()
+        }
         self._of_chats = set(texts.fields) if isinstance(texts, ColumnChats) else set[str]()
         self._left_out = self._of_chats - {*named, *([] if texts is None else [texts.column])}
-        self._spec = next(iter(self.specs.values())) if is_one and image is None and texts is None else None
+        self._spec = (
+            next(iter(self.specs.values())) if is_one and image is None and texts is None else None
+        )
         self.stores_values: bool = image is None and texts is None and dtype is None
         self.decodes_batches: bool = texts is not None
         self.names_warnings: bool = image is not None
@@ -109,15 +126,23 @@ class TableFormat(SampleFormat):
         def fails(position: int, what: str, error: Exception) -> SampleError:
             return failed(sound[position], what, error)
 
-        made = self._texts.decode_batch([(items[place][0], values[place]) for place in sound], fails)
+        made = self._texts.decode_batch(
+            [(items[place][0], values[place]) for place in sound], fails
+        )
         for place, ids in zip(sound, made, strict=True):
-            values[place] = ids if isinstance(ids, SampleError) else self._with_ids(values[place], ids)
+            values[place] = (
+                ids if isinstance(ids, SampleError) else self._with_ids(values[place], ids)
+            )
         return values
 
     def _with_ids(self, value: dict[str, Any], ids: Any) -> dict[str, Any]:
         assert self._texts is not None
         column, left_out = self._texts.column, self._left_out
-        return {IDS if name == column else name: ids if name == column else one for name, one in value.items() if name not in left_out}
+        return {
+            IDS if name == column else name: ids if name == column else one
+            for name, one in value.items()
+            if name not in left_out
+        }
 
     def value_spec(self) -> ArraySpec | None:
         return self._spec
@@ -125,7 +150,11 @@ class TableFormat(SampleFormat):
     def to_input(self, value: Any) -> Any:
         if not isinstance(value, dict):
             return _as_input(value)
-        made = {name: _as_input(one) for name, one in value.items() if self._image is None or name != self._image.column}
+        made = {
+            name: _as_input(one)
+            for name, one in value.items()
+            if self._image is None or name != self._image.column
+        }
         if self._image is not None:
             made[self._image.column] = self._image.format.to_input(value[self._image.column])
         if self._texts is not None:
@@ -135,7 +164,11 @@ class TableFormat(SampleFormat):
     def sample_nbytes(self) -> int | None:
         if self._image is not None or self._texts is not None:
             return None
-        return sum(spec.nbytes for spec in self.specs.values() if spec is not None) if all(self.specs.values()) else None
+        return (
+            sum(spec.nbytes for spec in self.specs.values() if spec is not None)
+            if all(self.specs.values())
+            else None
+        )
 
     def unnormalized(self) -> Unnormalized | str | None:
         left = None if self._image is None else self._image.format.unnormalized()
@@ -148,7 +181,11 @@ class TableFormat(SampleFormat):
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         is_plain = self._spec is None and self._image is None and self._texts is None
-        return way_of_columns(dataset, collating, self._stored, self.specs, self.lists) if is_plain else None
+        return (
+            way_of_columns(dataset, collating, self._stored, self.specs, self.lists)
+            if is_plain
+            else None
+        )
 
 
 def _cast_spec(spec: ArraySpec, dtype: np.dtype[Any] | None) -> ArraySpec:
@@ -156,7 +193,9 @@ def _cast_spec(spec: ArraySpec, dtype: np.dtype[Any] | None) -> ArraySpec:
 
 
 def _cast(value: Any, dtype: np.dtype[Any], but: Container[str] = ()) -> Any:
-    """A value whose numbers have another dtype, those in lists and dicts too, but for some of its fields."""
+    """A value whose numbers have another dtype, those in lists and dicts too, but for some of
+    its fields.
+    """
     if isinstance(value, (np.ndarray, np.generic)):
         return cast(value, dtype) if value.dtype.kind in "biufc" else value
     if isinstance(value, dict):

@@ -78,7 +78,9 @@ class ColumnChats(ChatTexts):
         row = record if isinstance(record, dict) else {self.column: record}
         if row[self.column] is None:
             raise FormatError(f"column {self.column!r} has no chat (null) there")
-        return chat_of({name: _plain(row[name]) for name in self.fields if name in row}, self.column)
+        return chat_of(
+            {name: _plain(row[name]) for name in self.fields if name in row}, self.column
+        )
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
         return _characters(self, reader, np.arange(len(self.source)))
@@ -88,7 +90,8 @@ class ColumnChats(ChatTexts):
 
 
 def _characters(texts: TokenizedTexts, reader: SampleReader, numbers: IntArray) -> IntArray:
-    """Characters of each of some texts, or of chats as they are rendered; 0 of those that can't be read, and are left out ([n] int64).
+    """Characters of each of some texts, or of chats as they are rendered; 0 of those that can't be
+    read, and are left out ([n] int64).
 
     Raises:
         SampleError: one can't be read, and may not be left out.
@@ -96,18 +99,28 @@ def _characters(texts: TokenizedTexts, reader: SampleReader, numbers: IntArray) 
     found = np.zeros(len(numbers), np.int64)
     for start in range(0, len(found), _TOGETHER):
         some = numbers[start : start + _TOGETHER].tolist()
-        for at, (number, record) in enumerate(zip(some, reader.records(some, texts.source.read), strict=True), start):
+        for at, (number, record) in enumerate(
+            zip(some, reader.records(some, texts.source.read), strict=True), start
+        ):
             try:
-                found[at] = 0 if isinstance(record, SampleError) else len(texts.text_and_target(number, record)[0])
+                found[at] = (
+                    0
+                    if isinstance(record, SampleError)
+                    else len(texts.text_and_target(number, record)[0])
+                )
             except FormatError as error:
                 reader.failed(number, "can't be decoded", error)
     return found
 
 
 def _plain(value: Any) -> Any:
-    """A value of a table as JSON has it: what is null in a struct, as fields are that other rows have, is left out; but a content."""
+    """A value of a table as JSON has it: what is null in a struct, as fields are that other rows
+    have, is left out; but a content.
+    """
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items() if one is not None or name == "content"}
+        return {
+            name: _plain(one) for name, one in value.items() if one is not None or name == "content"
+        }
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     if isinstance(value, np.ndarray):

@@ -19,8 +19,11 @@ from headrace.storage.table.source import Out, TableSource
 Specs = Mapping[str, ArraySpec | None]
 
 
-def way_of_columns(dataset: BaseDataset, collating: Collating, stored: Specs, specs: Specs, lists: frozenset[str]) -> BatchWay | None:
-    """The way to stacked batches of dicts, where nothing is held; None: samples are made one by one.
+def way_of_columns(
+    dataset: BaseDataset, collating: Collating, stored: Specs, specs: Specs, lists: frozenset[str]
+) -> BatchWay | None:
+    """The way to stacked batches of dicts, where nothing is held; None: samples are made one by
+    one.
 
     Args:
         dataset: of a table.
@@ -30,9 +33,18 @@ def way_of_columns(dataset: BaseDataset, collating: Collating, stored: Specs, sp
         lists: names of columns whose values become lists.
     """
     source, mode = dataset.sample_source, dataset.mode
-    if not (isinstance(source, TableSource) and not source.is_one and collating.stacks and is_bare(dataset)):
+    if not (
+        isinstance(source, TableSource)
+        and not source.is_one
+        and collating.stacks
+        and is_bare(dataset)
+    ):
         return None
-    if mode.caches_samples or mode.prefetches_records(source) or not all(name in lists or _is_known(spec) for name, spec in specs.items()):
+    if (
+        mode.caches_samples
+        or mode.prefetches_records(source)
+        or not all(name in lists or _is_known(spec) for name, spec in specs.items())
+    ):
         return None
     return ColumnsTogether(dataset, SampleBySample(dataset, collating), source, stored, specs)
 
@@ -42,20 +54,38 @@ def _is_known(spec: ArraySpec | None) -> bool:
 
 
 class ColumnsTogether(FastWay):
-    """Reads the values of each column into the batch; those that are cast are read beside it first."""
+    """Reads the values of each column into the batch; those that are cast are read beside it
+    first.
+    """
 
     name = "column by column, straight from storage"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: TableSource, stored: Specs, specs: Specs) -> None:
+    def __init__(
+        self,
+        dataset: BaseDataset,
+        slow: SampleBySample,
+        source: TableSource,
+        stored: Specs,
+        specs: Specs,
+    ) -> None:
         super().__init__(dataset, slow)
         self._source, self._specs, self.writes_in_place = source, dict(specs), True
-        self._cast = {name: spec for name, spec in stored.items() if spec is not None and spec != specs[name]}
+        self._cast = {
+            name: spec for name, spec in stored.items() if spec is not None and spec != specs[name]
+        }
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, start, count = self._dataset, time.perf_counter(), len(request)
-        batch: dict[str, Any] = {name: [None] * count if spec is None else empty_rows(count, spec) for name, spec in self._specs.items()}
-        outs: dict[str, Out] = {name: out if isinstance(out, list) else as_array(out) for name, out in batch.items()}
-        beside: dict[str, Any] = {name: np.empty((count, *spec.shape), spec.dtype) for name, spec in self._cast.items()}
+        batch: dict[str, Any] = {
+            name: [None] * count if spec is None else empty_rows(count, spec)
+            for name, spec in self._specs.items()
+        }
+        outs: dict[str, Out] = {
+            name: out if isinstance(out, list) else as_array(out) for name, out in batch.items()
+        }
+        beside: dict[str, Any] = {
+            name: np.empty((count, *spec.shape), spec.dtype) for name, spec in self._cast.items()
+        }
         try:
             self._source.read_columns(dataset.whole_indices(request), {**outs, **beside})
             for name, values in beside.items():

@@ -58,7 +58,9 @@ class ChatTexts(TokenizedTexts):
             FormatError: it holds none.
         """
         encoding, errors = self.source.codec
-        row = self.source.fields(index, decoded(record, encoding, errors, lambda: self.source.offset_of(index)))
+        row = self.source.fields(
+            index, decoded(record, encoding, errors, lambda: self.source.offset_of(index))
+        )
         return chat_of(row, self.options.text_field)
 
     def text_and_target(self, index: int, record: Any) -> tuple[str, Any]:
@@ -75,13 +77,17 @@ class ChatTexts(TokenizedTexts):
 
     def _marked(self, chat: Chat) -> npt.NDArray[np.int32]:
         ids, most = self.template.encode(chat), self.options.max_length
-        cut = ids if most is None or len(ids) <= most else ids[:most].copy()  # a view would hold all of it
+        # a view would hold all of it
+        cut = ids if most is None or len(ids) <= most else ids[:most].copy()
         if not (cut >= 0).any():
             if not (ids >= 0).any():
-                raise FormatError("no token of it is the assistant's: the tokenizer gives none for its turns")
+                raise FormatError(
+                    "no token of it is the assistant's: the tokenizer gives none for its turns"
+                )
             first = int(np.argmax(ids >= 0))
             raise FormatError(
-                f"its first {most:,} tokens hold none of the assistant's, which begin at token {first:,}: raise max_length above {first:,}"
+                f"its first {most:,} tokens hold none of the assistant's, which begin at token "
+                f"{first:,}: raise max_length above {first:,}"
             )
         return cut
 
@@ -94,7 +100,10 @@ def hold_chats(source: LinesSource) -> bool:
     """True if the first of some records that can be read holds a chat."""
     for index in range(min(len(source), _LOOKED_AT)):
         try:
-            return chat_field(source.fields(index, source.read([index])[0].decode(*source.codec))) is not None
+            return (
+                chat_field(source.fields(index, source.read([index])[0].decode(*source.codec)))
+                is not None
+            )
         except (FormatError, UnicodeDecodeError):
             continue  # which is an error of that sample
     return False

@@ -58,7 +58,9 @@ class TokenizedDataset(BaseDataset):
 
     @property
     def tokenizer_identity(self) -> str | None:
-        """What the tokenizer, and of chats its template, are known by at another start; None: they can't be known again."""
+        """What the tokenizer, and of chats its template, are known by at another start; None:
+        they can't be known again.
+        """
         documents = self if self._documents is None else self._documents
         texts = documents._format
         return texts.identity if isinstance(texts, TokenizedTexts) else identity_of(self.tokenizer)
@@ -69,8 +71,8 @@ class TokenizedDataset(BaseDataset):
         return self._unit.name
 
     def tokens(self, end_token: int | None = None) -> tuple[Tokens, str]:
-        """All tokens of all whole documents, and a fingerprint of them: what is packed. Not of windows, blocks and packed files, which have
-        them already.
+        """All tokens of all whole documents, and a fingerprint of them: what is packed. Not of
+        windows, blocks and packed files, which have them already.
 
         Raises:
             SampleError: a document can't be read, or tokenised.
@@ -79,14 +81,22 @@ class TokenizedDataset(BaseDataset):
         """
         texts = self._tokenized
         with self.block_memory.in_order():
-            return tokens_of(texts, texts.uncut(), self.sample_reader.another(), end_token, self.budget)
+            return tokens_of(
+                texts, texts.uncut(), self.sample_reader.another(), end_token, self.budget
+            )
 
     def ids_of(self, numbers: list[int]) -> list[Any]:
-        """The ids of whole documents by their number in the source; a SampleError for each that can't be read."""
-        return self.sample_reader.another().values(numbers, Access(self._tokenized.uncut(), Lazy(), False))
+        """The ids of whole documents by their number in the source; a SampleError for each that
+        can't be read.
+        """
+        return self.sample_reader.another().values(
+            numbers, Access(self._tokenized.uncut(), Lazy(), False)
+        )
 
     def text_nbytes(self, numbers: npt.NDArray[np.int64]) -> IntArray:
-        """About how many bytes the text of each of some documents has, by its number in the source ([n] int64)."""
+        """About how many bytes the text of each of some documents has, by its number in the
+        source ([n] int64).
+        """
         return self._tokenized.nbytes(numbers, self.sample_reader)
 
     def record_targets(self) -> list[Any] | None:
@@ -99,5 +109,8 @@ class TokenizedDataset(BaseDataset):
         for start in range(0, len(whole), _TOGETHER):
             numbers = whole[start : start + _TOGETHER].tolist()
             found = self.sample_reader.records(numbers, texts.source.read)
-            targets += [texts.text_and_target(number, record)[1] for number, record in zip(numbers, found, strict=True)]
+            targets += [
+                texts.text_and_target(number, record)[1]
+                for number, record in zip(numbers, found, strict=True)
+            ]
         return targets

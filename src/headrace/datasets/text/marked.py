@@ -1,7 +1,7 @@
 """Ids that say of themselves whether they are supervised: one signed integer each.
 
-An id that is supervised stands for itself, another one is stored as -1 - id. So ids and labels of chats are cut, cached, mapped and packed
-as ids alone are.
+An id that is supervised stands for itself, another one is stored as -1 - id. So ids and labels of
+chats are cut, cached, mapped and packed as ids alone are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def mark(ids: npt.NDArray[Any], is_supervised: npt.NDArray[np.bool_]) -> npt.NDA
 
 
 def unmark(ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
-    """Makes marked ids the ids, in their place, and writes their labels into another array of the same shape."""
+    """Makes marked ids the ids, in their place, and writes their labels into another array of
+    the same shape.
+    """
     np.copyto(labels, ids)
     is_marked = ids < 0
     labels[is_marked] = IGNORED
@@ -36,8 +38,10 @@ def label_rows(
     labels: npt.NDArray[np.int64],
     is_marked: bool,
 ) -> None:
-    """Writes the labels of rows of whole documents into another array of their shape: -100 at padding, where ids are marked as not
-    supervised, and at the first token of each document, which follows from no other of it. Marked ids become the ids, in their place."""
+    """Writes the labels of rows of whole documents into another array of their shape: -100 at
+    padding, where ids are marked as not supervised, and at the first token of each document, which
+    follows from no other of it. Marked ids become the ids, in their place.
+    """
     if is_marked:
         unmark(ids, labels)
     else:

@@ -1,4 +1,6 @@
-"""Opens texts as files, lines, records, windows or blocks; packed files as the tokens that they hold."""
+"""Opens texts as files, lines, records, windows or blocks; packed files as the tokens that they
+hold.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from headrace.datasets.text.chat_template import has_template
 from headrace.datasets.text.chats import ChatTexts, hold_chats
 from headrace.datasets.text.options import BEST_FIT, CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
-from headrace.datasets.text.units import FileTexts, LineTexts, RecordTexts, TextUnit, TokenBlocks, TokenizedTexts, TokenRows, TokenWindows
+from headrace.datasets.text.units import (
+    FileTexts,
+    LineTexts,
+    RecordTexts,
+    TextUnit,
+    TokenBlocks,
+    TokenizedTexts,
+    TokenRows,
+    TokenWindows,
+)
 from headrace.errors import ConfigError, FormatError, SampleError, warn
 from headrace.io.paths import cache_folder, is_url, without_query
 from headrace.io.remote.options import RemoteOptions
@@ -47,25 +58,39 @@ _TOGETHER = 256  # chats that are read at a time
 
 
 def open_texts(
-    data_path: DataPath, unit: str | None, newline: Newline, reach: RemoteOptions, texts: TextOptions, options: Mapping[str, Any]
+    data_path: DataPath,
+    unit: str | None,
+    newline: Newline,
+    reach: RemoteOptions,
+    texts: TextOptions,
+    options: Mapping[str, Any],
 ) -> TokenizedTexts:
     """The texts below a path.
 
     Args:
         data_path: as `TextDataset` takes it.
-        unit: "file", "line", "record" or "chat"; None: as the names of the files have it, and the first record.
+        unit: "file", "line", "record" or "chat"; None: as the names of the files have it, and the
+            first record.
         newline: what ends a line.
         reach: how URLs are reached.
         texts: what texts are.
         options: of the dataset.
 
     Raises:
-        ConfigError, DataNotFoundError, AccessError, FormatError, SampleError, RemoteError: see `TextDataset`.
+        ConfigError, DataNotFoundError, AccessError, FormatError, SampleError, RemoteError: see
+            `TextDataset`.
     """
-    room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
+    room = Room(
+        MemoryBudget(
+            options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size
+        )
+    )
     listing: FileSet | None = None
     may_hold_chats = unit is None and has_template(texts.tokenizer)
-    if unit is None and all(is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries_of(data_path)):
+    if unit is None and all(
+        is_url(url) and without_query(url).lower().endswith(records.BY_RECORD)
+        for url in entries_of(data_path)
+    ):
         unit = "record"  # without a listing, which asks the server for each file
     if unit in (None, "file"):
         source = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
@@ -86,31 +111,66 @@ def open_texts(
         return LineTexts(lines, texts)
     if unit == CHAT or (may_hold_chats and hold_chats(lines)):
         return ChatTexts(lines, texts)
-    return RecordTexts(lines, texts, SampleReader(lines, options.get("on_error", "raise"), WorkerThreads()))
+    return RecordTexts(
+        lines, texts, SampleReader(lines, options.get("on_error", "raise"), WorkerThreads())
+    )
 
 
 def _refuse_delimiter(options: TextOptions, has_tables: bool) -> None:
     if options.delimiter is not None and not has_tables:
-        raise ConfigError(f"delimiter={options.delimiter!r} is for records of .csv and .tsv, and none are read here: leave it out")
+        raise ConfigError(
+            f"delimiter={options.delimiter!r} is for records of .csv and .tsv, and none are read "
+            "here: leave it out"
+        )
 
 
 def _lines(
-    data_path: DataPath, unit: str, listing: FileSet | None, newline: Newline, reach: RemoteOptions, options: TextOptions, room: Room
+    data_path: DataPath,
+    unit: str,
+    listing: FileSet | None,
+    newline: Newline,
+    reach: RemoteOptions,
+    options: TextOptions,
+    room: Room,
 ) -> LinesSource:
     folder, of_text = cache_folder(reach.cache_dir), (newline, options.encoding, options.errors)
     if any(map(is_url, entries_of(data_path))):
         texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
     else:
-        texts = local_texts(listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing)
-    kind, is_kept = "record" if unit == CHAT else unit, reach.cache_dir is not None or texts.files.is_remote
-    source = LinesSource(texts, kind, *of_text, folder, is_kept=is_kept, room=room, progress=options.progress, delimiter=options.delimiter)
+        texts = local_texts(
+            listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing
+        )
+    kind, is_kept = (
+        "record" if unit == CHAT else unit,
+        reach.cache_dir is not None or texts.files.is_remote,
+    )
+    source = LinesSource(
+        texts,
+        kind,
+        *of_text,
+        folder,
+        is_kept=is_kept,
+        room=room,
+        progress=options.progress,
+        delimiter=options.delimiter,
+    )
     for number, names in enumerate(source.headers):
         for name in (options.text_field, options.target_field) if names else ():
-            if isinstance(name, str) and names.count(name) != 1 and not (unit == CHAT and name == records.TEXT_FIELD):
-                hint = records.another_delimiter("".join(names), source.delimiter_in(number)) if len(names) == 1 else ""
+            if (
+                isinstance(name, str)
+                and names.count(name) != 1
+                and not (unit == CHAT and name == records.TEXT_FIELD)
+            ):
+                hint = (
+                    records.another_delimiter("".join(names), source.delimiter_in(number))
+                    if len(names) == 1
+                    else ""
+                )
                 raise FormatError(
-                    f"{source.shown(number)}: its first line names {', '.join(map(repr, names[:20]))}, and "
-                    f"{names.count(name) or 'none'} of these is {name!r}{hint or ': pass text_field= or target_field='}; a file "
+                    f"{source.shown(number)}: its first line names "
+                    f"{', '.join(map(repr, names[:20]))}, and "
+                    f"{names.count(name) or 'none'} of these is "
+                    f"{name!r}{hint or ': pass text_field= or target_field='}; a file "
                     "without such a line needs one, or unit='line' or 'file'"
                 )
     return source
@@ -125,10 +185,14 @@ def folder_labels(source: TextFilesSource | LinesSource) -> tuple[npt.NDArray[np
     by_file, classes = folder_targets(source.listing)
     if by_file is None:
         raise ConfigError('labels="folders": the files lie in no class folders')
-    return by_file if isinstance(source, TextFilesSource) else by_file[source.file_numbers()], classes
+    return by_file if isinstance(source, TextFilesSource) else by_file[
+        source.file_numbers()
+    ], classes
 
 
-def unit_over(source: TokensSource, name: str, text_of: Callable[[int], str] | None, is_marked: bool = False) -> TextUnit:
+def unit_over(
+    source: TokensSource, name: str, text_of: Callable[[int], str] | None, is_marked: bool = False
+) -> TextUnit:
     """Samples of tokens that are there already.
 
     Args:
@@ -139,10 +203,19 @@ def unit_over(source: TokensSource, name: str, text_of: Callable[[int], str] | N
     """
     if isinstance(source, BestFitSource):
         return TokenRows(source, name, is_marked)
-    return TokenBlocks(source, name, is_marked) if isinstance(source, BlocksSource) else TokenWindows(source, name, text_of, is_marked)
+    return (
+        TokenBlocks(source, name, is_marked)
+        if isinstance(source, BlocksSource)
+        else TokenWindows(source, name, text_of, is_marked)
+    )
 
 
-def parts_of(tokens: tuple[Tokens, str], documents: TextUnit, text_of: Callable[[int], str] | None, cutting: Cutting) -> TextUnit:
+def parts_of(
+    tokens: tuple[Tokens, str],
+    documents: TextUnit,
+    text_of: Callable[[int], str] | None,
+    cutting: Cutting,
+) -> TextUnit:
     """Windows, blocks or rows of documents.
 
     Args:
@@ -161,7 +234,9 @@ def parts_of(tokens: tuple[Tokens, str], documents: TextUnit, text_of: Callable[
 # -- packed tokens
 
 
-def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTexts | None:
+def packed_tokens(
+    data_path: Any, given: dict[str, Any], reach: RemoteOptions
+) -> PackedTexts | None:
     """The tokens of packed files, local or remote; None where the path names none.
 
     Args:
@@ -171,14 +246,18 @@ def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -
 
     Raises:
         ConfigError: there are such.
-        FormatError, AccessError: a file is damaged, was not packed from texts, or can't be read; files were packed in different ways.
+        FormatError, AccessError: a file is damaged, was not packed from texts, or can't be read;
+            files were packed in different ways.
         DataNotFoundError, RemoteError: there is nothing at a URL, or its server does not give it.
     """
     tokens = _opened(data_path, reach)
     if tokens is not None and given:
         tokens.files.close()
         said = ", ".join(describe_argument(name, value) for name, value in given.items())
-        raise ConfigError(f"{said}: {tokens.shown} holds tokens, so packing has decided this: leave it out, or open the texts themselves")
+        raise ConfigError(
+            f"{said}: {tokens.shown} holds tokens, so packing has decided this: leave it out, or "
+            "open the texts themselves"
+        )
     return tokens
 
 
@@ -205,11 +284,13 @@ def tokenizer_of(tokens: PackedTexts) -> CharTokenizer | None:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How tokens become samples: see `TextDataset`. Without `stride` and `packing` each document is one.
+    """How tokens become samples: see `TextDataset`. Without `stride` and `packing` each document is
+    one.
 
     Attributes:
         is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
-        leaves_out: True if a chat of which nothing that is supervised is left is in no row; else it is an error.
+        leaves_out: True if a chat of which nothing that is supervised is left is in no row; else it
+            is an error.
     """
 
     max_length: int | None
@@ -231,15 +312,26 @@ def source_over(
     length = cutting.max_length or 1
     if cutting.packing == BEST_FIT:
         unsupervised = _unsupervised(tokens, where, length, cutting)
-        return BestFitSource(tokens, fingerprint, where, length, ~_PADDING if cutting.is_marked else _PADDING, unsupervised)
+        return BestFitSource(
+            tokens,
+            fingerprint,
+            where,
+            length,
+            ~_PADDING if cutting.is_marked else _PADDING,
+            unsupervised,
+        )
     if cutting.packing:
         return BlocksSource(tokens, fingerprint, where, length)
     left_out = tokens.short[1] if len(tokens.short) > 1 else None  # of a packed file none is
     return DocumentsSource(tokens, fingerprint, where, cutting.max_length, cutting.stride, left_out)
 
 
-def _unsupervised(tokens: Tokens, where: str | Callable[[int], str], length: int, cutting: Cutting) -> npt.NDArray[np.int64] | None:
-    """The numbers of the chats that are longer than a row, and of which no supervised token is left when they are cut."""
+def _unsupervised(
+    tokens: Tokens, where: str | Callable[[int], str], length: int, cutting: Cutting
+) -> npt.NDArray[np.int64] | None:
+    """The numbers of the chats that are longer than a row, and of which no supervised token is
+    left when they are cut.
+    """
     if not cutting.is_marked:
         return None
     edges = tokens.short[0]
@@ -248,19 +340,26 @@ def _unsupervised(tokens: Tokens, where: str | Callable[[int], str], length: int
     for start in range(0, len(long), _TOGETHER):
         some = long[start : start + _TOGETHER]
         parts = tokens.parts(edges[some], edges[some] + length)
-        found += [number for number, part in zip(some.tolist(), parts, strict=True) if not (part >= 0).any()]
+        found += [
+            number
+            for number, part in zip(some.tolist(), parts, strict=True)
+            if not (part >= 0).any()
+        ]
     if found:
         first = where(found[0]) if callable(where) else f"{where}, document {found[0]:,}"
         said = f"its first {length:,} tokens hold none of the assistant's: raise max_length"
         if not cutting.leaves_out:
             raise SampleError(
-                f'{first}: {said}, or pass on_error="skip", which leaves such chats out ({len(found):,} of {len(edges) - 1:,})'
+                f'{first}: {said}, or pass on_error="skip", which leaves such chats out '
+                f"({len(found):,} of {len(edges) - 1:,})"
             )
         warn(f"{len(found):,} of {len(edges) - 1:,} chats are left out; the first: {first}: {said}")
     return np.array(found, np.int64)
 
 
-def packed_source(tokens: PackedTexts, cutting: Cutting) -> DocumentsSource | BlocksSource | BestFitSource:
+def packed_source(
+    tokens: PackedTexts, cutting: Cutting
+) -> DocumentsSource | BlocksSource | BestFitSource:
     """The same of packed files, with the fingerprint that the texts themselves would have."""
     text = tokens.info.text
     if not cutting.packing and cutting.stride is None:

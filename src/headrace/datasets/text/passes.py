@@ -1,4 +1,6 @@
-"""Passes over all texts of a dataset: one makes their tokens, another finds the lengths and targets of records."""
+"""Passes over all texts of a dataset: one makes their tokens, another finds the lengths and
+targets of records.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class RecordTargets(NamedTuple):
 
     Attributes:
         kind: INT, FLOAT, CLASS, or None: they are of several kinds, and stay as they are.
-        numbers: [n] int64 or float64: the numbers themselves, or those of classes; -1 or NaN of what can't be read. None without a kind.
+        numbers: [n] int64 or float64: the numbers themselves, or those of classes; -1 or NaN of
+            what can't be read. None without a kind.
         classes: names of classes, sorted.
     """
 
@@ -62,8 +65,15 @@ class Texts(Protocol):
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]: ...
 
 
-def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token: int | None, budget: MemoryBudget) -> tuple[Tokens, str]:
-    """All tokens of some documents, and the fingerprint of texts and of the way that they become tokens.
+def tokens_of(
+    texts: Texts,
+    whole: SampleFormat,
+    reader: SampleReader,
+    end_token: int | None,
+    budget: MemoryBudget,
+) -> tuple[Tokens, str]:
+    """All tokens of some documents, and the fingerprint of texts and of the way that they become
+    tokens.
 
     Args:
         texts: the documents.
@@ -78,12 +88,26 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
         BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
     """
     if end_token is not None and texts.is_marked:
-        raise ConfigError(f"end_token={end_token} can't be given for chats, whose template ends each turn: leave it out")
+        raise ConfigError(
+            f"end_token={end_token} can't be given for chats, whose template ends each turn: "
+            "leave it out"
+        )
     source, options, access = texts.source, texts.options, Access(whole, Lazy(), False)
     with contextlib.ExitStack() as still:
         of = still.enter_context(source.of_one_version())
-        expect = still.enter_context(source.in_order()) if isinstance(source, LinesSource) and source.is_remote else None
-        about = [of, source.fingerprint(), options.text_field, options.encoding, options.errors, getattr(source, "newline", None)]
+        expect = (
+            still.enter_context(source.in_order())
+            if isinstance(source, LinesSource) and source.is_remote
+            else None
+        )
+        about = [
+            of,
+            source.fingerprint(),
+            options.text_field,
+            options.encoding,
+            options.errors,
+            getattr(source, "newline", None),
+        ]
         if options.delimiter is not None:
             about.append(options.delimiter)
         about.append(reader.on_error == "raise")  # or are documents left out?
@@ -94,28 +118,41 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
             return reader.values(list(some), access)
 
         is_known = of is not None and not callable(options.text_field)
-        making = Tokenising(read, len(source), about if is_known else None, options.tokenizer, texts.identity, end_token, options.progress)
+        making = Tokenising(
+            read,
+            len(source),
+            about if is_known else None,
+            options.tokenizer,
+            texts.identity,
+            end_token,
+            options.progress,
+        )
         tokens = ArrayTokens(making.tokens(cache_folder(options.cache_dir), budget))
     left_out = tokens.short[1]
     if len(left_out):
         first = source.location(int(left_out[0]))
         if len(left_out) == len(source):
             raise SampleError(
-                f"none of {len(source):,} documents can be read, or tokenised, so there is nothing to train on; the first: {first}: "
+                f"none of {len(source):,} documents can be read, or tokenised, so there is "
+                f"nothing to train on; the first: {first}: "
                 'with on_error="raise" the message says why'
             )
-        warn(f"{len(left_out):,} of {len(source):,} documents can't be read, or tokenised, and are left out; the first: {first}")
+        warn(
+            f"{len(left_out):,} of {len(source):,} documents can't be read, or tokenised, and are "
+            f"left out; the first: {first}"
+        )
     return tokens, f"{source.fingerprint()}:{making.fingerprint}"
 
 
 def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arrays:
-    """The characters of the text of each record, and their targets, see `targets_in`. One pass over all records; where their index is kept
-    in `cache_dir`, this is too.
+    """The characters of the text of each record, and their targets, see `targets_in`. One pass over
+    all records; where their index is kept in `cache_dir`, this is too.
 
     Args:
         texts: the records.
         reader: reads them.
-        is_opening: True while the dataset is made: remote records are then read in the order of their files.
+        is_opening: True while the dataset is made: remote records are then read in the order of
+            their files.
 
     Raises:
         SampleError: a record can't be read, or has no text or target, and none may be left out.
@@ -127,13 +164,23 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arra
 
         if of is None or not source.keeps_tables or callable(options.text_field):
             return _all_columns(texts, reader, expect)
-        about = {"version": _VERSION, "of": of, "fields": [options.text_field, options.target_field], "newline": source.newline}
+        about = {
+            "version": _VERSION,
+            "of": of,
+            "fields": [options.text_field, options.target_field],
+            "newline": source.newline,
+        }
         if options.delimiter is not None:
             about["delimiter"] = options.delimiter
-        about |= {"encoding": [options.encoding, options.errors], "skips": reader.on_error != "raise"}
+        about |= {
+            "encoding": [options.encoding, options.errors],
+            "skips": reader.on_error != "raise",
+        }
         folder = cache_folder(options.cache_dir)
         file = ArrayFile(str(folder), "records", about)
-        unkept = Unkept(str(folder), "lengths and targets of records are", "they are found anew at every start")
+        unkept = Unkept(
+            str(folder), "lengths and targets of records are", "they are found anew at every start"
+        )
 
         def build() -> Arrays:
             made = _all_columns(texts, reader, expect)
@@ -153,10 +200,15 @@ def targets_in(columns: Arrays, field: str) -> RecordTargets:
     kind, classes = about["kind"], about["classes"]
     if len(classes) > max(_MANY_CLASSES, len(numbers) // 2):
         warn(
-            f"target_field={field!r} holds {len(classes):,} different texts in {len(numbers):,} records, and each is a class: is it the "
+            f"target_field={field!r} holds {len(classes):,} different texts in {len(numbers):,} "
+            "records, and each is a class: is it the "
             "right field? Records as they are come from StreamingDataset"
         )
-    return RecordTargets(kind, numbers.view("<f8") if kind == FLOAT else numbers if kind is not None else None, classes)
+    return RecordTargets(
+        kind,
+        numbers.view("<f8") if kind == FLOAT else numbers if kind is not None else None,
+        classes,
+    )
 
 
 def target_as(kind: str | None, value: Any, is_cell: bool, numbers: Mapping[str, int]) -> Any:
@@ -193,18 +245,30 @@ class _Numbers(dict[str, int]):
         return self[name]
 
 
-def _all_columns(texts: Texts, reader: SampleReader, expect: Callable[[range], None] | None) -> HeldArrays:
-    """What `record_columns` gives. A pass that meets a target of another kind begins again, and looks for the next kind."""
-    kinds: list[str | None] = [None] if texts.options.target_field is None else [INT, FLOAT, CLASS, None]
+def _all_columns(
+    texts: Texts, reader: SampleReader, expect: Callable[[range], None] | None
+) -> HeldArrays:
+    """What `record_columns` gives. A pass that meets a target of another kind begins again, and
+    looks for the next kind.
+    """
+    kinds: list[str | None] = (
+        [None] if texts.options.target_field is None else [INT, FLOAT, CLASS, None]
+    )
     while (found := _pass(texts, reader, kinds, expect)) is None:
         continue
     return found
 
 
-def _pass(texts: Texts, reader: SampleReader, kinds: list[str | None], expect: Callable[[range], None] | None) -> HeldArrays | None:
+def _pass(
+    texts: Texts,
+    reader: SampleReader,
+    kinds: list[str | None],
+    expect: Callable[[range], None] | None,
+) -> HeldArrays | None:
     lengths = np.zeros(len(texts.source), np.int64)
     targets, names, is_begun = _no_targets(kinds[0], len(lengths)), _Numbers(), False
-    cells = np.zeros(len(lengths), np.int64)  # a hash of the text of each cell, which tells two texts of one number
+    # a hash of the text of each cell, which tells two texts of one number
+    cells = np.zeros(len(lengths), np.int64)
     for index, text, target, is_cell in _records(texts, reader, expect):
         lengths[index] = len(text)
         if is_cell:
@@ -219,12 +283,17 @@ def _pass(texts: Texts, reader: SampleReader, kinds: list[str | None], expect: C
                     return None
                 targets = _no_targets(kinds[0], len(lengths))
         is_begun = True
-    if kinds[0] in (INT, FLOAT) and (pair := _texts_of_one_number(texts, reader, targets, cells)) is not None:
+    if (
+        kinds[0] in (INT, FLOAT)
+        and (pair := _texts_of_one_number(texts, reader, targets, cells)) is not None
+    ):
         first, second = pair
         if first.strip() != second.strip():
             raise ConfigError(
-                f"target_field={texts.options.target_field!r}: the fields {first!r} and {second!r} are one number and two texts: write "
-                "each number in one way, or save the records as .jsonl, where a class is a string and a number is none"
+                f"target_field={texts.options.target_field!r}: the fields {first!r} and "
+                f"{second!r} are one number and two texts: write "
+                "each number in one way, or save the records as .jsonl, where a class is a string "
+                "and a number is none"
             )
         del kinds[: kinds.index(CLASS)]
         return None
@@ -254,7 +323,10 @@ def _texts_of_one_number(
         return None
     at = int(is_pair.argmax())
     pair = order[at : at + 2].tolist()
-    found = [texts.text_and_target(index, record)[1] for index, record in zip(pair, reader.records(pair, texts.source.read), strict=True)]
+    found = [
+        texts.text_and_target(index, record)[1]
+        for index, record in zip(pair, reader.records(pair, texts.source.read), strict=True)
+    ]
     return min(found), max(found)
 
 
@@ -264,11 +336,17 @@ def _no_targets(kind: str | None, count: int) -> npt.NDArray[Any]:
     return np.full(0 if kind is None else count, -1, np.int64)
 
 
-def _records(texts: Texts, reader: SampleReader, expect: Callable[[range], None] | None) -> Iterator[tuple[int, str, Any, bool]]:
-    """Number, text and target of each record that can be read, and whether all that it holds is text."""
+def _records(
+    texts: Texts, reader: SampleReader, expect: Callable[[range], None] | None
+) -> Iterator[tuple[int, str, Any, bool]]:
+    """Number, text and target of each record that can be read, and whether all that it holds is
+    text.
+    """
     source, count = texts.source, len(texts.source)
     is_short, progress = count < _SHOWN_FROM, texts.options.progress
-    with progress_bar(progress, is_short=is_short, total=count, desc="reading records", unit="record") as bar:
+    with progress_bar(
+        progress, is_short=is_short, total=count, desc="reading records", unit="record"
+    ) as bar:
         for start in range(0, count, _TOGETHER):
             some = range(start, min(start + _TOGETHER, count))
             if expect is not None:

@@ -22,7 +22,13 @@ from headrace.datasets.text.opening import (
     tokenizer_of,
     unit_over,
 )
-from headrace.datasets.text.options import CHAT, OF_READING, TextOptions, check_chat_options, check_text_options
+from headrace.datasets.text.options import (
+    CHAT,
+    OF_READING,
+    TextOptions,
+    check_chat_options,
+    check_text_options,
+)
 from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
@@ -35,77 +41,100 @@ from headrace.tokenizer import CharTokenizer, vocabulary_of
 
 
 class TextDataset(TokenizedDataset):
-    """Texts as token ids. A sample is ``{"input_ids": int64 [tokens]}``, with ``"labels"`` if there are targets.
+    """Texts as token ids. A sample is ``{"input_ids": int64 [tokens]}``, with ``"labels"`` if there
+    are targets.
 
     Samples are not padded. `TextCollator`, the default of a loader, pads batches.
 
-    With ``stride``, samples are windows over whole documents. With ``packing=True``, samples are blocks of `max_length` tokens over the
-    concatenation of all documents: ``{"input_ids": int64 [max_length], "document_ids": int32 [max_length]}`` (see `document_mask`). Both
-    need all tokens in advance. Tokens are made once and cached in `cache_dir` if the tokenizer can be identified (`CharTokenizer`,
-    HuggingFace's fast tokenizers, `tokenizers.Tokenizer`, or an attribute ``fingerprint`` of type str), else in memory.
+    With ``stride``, samples are windows over whole documents. With ``packing=True``, samples are
+    blocks of `max_length` tokens over the concatenation of all documents: ``{"input_ids": int64
+    [max_length], "document_ids": int32 [max_length]}`` (see `document_mask`). Both need all tokens
+    in advance. Tokens are made once and cached in `cache_dir` if the tokenizer can be identified
+    (`CharTokenizer`, HuggingFace's fast tokenizers, `tokenizers.Tokenizer`, or an attribute
+    ``fingerprint`` of type str), else in memory.
 
-    Chats are records with ``messages`` (or ``conversations``, as in ShareGPT), rendered by the tokenizer's chat template. A sample is
-    ``{"input_ids": int64 [tokens], "labels": int64 [tokens]}``. Labels are the ids of the assistant's turns, including the token that ends
-    each turn, and -100 elsewhere. The turns are what ``{% generation %}`` of the template encloses, or, if the template has none, what
-    follows the generation prompt of each turn. If they can't be located with certainty, reading the sample is an error. It is also an error
-    if a chat has no assistant's turn, or if none of it remains after the cut at `max_length`. With `packing`, blocks have "labels" too.
+    Chats are records with ``messages`` (or ``conversations``, as in ShareGPT), rendered by the
+    tokenizer's chat template. A sample is ``{"input_ids": int64 [tokens], "labels": int64
+    [tokens]}``. Labels are the ids of the assistant's turns, including the token that ends each
+    turn, and -100 elsewhere. The turns are what ``{% generation %}`` of the template encloses, or,
+    if the template has none, what follows the generation prompt of each turn. If they can't be
+    located with certainty, reading the sample is an error. It is also an error if a chat has no
+    assistant's turn, or if none of it remains after the cut at `max_length`. With `packing`, blocks
+    have "labels" too.
 
-    With ``packing="bfd"``, samples are rows of whole documents, packed by best fit decreasing like TRL's strategy of that name:
-    ``{"input_ids": int64, "labels": int64, "document_ids": int32, "position_ids": int64}``, all [max_length]. The rows are the same in each
-    epoch. A document that is longer than a row is cut at its end. The rest of a row is padding: id 0, document -1. Labels are -100 there
-    and at the first token of each document. Position ids restart with each document.
+    With ``packing="bfd"``, samples are rows of whole documents, packed by best fit decreasing like
+    TRL's strategy of that name: ``{"input_ids": int64, "labels": int64, "document_ids": int32,
+    "position_ids": int64}``, all [max_length]. The rows are the same in each epoch. A document that
+    is longer than a row is cut at its end. The rest of a row is padding: id 0, document -1. Labels
+    are -100 there and at the first token of each document. Position ids restart with each document.
 
-    Files that `headrace.pack` made from texts (.h5, .hdf5, .he5) contain tokens, which are read by byte
-    ranges. Several are read as one. The options for texts and tokenizer were fixed when they were packed.
+    Files that `headrace.pack` made from texts (.h5, .hdf5, .he5) contain tokens, which are read by
+    byte ranges. Several are read as one. The options for texts and tokenizer were fixed when they
+    were packed.
 
     Args:
-        data_path: a folder (searched recursively), a file, a glob, a URL, or a list of these: .txt, .md,
-            .csv, .tsv, .json, .jsonl (or .ndjson), also .gz and .zst. Lines and records of compressed
-            files are read through a plain copy in `cache_dir`. Or files that `headrace.pack` made, a
-            folder of their parts, or their URLs.
-        tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or an object with
-            ``encode_batch`` or ``encode``. Chats need a HuggingFace tokenizer. None: `CharTokenizer()`.
-        max_length: maximum number of tokens of a sample; longer ones are cut. None: no limit. Required by `stride` and `packing`.
-        unit: what a document is. "file": each file. "line": each line, blank ones included. "record":
-            each record of .jsonl (a line), .json (an element of its list), .csv and .tsv (a row; the
-            first row has the names). "chat": each record, as a chat. None: "record" if all files are
-            .jsonl, .csv, .tsv (.gz and .zst too) or .json, of which the first holds a list of objects
-            or strings, or if a field is named; "chat" if in addition the tokenizer has a chat template
-            and the first record has ``messages``; else "file". A mixture of files with and without
-            records is an error.
-        transform: a callable that is applied to the sample's dict without "labels"; for chats with them.
+        data_path: a folder (searched recursively), a file, a glob, a URL, or a list of these: .txt,
+            .md, .csv, .tsv, .json, .jsonl (or .ndjson), also .gz and .zst. Lines and records of
+            compressed files are read through a plain copy in `cache_dir`. Or files that
+            `headrace.pack` made, a folder of their parts, or their URLs.
+        tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a
+            `tokenizers.Tokenizer`, or an object with ``encode_batch`` or ``encode``. Chats need a
+            HuggingFace tokenizer. None: `CharTokenizer()`.
+        max_length: maximum number of tokens of a sample; longer ones are cut. None: no limit.
+            Required by `stride` and `packing`.
+        unit: what a document is. "file": each file. "line": each line, blank ones included.
+            "record": each record of .jsonl (a line), .json (an element of its list), .csv and .tsv
+            (a row; the first row has the names). "chat": each record, as a chat. None: "record" if
+            all files are .jsonl, .csv, .tsv (.gz and .zst too) or .json, of which the first holds a
+            list of objects or strings, or if a field is named; "chat" if in addition the tokenizer
+            has a chat template and the first record has ``messages``; else "file". A mixture of
+            files with and without records is an error.
+        transform: a callable that is applied to the sample's dict without "labels"; for chats with
+            them.
         loading_mode: see `LoadingMode`.
-        text_field: for records: name of the field with the text, or a callable from the record (a dict) to its text. Not needed if a record
-            is itself a text, as in a .json list of texts. For chats: name of the field with the messages.
-        target_field: for records: name of the field that becomes "labels". Numbers stay numbers; if a table's column contains only numbers,
-            `targets` is int64 or float64. Texts become class numbers, in sorted order of the texts. Other values, and mixtures, are
-            unchanged, and `targets` is None. All records are read once to determine this.
-        labels: "folders": "labels" are class numbers from the first-level folders, and `classes` are their names.
-        stride: number of tokens from the start of one window to the start of the next, at most `max_length`.
-        packing: True: samples are blocks; an incomplete block at the end of all tokens is dropped. "bfd": samples are rows of whole
-            documents.
+        text_field: for records: name of the field with the text, or a callable from the record (a
+            dict) to its text. Not needed if a record is itself a text, as in a .json list of texts.
+            For chats: name of the field with the messages.
+        target_field: for records: name of the field that becomes "labels". Numbers stay numbers; if
+            a table's column contains only numbers, `targets` is int64 or float64. Texts become
+            class numbers, in sorted order of the texts. Other values, and mixtures, are unchanged,
+            and `targets` is None. All records are read once to determine this.
+        labels: "folders": "labels" are class numbers from the first-level folders, and `classes`
+            are their names.
+        stride: number of tokens from the start of one window to the start of the next, at most
+            `max_length`.
+        packing: True: samples are blocks; an incomplete block at the end of all tokens is dropped.
+            "bfd": samples are rows of whole documents.
         end_token: id that is appended to each document, for `stride` and `packing`. None: no token.
         newline: line ending, as in Python's ``open``. None: LF, CR or CRLF; or one of these.
-        encoding, errors: encoding of the texts and its error handling, as in Python. A UTF-8 byte order mark is removed.
-        chat_template: replaces the tokenizer's own template: Jinja, or the name of one of the tokenizer's templates.
+        encoding, errors: encoding of the texts and its error handling, as in Python. A UTF-8 byte
+            order mark is removed.
+        chat_template: replaces the tokenizer's own template: Jinja, or the name of one of the
+            tokenizer's templates.
         delimiter: character between the fields of .csv and .tsv. None: a comma, and a tab.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        tokenizer, max_length: the values in use. For a packed file that was not made with a `CharTokenizer`, `tokenizer` is None.
-        classes, class_to_idx: class names, and their numbers, if `labels` or a `target_field` of texts defines classes.
+        tokenizer, max_length: the values in use. For a packed file that was not made with a
+            `CharTokenizer`, `tokenizer` is None.
+        classes, class_to_idx: class names, and their numbers, if `labels` or a `target_field` of
+            texts defines classes.
 
-    A text that needs more than 16 MiB and more than a quarter of the remaining memory budget is not read; its sample is an error.
+    A text that needs more than 16 MiB and more than a quarter of the remaining memory budget is not
+    read; its sample is an error.
 
     Raises:
-        ConfigError: an argument is invalid; a tokenizer for chats has no chat template; or files with records are mixed with other texts
-            and `unit` is not given.
+        ConfigError: an argument is invalid; a tokenizer for chats has no chat template; or files
+            with records are mixed with other texts and `unit` is not given.
         DataNotFoundError: the path does not exist, or contains no texts.
-        AccessError: a file can't be read; or a plain copy is needed and `cache_dir` is not writable.
-        FormatError: a file is damaged or has another encoding; files of this kind have no records; or the first line of a table does not
-            name `text_field`.
-        SampleError: with `stride`, `packing` or `target_field`: a text can't be read or tokenised, or has no target.
-        RemoteError, FileChangedError: a request to a server failed; or a file changed since it was opened.
+        AccessError: a file can't be read; or a plain copy is needed and `cache_dir` is not
+            writable.
+        FormatError: a file is damaged or has another encoding; files of this kind have no records;
+            or the first line of a table does not name `text_field`.
+        SampleError: with `stride`, `packing` or `target_field`: a text can't be read or tokenised,
+            or has no target.
+        RemoteError, FileChangedError: a request to a server failed; or a file changed since it was
+            opened.
     """
 
     reads_urls = True
@@ -138,9 +167,22 @@ class TextDataset(TokenizedDataset):
         self.data_path = data_path
         if unit is None and chat_template is not None:
             unit = "chat"
-        check_text_options(max_length, unit, text_field, target_field, labels, stride, packing, end_token, newline, chat_template)
+        check_text_options(
+            max_length,
+            unit,
+            text_field,
+            target_field,
+            labels,
+            stride,
+            packing,
+            end_token,
+            newline,
+            chat_template,
+        )
         records.delimiters_of(delimiter)  # raises where it is none
-        if unit is None and (text_field != records.TEXT_FIELD or target_field is not None or delimiter is not None):
+        if unit is None and (
+            text_field != records.TEXT_FIELD or target_field is not None or delimiter is not None
+        ):
             unit = "record"
         vocabulary_of(tokenizer)  # raises where it is none
         self.tokenizer: Any = CharTokenizer() if tokenizer is None else tokenizer
@@ -160,33 +202,70 @@ class TextDataset(TokenizedDataset):
             chat_template,
             delimiter,
         )
-        described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
+        described: Any = {
+            "text_field": text_field,
+            "labels": labels,
+            "newline": newline,
+            "encoding": encoding,
+            "errors": errors,
+        }
         described["chat_template"] = chat_template
         described["delimiter"] = delimiter
-        given = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
+        given = {
+            "tokenizer": tokenizer,
+            "unit": unit,
+            "target_field": target_field,
+            "end_token": end_token,
+            **described,
+        }
         usual = {"text_field": records.TEXT_FIELD, "encoding": "utf-8", "errors": "strict"}
-        packed = packed_tokens(data_path, {name: value for name, value in given.items() if value != usual.get(name)}, reach)
+        packed = packed_tokens(
+            data_path,
+            {name: value for name, value in given.items() if value != usual.get(name)},
+            reach,
+        )
         if packed is None and text_field != records.TEXT_FIELD and unit not in ("record", CHAT):
-            raise ConfigError(f"text_field={text_field!r} is a field of records: pass unit='record' or unit='chat'")
+            raise ConfigError(
+                f"text_field={text_field!r} is a field of records: pass unit='record' or "
+                "unit='chat'"
+            )
         sample_format: TextUnit
         targets: npt.NDArray[Any] | None = None
         leaves_out = options.get("on_error", "raise") != "raise"
         if packed is not None:
-            self.tokenizer, self.classes, targets = tokenizer_of(packed), list(packed.info.classes or []), packed.targets
+            self.tokenizer, self.classes, targets = (
+                tokenizer_of(packed),
+                list(packed.info.classes or []),
+                packed.targets,
+            )
             unit_packed = packed.info.text.get("unit", "file")
             is_marked = unit_packed == CHAT
             check_chat_options(is_marked, stride, None)
-            source = packed_source(packed, Cutting(max_length, stride, packing, is_marked, leaves_out))
+            source = packed_source(
+                packed, Cutting(max_length, stride, packing, is_marked, leaves_out)
+            )
             sample_format = unit_over(source, unit_packed, None, is_marked)
         elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in OF_READING if name in options}  # type: ignore[literal-required]
             of_reading.update(reach.keywords())
-            documents = TextDataset(data_path, tokenizer=self.tokenizer, max_length=None, unit=unit, **described, **of_reading)
+            documents = TextDataset(
+                data_path,
+                tokenizer=self.tokenizer,
+                max_length=None,
+                unit=unit,
+                **described,
+                **of_reading,
+            )
             check_chat_options(documents.is_of_chats, stride, labels)
             self._documents = documents
             cutting = Cutting(max_length, stride, packing, documents.is_of_chats, leaves_out)
-            sample_format = parts_of(documents.tokens(end_token), documents._format, documents.text_of, cutting)
-            self.classes, targets = documents.classes, None if documents.targets is None else np.asarray(documents.targets)
+            sample_format = parts_of(
+                documents.tokens(end_token), documents._format, documents.text_of, cutting
+            )
+            self.classes, targets = (
+                documents.classes,
+                None if documents.targets is None else np.asarray(documents.targets),
+            )
         else:
             sample_format = open_texts(data_path, unit, newline, reach, of_texts, options)
             check_chat_options(sample_format.is_marked, stride, labels)
@@ -199,15 +278,28 @@ class TextDataset(TokenizedDataset):
         if isinstance(sample_format, TokenBlocks):
             targets, self.collate = None, None
         elif targets is not None and stride is not None:
-            targets = targets[sample_format.source.document_of(np.arange(len(sample_format.source)))]
+            targets = targets[
+                sample_format.source.document_of(np.arange(len(sample_format.source)))
+            ]
         source = sample_format.source
-        super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)
-        self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
+        super().__init__(
+            source,
+            sample_format=sample_format,
+            targets=targets,
+            transform=transform,
+            loading_mode=loading_mode,
+            **common,
+        )
+        self.class_to_idx: dict[str, int] = {
+            name: number for number, name in enumerate(self.classes)
+        }
 
     def held_as(self) -> str:
         if self._arguments.get("tokenizer") is None:
             return super().held_as()
-        return describe_held(type(self), {**self._arguments, "tokenizer": self.tokenizer_identity or self.tokenizer})
+        return describe_held(
+            type(self), {**self._arguments, "tokenizer": self.tokenizer_identity or self.tokenizer}
+        )
 
     def text_of(self, index: int) -> str:
         """Returns the text of a sample before tokenisation; for a window, its document.
@@ -216,13 +308,15 @@ class TextDataset(TokenizedDataset):
             SampleError: the text can't be read.
             ConfigError: with `packing`, since a block belongs to no single text.
         """
-        return self._format.text_of(int(self.whole_indices(range(len(self))[index])), self.sample_reader)
+        return self._format.text_of(
+            int(self.whole_indices(range(len(self))[index])), self.sample_reader
+        )
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Number of tokens of each sample ([n] int64).
 
-        For texts that are not tokenised yet, another measure is used: characters of the texts for records, which are all read for it, and
-        bytes for files and lines.
+        For texts that are not tokenised yet, another measure is used: characters of the texts for
+        records, which are all read for it, and bytes for files and lines.
         """
         found = self._format.lengths(self.sample_reader)
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:

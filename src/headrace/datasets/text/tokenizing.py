@@ -1,6 +1,7 @@
 """Tokenises all texts once, for samples that are parts of them.
 
-The tokens are one long array: cached in `cache_dir`, where the tokenizer can be identified; else in memory.
+The tokens are one long array: cached in `cache_dir`, where the tokenizer can be identified; else in
+memory.
 """
 
 from __future__ import annotations
@@ -30,24 +31,40 @@ _TOGETHER = 256  # texts that are tokenised at a time
 
 
 def way_fingerprint(identity: str | None, end_token: int | None) -> str:
-    """Of the way that texts become tokens: a tokenizer, by what it is known by, and what ends a document; "" where it isn't known."""
-    return "" if identity is None else hashlib.blake2b(f"{identity}|{end_token}".encode(), digest_size=8).hexdigest()
+    """Of the way that texts become tokens: a tokenizer, by what it is known by, and what ends a
+    document; "" where it isn't known.
+    """
+    return (
+        ""
+        if identity is None
+        else hashlib.blake2b(f"{identity}|{end_token}".encode(), digest_size=8).hexdigest()
+    )
 
 
 class Tokenising:
     """All texts of a source as tokens.
 
     Args:
-        read: gives the tokens of some documents, by their numbers, or a SampleError for each that can't be read.
+        read: gives the tokens of some documents, by their numbers, or a SampleError for each that
+            can't be read.
         count: number of documents.
-        about: what tells these texts, and how they are read, from others (JSON values); None: nobody can say.
-        tokenizer, identity: what makes them, and what that is known by; None: it can't be known again.
+        about: what tells these texts, and how they are read, from others (JSON values); None:
+            nobody can say.
+        tokenizer, identity: what makes them, and what that is known by; None: it can't be known
+            again.
         end_token: an id that is put behind each document; None: none.
         progress: show a progress bar; None: only on a terminal.
     """
 
     def __init__(
-        self, read: Any, count: int, about: Any, tokenizer: Any, identity: str | None, end_token: int | None, progress: bool | None
+        self,
+        read: Any,
+        count: int,
+        about: Any,
+        tokenizer: Any,
+        identity: str | None,
+        end_token: int | None,
+        progress: bool | None,
     ) -> None:
         self._read, self._count, self._end, self._progress = read, count, end_token, progress
         self._edges = np.zeros(count + 1, np.int64)
@@ -55,7 +72,9 @@ class Tokenising:
         self._left_out: list[int] = []
         self._tokenizer, self._way = tokenizer, way_fingerprint(identity, end_token)
         self._about = (
-            None if identity is None or about is None else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
+            None
+            if identity is None or about is None
+            else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
         )
 
     @property
@@ -72,7 +91,11 @@ class Tokenising:
         """
         if self._about is None:
             name = type(self._tokenizer).__name__
-            why = "they have no version" if self._way else f"a {name} has no `fingerprint` (str) to know it by"
+            why = (
+                "they have no version"
+                if self._way
+                else f"a {name} has no `fingerprint` (str) to know it by"
+            )
             _log.info("the tokens of these texts are not kept: %s", why)
             return self._held(budget)
         kept = ArrayFile(str(folder), "tokens", self._about)
@@ -98,8 +121,13 @@ class Tokenising:
                 reserved.resize(self._edges.nbytes + 4 * int(self._edges.max()))
         except BudgetError as error:
             reserved.close()
-            remedy = "give the tokenizer a `fingerprint` (str), so that they can be kept on disk, or raise max_memory_usage"
-            raise BudgetError(f"the tokens of {self._count:,} documents don't fit memory: {remedy}. {error}") from None
+            remedy = (
+                "give the tokenizer a `fingerprint` (str), so that they can be kept on disk, or "
+                "raise max_memory_usage"
+            )
+            raise BudgetError(
+                f"the tokens of {self._count:,} documents don't fit memory: {remedy}. {error}"
+            ) from None
         whole, at = np.empty(int(self._edges[-1]), dtype_for(self._least, self._most)), 0
         for number, tokens in enumerate(pieces):
             whole[at : at + len(tokens)] = tokens
@@ -113,7 +141,9 @@ class Tokenising:
         end = np.empty(0, np.int32) if self._end is None else np.array([self._end], np.int32)
         self._least, self._most, self._left_out = 0, 0, []
         is_short = self._count < _TOGETHER
-        with progress_bar(self._progress, is_short=is_short, total=self._count, desc="tokenising", unit="document") as bar:
+        with progress_bar(
+            self._progress, is_short=is_short, total=self._count, desc="tokenising", unit="document"
+        ) as bar:
             for start in range(0, self._count, _TOGETHER):
                 found: Sequence[Any] = self._read(range(start, min(start + _TOGETHER, self._count)))
                 pieces: list[npt.NDArray[np.int32]] = []
@@ -126,6 +156,9 @@ class Tokenising:
                     self._edges[number + 1] = self._edges[number] + len(ids)
                     pieces.append(ids.astype(np.int32, copy=False))
                 together = np.concatenate(pieces)
-                self._least, self._most = min(self._least, int(together.min(initial=0))), max(self._most, int(together.max(initial=0)))
+                self._least, self._most = (
+                    min(self._least, int(together.min(initial=0))),
+                    max(self._most, int(together.max(initial=0))),
+                )
                 bar.update(len(found))
                 yield together

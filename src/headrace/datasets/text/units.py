@@ -1,4 +1,6 @@
-"""What a sample of a `TextDataset` is: a file, a line, a record, a window of tokens, or a block of them."""
+"""What a sample of a `TextDataset` is: a file, a line, a record, a window of tokens, or a block
+of them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ class TextUnit(SampleFormat):
     def _as_tensors(self, ids: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
         if not self.is_marked:
             return {"input_ids": _tensor(ids, np.int64)}
-        return {"input_ids": torch.from_numpy(ids_of(ids)), "labels": torch.from_numpy(labels_of(ids))}
+        return {
+            "input_ids": torch.from_numpy(ids_of(ids)),
+            "labels": torch.from_numpy(labels_of(ids)),
+        }
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
         if not has_target:
@@ -96,7 +101,9 @@ class TokenizedTexts(TextUnit):
 
     @property
     def identity(self) -> str | None:
-        """What the way from a text to ids is known by at another start; None: it can't be known again."""
+        """What the way from a text to ids is known by at another start; None: it can't be known
+        again.
+        """
         return identity_of(self.options.tokenizer)
 
     @abstractmethod
@@ -108,7 +115,9 @@ class TokenizedTexts(TextUnit):
         """
 
     def uncut(self) -> TokenizedTexts:
-        """The same texts as whole documents, whose values are ids alone: what is packed, and what windows and blocks are made of."""
+        """The same texts as whole documents, whose values are ids alone: what is packed, and
+        what windows and blocks are made of.
+        """
         whole = copy.copy(self)
         whole.options = replace(self.options, max_length=None, target_field=None)
         return whole
@@ -131,7 +140,9 @@ class TokenizedTexts(TextUnit):
             except Exception as error:
                 made[number] = failed(number, "can't be decoded", error)
         for number, ids in self._ids(texts, failed):
-            made[number] = ids if isinstance(ids, SampleError) else self._value(ids, targets[number])
+            made[number] = (
+                ids if isinstance(ids, SampleError) else self._value(ids, targets[number])
+            )
         return made
 
     def _as_target(self, index: int, target: Any) -> Any:
@@ -143,7 +154,11 @@ class TokenizedTexts(TextUnit):
     def _ids(self, texts: dict[int, str], failed: Failed) -> list[tuple[int, Any]]:
         tokenizer, most = self.options.tokenizer, self.options.max_length
         try:
-            return list(zip(texts, token_arrays(tokenizer, [*texts.values()], most), strict=True)) if texts else []
+            return (
+                list(zip(texts, token_arrays(tokenizer, [*texts.values()], most), strict=True))
+                if texts
+                else []
+            )
         except Exception:
             pass  # raised again below, by the text that is at fault
         found: list[tuple[int, Any]] = []
@@ -170,7 +185,9 @@ class TokenizedTexts(TextUnit):
         return found
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_ids(dataset, collating, self.options.tokenizer, self.options.max_length, self.is_marked)
+        return way_of_ids(
+            dataset, collating, self.options.tokenizer, self.options.max_length, self.is_marked
+        )
 
 
 class FileTexts(TokenizedTexts):
@@ -181,7 +198,9 @@ class FileTexts(TokenizedTexts):
 
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]:
         data = self.source.content(index, record)
-        return decoded(data, self.options.encoding, self.options.errors, lambda: 0).removeprefix(_MARK), None
+        return decoded(data, self.options.encoding, self.options.errors, lambda: 0).removeprefix(
+            _MARK
+        ), None
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
         return self.source.sizes()
@@ -235,7 +254,9 @@ class RecordTexts(TokenizedTexts):
         if field is not None:
             self._columns = record_columns(self, reader, is_opening=True)
             self.targets = targets_in(self._columns, field)
-        self._numbers = {name: number for number, name in enumerate(self.targets.classes if self.targets else ())}
+        self._numbers = {
+            name: number for number, name in enumerate(self.targets.classes if self.targets else ())
+        }
         self.splits_targets = self.always_pairs = field is not None
 
     def uncut(self) -> TokenizedTexts:
@@ -251,9 +272,15 @@ class RecordTexts(TokenizedTexts):
         except FormatError as error:
             if (name := chat_field(row)) is None or callable(self.options.text_field):
                 raise
-            remedy = "from Python its unit is 'chat', with a HuggingFace tokenizer that has a chat template"  # no flags: none exist
+            # no flags: none exist
+            remedy = (
+                "from Python its unit is 'chat', with a HuggingFace tokenizer that has a chat "
+                "template"
+            )
             raise FormatError(f"{error}; {name!r} holds a chat: {remedy}") from None
-        return text, None if field is None else records.target_of(row, field, source.is_of_table(index))
+        return text, None if field is None else records.target_of(
+            row, field, source.is_of_table(index)
+        )
 
     def _as_target(self, index: int, target: Any) -> Any:
         targets = self.targets
@@ -289,18 +316,29 @@ class TokenWindows(TextUnit):
         is_marked: see `TextUnit`.
     """
 
-    def __init__(self, source: TokensSource, name: str, documents: Callable[[int], str] | None, is_marked: bool = False) -> None:
+    def __init__(
+        self,
+        source: TokensSource,
+        name: str,
+        documents: Callable[[int], str] | None,
+        is_marked: bool = False,
+    ) -> None:
         self.source, self.name, self._documents, self.is_marked = source, name, documents, is_marked
         self.stores_values: bool = not is_marked
 
     def decode(self, record: Any) -> Any:
         if self.is_marked and not (record >= 0).any():
-            raise FormatError(f"its first {len(record):,} tokens hold none of the assistant's: raise max_length")
+            raise FormatError(
+                f"its first {len(record):,} tokens hold none of the assistant's: raise max_length"
+            )
         return record
 
     def text_of(self, index: int, reader: SampleReader) -> str:
         if self._documents is None:
-            raise ConfigError("text_of: a packed file holds tokens and no texts; what its tokenizer decodes comes close")
+            raise ConfigError(
+                "text_of: a packed file holds tokens and no texts; what its tokenizer decodes "
+                "comes close"
+            )
         return self._documents(int(self.source.document_of(np.array([index]))[0]))
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
@@ -320,14 +358,21 @@ class TokenBlocks(TextUnit):
         is_marked: see `TextUnit`.
     """
 
-    def __init__(self, source: BlocksSource | BestFitSource, name: str, is_marked: bool = False) -> None:
+    def __init__(
+        self, source: BlocksSource | BestFitSource, name: str, is_marked: bool = False
+    ) -> None:
         self.source, self.name, self.is_marked = source, name, is_marked
 
     def to_input(self, value: Any) -> Any:
-        return {**self._as_tensors(value["input_ids"]), "document_ids": _tensor(value["document_ids"], np.int32)}
+        return {
+            **self._as_tensors(value["input_ids"]),
+            "document_ids": _tensor(value["document_ids"], np.int32),
+        }
 
     def text_of(self, index: int, reader: SampleReader) -> str:
-        raise ConfigError("text_of: with packing=True a sample is a block of tokens, of no one text")
+        raise ConfigError(
+            "text_of: with packing=True a sample is a block of tokens, of no one text"
+        )
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
         found: npt.NDArray[np.int64] = self.source.lengths()
@@ -342,13 +387,24 @@ class TokenBlocks(TextUnit):
 
 
 class TokenRows(TokenBlocks):
-    """Rows of whole documents with padding, the number of each token's document, and its place there."""
+    """Rows of whole documents with padding, the number of each token's document, and its place
+    there.
+    """
 
     def to_input(self, value: Any) -> Any:
-        ids, documents, positions = value["input_ids"].copy(), value["document_ids"].copy(), value["position_ids"].copy()
+        ids, documents, positions = (
+            value["input_ids"].copy(),
+            value["document_ids"].copy(),
+            value["position_ids"].copy(),
+        )
         labels = np.empty_like(ids)
         label_rows(ids, positions, documents, labels, self.is_marked)
-        named = {"input_ids": ids, "labels": labels, "document_ids": documents, "position_ids": positions}
+        named = {
+            "input_ids": ids,
+            "labels": labels,
+            "document_ids": documents,
+            "position_ids": positions,
+        }
         return {name: torch.from_numpy(column) for name, column in named.items()}
 
     def text_of(self, index: int, reader: SampleReader) -> str:
@@ -375,5 +431,9 @@ def decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) 
         at = begins() + error.start
         what = f"byte 0x{data[error.start]:02x} at offset {at:,} is no {encoding} ({error.reason})"
         is_utf16 = at == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff"))
-        remedy = "it begins as UTF-16 does: pass encoding='utf-16'" if is_utf16 else "pass encoding= or errors="
+        remedy = (
+            "it begins as UTF-16 does: pass encoding='utf-16'"
+            if is_utf16
+            else "pass encoding= or errors="
+        )
         raise FormatError(f"{what}; {remedy}") from None

@@ -1,7 +1,8 @@
-"""Ways of making batches of texts that make no tensor a sample (law 1: the batches are those of single samples, bit for bit).
+"""Ways of making batches of texts that make no tensor a sample (law 1: the batches are those of
+single samples, bit for bit).
 
-Blocks have one length, and are read into their batch. Of other texts the ids of all samples are laid one behind the other, and padded at
-once.
+Blocks have one length, and are read into their batch. Of other texts the ids of all samples are
+laid one behind the other, and padded at once.
 """
 
 from __future__ import annotations
@@ -28,9 +29,14 @@ from headrace.tokenizer import CharTokenizer
 
 
 def way_of_ids(
-    dataset: BaseDataset, collating: Collating, tokenizer: Any, max_length: int | None, is_marked: bool = False
+    dataset: BaseDataset,
+    collating: Collating,
+    tokenizer: Any,
+    max_length: int | None,
+    is_marked: bool = False,
 ) -> BatchWay | None:
-    """The way to padded batches, where samples are ids and nothing else; None: samples are made one by one.
+    """The way to padded batches, where samples are ids and nothing else; None: samples are made one
+    by one.
 
     Args:
         dataset: whose values are ids.
@@ -55,15 +61,23 @@ def way_of_ids(
     return joined
 
 
-def way_of_blocks(dataset: BaseDataset, collating: Collating, is_marked: bool = False) -> BatchWay | None:
-    """The way to batches of blocks, or of rows of documents, where they are stacked and not held; None: they are made one by one."""
+def way_of_blocks(
+    dataset: BaseDataset, collating: Collating, is_marked: bool = False
+) -> BatchWay | None:
+    """The way to batches of blocks, or of rows of documents, where they are stacked and not
+    held; None: they are made one by one.
+    """
     source = dataset.sample_source
     if not collating.stacks or not _are_bare(dataset) or dataset.mode.caches_samples:
         return None
     slow = SampleBySample(dataset, collating)
     if isinstance(source, BestFitSource):
         return RowsFromStorage(dataset, slow, source, is_marked)
-    return BlocksFromStorage(dataset, slow, source, is_marked) if isinstance(source, BlocksSource) else None
+    return (
+        BlocksFromStorage(dataset, slow, source, is_marked)
+        if isinstance(source, BlocksSource)
+        else None
+    )
 
 
 def _are_bare(dataset: BaseDataset) -> bool:
@@ -88,20 +102,33 @@ class JoinedIds(FastWay):
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, collating = self._dataset, self._slow.collating
-        values = dataset.sample_reader.values(dataset.whole_indices(request).tolist(), dataset.sample_access, error)
+        values = dataset.sample_reader.values(
+            dataset.whole_indices(request).tolist(), dataset.sample_access, error
+        )
         if all(type(value) is np.ndarray for value in values):
             assert collating.join is not None
             start = time.perf_counter()
-            ids, lengths = np.concatenate(values), np.fromiter(map(len, values), np.int64, len(values))
-            batch = collating.join(ids_of(ids), lengths, labels_of(ids)) if self._is_marked else collating.join(ids, lengths)
+            ids, lengths = (
+                np.concatenate(values),
+                np.fromiter(map(len, values), np.int64, len(values)),
+            )
+            batch = (
+                collating.join(ids_of(ids), lengths, labels_of(ids))
+                if self._is_marked
+                else collating.join(ids, lengths)
+            )
             dataset.sample_reader.count_seconds("collate_seconds", start)
             if batch is not None:
                 return MadeBatch(batch, len(request))
-        return self._slow.collated(*dataset.sample_finisher.finish(dataset, request, values), request)
+        return self._slow.collated(
+            *dataset.sample_finisher.finish(dataset, request, values), request
+        )
 
 
 class JoinedLines(FastWay):
-    """Reads lines one behind the other, and maps their bytes to ids at once, where characters are tokens and nothing is held."""
+    """Reads lines one behind the other, and maps their bytes to ids at once, where characters
+    are tokens and nothing is held.
+    """
 
     name = "lines straight from storage, and padded at once"
 
@@ -126,7 +153,9 @@ class JoinedLines(FastWay):
         try:
             joined, sizes = source.read_joined(whole)
             read = time.perf_counter()
-            ids, lengths = self._tokenizer.encode_bytes(joined, sizes, *source.codec, self._max_length)
+            ids, lengths = self._tokenizer.encode_bytes(
+                joined, sizes, *source.codec, self._max_length
+            )
         except Exception as caught:
             return self.fall_back(request, caught)
         decoded = time.perf_counter()
@@ -148,7 +177,9 @@ class BlocksFromStorage(FastWay):
 
     name = "blocks straight from storage"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: Any, is_marked: bool) -> None:
+    def __init__(
+        self, dataset: BaseDataset, slow: SampleBySample, source: Any, is_marked: bool
+    ) -> None:
         super().__init__(dataset, slow)
         self._source, self._is_marked, self.writes_in_place = source, is_marked, True
 
@@ -156,7 +187,11 @@ class BlocksFromStorage(FastWay):
         return _are_bare(self._dataset)
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        source, reader, shape = self._source, self._dataset.sample_reader, (len(request), self._source.length)
+        source, reader, shape = (
+            self._source,
+            self._dataset.sample_reader,
+            (len(request), self._source.length),
+        )
         start, indices = time.perf_counter(), self._dataset.whole_indices(request).tolist()
         batch = {name: empty(shape, dtype) for name, dtype in self._columns().items()}
         try:
@@ -170,7 +205,11 @@ class BlocksFromStorage(FastWay):
 
     def _columns(self) -> dict[str, torch.dtype]:
         """What a batch has, and the dtype of each."""
-        return {"input_ids": torch.int64, **({"labels": torch.int64} if self._is_marked else {}), "document_ids": torch.int32}
+        return {
+            "input_ids": torch.int64,
+            **({"labels": torch.int64} if self._is_marked else {}),
+            "document_ids": torch.int32,
+        }
 
     def _read(self, indices: Sequence[int], columns: Mapping[str, npt.NDArray[Any]]) -> None:
         self._source.read_into(indices, columns["input_ids"])
@@ -185,8 +224,19 @@ class RowsFromStorage(BlocksFromStorage):
     name = "rows of documents straight from storage"
 
     def _columns(self) -> dict[str, torch.dtype]:
-        return {"input_ids": torch.int64, "labels": torch.int64, "document_ids": torch.int32, "position_ids": torch.int64}
+        return {
+            "input_ids": torch.int64,
+            "labels": torch.int64,
+            "document_ids": torch.int32,
+            "position_ids": torch.int64,
+        }
 
     def _read(self, indices: Sequence[int], columns: Mapping[str, npt.NDArray[Any]]) -> None:
         self._source.read_columns(indices, columns)
-        label_rows(columns["input_ids"], columns["position_ids"], columns["document_ids"], columns["labels"], self._is_marked)
+        label_rows(
+            columns["input_ids"],
+            columns["position_ids"],
+            columns["document_ids"],
+            columns["labels"],
+            self._is_marked,
+        )

@@ -27,7 +27,9 @@ _LOOKED_AT = 32  # arrays that may say which library wrote them
 
 
 def walked(file: h5py.File, notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """Paths and what lies there, a group before what is in it: groups and datasets each once, and links as such."""
+    """Paths and what lies there, a group before what is in it: groups and datasets each once,
+    and links as such.
+    """
     waiting: list[tuple[str, Any]] = [("", file["/"])]
     seen, count = dict[int, str](), 0
     while waiting:
@@ -48,7 +50,9 @@ def walked(file: h5py.File, notes: list[str]) -> Iterator[tuple[str, Any]]:
         for key in item:
             link = item.get(key, getlink=True)
             place = f"{where}/{key}" if where else key
-            inside.append((place, link if isinstance(link, h5py.SoftLink | h5py.ExternalLink) else item[key]))
+            inside.append(
+                (place, link if isinstance(link, h5py.SoftLink | h5py.ExternalLink) else item[key])
+            )
             if len(inside) > MOST_NODES:
                 break
         waiting += inside[::-1]
@@ -95,7 +99,11 @@ def _layout_of(dataset: h5py.Dataset) -> str:
         return "chunked"
     if not dataset.shape:
         return "scalar"
-    return "compact" if dataset.id.get_create_plist().get_layout() == h5py.h5d.COMPACT else "contiguous"
+    return (
+        "compact"
+        if dataset.id.get_create_plist().get_layout() == h5py.h5d.COMPACT
+        else "contiguous"
+    )
 
 
 def _codec(told: tuple[int, int, tuple[int, ...], bytes]) -> str:
@@ -114,12 +122,16 @@ def _sampled(dataset: h5py.Dataset) -> int | None:
         return 1 if len(sizes) >= _SAMPLED else None
 
     dataset.id.chunk_iter(look)
-    count = math.prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    count = math.prod(
+        -(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True)
+    )
     return int(count * sum(sizes) / len(sizes)) if len(sizes) >= _SAMPLED else sum(sizes)
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """A dtype in a few words: "uint8", "str", "float32 of any length", "enum of int8", "{a: int32, b: float64 [2]}"."""
+    """A dtype in a few words: "uint8", "str", "float32 of any length", "enum of int8", "{a:
+    int32, b: float64 [2]}".
+    """
     if h5py.check_ref_dtype(dtype) is not None:
         return "reference"
     if (string := h5py.check_string_dtype(dtype)) is not None:
@@ -146,10 +158,23 @@ def episodes_in(file: h5py.File, opened: OpenHDF5) -> Episodes | None:
     names = look.groups_matching(file, pattern)
     arrays = arrays_of(file[names[0]])
     key = next(iter(arrays))
-    shapes = [one.shape for name in names[:MOST_NODES] if isinstance(one := file[name].get(key), h5py.Dataset) and one.shape]
+    shapes = [
+        one.shape
+        for name in names[:MOST_NODES]
+        if isinstance(one := file[name].get(key), h5py.Dataset) and one.shape
+    ]
     lengths = [shape[0] for shape in shapes]
     told = [f"{name} {dtype_name(one.dtype)} {list(one.shape[1:])}" for name, one in arrays.items()]
-    return Episodes(pattern, len(names), names[0], told, min(lengths), max(lengths), sum(lengths), len(names) > MOST_NODES)
+    return Episodes(
+        pattern,
+        len(names),
+        names[0],
+        told,
+        min(lengths),
+        max(lengths),
+        sum(lengths),
+        len(names) > MOST_NODES,
+    )
 
 
 # -- tables
@@ -170,21 +195,29 @@ class PandasTable(NamedTuple):
 
 
 def table_in(file: h5py.File, path: str, name: str | None, notes: list[str]) -> PandasTable | None:
-    """The table of that name, or the first one; None: there is none, or it can't be read, which a note says."""
+    """The table of that name, or the first one; None: there is none, or it can't be read, which
+    a note says.
+    """
     if name is None and DATA in file:
         return None
-    tables = tables_in(file) if "PYTABLES_FORMAT_VERSION" in file.attrs else []  # by which pandas writes
+    # by which pandas writes
+    tables = tables_in(file) if "PYTABLES_FORMAT_VERSION" in file.attrs else []
     wanted = next(iter(tables), None) if name is None else name.strip("/")
     if wanted is None or wanted not in tables:
         return None
     if name is None and len(tables) > 1:
-        notes.append(f"there are {len(tables):,} tables: {', '.join(map(repr, tables[:8]))}; name another one by --dataset-name")
+        notes.append(
+            f"there are {len(tables):,} tables: {', '.join(map(repr, tables[:8]))}; name another "
+            "one by --dataset-name"
+        )
     try:
         columns = columns_of(file[wanted], path, wanted)
     except FormatError as error:
         notes.append(str(error))
         return None
-    return PandasTable(wanted, list(dict.fromkeys(one.array for one in columns)), [one.name for one in columns])
+    return PandasTable(
+        wanted, list(dict.fromkeys(one.array for one in columns)), [one.name for one in columns]
+    )
 
 
 def is_index(node: Node) -> bool:
@@ -198,34 +231,68 @@ def is_index(node: Node) -> bool:
 def writer_of(file: h5py.File) -> dict[str, Any]:
     """Which library, or convention, the file is of."""
     attributes = {}
-    for name in ("encoding-type", "encoding-version", "_NCProperties", "PYTABLES_FORMAT_VERSION", "CLASS", "Conventions", "keras_version"):
+    for name in (
+        "encoding-type",
+        "encoding-version",
+        "_NCProperties",
+        "PYTABLES_FORMAT_VERSION",
+        "CLASS",
+        "Conventions",
+        "keras_version",
+    ):
         with contextlib.suppress(OSError, TypeError, ValueError):
             value = file.attrs.get(name)
-            attributes[name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            attributes[name] = (
+                value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            )
     if attributes.get("encoding-type") == "anndata":
-        return {"written by": "AnnData ", "AnnData": str(attributes.get("encoding-version") or ""), **_of_anndata(file)}
+        return {
+            "written by": "AnnData ",
+            "AnnData": str(attributes.get("encoding-version") or ""),
+            **_of_anndata(file),
+        }
     if attributes.get("_NCProperties") is not None or _has_dimensions(file):
         properties = str(attributes.get("_NCProperties") or "")
-        axes = {key: len(item) for key, item in file.items() if isinstance(item, h5py.Dataset) and item.is_scale}
-        return {"written by": "netCDF-4 ", **({"netCDF": properties} if properties else {}), **({"dimensions": axes} if axes else {})}
+        axes = {
+            key: len(item)
+            for key, item in file.items()
+            if isinstance(item, h5py.Dataset) and item.is_scale
+        }
+        return {
+            "written by": "netCDF-4 ",
+            **({"netCDF": properties} if properties else {}),
+            **({"dimensions": axes} if axes else {}),
+        }
     if attributes.get("PYTABLES_FORMAT_VERSION") is not None:
         return {"written by": "PyTables ", "PyTables": str(attributes["PYTABLES_FORMAT_VERSION"])}
     if file.userblock_size >= 512 and any("MATLAB_class" in item.attrs for item in file.values()):
-        return {"written by": "MATLAB 7.3 ", "MATLAB": "its arrays have their axes in reverse: reverse_axes=True shows them as MATLAB does"}
+        return {
+            "written by": "MATLAB 7.3 ",
+            "MATLAB": (
+                "its arrays have their axes in reverse: reverse_axes=True shows them as MATLAB does"
+            ),
+        }
     if attributes.get("keras_version") is not None:
         return {"written by": "Keras "}
     return {}
 
 
 def _has_dimensions(file: h5py.File) -> bool:
-    return any(isinstance(item, h5py.Dataset) and "_Netcdf4Dimid" in item.attrs for item in list(file.values())[:_LOOKED_AT])
+    return any(
+        isinstance(item, h5py.Dataset) and "_Netcdf4Dimid" in item.attrs
+        for item in list(file.values())[:_LOOKED_AT]
+    )
 
 
 def _of_anndata(file: h5py.File) -> dict[str, Any]:
     """Cells, genes, and how X is stored."""
     told: dict[str, Any] = {}
     for axis in ("obs", "var"):
-        index = file.get(f"{axis}/{file[axis].attrs.get('_index', '_index')}") if isinstance(file.get(axis), h5py.Group) else None
+        index = (
+            file.get(f"{axis}/{file[axis].attrs.get('_index', '_index')}")
+            if isinstance(file.get(axis), h5py.Group)
+            else None
+        )
         if isinstance(index, h5py.Dataset):
             told[axis] = len(index)
     matrix = file.get("X")

@@ -23,11 +23,13 @@ from headrace.storage.zarr.shards import ArrayFiles
 from headrace.storage.zarr.store import Store, key_of
 from headrace.storage.zarr.stores import ZarrFolder
 
-_COUNTED, _SAMPLED, _ASKED = 4096, 512, 32  # files whose sizes are all looked at; of more; of remote ones
+# files whose sizes are all looked at; of more; of remote ones
+_COUNTED, _SAMPLED, _ASKED = 4096, 512, 32
 
 
 def zarr_nodes(store: Store, wanted: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Paths and metadata, a group before what is in it. What lies in the folder of an array is not listed: there may be millions of chunks.
+    """Paths and metadata, a group before what is in it. What lies in the folder of an array is not
+    listed: there may be millions of chunks.
 
     Raises:
         FormatError: metadata are damaged.
@@ -48,21 +50,31 @@ def zarr_nodes(store: Store, wanted: str | None) -> Iterator[tuple[str, dict[str
             place = store.path_of(name) if name else store.path
             try:
                 with os.scandir(place) as listing:
-                    inside = sorted(entry.name for entry in listing if entry.is_dir() and not entry.name.startswith("."))
+                    inside = sorted(
+                        entry.name
+                        for entry in listing
+                        if entry.is_dir() and not entry.name.startswith(".")
+                    )
             except PermissionError as error:
                 raise AccessError(f"{redact(place)}: this user may not list the folder") from error
             waiting += [key_of(name, one) for one in reversed(inside)]
 
 
 def _names(store: Store, wanted: str | None) -> list[str]:
-    """The paths of all nodes; where nobody can list them those that are named, or that an image of OME-NGFF at the root tells of."""
+    """The paths of all nodes; where nobody can list them those that are named, or that an image
+    of OME-NGFF at the root tells of.
+    """
     try:
         return sorted(store.nodes(), key=lambda name: name.split("/"))
     except MissingNameError:
         image = None if wanted else image_at(store, "")
         if image is None and not wanted:
             raise
-        names = ["", *(level.path for level in image.levels)] if image is not None else ["", str(wanted).strip("/")]
+        names = (
+            ["", *(level.path for level in image.levels)]
+            if image is not None
+            else ["", str(wanted).strip("/")]
+        )
         store.fetch_metadata(names)
         return names
 
@@ -80,7 +92,9 @@ def node_of(store: Store, path: str, metadata: dict[str, Any]) -> Node:
             node.layout = "scalar"
             return node
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{redact(store.path)}: the metadata of {path or 'the array'!r} are damaged: {error}") from error
+        raise FormatError(
+            f"{redact(store.path)}: the metadata of {path or 'the array'!r} are damaged: {error}"
+        ) from error
     try:
         _measure(store, node, metadata)
     except (UnknownLayout, FormatError) as error:
@@ -89,18 +103,34 @@ def node_of(store: Store, path: str, metadata: dict[str, Any]) -> Node:
 
 
 def episodes_in(store: Store, opened: OpenZarr, nodes: Sequence[Node]) -> Episodes | None:
-    """The episodes of a store, of which these nodes were looked at; None: it holds something else."""
+    """The episodes of a store, of which these nodes were looked at; None: it holds something
+    else.
+    """
     look = ZarrLook(opened, EpisodeOptions())
     if (pattern := look.unmistakable_groups(store)) is None:
         return None
     names = look.groups_matching(store, pattern)
-    shapes = {node.path: (node.shape, node.dtype) for node in nodes if node.kind == "array" and node.shape}
+    shapes = {
+        node.path: (node.shape, node.dtype) for node in nodes if node.kind == "array" and node.shape
+    }
     first = [path.removeprefix(names[0]) for path in shapes if path.startswith(f"{names[0]}/")]
     if not first:  # more nodes than were looked at
         return None
     lengths = [shapes[name + first[0]][0][0] for name in names if name + first[0] in shapes]
-    told = [f"{key[1:]} {shapes[names[0] + key][1]} {list(shapes[names[0] + key][0][1:])}" for key in first]
-    return Episodes(pattern, len(names), names[0], told, min(lengths), max(lengths), sum(lengths), len(lengths) < len(names))
+    told = [
+        f"{key[1:]} {shapes[names[0] + key][1]} {list(shapes[names[0] + key][0][1:])}"
+        for key in first
+    ]
+    return Episodes(
+        pattern,
+        len(names),
+        names[0],
+        told,
+        min(lengths),
+        max(lengths),
+        sum(lengths),
+        len(lengths) < len(names),
+    )
 
 
 def _dtype(told: Any) -> tuple[str, int]:
@@ -109,14 +139,18 @@ def _dtype(told: Any) -> tuple[str, int]:
         return str(told.get("name")), int(told.get("configuration", {}).get("length_bytes", 0))
     if isinstance(told, list):
         dtype = np.dtype([(str(field[0]), *field[1:]) for field in told])
-        return "{" + ", ".join(f"{name}: {dtype[name]}" for name in dtype.names or ()) + "}", dtype.itemsize
+        return "{" + ", ".join(
+            f"{name}: {dtype[name]}" for name in dtype.names or ()
+        ) + "}", dtype.itemsize
     try:
         dtype = np.dtype(told)
     except TypeError:
         return str(told), 0
     if dtype.kind == "O":
         return "str" if told == "|O" else str(told), 0
-    return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else " (other byte order)"), dtype.itemsize
+    return str(dtype.newbyteorder("=")) + (
+        "" if dtype.isnative else " (other byte order)"
+    ), dtype.itemsize
 
 
 def _describe_2(node: Node, metadata: dict[str, Any]) -> None:
@@ -130,13 +164,25 @@ def _describe_2(node: Node, metadata: dict[str, Any]) -> None:
 def _describe_3(node: Node, metadata: dict[str, Any]) -> None:
     grid = metadata["chunk_grid"]
     extents = grid.get("configuration", {}).get("chunk_shape")
-    node.chunks = tuple(map(int, extents)) if isinstance(extents, list) and all(isinstance(one, int) for one in extents) else None
+    node.chunks = (
+        tuple(map(int, extents))
+        if isinstance(extents, list) and all(isinstance(one, int) for one in extents)
+        else None
+    )
     codecs = metadata["codecs"]
     if codecs and codecs[0]["name"] == "sharding_indexed":
         options = codecs[0]["configuration"]
-        node.shards, node.chunks, node.layout = node.chunks, tuple(map(int, options["chunk_shape"])), "sharded"
+        node.shards, node.chunks, node.layout = (
+            node.chunks,
+            tuple(map(int, options["chunk_shape"])),
+            "sharded",
+        )
         codecs = options["codecs"]
-    node.codecs = [_codec(str(one["name"]), one.get("configuration") or {}) for one in codecs if one["name"] != "bytes"]
+    node.codecs = [
+        _codec(str(one["name"]), one.get("configuration") or {})
+        for one in codecs
+        if one["name"] != "bytes"
+    ]
     if node.chunks is None:
         node.details["grid"] = grid.get("name")
 

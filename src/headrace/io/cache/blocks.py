@@ -31,7 +31,8 @@ async def fetch_cached(
     all_fits: bool = True,
     urgent: bool = True,
 ) -> list[memoryview]:
-    """See `Remote.fetch`. Files of no known version are not cached: nobody could say whether what is cached still holds.
+    """See `Remote.fetch`. Files of no known version are not cached: nobody could say whether what
+    is cached still holds.
 
     Args:
         remote: the server.
@@ -39,8 +40,8 @@ async def fetch_cached(
         ranges, urgent: as there; whole files too.
         versions: of paths; of all whose whole files are read.
         bypass: what is cached is not trusted, and replaced.
-        all_fits: True if all files that will be read have room in the cache. Else small ranges are not worth a block, which would be gone
-            before the rest of it is read.
+        all_fits: True if all files that will be read have room in the cache. Else small ranges are
+            not worth a block, which would be gone before the rest of it is read.
     """
     needed, is_whole = [], ranges.is_whole
     if is_whole.any():
@@ -48,27 +49,54 @@ async def fetch_cached(
         sizes = np.array([versions[path].size for path in ranges.paths])
         ranges = ranges._replace(stop=np.where(is_whole, sizes[ranges.file], ranges.stop))
     columns = list(ranges.each())
-    if cache is None or any(path not in versions or versions[path].tag is None for path, _, _ in columns):
+    if cache is None or any(
+        path not in versions or versions[path].tag is None for path, _, _ in columns
+    ):
         return await remote.fetch(ranges, versions, urgent)
     needed = needed or [_blocks_of(*one) for one in columns]
-    keys = {block: block_key(remote.place, block, versions[block[0]]) for blocks in needed for block in blocks}
+    keys = {
+        block: block_key(remote.place, block, versions[block[0]])
+        for blocks in needed
+        for block in blocks
+    }
     found = dict.fromkeys(keys) if bypass else await asyncio.to_thread(_cached, cache, keys)
     alone: dict[int, memoryview] = {}
     if not all_fits:
         lacking = [any(found[block] is None for block in blocks) for blocks in needed]
-        small = [n for n, (_, start, stop) in enumerate(columns) if lacking[n] and stop - start < _WORTH]
-        alone = dict(zip(small, await remote.fetch(ranges.take(np.array(small, np.int64)), versions, urgent), strict=True))
-    missing = {block: keys[block] for n, blocks in enumerate(needed) if n not in alone for block in blocks if found[block] is None}
+        small = [
+            n for n, (_, start, stop) in enumerate(columns) if lacking[n] and stop - start < _WORTH
+        ]
+        alone = dict(
+            zip(
+                small,
+                await remote.fetch(ranges.take(np.array(small, np.int64)), versions, urgent),
+                strict=True,
+            )
+        )
+    missing = {
+        block: keys[block]
+        for n, blocks in enumerate(needed)
+        if n not in alone
+        for block in blocks
+        if found[block] is None
+    }
     if missing:
         async with cache.claimed(missing.values(), remote.deadline):
             if not bypass:
                 found |= await asyncio.to_thread(_cached, cache, missing)
             missing = {block: key for block, key in missing.items() if found[block] is None}
-            blocks = ByteRanges.of(_bounds(path, number, versions[path].size) for path, number in missing)
-            for (block, key), data in zip(missing.items(), await remote.fetch(blocks, versions, urgent), strict=True):
+            blocks = ByteRanges.of(
+                _bounds(path, number, versions[path].size) for path, number in missing
+            )
+            for (block, key), data in zip(
+                missing.items(), await remote.fetch(blocks, versions, urgent), strict=True
+            ):
                 found[block] = content = bytes(data)
                 await asyncio.to_thread(cache.put, key, content)
-    return [alone[n] if n in alone else _assembled(needed[n], start, stop, found) for n, (_, start, stop) in enumerate(columns)]
+    return [
+        alone[n] if n in alone else _assembled(needed[n], start, stop, found)
+        for n, (_, start, stop) in enumerate(columns)
+    ]
 
 
 def version_hash(version: Version) -> int:
@@ -87,14 +115,23 @@ def block_key(place: str, block: _Block, version: Version | int) -> str:
     """
     path, number = block
     if number == WHOLE:
-        return DiskCache.key(path, (place, "whole", version if isinstance(version, int) else version_hash(version)), 0)
+        return DiskCache.key(
+            path,
+            (place, "whole", version if isinstance(version, int) else version_hash(version)),
+            0,
+        )
     assert isinstance(version, Version)
     return DiskCache.key(path, (place, version.size, version.tag), number)
 
 
 def cached_wholes(cache: DiskCache, place: str, hashes: Mapping[str, int]) -> dict[str, bytes]:
-    """The contents of those of some files, of which hashes of versions are known, that are cached."""
-    found = {path: cache.get(block_key(place, (path, WHOLE), version)) for path, version in hashes.items()}
+    """The contents of those of some files, of which hashes of versions are known, that are
+    cached.
+    """
+    found = {
+        path: cache.get(block_key(place, (path, WHOLE), version))
+        for path, version in hashes.items()
+    }
     return {path: data for path, data in found.items() if data is not None}
 
 
@@ -105,14 +142,24 @@ def _cached(cache: DiskCache, keys: Mapping[_Block, str]) -> dict[_Block, bytes 
 def _blocks_of(path: str, start: int, stop: int) -> list[_Block]:
     if stop == WHOLE:
         return [(path, WHOLE)]
-    return [(path, number) for number in range(start // BLOCK, -(-stop // BLOCK))] if start < stop else []
+    return (
+        [(path, number) for number in range(start // BLOCK, -(-stop // BLOCK))]
+        if start < stop
+        else []
+    )
 
 
 def _bounds(path: str, number: int, size: int) -> tuple[str, int, int]:
-    return (path, 0, size) if number == WHOLE else (path, number * BLOCK, min((number + 1) * BLOCK, size))
+    return (
+        (path, 0, size)
+        if number == WHOLE
+        else (path, number * BLOCK, min((number + 1) * BLOCK, size))
+    )
 
 
-def _assembled(blocks: Iterable[_Block], start: int, stop: int, found: Mapping[_Block, bytes | None]) -> memoryview:
+def _assembled(
+    blocks: Iterable[_Block], start: int, stop: int, found: Mapping[_Block, bytes | None]
+) -> memoryview:
     parts = []
     for path, number in blocks:
         data, begin = found[path, number], max(0, number) * BLOCK

@@ -1,7 +1,7 @@
 """Lists what headrace keeps in a `cache_dir`, and removes what is old or abandoned.
 
-Only files with names of headrace's own are listed, and of these only the user's own are removed. A dataset that is open reads on from
-what it has open; what it asks for anew is made again.
+Only files with names of headrace's own are listed, and of these only the user's own are removed. A
+dataset that is open reads on from what it has open; what it asks for anew is made again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ _WHAT = {
     "arrow-index": "indices of remote Arrow files",
     "table": "plain copies of tables",
 }
-BLOCKS, SAMPLES, REST = "blocks of remote files", "samples shared by the ranks of this machine", "what killed processes left"
+BLOCKS, SAMPLES, REST = (
+    "blocks of remote files",
+    "samples shared by the ranks of this machine",
+    "what killed processes left",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class CacheEntry:
 
 
 def cache_entries(folder: str) -> list[CacheEntry]:
-    """The files that headrace keeps in a folder, in the order of their names; nothing where there is no such folder.
+    """The files that headrace keeps in a folder, in the order of their names; nothing where there
+    is no such folder.
 
     Raises:
         AccessError: it may not be listed.
@@ -100,7 +105,14 @@ def _entry(path: str, name: str) -> CacheEntry | None:
         status = os.lstat(path)
         if stat.S_ISREG(status.st_mode):
             is_abandoned = is_unused(path) if what == SAMPLES else is_temporary and _is_old(status)
-            return CacheEntry(path, REST if is_abandoned else what, status.st_size, _used(status), status.st_uid, is_abandoned)
+            return CacheEntry(
+                path,
+                REST if is_abandoned else what,
+                status.st_size,
+                _used(status),
+                status.st_uid,
+                is_abandoned,
+            )
     return None
 
 
@@ -113,7 +125,9 @@ def _blocks_in(folder: str) -> Iterator[CacheEntry]:
                     status = os.lstat(path)
                     is_abandoned = name.endswith(TEMPORARY) and _is_old(status)
                     what = REST if is_abandoned else BLOCKS
-                    yield CacheEntry(path, what, status.st_size, _used(status), status.st_uid, is_abandoned)
+                    yield CacheEntry(
+                        path, what, status.st_size, _used(status), status.st_uid, is_abandoned
+                    )
 
 
 def _is_old(status: os.stat_result) -> bool:
@@ -126,7 +140,8 @@ def _used(status: os.stat_result) -> float:
 
 
 def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[CacheEntry]:
-    """Removes the user's own files that were abandoned, or not used for so many seconds; those that were removed.
+    """Removes the user's own files that were abandoned, or not used for so many seconds; those that
+    were removed.
 
     What a job of this machine shares among its ranks stays, as long as the job runs.
     """

@@ -2,16 +2,22 @@
 
 NOTE [ life of a cached block ]
 
-* A block is a file, named by a hash of its file's URL and version and of its position there, so that two buckets, or two versions of a
-  file, are never mixed. Its head has length and checksum, which are compared at each read; a damaged block is removed and fetched again.
-* It is written under a temporary name, on which its writer holds a kernel lock, then flushed to disk, then renamed. A writer that is killed
-  leaves this file without a lock, and the next eviction removes it.
-* A reader opens the file and reads all of it, so an eviction that removes its name meanwhile does not disturb it.
-* The ledger is the number of bytes of all blocks, including those being written. It is raised before a block is written, and lowered after
-  one is removed, under a lock: so it may be too high after a process was killed, but never too low. Eviction measures the folder itself and
-  corrects it. So all processes together stay below the limit.
-* One process fetches a block, and others that need it wait (`claimed`), at most as long as the fetch may take.
-* Without disk space or write permission, everything works without the cache, with one warning. Each user has a separate folder.
+* A block is a file, named by a hash of its file's URL and version and of its position there, so
+  that two buckets, or two versions of a file, are never mixed. Its head has length and checksum,
+  which are compared at each read; a damaged block is removed and fetched again.
+* It is written under a temporary name, on which its writer holds a kernel lock, then flushed to
+  disk, then renamed. A writer that is killed leaves this file without a lock, and the next eviction
+  removes it.
+* A reader opens the file and reads all of it, so an eviction that removes its name meanwhile does
+  not disturb it.
+* The ledger is the number of bytes of all blocks, including those being written. It is raised
+  before a block is written, and lowered after one is removed, under a lock: so it may be too high
+  after a process was killed, but never too low. Eviction measures the folder itself and corrects
+  it. So all processes together stay below the limit.
+* One process fetches a block, and others that need it wait (`claimed`), at most as long as the
+  fetch may take.
+* Without disk space or write permission, everything works without the cache, with one warning. Each
+  user has a separate folder.
 """
 
 from __future__ import annotations
@@ -48,7 +54,8 @@ _PATIENCE_S = 10.0  # for the ledger, which nobody holds for long
 
 
 class DiskCache:
-    """Blocks of bytes in a folder, shared by all processes of this user. Thread-safe; forked and pickled copies are the same cache.
+    """Blocks of bytes in a folder, shared by all processes of this user. Thread-safe; forked and
+    pickled copies are the same cache.
 
     Args:
         folder: made if it is missing; a part of it is this user's own.
@@ -60,7 +67,9 @@ class DiskCache:
 
     def __init__(self, folder: str, limit: int) -> None:
         if not HAS_LOCKS:
-            raise ConfigError("disk_cache_size needs file locks, which this system has not: leave it out")
+            raise ConfigError(
+                "disk_cache_size needs file locks, which this system has not: leave it out"
+            )
         if limit < 1:
             raise ConfigError(f"disk_cache_size must be above 0 bytes, not {limit}")
         self.folder: str = os.path.join(os.path.abspath(folder), f"blocks-{user_id()}")
@@ -147,28 +156,39 @@ class DiskCache:
         self._paused_until = time.monotonic() + _PAUSE_S
         if not self._has_warned:
             self._has_warned = True
-            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+            why = (
+                "the disk is full"
+                if error.errno in (errno.ENOSPC, errno.EDQUOT)
+                else error.strerror or str(error)
+            )
             warn(
-                f"cache_dir={redact(self.folder)!r}: nothing is written to the disk cache for now ({why}); blocks are fetched again instead"
+                f"cache_dir={redact(self.folder)!r}: nothing is written to the disk cache for now "
+                f"({why}); blocks are fetched again instead"
             )
 
     # -- one fetch a machine
 
     @contextlib.asynccontextmanager
     async def claimed(self, keys: Iterable[str], patience: float) -> AsyncIterator[None]:
-        """While this coroutine fetches blocks, others of this machine that want them wait here; at most so many seconds.
+        """While this coroutine fetches blocks, others of this machine that want them wait here; at
+        most so many seconds.
 
         Look for the blocks again inside: somebody else may have fetched them meanwhile.
         """
-        with contextlib.suppress(OSError):  # without leave to write there are no claims, and blocks may be fetched twice
+        # without leave to write there are no claims, and blocks may be fetched twice
+        with contextlib.suppress(OSError):
             self._make_folder()
-        async with single_flight_in_loop(os.path.join(self.folder, "claims"), [int(key[:12], 16) for key in keys], patience):
+        async with single_flight_in_loop(
+            os.path.join(self.folder, "claims"), [int(key[:12], 16) for key in keys], patience
+        ):
             yield
 
     # -- the limit
 
     def _reserve(self, key: str, size: int) -> int | None:
-        """Makes room for a block, and the temporary file that it is written to, locked; None where there is no room."""
+        """Makes room for a block, and the temporary file that it is written to, locked; None
+        where there is no room.
+        """
         with self._ledger() as ledger:
             total = _read_ledger(ledger) + size
             if total > self.limit:
@@ -188,9 +208,11 @@ class DiskCache:
             _write_ledger(ledger, max(0, _read_ledger(ledger) - size))
 
     def _evicted(self, wanted: int) -> int:
-        """Removes the blocks that were not used for longest, until there is some more room than wanted; gives the bytes that are left.
+        """Removes the blocks that were not used for longest, until there is some more room than
+        wanted; gives the bytes that are left.
 
-        Under the ledger's lock. A block that is being written counts with the size that its name says.
+        Under the ledger's lock. A block that is being written counts with the size that its name
+        says.
         """
         found, total = [], 0
         for path, status in self._files():
@@ -220,10 +242,15 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[int]:
-        fd = os.open(os.path.join(self.folder, "ledger"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            os.path.join(self.folder, "ledger"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
             if not wait_for_lock(fd, time.monotonic() + _PATIENCE_S):
-                raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock of the disk cache, and does not go on")
+                raise TimeoutError(
+                    errno.ETIMEDOUT,
+                    "another process holds the lock of the disk cache, and does not go on",
+                )
             yield fd
         finally:
             unlock(fd)
@@ -237,7 +264,9 @@ class DiskCache:
         os.makedirs(self.folder, 0o700, exist_ok=True)
         status = os.lstat(self.folder)
         if status.st_uid != user_id() or status.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "the folder is another user's, or others may write to it", self.folder)
+            raise PermissionError(
+                errno.EPERM, "the folder is another user's, or others may write to it", self.folder
+            )
 
     def _remove(self, path: str) -> None:
         with contextlib.suppress(OSError):
@@ -298,4 +327,8 @@ def _is_whole(content: bytes) -> bool:
     if len(content) < _HEAD.size:
         return False
     magic, size, checksum = _HEAD.unpack_from(content)
-    return bool(magic == _MAGIC and size == len(content) - _HEAD.size and google_crc32c.value(content[_HEAD.size :]) == checksum)
+    return bool(
+        magic == _MAGIC
+        and size == len(content) - _HEAD.size
+        and google_crc32c.value(content[_HEAD.size :]) == checksum
+    )

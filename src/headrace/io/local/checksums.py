@@ -21,7 +21,9 @@ from headrace.memory.whole import read_full
 _PIECE = 512 << 10  # bytes that are summed up while they are in the processor's cache
 _SEGMENT = 32 << 20  # bytes of a task
 NEAR = 8 << 20
-"""Bytes closely before a place: pages of the system that reach over a segment's end are no larger."""
+"""Bytes closely before a place: pages of the system that reach over a segment's end are no
+larger.
+"""
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power first
 
 
@@ -44,12 +46,14 @@ NOTHING: IntArray = np.zeros(1, np.int64)
 
 
 class SumsAhead:
-    """Sums up the samples of a file while it is still written: a thread reads each segment again once what follows it is written, too.
+    """Sums up the samples of a file while it is still written: a thread reads each segment again
+    once what follows it is written, too.
 
     Args:
         fd: of the file, open for reading.
         edges: [n + 1] int64, ascending: the first byte of each sample, and the end of the last.
-        settle: called in the thread before a segment is read, with its first and last byte: sees that what is read comes from the disk.
+        settle: called in the thread before a segment is read, with its first and last byte: sees
+            that what is read comes from the disk.
 
     Attributes:
         edges: as given.
@@ -71,7 +75,8 @@ class SumsAhead:
         return int(self.edges[0]) if not self.futures else next(reversed(self.futures)).stop
 
     def written(self, stop: int) -> None:
-        """Everything before a byte is written: reads the segments before it, but for what lies closely before it.
+        """Everything before a byte is written: reads the segments before it, but for what lies
+        closely before it.
 
         Raises:
             OSError, FileChangedError: an earlier one could not be read.
@@ -86,7 +91,9 @@ class SumsAhead:
     def _sum(self, segment: Segment) -> int:
         try:
             self._settle(segment.start, segment.stop)
-            return _sum_segment(self._fd, segment, self.edges[segment.first : segment.last + 1], self.crcs)
+            return _sum_segment(
+                self._fd, segment, self.edges[segment.first : segment.last + 1], self.crcs
+            )
         except BaseException as error:
             self._error = error
             raise
@@ -112,7 +119,8 @@ def sum_file(
         edges: [n + 1] int64, ascending: the first byte of each sample, and the end of the last.
         workers: threads.
         done: is called with a number of bytes when they have been read.
-        ahead: what was read already, while the file was written; not read again where its samples have the same edges.
+        ahead: what was read already, while the file was written; not read again where its samples
+            have the same edges.
 
     Raises:
         FileChangedError: the file ends before it should.
@@ -159,20 +167,26 @@ def _segments_of_samples(edges: IntArray) -> Iterator[Segment]:
     first, count = 0, len(edges) - 1
     while first < count:
         last = int(np.searchsorted(edges, edges[first] + _SEGMENT, side="right")) - 1
-        last = min(max(first + 1, last), first + _SEGMENT // 64, count)  # of empty ones any number begins at one place
+        # of empty ones any number begins at one place
+        last = min(max(first + 1, last), first + _SEGMENT // 64, count)
         yield Segment(int(edges[first]), int(edges[last]), first, last)
         first = last
 
 
 def _sum_segment(fd: int, segment: Segment, edges: IntArray, crcs: npt.NDArray[np.uint32]) -> int:
     """The CRC of a segment; those of its samples, which lie between `edges`, go to `crcs`."""
-    crc32, buffer = isal_zlib.crc32, memoryview(bytearray(min(_PIECE, max(1, segment.stop - segment.start))))
+    crc32, buffer = (
+        isal_zlib.crc32,
+        memoryview(bytearray(min(_PIECE, max(1, segment.stop - segment.start)))),
+    )
     crc, carried, number, last = 0, 0, 0, len(edges) - 2
     found = list[int]()
     for start in range(segment.start, segment.stop, _PIECE):
         piece = buffer[: min(_PIECE, segment.stop - start)]
         if read_full(fd, [piece], start) != len(piece):
-            raise FileChangedError("the file was cut short while it was read: see that nobody writes to it")
+            raise FileChangedError(
+                "the file was cut short while it was read: see that nobody writes to it"
+            )
         crc = crc32(piece, crc)
         # the samples that end in this piece; `carried` is of the first one's part before it
         end = int(np.searchsorted(edges, start + len(piece), side="right")) - 1
@@ -189,7 +203,9 @@ def _sum_segment(fd: int, segment: Segment, edges: IntArray, crcs: npt.NDArray[n
 
 
 def combined(first: int, second: int, nbytes: int) -> int:
-    """The CRC-32 of two stretches of bytes, one behind the other, by theirs; the second has `nbytes`."""
+    """The CRC-32 of two stretches of bytes, one behind the other, by theirs; the second has
+    `nbytes`.
+    """
     return shifted(first, nbytes) ^ second
 
 
@@ -200,7 +216,9 @@ def replaced(sums: FileSums, offset: int, before: bytes, after: bytes) -> int:
 
 
 def shifted(crc: int, nbytes: int) -> int:
-    """A CRC-32 times x^(8 * nbytes), modulo its polynomial: what that many zeros behind it make of it, but for their own CRC."""
+    """A CRC-32 times x^(8 * nbytes), modulo its polynomial: what that many zeros behind it make
+    of it, but for their own CRC.
+    """
     power, factor = 0x80000000 >> 8, crc  # x^8; the highest bit is x^0
     while nbytes and factor:
         if nbytes & 1:

@@ -55,7 +55,9 @@ class LocalFiles(Files):
                 known, self._samples[path] = _version_and_sample(path)
                 self._versions[path] = known
             except FileNotFoundError as error:
-                raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
+                raise DataNotFoundError(
+                    f"{redact(path)} does not exist (working folder: {os.getcwd()})"
+                ) from error
             except OSError as error:
                 raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
         return known
@@ -91,7 +93,9 @@ class LocalFiles(Files):
                 return True
             if (now.size, now.tag) != (known.size, known.tag):
                 return False
-            now, sample = _version_and_sample(path) if fd is None else (now, sample_of(fd, now.size))
+            now, sample = (
+                _version_and_sample(path) if fd is None else (now, sample_of(fd, now.size))
+            )
         except (FileNotFoundError, NotADirectoryError):
             return False
         if (now.size, now.tag, sample) != (known.size, known.tag, self._samples[path]):
@@ -122,8 +126,16 @@ class LocalFiles(Files):
             elif ranges.start[number] >= 0:
                 found[number] = memoryview(b"")
         requests = coalesce(ranges, _GAP, _MOST)
-        order, edges, begins = requests.order.tolist(), requests.edges.tolist(), requests.ranges.start.tolist()
-        starts, stops, ends = ranges.start.tolist(), ranges.stop.tolist(), requests.ranges.stop.tolist()
+        order, edges, begins = (
+            requests.order.tolist(),
+            requests.edges.tolist(),
+            requests.ranges.start.tolist(),
+        )
+        starts, stops, ends = (
+            ranges.start.tolist(),
+            ranges.stop.tolist(),
+            requests.ranges.stop.tolist(),
+        )
         for path, fd, first, last in self._each_file(requests):
             for request in range(first, last):
                 begin = begins[request]
@@ -145,8 +157,13 @@ class LocalFiles(Files):
 
     def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
         began = HINTS.begin()
-        found = self._read_told(paths) if HINTS.are_wanted and len(paths) > 1 else list(map(self._read_whole, paths))
-        HINTS.note(began, 4 * len(found), sum(map(len, found)))  # to open a file takes longer than to read a range
+        found = (
+            self._read_told(paths)
+            if HINTS.are_wanted and len(paths) > 1
+            else list(map(self._read_whole, paths))
+        )
+        # to open a file takes longer than to read a range
+        HINTS.note(began, 4 * len(found), sum(map(len, found)))
         return found
 
     def _read_told(self, paths: Sequence[str]) -> list[bytes]:
@@ -170,7 +187,11 @@ class LocalFiles(Files):
             HINTS.note(began, 1, len(buffers[0]))
             return
         requests = coalesce(ranges, 0, _MOST)
-        order, edges, begins = requests.order.tolist(), requests.edges.tolist(), requests.ranges.start.tolist()
+        order, edges, begins = (
+            requests.order.tolist(),
+            requests.edges.tolist(),
+            requests.ranges.start.tolist(),
+        )
         sizes = (requests.ranges.stop - requests.ranges.start).tolist()
         for path, fd, first, last in self._each_file(requests):
             for request in range(first, last):
@@ -187,12 +208,21 @@ class LocalFiles(Files):
                     fill(fd, wanted, begins[request], path)
 
     def _each_file(self, wanted: Requests) -> Iterator[tuple[str, int, int, int]]:
-        """Path, descriptor, and the first and last requests of each file; some are opened together, so that the system can be told."""
+        """Path, descriptor, and the first and last requests of each file; some are opened
+        together, so that the system can be told.
+        """
         requests = wanted.ranges
         if not requests.size:
             return
-        firsts = [0, *(np.flatnonzero(np.diff(requests.file)) + 1).tolist()] if len(requests.paths) > 1 else [0]
-        paths, edges = [requests.paths[file] for file in requests.file[firsts].tolist()], [*firsts, requests.size]
+        firsts = (
+            [0, *(np.flatnonzero(np.diff(requests.file)) + 1).tolist()]
+            if len(requests.paths) > 1
+            else [0]
+        )
+        paths, edges = (
+            [requests.paths[file] for file in requests.file[firsts].tolist()],
+            [*firsts, requests.size],
+        )
         with contextlib.closing(self.descriptors.reading_each(paths)) as opened:
             for at, fds in opened:
                 if HINTS.are_wanted and requests.size > 1:
@@ -204,15 +234,25 @@ class LocalFiles(Files):
                     yield paths[number], fd, edges[number], edges[number + 1]
                 first, end = edges[at], edges[at + len(fds)]
                 HINTS.note(
-                    began, int(wanted.edges[end] - wanted.edges[first]), int((requests.stop[first:end] - requests.start[first:end]).sum())
+                    began,
+                    int(wanted.edges[end] - wanted.edges[first]),
+                    int((requests.stop[first:end] - requests.start[first:end]).sum()),
                 )
 
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
         """By a call each: where ranges are short and far apart that is faster than to join them."""
         if ranges.size and ranges.stop[0] == WHOLE:
             return self._read_wholes([ranges.paths[file] for file in ranges.file.tolist()])
-        order = np.lexsort((ranges.start, ranges.file)) if len(ranges.paths) > 1 else ranges.start.argsort()
-        of, starts, sizes = ranges.file[order], ranges.start[order].tolist(), ranges.nbytes[order].tolist()
+        order = (
+            np.lexsort((ranges.start, ranges.file))
+            if len(ranges.paths) > 1
+            else ranges.start.argsort()
+        )
+        of, starts, sizes = (
+            ranges.file[order],
+            ranges.start[order].tolist(),
+            ranges.nbytes[order].tolist(),
+        )
         found: list[Any] = [None] * len(order)
         edges = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist(), len(order)] if len(order) else [0]
         for first, last in itertools.pairwise(edges):
@@ -224,7 +264,10 @@ class LocalFiles(Files):
                 read = list(map(os.pread, itertools.repeat(fd), some, starts[first:last]))
                 HINTS.note(began, len(some), sum(some))
                 if list(map(len, read)) != some:  # one call to the system stops at 2 GiB
-                    read = [_whole(fd, size, start, path) for size, start in zip(some, starts[first:last], strict=True)]
+                    read = [
+                        _whole(fd, size, start, path)
+                        for size, start in zip(some, starts[first:last], strict=True)
+                    ]
             for number, data in zip(order[first:last].tolist(), read, strict=True):
                 found[number] = data
         return found
@@ -233,7 +276,12 @@ class LocalFiles(Files):
         if ranges.size:
             path = ranges.paths[ranges.file[0]]
             with contextlib.suppress(OSError):  # said where it is read in the other way
-                data = self._gatherer.read(path, ranges.start.tolist(), ranges.nbytes.tolist(), functools.partial(self.check_open, path))
+                data = self._gatherer.read(
+                    path,
+                    ranges.start.tolist(),
+                    ranges.nbytes.tolist(),
+                    functools.partial(self.check_open, path),
+                )
                 if data is not None:
                     return data
         return b"".join(self.read_each(ranges))
@@ -292,7 +340,9 @@ def _version_and_sample(path: str) -> tuple[Version, int]:
 
 def changed(path: str) -> FileChangedError:
     """The error of a file that is another one than when it was opened."""
-    return FileChangedError(f"{redact(path)} has been changed since it was opened: open the dataset again")
+    return FileChangedError(
+        f"{redact(path)} has been changed since it was opened: open the dataset again"
+    )
 
 
 def _tell(fd: int, ranges: ByteRanges, first: int, end: int) -> None:
@@ -321,5 +371,7 @@ def fill(fd: int, buffers: list[memoryview], offset: int, path: str) -> None:
         some = buffers[first : first + _IOV_MAX]
         nbytes = sum(map(len, some))
         if read_full(fd, some, offset) < nbytes:
-            raise FormatError(f"{redact(path)} ends before byte {offset + nbytes:,}: the file is cut short")
+            raise FormatError(
+                f"{redact(path)} ends before byte {offset + nbytes:,}: the file is cut short"
+            )
         offset += nbytes

@@ -1,6 +1,8 @@
-"""Reads whole files below a folder with four calls to the system for each: open, fstat, read, close.
+"""Reads whole files below a folder with four calls to the system for each: open, fstat, read,
+close.
 
-Names are looked up from the folder's descriptor, which stays open, and nothing is asked of a file before it is open.
+Names are looked up from the folder's descriptor, which stays open, and nothing is asked of a file
+before it is open.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _MISSING = (FileNotFoundError, NotADirectoryError)
 class FolderReader:
     """Reads whole files below a folder. Picklable, thread-safe.
 
-    What reads raises what `changed` gives where a file was changed, an IsADirectoryError where one is a folder, and an OSError where one
-    can't be read.
+    What reads raises what `changed` gives where a file was changed, an IsADirectoryError where one
+    is a folder, and an OSError where one can't be read.
 
     Args:
         descriptors: what each process has open, for `pread`.
@@ -36,8 +38,19 @@ class FolderReader:
         changed: a path -> the error of a file that was changed.
     """
 
-    def __init__(self, descriptors: WorkerFiles[int], folder: str, latest: int, changed: Callable[[str], Exception]) -> None:
-        self._descriptors, self._folder, self._latest, self._changed = descriptors, folder, latest, changed
+    def __init__(
+        self,
+        descriptors: WorkerFiles[int],
+        folder: str,
+        latest: int,
+        changed: Callable[[str], Exception],
+    ) -> None:
+        self._descriptors, self._folder, self._latest, self._changed = (
+            descriptors,
+            folder,
+            latest,
+            changed,
+        )
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:
         """The contents of files; None for those that are missing."""
@@ -55,7 +68,8 @@ class FolderReader:
         """Fills a buffer with each file that is as long.
 
         Returns:
-            [n] bytes of each file, -1 for those that are missing; those of another length than their buffers are not read.
+            [n] bytes of each file, -1 for those that are missing; those of another length than
+            their buffers are not read.
         """
         sizes = []
         for name, buffer, (fd, size) in zip(names, buffers, self._each(names), strict=True):
@@ -65,7 +79,9 @@ class FolderReader:
         return sizes
 
     def _each(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Descriptor and bytes of each file, which is open until the next ones are asked for; -1 and -1 for those that are missing."""
+        """Descriptor and bytes of each file, which is open until the next ones are asked for; -1
+        and -1 for those that are missing.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 folder = stack.enter_context(self._descriptors.reading(self._folder))
@@ -93,7 +109,9 @@ class FolderReader:
                     continue
                 status = os.fstat(fd)
                 if stat.S_ISDIR(status.st_mode):
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), f"{self._folder}/{name}")
+                    raise IsADirectoryError(
+                        errno.EISDIR, os.strerror(errno.EISDIR), f"{self._folder}/{name}"
+                    )
                 if status.st_mtime_ns > self._latest or not status.st_nlink:
                     raise self._changed(f"{self._folder}/{name}")
                 total += status.st_size

@@ -1,8 +1,9 @@
 """Reads many short byte ranges of a large local file by one system call.
 
-The file is mapped, and the system itself copies the ranges out of the mapping into scratch memory, by `pwritev`, as if they were written to
-a file. No code here touches the mapping, so a file that is truncated during reading is an error, and not a signal that ends the process
-(SIGBUS). Only available on systems with anonymous files (Linux).
+The file is mapped, and the system itself copies the ranges out of the mapping into scratch memory,
+by `pwritev`, as if they were written to a file. No code here touches the mapping, so a file that is
+truncated during reading is an error, and not a signal that ends the process (SIGBUS). Only
+available on systems with anonymous files (Linux).
 """
 
 from __future__ import annotations
@@ -20,19 +21,25 @@ from headrace.memory.per_process import PerProcess
 
 LEAST = 1 << 20
 """Bytes of a file from which on it is mapped."""
-_APART = 16 << 10  # bytes from one stretch to the next, on average: what lies closer together the system reads ahead better
+# bytes from one stretch to the next, on average: what lies closer together the system reads ahead
+# better
+_APART = 16 << 10
 _SCRATCH = 1 << 20
 _AT_ONCE = 1024  # stretches that the system takes in one call (IOV_MAX)
 
 
 class Gatherer:
-    """Reads stretches of files. Picklable, thread-safe; each process maps for itself what it does not inherit."""
+    """Reads stretches of files. Picklable, thread-safe; each process maps for itself what it
+    does not inherit.
+    """
 
     def __init__(self) -> None:
         self._files: WorkerFiles[_Mapped] = WorkerFiles(_Mapped, _Mapped.close, 8)
         self._scratch: PerProcess[_Scratch] = PerProcess(_Scratch)
 
-    def read(self, path: str, starts: Sequence[int], sizes: Sequence[int], check: Callable[[int], None]) -> bytes | None:
+    def read(
+        self, path: str, starts: Sequence[int], sizes: Sequence[int], check: Callable[[int], None]
+    ) -> bytes | None:
         """Stretches of a file, one behind the other.
 
         Args:
@@ -41,13 +48,18 @@ class Gatherer:
             check: called with the open file, before it is read.
 
         Returns:
-            None: not by this way: they lie close together, are too long, or the file is too small or shorter than it should be.
+            None: not by this way: they lie close together, are too long, or the file is too small
+                or shorter than it should be.
 
         Raises:
             OSError: the file can't be opened, or what `check` raises.
         """
         total = sum(sizes)
-        if not _IS_LINUX or total > _SCRATCH or max(starts, default=0) - min(starts, default=0) < _APART * len(sizes):
+        if (
+            not _IS_LINUX
+            or total > _SCRATCH
+            or max(starts, default=0) - min(starts, default=0) < _APART * len(sizes)
+        ):
             return None
         with self._files.reading(path) as mapped:
             check(mapped.fd)
@@ -56,7 +68,10 @@ class Gatherer:
             view = mapped.view
             if HINTS.are_wanted:
                 HINTS.give(mapped.fd, zip(starts, sizes, strict=True))
-            return self._scratch.get().gathered([view[start : start + size] for start, size in zip(starts, sizes, strict=True)], total)
+            return self._scratch.get().gathered(
+                [view[start : start + size] for start, size in zip(starts, sizes, strict=True)],
+                total,
+            )
 
     def close(self) -> None:
         """Unmaps what nobody reads."""
@@ -77,7 +92,8 @@ class _Mapped:
             size = os.fstat(self.fd).st_size
             if size >= LEAST:
                 whole = mmap.mmap(self.fd, size, access=mmap.ACCESS_READ)
-                whole.madvise(mmap.MADV_RANDOM)  # else each page that is not in memory brings 128 kB along
+                # else each page that is not in memory brings 128 kB along
+                whole.madvise(mmap.MADV_RANDOM)
                 self.view = memoryview(whole)
         except BaseException:
             os.close(self.fd)
@@ -114,7 +130,8 @@ class _Scratch:
             try:
                 for first in range(0, len(stretches), _AT_ONCE):
                     done += os.pwritev(self._fd, stretches[first : first + _AT_ONCE], done)
-            except OSError:  # EFAULT: a page that the file does not have any more, or that can't be read
+            # EFAULT: a page that the file does not have any more, or that can't be read
+            except OSError:
                 return None
             HINTS.note(began, len(stretches), total)
             return self._bytes[:total] if done == total else None

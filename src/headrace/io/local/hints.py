@@ -1,10 +1,12 @@
 """Prefetches a batch's byte ranges into the system's cache, while reads wait for the disk.
 
-A disk works on many requests at once, but receives one at a time from a process that reads ranges one after the other. Ranges that are in
-the system's cache need no hint, and a hint costs a third of a microsecond. So hints are given only while recent reads were slow because
-they waited; a read that was slow because another process had the core does not count. To know that costs a system call, so it is asked
-only for a while after a slow read; one that comes later is believed for a few batches. Hints make reads fast, so only a batch without
-them shows whether they are still needed: one is after 32 batches, then after 64, up to 1,024.
+A disk works on many requests at once, but receives one at a time from a process that reads ranges
+one after the other. Ranges that are in the system's cache need no hint, and a hint costs a third of
+a microsecond. So hints are given only while recent reads were slow because they waited; a read that
+was slow because another process had the core does not count. To know that costs a system call, so
+it is asked only for a while after a slow read; one that comes later is believed for a few batches.
+Hints make reads fast, so only a batch without them shows whether they are still needed: one is
+after 32 batches, then after 64, up to 1,024.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-_CALM, _RATE = 10e-6, 1e9  # no slower than this, seconds a stretch and bytes a second, is what comes out of memory
+# no slower than this, seconds a stretch and bytes a second, is what comes out of memory
+_CALM, _RATE = 10e-6, 1e9
 TO_THE_END = sys.maxsize
 """Bytes that no file has."""
 _SHORT = 4  # batches that are told of after a slow one of which nobody knows whether it waited
@@ -29,7 +32,9 @@ _LONG, _LONGEST = 32, 1024  # and after a slow one that waited
 
 
 Began: TypeAlias = tuple[float, int | None]
-"""When reads began, in seconds, and how often this thread had waited by then; None: nobody asked."""
+"""When reads began, in seconds, and how often this thread had waited by then; None: nobody
+asked.
+"""
 
 
 class Hints:
@@ -37,7 +42,8 @@ class Hints:
 
     def __init__(self) -> None:
         self._left = 0  # batches that are told of
-        self._watched = _LONG  # and those whose waits are counted: at first, and longer than they are told of
+        # and those whose waits are counted: at first, and longer than they are told of
+        self._watched = _LONG
         self._span = _LONG // 2  # of `_left`
 
     @property
@@ -46,7 +52,9 @@ class Hints:
         return self._left > 0
 
     def give(self, fd: int, stretches: Iterable[tuple[int, int]]) -> None:
-        """Tells the system which bytes of an open file are read next: where they begin, and how many."""
+        """Tells the system which bytes of an open file are read next: where they begin, and how
+        many.
+        """
         with contextlib.suppress(OSError):  # a file that can't be read ahead is read all the same
             for start, nbytes in stretches:
                 if nbytes:  # 0 would mean: to the end
@@ -57,7 +65,9 @@ class Hints:
         return time.perf_counter(), _waits() if self._watched else None
 
     def note(self, began: Began, stretches: int, nbytes: int) -> None:
-        """So many stretches of so many bytes in all have been read since `began`, by the same thread."""
+        """So many stretches of so many bytes in all have been read since `began`, by the same
+        thread.
+        """
         if not _CAN_TELL or not stretches:
             return
         seconds, waits = began
@@ -78,7 +88,9 @@ class Hints:
 
 
 def _waits() -> int:
-    """How often this thread has given up its core to wait; always another number where the system doesn't count."""
+    """How often this thread has given up its core to wait; always another number where the
+    system doesn't count.
+    """
     global _uncounted
     if resource is None or _THREAD is None:
         _uncounted += 1

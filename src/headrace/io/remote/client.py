@@ -2,27 +2,33 @@
 
 NOTE [ a fetch ]
 
-* Ranges with small gaps between them are merged. Long ranges are cut, so that several connections share them. Each piece is one request.
-* A piece is requested again after temporary errors (5xx, 408, 429, resets, time-outs, bodies of another length), after a random wait that
-  grows ("full jitter": M. Brooker, "Exponential backoff and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All its
-  attempts end at the deadline, which is extended by the time that an attempt takes longer because bytes still arrive. Time is measured by
-  the monotonic clock.
+* Ranges with small gaps between them are merged. Long ranges are cut, so that several connections
+  share them. Each piece is one request.
+* A piece is requested again after temporary errors (5xx, 408, 429, resets, time-outs, bodies of
+  another length), after a random wait that grows ("full jitter": M. Brooker, "Exponential backoff
+  and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All its attempts end at
+  the deadline, which is extended by the time that an attempt takes longer because bytes still
+  arrive. Time is measured by the monotonic clock.
 * The number of concurrent pieces adapts to the server: see `headrace.io.remote.concurrency`.
-* Files are identified with size and version (ETag). If the protocol supports it, each request names the expected version; otherwise the
-  length is compared. A file that was replaced is an error; versions are never mixed.
-* Only the bytes that were asked for are returned: Content-Range, length and version of each answer are
-  compared. The first error of a fetch cancels the rest of it.
-* While the server has never answered, an unknown host or a refused connection fails within a second, since a wrong URL is more likely than
-  a restarting server. Each retry is logged, from the second on at WARNING.
-* After a piece has failed, each further piece is requested only once until one succeeds, so that reading many pieces from a dead server
-  does not wait for a deadline each.
+* Files are identified with size and version (ETag). If the protocol supports it, each request names
+  the expected version; otherwise the length is compared. A file that was replaced is an error;
+  versions are never mixed.
+* Only the bytes that were asked for are returned: Content-Range, length and version of each answer
+  are compared. The first error of a fetch cancels the rest of it.
+* While the server has never answered, an unknown host or a refused connection fails within a
+  second, since a wrong URL is more likely than a restarting server. Each retry is logged, from the
+  second on at WARNING.
+* After a piece has failed, each further piece is requested only once until one succeeds, so that
+  reading many pieces from a dead server does not wait for a deadline each.
 
 NOTE [ mirrors ]
 
-* Many servers ignore If-Match, so the ETag, or Last-Modified, of each answer is compared with that at opening.
-* A redirection may lead to servers that give one object different tags. Of a file behind one a range is read at opening. At
-  another tag this range is read again from the server that gave it: if the bytes and the size are the same, the tag counts as
-  one of the file's, with a warning. Else the file was replaced.
+* Many servers ignore If-Match, so the ETag, or Last-Modified, of each answer is compared with that
+  at opening.
+* A redirection may lead to servers that give one object different tags. Of a file behind one a
+  range is read at opening. At another tag this range is read again from the server that gave it: if
+  the bytes and the size are the same, the tag counts as one of the file's, with a warning. Else the
+  file was replaced.
 """
 
 from __future__ import annotations
@@ -74,7 +80,9 @@ _SAMPLE = 64 << 10  # bytes that are compared to know a mirror
 _LISTS = ("find", "glob", "ls")
 _SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
 _OPENING_RETRIES = 2  # of a server that has never answered, where nobody answers under its address
-_GONE = 4  # pieces given up, or denied, one after the other, after which it is the server's fault and not theirs
+# pieces given up, or denied, one after the other, after which it is the server's fault and not
+# theirs
+_GONE = 4
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +102,8 @@ def _digest(data: bytes | bytearray) -> bytes:
 
 
 class Remote:
-    """Byte ranges of the files of one server, in any thread and process. Its coroutines belong to `run` and `submit`.
+    """Byte ranges of the files of one server, in any thread and process. Its coroutines belong to
+    `run` and `submit`.
 
     Files are named by their URLs, or by their paths on the server.
 
@@ -108,10 +117,16 @@ class Remote:
         self._url = url
         passed = options.storage_options or {}
         self.place: str = repr(
-            [passed.get("endpoint_url"), (passed.get("client_kwargs") or {}).get("endpoint_url"), passed.get("account_name")]
+            [
+                passed.get("endpoint_url"),
+                (passed.get("client_kwargs") or {}).get("endpoint_url"),
+                passed.get("account_name"),
+            ]
         )
         """What tells two servers apart whose URLs look alike."""
-        self._filesystem: PerProcess[Any] = PerProcess(functools.partial(open_filesystem, url, options.storage_options), close_filesystem)
+        self._filesystem: PerProcess[Any] = PerProcess(
+            functools.partial(open_filesystem, url, options.storage_options), close_filesystem
+        )
         self._knows_ranges = False  # as far as the server has said
         self._samples: dict[str, _Sample] = {}  # of files behind a redirection
         self._has_answered = False  # travels to workers: what has answered once may be restarting
@@ -124,7 +139,8 @@ class Remote:
         self._denied = 0  # the same, since this user may not have them
         self._plain: HTTPRanges | None = None
         self._is_plain: bool | None = None  # nobody has looked
-        self._tags: dict[tuple[str, str], set[str]] = {}  # of URL and tag: those of its mirrors, and its own
+        # of URL and tag: those of its mirrors, and its own
+        self._tags: dict[tuple[str, str], set[str]] = {}
         self._has_plain_wholes = True  # until an answer is encoded, or says no length
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -160,7 +176,9 @@ class Remote:
         infos: list[dict[str, Any]] = await self._each(self._info, urls)
         return [None if info.get("size") is None else int(info["size"]) for info in infos]
 
-    async def fetch(self, ranges: ByteRanges, versions: Mapping[str, Version], urgent: bool = True) -> list[memoryview]:
+    async def fetch(
+        self, ranges: ByteRanges, versions: Mapping[str, Version], urgent: bool = True
+    ) -> list[memoryview]:
         """The bytes of each range.
 
         Args:
@@ -175,25 +193,39 @@ class Remote:
         """
         requests = coalesce(ranges, GAP, MOST)
         pieces, edges = requests.ranges.split(MOST)
-        columns = zip(pieces.file.tolist(), pieces.start.tolist(), pieces.stop.tolist(), strict=True)
-        tasks = [functools.partial(self._piece, pieces.paths[file], start, stop, versions) for file, start, stop in columns]
+        columns = zip(
+            pieces.file.tolist(), pieces.start.tolist(), pieces.stop.tolist(), strict=True
+        )
+        tasks = [
+            functools.partial(self._piece, pieces.paths[file], start, stop, versions)
+            for file, start, stop in columns
+        ]
         data = await together(tasks, self._flow, pieces.nbytes.tolist(), urgent)
-        whole = [memoryview(data[a] if b - a == 1 else b"".join(data[a:b])) for a, b in itertools.pairwise(edges.tolist())]
+        whole = [
+            memoryview(data[a] if b - a == 1 else b"".join(data[a:b]))
+            for a, b in itertools.pairwise(edges.tolist())
+        ]
         found = [memoryview(b"")] * ranges.size
         starts, stops, order = ranges.start.tolist(), ranges.stop.tolist(), requests.order.tolist()
         ends, begins = requests.edges.tolist(), requests.ranges.start.tolist()
         for request, (first, last) in enumerate(itertools.pairwise(ends)):
             for number in order[first:last]:
-                found[number] = whole[request][starts[number] - begins[request] : stops[number] - begins[request]]
+                found[number] = whole[request][
+                    starts[number] - begins[request] : stops[number] - begins[request]
+                ]
         return found
 
-    async def find_files(self, urls: Sequence[str], denied: bool = False, urgent: bool = True, small: bool = False) -> list[bytes | None]:
+    async def find_files(
+        self, urls: Sequence[str], denied: bool = False, urgent: bool = True, small: bool = False
+    ) -> list[bytes | None]:
         """The content of whole files, however long they are, that may be missing: None then.
 
         Args:
             urls: of the files.
-            small: they are not much longer than an answer's headers, so that many may be on their way at the same time.
-            denied: take one that may not be read for missing, as long as another one is there: who may not list a bucket is told so.
+            small: they are not much longer than an answer's headers, so that many may be on their
+                way at the same time.
+            denied: take one that may not be read for missing, as long as another one is there: who
+                may not list a bucket is told so.
             urgent: somebody waits for them.
 
         Raises:
@@ -217,13 +249,23 @@ class Remote:
         return found
 
     async def _each(
-        self, function: Callable[[str], Awaitable[Any]], urls: Sequence[str], nbytes: int = 0, urgent: bool = True
+        self,
+        function: Callable[[str], Awaitable[Any]],
+        urls: Sequence[str],
+        nbytes: int = 0,
+        urgent: bool = True,
     ) -> list[Any]:
-        return await together([functools.partial(function, url) for url in urls], self._flow, [nbytes] * len(urls), urgent)
+        return await together(
+            [functools.partial(function, url) for url in urls],
+            self._flow,
+            [nbytes] * len(urls),
+            urgent,
+        )
 
     def ask(self, question: str, url: str, **options: Any) -> Any:
-        """What fsspec's `find`, `glob`, `ls`, `info` or `isdir` gives. A list of very many takes its time: an attempt at one ends when the
-        file system gives it up, and none begins after the deadline.
+        """What fsspec's `find`, `glob`, `ls`, `info` or `isdir` gives. A list of very many takes
+        its time: an attempt at one ends when the file system gives it up, and none begins after the
+        deadline.
 
         Args:
             question: the name of the method.
@@ -237,7 +279,9 @@ class Remote:
             return call(self.filesystem, question, self._path(url), **options)
 
         async def one(url: str) -> Any:
-            return await self._persist(answer, self.shown(url), lambda _: True, hurries=question not in _LISTS)
+            return await self._persist(
+                answer, self.shown(url), lambda _: True, hurries=question not in _LISTS
+            )
 
         return self.run(self._each(one, [url]))[0]
 
@@ -262,17 +306,35 @@ class Remote:
         """fsspec's, of this process."""
         return self._filesystem.get()
 
-    async def _info(self, url: str, is_right: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
-        info: dict[str, Any] = await self._persist(lambda _: info_of(self.filesystem, self._path(url)), self.shown(url), is_right)
+    async def _info(
+        self, url: str, is_right: Callable[[Any], bool] = lambda _: True
+    ) -> dict[str, Any]:
+        info: dict[str, Any] = await self._persist(
+            lambda _: info_of(self.filesystem, self._path(url)), self.shown(url), is_right
+        )
         return info
 
     async def _version(self, url: str) -> Version:
-        info = await self._info(url, lambda info: info.get("size") is not None or "encoding" in info)
+        info = await self._info(
+            url, lambda info: info.get("size") is not None or "encoding" in info
+        )
         if "encoding" in info:
             judged(EncodedError(info["encoding"]), self.shown(url))
         self._knows_ranges |= bool(info.get("accepts_ranges"))
         tag = next(
-            (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
+            (
+                info[name]
+                for name in (
+                    "ETag",
+                    "etag",
+                    "md5Hash",
+                    "LastModified",
+                    "Last-Modified",
+                    "mtime",
+                    "created",
+                )
+                if info.get(name)
+            ),
             None,
         )
         version = Version(int(info["size"]), None if tag is None else str(tag))
@@ -280,7 +342,8 @@ class Remote:
             return version
         start = 0 if version.size <= _SAMPLE else version.size // 2
         stop = min(version.size, start + _SAMPLE)
-        answer = await self._range(url, start, stop, self.shown(url), None)  # perhaps of another mirror
+        # perhaps of another mirror
+        answer = await self._range(url, start, stop, self.shown(url), None)
         self._samples[url] = _Sample(start, stop, _digest(answer.data))
         return Version(answer.size or version.size, answer.etag or answer.modified or version.tag)
 
@@ -301,7 +364,9 @@ class Remote:
             if plain is not None:
                 read = functools.partial(plain.read, str(fs.encode_url(path)), 0, None, None)
                 try:
-                    answer = await asyncio.get_running_loop().run_in_executor(plain.pool, read, attempt)
+                    answer = await asyncio.get_running_loop().run_in_executor(
+                        plain.pool, read, attempt
+                    )
                     return bytes(answer.data)
                 except NotPlainError:
                     self._has_plain_wholes = False
@@ -312,7 +377,9 @@ class Remote:
         self._count(bytes_fetched=len(data))
         return data
 
-    async def _piece(self, url: str, start: int, stop: int, versions: Mapping[str, Version]) -> bytes | bytearray:
+    async def _piece(
+        self, url: str, start: int, stop: int, versions: Mapping[str, Version]
+    ) -> bytes | bytearray:
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
         version = versions.get(url)
         try:
@@ -321,23 +388,29 @@ class Remote:
             error.is_of_server = True  # of many samples
             raise
         if version is not None and answer.size not in (None, version.size):
-            raise was_replaced(where, f" (it has {answer.size:,} bytes, where it had {version.size:,})")
+            raise was_replaced(
+                where, f" (it has {answer.size:,} bytes, where it had {version.size:,})"
+            )
         self._count(bytes_fetched=len(answer.data))
         return answer.data
 
-    async def _of_version(self, url: str, start: int, stop: int, where: str, version: Version | None) -> Answer:
+    async def _of_version(
+        self, url: str, start: int, stop: int, where: str, version: Version | None
+    ) -> Answer:
         """A range, in a version, see NOTE [ mirrors ]."""
         if version is None or not isinstance(version.tag, str):
             return await self._range(url, start, stop, where, None)
         tag = version.tag.removeprefix("W/")
         known = self._tags.get((url, tag), {tag})
-        if_match = ", ".join(sorted(known)) if version.tag.startswith('"') else None  # nothing else can be asked for
+        # nothing else can be asked for
+        if_match = ", ".join(sorted(known)) if version.tag.startswith('"') else None
         try:
             answer = await self._range(url, start, stop, where, if_match)
         except FileChangedError:
             if url not in self._samples:
                 raise
-            answer = await self._range(url, start, stop, where, None)  # which tells what is there instead
+            # which tells what is there instead
+            answer = await self._range(url, start, stop, where, None)
         other = answer.tag(tag)
         if other is None or other in known:
             return answer
@@ -345,13 +418,16 @@ class Remote:
             raise was_replaced(where, f" (its version is {other}, and was {tag})")
         self._tags[url, tag] = {*known, other}
         warn(
-            f"{self.shown(url)} leads to servers that give it different versions ({tag} and {other}); a range of it is the same "
+            f"{self.shown(url)} leads to servers that give it different versions ({tag} and "
+            f"{other}); a range of it is the same "
             "on both, so both are read. Use the URL of one server if the others may have other data"
         )
         return answer
 
     async def _is_mirror(self, url: str, other: str, answer: Answer, version: Version) -> bool:
-        """True if the server that gave an answer has the same file as that at opening, under another tag."""
+        """True if the server that gave an answer has the same file as that at opening, under
+        another tag.
+        """
         sample = self._samples.get(url)
         if sample is None or answer.size not in (None, version.size):
             return False
@@ -371,12 +447,16 @@ class Remote:
             if plain is not None:
                 read = functools.partial(plain.read, str(fs.encode_url(path)), start, stop, etag)
                 try:
-                    return await asyncio.get_running_loop().run_in_executor(plain.pool, read, attempt)
+                    return await asyncio.get_running_loop().run_in_executor(
+                        plain.pool, read, attempt
+                    )
                 except NotPlainError:
                     self._is_plain = False
             return await fetch(fs, path, start, stop, etag, attempt)
 
-        answer: Answer = await self._persist(ask, where, lambda answer: len(answer.data) == stop - start)
+        answer: Answer = await self._persist(
+            ask, where, lambda answer: len(answer.data) == stop - start
+        )
         return answer
 
     def _plain_http(self) -> HTTPRanges | None:
@@ -389,14 +469,24 @@ class Remote:
             return self._plain if self._is_plain else None
 
     async def _persist(
-        self, ask: Callable[[Attempt], Awaitable[Any]], where: str, is_right: Callable[[Any], bool], hurries: bool = True
+        self,
+        ask: Callable[[Attempt], Awaitable[Any]],
+        where: str,
+        is_right: Callable[[Any], bool],
+        hurries: bool = True,
     ) -> Any:
-        """Asks until the answer is right, or retries or deadline are through; of the deadline an attempt knows only if it `hurries`, and it
-        may go on while bytes come."""
+        """Asks until the answer is right, or retries or deadline are through; of the deadline an
+        attempt knows only if it `hurries`, and it may go on while bytes come.
+        """
         begin, attempts, cause = time.monotonic(), 0, ""
-        retries, deadline = (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
+        retries, deadline = (
+            (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
+        )
         patience = deadline / 2 if retries else deadline
-        remedy = f"is the server there, and not overloaded? (retries={self.retries}, deadline={self.deadline:g})"
+        remedy = (
+            f"is the server there, and not overloaded? (retries={self.retries}, "
+            f"deadline={self.deadline:g})"
+        )
         while True:
             left = begin + deadline - time.monotonic()
             wait: float | None = None
@@ -409,7 +499,11 @@ class Remote:
                     self._given_up = self._denied = 0
                     self._flow.went_well()
                     return answer
-                cause = f"the answer has {len(answer.data):,} bytes" if isinstance(answer, Answer) else "the answer says no size"
+                cause = (
+                    f"the answer has {len(answer.data):,} bytes"
+                    if isinstance(answer, Answer)
+                    else "the answer says no size"
+                )
             except Exception as error:
                 self._has_answered |= status_of(error)[0] is not None
                 try:
@@ -425,7 +519,10 @@ class Remote:
                 if is_bad:
                     self._flow.went_badly()
                 if is_absent and not self._has_answered:
-                    retries, remedy = min(retries, _OPENING_RETRIES), "is the URL right, and does the server run?"
+                    retries, remedy = (
+                        min(retries, _OPENING_RETRIES),
+                        "is the URL right, and does the server run?",
+                    )
             attempts += 1
             left = begin + deadline - time.monotonic()
             if wait is None:
@@ -434,7 +531,8 @@ class Remote:
                 seconds = time.monotonic() - begin
                 self._given_up += 1
                 failure = RemoteError(
-                    f"{where}: {attempts} attempt{'s' * (attempts > 1)} in {seconds:.1f} s failed, the last one because {cause}: {remedy}"
+                    f"{where}: {attempts} attempt{'s' * (attempts > 1)} in {seconds:.1f} s "
+                    f"failed, the last one because {cause}: {remedy}"
                 )
                 failure.is_of_server = self._given_up >= _GONE
                 raise failure
@@ -461,7 +559,11 @@ class Remote:
 
     def shown(self, url: str) -> str:
         """A URL, or a path on the server, as messages name it."""
-        return url_of(redact(url), (redact(self._ends[0]), redact(self._ends[1]))) if is_path(url) else redact(url)
+        return (
+            url_of(redact(url), (redact(self._ends[0]), redact(self._ends[1])))
+            if is_path(url)
+            else redact(url)
+        )
 
     def _path(self, url: str) -> str:
         return path_in(url, self.filesystem)
@@ -488,7 +590,11 @@ class Remote:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain", "_tags")}
+        return {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain", "_tags")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

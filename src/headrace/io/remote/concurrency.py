@@ -1,8 +1,10 @@
 """Adaptive concurrency of requests to a server.
 
-The number of concurrent pieces grows by one after each success until the server is overloaded for the first time; from then on it grows by
-one after as many successes as there are concurrent pieces. It is halved at each overload (slow start, additive increase, multiplicative
-decrease: V. Jacobson, "Congestion avoidance and control", 1988). Pieces in flight never exceed `window` bytes, except for a single larger
+The number of concurrent pieces grows by one after each success until the server is overloaded for
+the first time; from then on it grows by one after as many successes as there are concurrent pieces.
+It is halved at each overload (slow start, additive increase, multiplicative decrease: V. Jacobson,
+"Congestion avoidance and control", 1988). Pieces in flight never exceed `window` bytes, except for
+a single larger
     piece.
 """
 
@@ -18,14 +20,17 @@ from typing import Any
 FEWEST, FIRST, MOST = 2, 32, 64
 """Pieces on their way: at least, in the beginning, at most."""
 _AHEAD = 16
-"""Pieces that nobody waits for yet, at most: with more, the next ones share the line with those that are read long after them."""
+"""Pieces that nobody waits for yet, at most: with more, the next ones share the line with those
+that are read long after them.
+"""
 _QUESTIONS = 2  # times as many may be on their way where few bytes come beside an answer's headers
 
 
 class Flow:
     """How many pieces may be on their way, and how many are. Used in the loop's thread only.
 
-    Pieces that somebody waits for are urgent: they go first, and while any is on its way no other begins, so that they have the line.
+    Pieces that somebody waits for are urgent: they go first, and while any is on its way no other
+    begins, so that they have the line.
     """
 
     def __init__(self, window: int) -> None:
@@ -39,7 +44,9 @@ class Flow:
         """While one is on its way. The first may be of any size."""
         if self._waiting or not self._has_room(nbytes, urgent):
             woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (not urgent, nbytes > 0, next(self._turns), nbytes, woken))
+            heapq.heappush(
+                self._waiting, (not urgent, nbytes > 0, next(self._turns), nbytes, woken)
+            )
             self._wake()
             try:
                 await woken
@@ -57,14 +64,24 @@ class Flow:
     def _has_room(self, nbytes: int, urgent: bool) -> bool:
         if self._urgent and not urgent:
             return False
-        most = int(self._limit if urgent else min(self._limit, _AHEAD)) * (1 if nbytes else _QUESTIONS)
+        most = int(self._limit if urgent else min(self._limit, _AHEAD)) * (
+            1 if nbytes else _QUESTIONS
+        )
         return not self._running or (self._running < most and self._bytes + nbytes <= self._window)
 
     def _enter(self, nbytes: int, urgent: bool) -> None:
-        self._running, self._bytes, self._urgent = self._running + 1, self._bytes + nbytes, self._urgent + urgent
+        self._running, self._bytes, self._urgent = (
+            self._running + 1,
+            self._bytes + nbytes,
+            self._urgent + urgent,
+        )
 
     def _leave(self, nbytes: int, urgent: bool) -> None:
-        self._running, self._bytes, self._urgent = self._running - 1, self._bytes - nbytes, self._urgent - urgent
+        self._running, self._bytes, self._urgent = (
+            self._running - 1,
+            self._bytes - nbytes,
+            self._urgent - urgent,
+        )
         self._wake()
 
     def _wake(self) -> None:
@@ -90,14 +107,22 @@ _Waiting = tuple[bool, bool, int, int, "asyncio.Future[None]"]
 """Later than urgent ones, later than questions, turn, bytes, and what is set when it may begin."""
 
 
-async def together(tasks: Sequence[Callable[[], Awaitable[Any]]], flow: Flow, sizes: Sequence[int], urgent: bool = True) -> list[Any]:
+async def together(
+    tasks: Sequence[Callable[[], Awaitable[Any]]],
+    flow: Flow,
+    sizes: Sequence[int],
+    urgent: bool = True,
+) -> list[Any]:
     """What each task gives; the first error cancels the others."""
 
     async def placed(task: Callable[[], Awaitable[Any]], nbytes: int) -> Any:
         async with flow.place(nbytes, urgent):
             return await task()
 
-    running = [asyncio.ensure_future(placed(task, nbytes)) for task, nbytes in zip(tasks, sizes, strict=True)]
+    running = [
+        asyncio.ensure_future(placed(task, nbytes))
+        for task, nbytes in zip(tasks, sizes, strict=True)
+    ]
     try:
         return list(await asyncio.gather(*running))
     except BaseException:

@@ -48,43 +48,69 @@ def judged(error: BaseException, where: str) -> Passing:
     status, headers = status_of(error)
     is_of_way = status is None and is_of_network(error)
     if is_of_way and isinstance(error, FileNotFoundError) and error.__cause__ is not None:
-        error = error.__cause__  # fsspec takes whatever goes wrong with a question for a size for a missing file
+        # fsspec takes whatever goes wrong with a question for a size for a missing file
+        error = error.__cause__
     kind, said = type(error).__name__, redact(str(error))
     text, named = said or kind, f"{kind}: {said}" if said else kind
     if status in (412, 416):  # another version; shorter than it was
         raise was_replaced(where) from None
-    if status == 404 or (status is None and not is_of_way and isinstance(error, FileNotFoundError | NotADirectoryError)):
+    if status == 404 or (
+        status is None
+        and not is_of_way
+        and isinstance(error, FileNotFoundError | NotADirectoryError)
+    ):
         raise DataNotFoundError(f"{where}: there is no such file") from None
-    if status in (401, 403) or (status is None and (isinstance(error, PermissionError) or kind in _NO_CREDENTIALS)):
+    if status in (401, 403) or (
+        status is None and (isinstance(error, PermissionError) or kind in _NO_CREDENTIALS)
+    ):
         raise AccessError(
-            f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
+            f"{where}: access is denied ({text}): look at the credentials (storage_options), "
+            "which may have expired"
         ) from None
     if isinstance(error, EncodedError):
-        raise _final(f"{where}: {text}. Turn compression off for these files, or download them", of_server=True) from None
+        raise _final(
+            f"{where}: {text}. Turn compression off for these files, or download them",
+            of_server=True,
+        ) from None
     if isinstance(error, NoRangesError):
-        raise _final(f"{where}: {text}. Download the files, or use a server that supports byte ranges", of_server=True) from None
+        raise _final(
+            f"{where}: {text}. Download the files, or use a server that supports byte ranges",
+            of_server=True,
+        ) from None
     if isinstance(error, WrongLengthError):
         return Passing(text, None, False)
-    untrusted = next((one for one in _chain(error) if isinstance(one, ssl.SSLCertVerificationError)), None)
+    untrusted = next(
+        (one for one in _chain(error) if isinstance(one, ssl.SSLCertVerificationError)), None
+    )
     if untrusted is not None:
         reason = f"{where}: the server's certificate is not trusted ({untrusted.verify_message})"
-        raise _final(f"{reason}. Use the name that the certificate is for, or install the CA certificate") from None
-    full = next((one for one in _chain(error) if isinstance(one, OSError) and one.errno in FULL_DISK), None)
+        raise _final(
+            f"{reason}. Use the name that the certificate is for, or install the CA certificate"
+        ) from None
+    full = next(
+        (one for one in _chain(error) if isinstance(one, OSError) and one.errno in FULL_DISK), None
+    )
     if full is not None:  # where fsspec, or headrace, caches on disk
         raise full
     if isinstance(error, TimeoutError):
         return Passing("nothing came in time", None, True)
     if status in _PASSING or is_of_way:
         said = f"the server says {status}" if status else named
-        return Passing(said, retry_after(headers), status in _OVERLOADED, status is None and is_absent(error))
-    is_option = isinstance(error, TypeError) or "Invalid endpoint" in text  # aiohttp's and botocore's words for what they don't take
+        return Passing(
+            said, retry_after(headers), status in _OVERLOADED, status is None and is_absent(error)
+        )
+    # aiohttp's and botocore's words for what they don't take
+    is_option = isinstance(error, TypeError) or "Invalid endpoint" in text
     remedy = ": look at storage_options" if is_option else ""
     raise _final(f"{where}: {named}{remedy}") from None
 
 
 def was_replaced(where: str, why: str = "") -> FileChangedError:
     """The error of a remote file of which another version comes than that which was opened."""
-    return FileChangedError(f"{where}: the file has been replaced since it was opened{why}: begin the epoch anew with the new one")
+    return FileChangedError(
+        f"{where}: the file has been replaced since it was opened{why}: begin the epoch anew with "
+        "the new one"
+    )
 
 
 def _final(message: str, of_server: bool = False) -> RemoteError:
@@ -142,7 +168,11 @@ def is_of_network(error: BaseException) -> bool:
 
 def is_absent(error: BaseException) -> bool:
     """True if nobody answers under that address: an unknown host, or a refused connection."""
-    return any(isinstance(one, OSError) and (isinstance(one, socket.gaierror) or one.errno == errno.ECONNREFUSED) for one in _chain(error))
+    return any(
+        isinstance(one, OSError)
+        and (isinstance(one, socket.gaierror) or one.errno == errno.ECONNREFUSED)
+        for one in _chain(error)
+    )
 
 
 def retry_after(headers: Any) -> float | None:

@@ -1,4 +1,5 @@
-"""Calls of fsspec file systems: opening, paths, metadata, ranges; and the private names of theirs that headrace uses.
+"""Calls of fsspec file systems: opening, paths, metadata, ranges; and the private names of theirs
+that headrace uses.
 
 ========================  ====================================  ====================================
 private name              used for                              without it
@@ -15,7 +16,8 @@ private name              used for                              without it
 `_session`                closing connections                   they end with the process
 ========================  ====================================  ====================================
 
-Methods of asynchronous file systems that begin with an underscore (`_info`, `_cat_file`) are their documented interface.
+Methods of asynchronous file systems that begin with an underscore (`_info`, `_cat_file`) are their
+documented interface.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from headrace.io.remote.http import Answer, checked_range, checked_size
 from headrace.io.remote.timeouts import PART, Attempt
 
 TRIED = ("2026.9",)
-"""Versions of fsspec and s3fs that these have been tried with; others are used as long as nothing is missing."""
+"""Versions of fsspec and s3fs that these have been tried with; others are used as long as
+nothing is missing.
+"""
 
 
 def loop_of(fs: Any) -> Any:
@@ -58,13 +62,18 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 
 async def info_of(fs: Any, path: str) -> Any:
-    """What fsspec says of a file; of HTTP by one request, where it would ask twice for what is missing."""
+    """What fsspec says of a file; of HTTP by one request, where it would ask twice for what is
+    missing.
+    """
     if is_http(fs):
         options = dict(getattr(fs, "kwargs", {}))
-        headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}  # else the size may be of something compressed
+        # else the size may be of something compressed
+        headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
         session = await fs.set_session()
         try:
-            async with session.head(fs.encode_url(path), **{"allow_redirects": True, **options}, headers=headers) as answer:
+            async with session.head(
+                fs.encode_url(path), **{"allow_redirects": True, **options}, headers=headers
+            ) as answer:
                 if answer.status == 404:
                     raise FileNotFoundError(path)
                 said = answer.headers
@@ -72,16 +81,24 @@ async def info_of(fs: Any, path: str) -> Any:
                 if answer.status == 200 and encoding != "identity":
                     return {"size": None, "type": "file", "encoding": encoding}
                 if answer.status == 200 and "Content-Length" in said:
-                    info: dict[str, Any] = {name: said.get(name) for name in ("ETag", "Last-Modified")}
-                    info |= {"is_redirected": bool(answer.history), "accepts_ranges": "bytes" in said.get("Accept-Ranges", "")}
+                    info: dict[str, Any] = {
+                        name: said.get(name) for name in ("ETag", "Last-Modified")
+                    }
+                    info |= {
+                        "is_redirected": bool(answer.history),
+                        "accepts_ranges": "bytes" in said.get("Accept-Ranges", ""),
+                    }
                     return {"size": int(said["Content-Length"]), **info}
         except Exception as error:
-            if getattr(error, "status", None) != 400:  # which aiohttp says of servers that answer HEAD with a body
+            # which aiohttp says of servers that answer HEAD with a body
+            if getattr(error, "status", None) != 400:
                 raise
     return await call(fs, "info", path)
 
 
-async def fetch(fs: Any, path: str, start: int, stop: int, etag: str | None, attempt: Attempt) -> Answer:
+async def fetch(
+    fs: Any, path: str, start: int, stop: int, etag: str | None, attempt: Attempt
+) -> Answer:
     """The bytes of a range; of the version with that ETag where the protocol can ask for that.
 
     Raises:
@@ -90,11 +107,21 @@ async def fetch(fs: Any, path: str, start: int, stop: int, etag: str | None, att
     protocols = _protocols(fs)
     if is_http(fs):
         return await fetch_http(fs, fs.encode_url(path), start, stop, etag, attempt)
-    if etag is not None and "s3" in protocols and _has_s3_calls(type(fs).__module__, hasattr(fs, "_call_s3")):
+    if (
+        etag is not None
+        and "s3" in protocols
+        and _has_s3_calls(type(fs).__module__, hasattr(fs, "_call_s3"))
+    ):
         bucket, key, version = fs.split_path(path)
         options = {} if version is None else {"VersionId": version}
         answer = await fs._call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", IfMatch=etag, **options, **fs.req_kw
+            "get_object",
+            Bucket=bucket,
+            Key=key,
+            Range=f"bytes={start}-{stop - 1}",
+            IfMatch=etag,
+            **options,
+            **fs.req_kw,
         )
         parts = []
         try:
@@ -109,10 +136,18 @@ async def fetch(fs: Any, path: str, start: int, stop: int, etag: str | None, att
     return Answer(data)
 
 
-async def fetch_http(fs: Any, url: Any, start: int, stop: int, etag: str | None, attempt: Attempt) -> Answer:
-    """The bytes of a range of the web, as `cat_file` gives them, and what the answer says of them."""
+async def fetch_http(
+    fs: Any, url: Any, start: int, stop: int, etag: str | None, attempt: Attempt
+) -> Answer:
+    """The bytes of a range of the web, as `cat_file` gives them, and what the answer says of
+    them.
+    """
     options = dict(getattr(fs, "kwargs", {}))
-    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+    headers = {
+        **options.pop("headers", {}),
+        "Accept-Encoding": "identity",
+        "Range": f"bytes={start}-{stop - 1}",
+    }
     if etag is not None:
         headers["If-Match"] = etag
     session = await fs.set_session()
@@ -148,12 +183,16 @@ def close_filesystem(filesystem: Any) -> None:
 
 
 def is_path(text: str) -> bool:
-    """True if it is a path on a file system, and no URL: ``bucket/a::b.jpg``, and not ``zip::a.zip``."""
+    """True if it is a path on a file system, and no URL: ``bucket/a::b.jpg``, and not
+    ``zip::a.zip``.
+    """
     return not is_url(text)
 
 
 def path_in(url: str, filesystem: Any) -> str:
-    """The part of a URL that names a path on its file system: ``c1`` of ``zip://c1::s3://bucket/a.zip``. A path stays as it is."""
+    """The part of a URL that names a path on its file system: ``c1`` of
+    ``zip://c1::s3://bucket/a.zip``. A path stays as it is.
+    """
     if is_path(url):
         return url
     first, *others = chain_of(url)
@@ -162,7 +201,9 @@ def path_in(url: str, filesystem: Any) -> str:
         return path_in("::".join(others), inner)
     import fsspec.core
 
-    path: str = getattr(filesystem, "_strip_protocol", fsspec.core.strip_protocol)(first if "://" in first or not others else f"{first}://")
+    path: str = getattr(filesystem, "_strip_protocol", fsspec.core.strip_protocol)(
+        first if "://" in first or not others else f"{first}://"
+    )
     return path
 
 
@@ -174,7 +215,11 @@ def url_ends(url: str, filesystem: Any) -> tuple[str, str]:
         before, after = url_ends(rest, inner)
         return f"{first}::{before}", after
     path, before = path_in(url, filesystem), first.rstrip("/")
-    before = before.removesuffix(path) if path and before.endswith(path) else f"{first.partition('://')[0]}://"
+    before = (
+        before.removesuffix(path)
+        if path and before.endswith(path)
+        else f"{first.partition('://')[0]}://"
+    )
     return before, f"::{rest}" if others else ""
 
 
@@ -198,7 +243,8 @@ def server_of(url: str, filesystem: Any) -> dict[str, Any]:
 def _has_s3_calls(module: str, has_calls: bool) -> bool:
     if not has_calls:
         warn(
-            f"{module} has no _call_s3, which headrace uses (tried with s3fs {', '.join(TRIED)}): a file that changes while "
+            f"{module} has no _call_s3, which headrace uses (tried with s3fs {', '.join(TRIED)}): "
+            "a file that changes while "
             "it is read is not noticed"
         )
     return has_calls
@@ -224,18 +270,29 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
     import fsspec
 
     options = dict(storage_options or {})
-    if url.startswith(("s3://", "s3a://")):  # botocore's own retries would multiply with `Remote`'s, unseen
-        options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **options.get("config_kwargs", {})}
+    # botocore's own retries would multiply with `Remote`'s, unseen
+    if url.startswith(("s3://", "s3a://")):
+        options["config_kwargs"] = {
+            "retries": {"total_max_attempts": 1},
+            **options.get("config_kwargs", {}),
+        }
     try:
-        links = [link.replace("::", ":") for link in chain_of(url)]  # a key may hold colons, which fsspec takes for a chain
+        # a key may hold colons, which fsspec takes for a chain
+        links = [link.replace("::", ":") for link in chain_of(url)]
         return fsspec.core.url_to_fs("::".join(links), skip_instance_cache=True, **options)[0]
     except (ValueError, ImportError) as error:
-        extra = _EXTRAS.get(chain_of(url)[-1].partition("://")[0]) if isinstance(error, ImportError) else None
+        extra = (
+            _EXTRAS.get(chain_of(url)[-1].partition("://")[0])
+            if isinstance(error, ImportError)
+            else None
+        )
         remedy = "" if extra is None else f": pip install 'headrace[{extra}]'"
         raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}{remedy}") from None
     except FileNotFoundError:
         raise DataNotFoundError(f"{redact(url)} does not exist") from None
     except (zipfile.BadZipFile, tarfile.TarError) as error:
-        raise FormatError(f"{redact(url)}: the archive is damaged, or of another kind ({redact(error)})") from None
+        raise FormatError(
+            f"{redact(url)}: the archive is damaged, or of another kind ({redact(error)})"
+        ) from None
     except Exception as error:
         raise without_secrets(error) from None

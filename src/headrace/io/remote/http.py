@@ -1,8 +1,10 @@
 """Reads byte ranges and whole files over HTTP, at the cost of little more than the copy.
 
-fsspec's client takes a body apart and joins it again, in one thread: 2 to 3 s of processor time a GB. Here a thread reads a body straight
-into its buffer, by Python's own `http.client`, over connections that are kept. That is for plain requests alone: whatever else was asked of
-the file system (proxies, a client of one's own, a password, a redirection) goes by fsspec, as do versions and lists.
+fsspec's client takes a body apart and joins it again, in one thread: 2 to 3 s of processor time a
+GB. Here a thread reads a body straight into its buffer, by Python's own `http.client`, over
+connections that are kept. That is for plain requests alone: whatever else was asked of the file
+system (proxies, a client of one's own, a password, a redirection) goes by fsspec, as do versions
+and lists.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from typing import Any, NamedTuple
 from headrace.errors import HeadraceError
 from headrace.io.remote.timeouts import PART, Attempt
 
-_IDLE_S = 20.0  # a connection that was not used for so long is not used again: servers close them, some without a word
+# a connection that was not used for so long is not used again: servers close them, some without a
+# word
+_IDLE_S = 20.0
 
 
 class NotPlainError(HeadraceError):
@@ -50,7 +54,9 @@ class WrongLengthError(http.client.HTTPException):
 
 
 class NoRangesError(WrongLengthError):
-    """The server does not say which bytes it sends: a whole file instead of a range, or no Content-Range."""
+    """The server does not say which bytes it sends: a whole file instead of a range, or no
+    Content-Range.
+    """
 
 
 class EncodedError(WrongLengthError):
@@ -61,7 +67,10 @@ class EncodedError(WrongLengthError):
     """
 
     def __init__(self, encoding: str) -> None:
-        super().__init__(f"the server compresses its answers (Content-Encoding: {encoding}), though identity was asked for")
+        super().__init__(
+            f"the server compresses its answers (Content-Encoding: {encoding}), though identity "
+            "was asked for"
+        )
 
 
 class Answer(NamedTuple):
@@ -104,7 +113,9 @@ class HTTPRanges:
         self.pool: ThreadPoolExecutor = ThreadPoolExecutor(most, "headrace-http")
         weakref.finalize(self, _close_all, self._idle).atexit = False  # where nobody closed it
 
-    def read(self, url: str, start: int, stop: int | None, tag: str | None, attempt: Attempt) -> Answer:
+    def read(
+        self, url: str, start: int, stop: int | None, tag: str | None, attempt: Attempt
+    ) -> Answer:
         """The bytes of a range, or of a whole file.
 
         Args:
@@ -115,7 +126,8 @@ class HTTPRanges:
 
         Raises:
             StatusError: the server refuses.
-            NotPlainError: the answer is a redirection, has no length, or is a whole file that is encoded.
+            NotPlainError: the answer is a redirection, has no length, or is a whole file that is
+                encoded.
             WrongLengthError: see `checked_size`.
             TimeoutError, OSError, HTTPException: it does not come, or not whole.
         """
@@ -148,23 +160,37 @@ class HTTPRanges:
                 with answer:
                     if 300 <= answer.status < 400:
                         raise NotPlainError(f"{answer.status}")
-                    size, length = checked_size(answer.status, answer.reason, answer.headers, answer.length, start, stop), answer.length
+                    size, length = (
+                        checked_size(
+                            answer.status, answer.reason, answer.headers, answer.length, start, stop
+                        ),
+                        answer.length,
+                    )
                     if length is None:
                         raise NotPlainError("a body without a length, or encoded")
                     body, done = bytearray(length), 0
                     with memoryview(body) as whole:
                         while done < length:
-                            if connection.sock is not None:  # else the answer has it, which is the connection's last
+                            # else the answer has it, which is the connection's last
+                            if connection.sock is not None:
                                 connection.sock.settimeout(attempt.left())
                             nbytes = answer.readinto(whole[done : min(length, done + PART)])
                             if not nbytes:
                                 raise http.client.IncompleteRead(b"", length - done)
                             done += nbytes
                             attempt.came(nbytes)
-                    return Answer(body, answer.headers.get("ETag"), answer.headers.get("Last-Modified"), size, url)
+                    return Answer(
+                        body,
+                        answer.headers.get("ETag"),
+                        answer.headers.get("Last-Modified"),
+                        size,
+                        url,
+                    )
 
     @contextlib.contextmanager
-    def _in_use(self, connection: http.client.HTTPConnection, place: tuple[str, str]) -> Iterator[None]:
+    def _in_use(
+        self, connection: http.client.HTTPConnection, place: tuple[str, str]
+    ) -> Iterator[None]:
         """The connection is kept if all went well."""
         with self._lock:
             if not self._is_open:
@@ -199,7 +225,8 @@ class HTTPRanges:
             self._is_open = False
             _close_all(self._idle)
             for connection in self._busy:
-                with contextlib.suppress(OSError, AttributeError):  # it has none, or closes it just now
+                # it has none, or closes it just now
+                with contextlib.suppress(OSError, AttributeError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
         self.pool.shutdown(wait=True, cancel_futures=True)
 
@@ -211,7 +238,9 @@ def _close_all(idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection
     idle.clear()
 
 
-def checked_size(status: int, reason: str | None, headers: Any, length: int | None, start: int, stop: int | None) -> int | None:
+def checked_size(
+    status: int, reason: str | None, headers: Any, length: int | None, start: int, stop: int | None
+) -> int | None:
     """The size of the whole file, as the head of an answer says it; None: it does not.
 
     Args:
@@ -240,7 +269,8 @@ def checked_size(status: int, reason: str | None, headers: Any, length: int | No
             if "bytes" not in headers.get("Accept-Ranges", ""):
                 raise NoRangesError("the server sends whole files where a range is asked for")
             raise WrongLengthError(
-                f"the answer has {length or 0:,} bytes (the server seems to send whole files, where it must know of ranges)"
+                f"the answer has {length or 0:,} bytes (the server seems to send whole files, "
+                "where it must know of ranges)"
             )
         return length
     size = checked_range(headers.get("Content-Range"), start, stop)
@@ -250,33 +280,55 @@ def checked_size(status: int, reason: str | None, headers: Any, length: int | No
 
 
 def checked_range(content_range: str | None, start: int, stop: int) -> int | None:
-    """The size of the whole file, as the head of an answer (Content-Range) says it; None: it does not.
+    """The size of the whole file, as the head of an answer (Content-Range) says it; None: it does
+    not.
 
     Raises:
         NoRangesError: it does not say which bytes it has.
         WrongLengthError: it has others than those that were asked for.
     """
     if content_range is None:
-        raise NoRangesError("the server does not say which bytes it sends (206 without Content-Range)")
+        raise NoRangesError(
+            "the server does not say which bytes it sends (206 without Content-Range)"
+        )
     said = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", content_range)
     if said is None or (int(said[1]), int(said[2])) != (start, stop - 1):
-        raise WrongLengthError(f"the answer has other bytes (Content-Range: {content_range.strip()})")
+        raise WrongLengthError(
+            f"the answer has other bytes (Content-Range: {content_range.strip()})"
+        )
     return None if said[3] == "*" else int(said[3])
 
 
 def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPConnection:
     if scheme == "https":
-        return http.client.HTTPSConnection(netloc, timeout=attempt.left(), context=ssl.create_default_context())
+        return http.client.HTTPSConnection(
+            netloc, timeout=attempt.left(), context=ssl.create_default_context()
+        )
     return http.client.HTTPConnection(netloc, timeout=attempt.left())
 
 
 def plain_headers(filesystem: Any) -> dict[str, str] | None:
-    """The headers that an fsspec file system sends, if that is all that is asked of it beside the plain; None: it is not."""
-    protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple | list) else (filesystem.protocol,)
+    """The headers that an fsspec file system sends, if that is all that is asked of it beside
+    the plain; None: it is not.
+    """
+    protocols = (
+        filesystem.protocol
+        if isinstance(filesystem.protocol, tuple | list)
+        else (filesystem.protocol,)
+    )
     kwargs = dict(getattr(filesystem, "kwargs", {}))
     headers = kwargs.pop("headers", {})
-    if "http" not in protocols or type(filesystem).__name__ != "HTTPFileSystem" or kwargs or getattr(filesystem, "client_kwargs", None):
+    if (
+        "http" not in protocols
+        or type(filesystem).__name__ != "HTTPFileSystem"
+        or kwargs
+        or getattr(filesystem, "client_kwargs", None)
+    ):
         return None
-    if urllib.request.getproxies() or getattr(getattr(filesystem, "get_client", None), "__module__", "") != "fsspec.implementations.http":
+    if (
+        urllib.request.getproxies()
+        or getattr(getattr(filesystem, "get_client", None), "__module__", "")
+        != "fsspec.implementations.http"
+    ):
         return None
     return dict(headers)

@@ -31,15 +31,20 @@ class RemoteKeywords(ServerKeywords, total=False):
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """Options for reading URLs. Every dataset takes them as keywords; None selects the default. Local paths don't use them.
+    """Options for reading URLs. Every dataset takes them as keywords; None selects the default.
+    Local paths don't use them.
 
     Attributes:
         storage_options: dict that is passed to fsspec: credentials, ``endpoint_url``, ...
-        retries: number of attempts after the first (8), for each request that fails with a temporary error.
-        deadline: seconds (60) for all attempts of a request. A request may take longer while bytes still arrive.
-        cache_dir: local folder for indexes and for blocks cached under `disk_cache_size`. None: the user's cache folder.
-        disk_cache_size: maximum size of fetched data cached in `cache_dir`, in bytes or as a text ("20GB"). All processes of this user on
-            this machine share the cache, and later jobs use it again. None: nothing is cached on disk.
+        retries: number of attempts after the first (8), for each request that fails with a
+            temporary error.
+        deadline: seconds (60) for all attempts of a request. A request may take longer while bytes
+            still arrive.
+        cache_dir: local folder for indexes and for blocks cached under `disk_cache_size`. None: the
+            user's cache folder.
+        disk_cache_size: maximum size of fetched data cached in `cache_dir`, in bytes or as a text
+            ("20GB"). All processes of this user on this machine share the cache, and later jobs use
+            it again. None: nothing is cached on disk.
 
     Raises:
         ConfigError: an option is invalid; the message names it.
@@ -53,21 +58,42 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.storage_options, (Mapping, type(None))):
-            raise ConfigError(f"storage_options must be a dict of fsspec's options, or None, not {described(self.storage_options)}")
+            raise ConfigError(
+                "storage_options must be a dict of fsspec's options, or None, not "
+                f"{described(self.storage_options)}"
+            )
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
             raise ConfigError(f"retries must be an integer of at least 0, not {self.retries!r}")
-        if isinstance(self.deadline, bool) or not isinstance(self.deadline, (int, float)) or not 0 < self.deadline < float("inf"):
-            raise ConfigError(f"deadline must be a number of seconds above 0, not {self.deadline!r}")
-        is_path = isinstance(self.cache_dir, (str, os.PathLike)) and os.fspath(self.cache_dir) and not is_url(self.cache_dir)
+        if (
+            isinstance(self.deadline, bool)
+            or not isinstance(self.deadline, (int, float))
+            or not 0 < self.deadline < float("inf")
+        ):
+            raise ConfigError(
+                f"deadline must be a number of seconds above 0, not {self.deadline!r}"
+            )
+        is_path = (
+            isinstance(self.cache_dir, (str, os.PathLike))
+            and os.fspath(self.cache_dir)
+            and not is_url(self.cache_dir)
+        )
         if self.cache_dir is not None and not is_path:
-            raise ConfigError(f"cache_dir must be a local folder or None, not {redact(self.cache_dir)!r}")
+            raise ConfigError(
+                f"cache_dir must be a local folder or None, not {redact(self.cache_dir)!r}"
+            )
         if self.disk_cache_size is not None:
             parse_size(self.disk_cache_size, "disk_cache_size")
 
     @classmethod
     def taken_from(cls, keywords: Any) -> Self:
-        """Removes the remote options from the keywords of a dataset and returns them. `cache_dir` stays, since local data use it too."""
-        given = {name: keywords.pop(name) for name in RemoteKeywords.__optional_keys__ if name in keywords}
+        """Removes the remote options from the keywords of a dataset and returns them.
+        `cache_dir` stays, since local data use it too.
+        """
+        given = {
+            name: keywords.pop(name)
+            for name in RemoteKeywords.__optional_keys__
+            if name in keywords
+        }
         given["cache_dir"] = keywords.get("cache_dir")
         return cls(**{name: value for name, value in given.items() if value is not None})
 

@@ -2,12 +2,15 @@
 
 NOTE [ life of prefetched bytes ]
 
-* The part of the program that knows the order announces the next ranges, in pieces that are fetched independently, each as a coroutine of
-  the server's loop.
-* Fetched bytes are kept until they were read once, and then dropped: chunks and rows are read once per epoch. Bytes that are never read,
-  since another process reads the rest or the iteration was abandoned, are dropped when space is needed, oldest first.
-* A read takes pieces that are in flight, and waits for them. It fetches everything else itself, in one go.
-* An error stays with its piece. The next read of it raises the error and drops the piece, so that the read after that fetches again.
+* The part of the program that knows the order announces the next ranges, in pieces that are fetched
+  independently, each as a coroutine of the server's loop.
+* Fetched bytes are kept until they were read once, and then dropped: chunks and rows are read once
+  per epoch. Bytes that are never read, since another process reads the rest or the iteration was
+  abandoned, are dropped when space is needed, oldest first.
+* A read takes pieces that are in flight, and waits for them. It fetches everything else itself, in
+  one go.
+* An error stays with its piece. The next read of it raises the error and drops the piece, so that
+  the read after that fetches again.
 """
 
 from __future__ import annotations
@@ -73,7 +76,9 @@ class Prefetcher:
         with self._lock:
             for piece in pieces:
                 wanted, left = _joined(piece)
-                new = [number for number, one in enumerate(wanted.each()) if self._find(*one) is None]
+                new = [
+                    number for number, one in enumerate(wanted.each()) if self._find(*one) is None
+                ]
                 if not new:
                     continue
                 wanted = wanted.take(np.array(new))
@@ -81,12 +86,15 @@ class Prefetcher:
                 for number, (path, start, stop) in enumerate(wanted.each()):
                     self._forget(path, start)
                     nbytes = int(self._whole_nbytes) + 1 if stop == WHOLE else stop - start
-                    self._extents[path, start] = _Extent(stop, nbytes, data, number, nbytes if stop == WHOLE else left[new[number]])
+                    self._extents[path, start] = _Extent(
+                        stop, nbytes, data, number, nbytes if stop == WHOLE else left[new[number]]
+                    )
                     bisect.insort(self._starts.setdefault(path, []), start)
                     self.untouched += nbytes
 
     def take(self, ranges: ByteRanges) -> list[tuple[memoryview | None] | None]:
-        """The bytes of ranges (None: a whole file that is missing), of those that are on their way; waits for them.
+        """The bytes of ranges (None: a whole file that is missing), of those that are on their way;
+        waits for them.
 
         Raises:
             Exception: what fetching them has raised.
@@ -97,7 +105,11 @@ class Prefetcher:
         taken: list[tuple[int, str, int, int, _Extent, int]] = []
         with self._lock:
             for number, (path, start, stop) in enumerate(ranges.each()):
-                key = self._find(path, start, stop) if start < stop or (start, stop) == (0, WHOLE) else None
+                key = (
+                    self._find(path, start, stop)
+                    if start < stop or (start, stop) == (0, WHOLE)
+                    else None
+                )
                 if key is None:
                     continue
                 extent = self._extents[path, key]
@@ -172,13 +184,20 @@ class Prefetcher:
 
 
 def _joined(piece: ByteRanges) -> tuple[ByteRanges, list[int]]:
-    """What is fetched of a piece, and the bytes that will be read of each: where ranges overlap each is read by itself, and counts; the
-    same range is read once."""
+    """What is fetched of a piece, and the bytes that will be read of each: where ranges overlap
+    each is read by itself, and counts; the same range is read once.
+    """
     piece = piece.take(np.lexsort((piece.stop, piece.start, piece.file)))
     is_new = np.ones(piece.size, bool)
-    is_new[1:] = (np.diff(piece.file) != 0) | (np.diff(piece.start) != 0) | (np.diff(piece.stop) != 0)
+    is_new[1:] = (
+        (np.diff(piece.file) != 0) | (np.diff(piece.start) != 0) | (np.diff(piece.stop) != 0)
+    )
     piece = piece.take(is_new)
     requests = coalesce(piece, GAP)
-    nbytes = np.add.reduceat(piece.nbytes[requests.order], requests.edges[:-1]) if requests.ranges.size else np.empty(0, np.int64)
+    nbytes = (
+        np.add.reduceat(piece.nbytes[requests.order], requests.edges[:-1])
+        if requests.ranges.size
+        else np.empty(0, np.int64)
+    )
     wholes = piece.take(piece.is_whole)
     return ByteRanges.joined([requests.ranges, wholes]), [*nbytes.tolist(), *[0] * wholes.size]

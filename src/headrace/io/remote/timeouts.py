@@ -1,7 +1,8 @@
 """Time limits of attempts to fetch byte ranges.
 
-An attempt may take its time limit, and longer while bytes arrive: on a slow line many pieces share the bandwidth, and what has arrived
-should not be discarded. A server that stays slower than `SLOWEST` is given up.
+An attempt may take its time limit, and longer while bytes arrive: on a slow line many pieces share
+the bandwidth, and what has arrived should not be discarded. A server that stays slower than
+`SLOWEST` is given up.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Attempt:
     @property
     def shortfall(self) -> str:
         """What has come, when its time is over, in words."""
-        return f"only {self._nbytes:,} bytes came in time" if self._nbytes else "nothing came in time"
+        return (
+            f"only {self._nbytes:,} bytes came in time" if self._nbytes else "nothing came in time"
+        )
 
     @property
     def overtime(self) -> float:

@@ -7,7 +7,20 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif", ".avif", ".heic", ".heif", ".jxl")
+_IMAGES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".tiff",
+    ".tif",
+    ".webp",
+    ".gif",
+    ".avif",
+    ".heic",
+    ".heif",
+    ".jxl",
+)
 _TEXTS = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 READERS: dict[str, tuple[str, ...]] = {
     "ImageDataset": _IMAGES,
@@ -20,14 +33,22 @@ READERS: dict[str, tuple[str, ...]] = {
 }
 """The classes that read files of some endings."""
 _TABLES = READERS["TableDataset"]
-BOOKKEEPING = (b"readme.md", b"dataset_dict.json", b"dataset_info.json", b"dataset_infos.json", b"state.json")
+BOOKKEEPING = (
+    b"readme.md",
+    b"dataset_dict.json",
+    b"dataset_info.json",
+    b"dataset_infos.json",
+    b"state.json",
+)
 """What HuggingFace writes beside tables, in lower case."""
 MOST = 10_000
 """Names that are looked at for a message."""
 
 
 def is_hidden_part(part: bytes) -> bool:
-    """True if a file or folder of that name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``, which macOS adds to archives."""
+    """True if a file or folder of that name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``,
+    which macOS adds to archives.
+    """
     return part.startswith(b".") or part == b"__MACOSX"
 
 
@@ -37,7 +58,9 @@ def is_hidden(name: bytes) -> bool:
 
 
 def names_below(root: str) -> Iterator[str]:
-    """Names of the files below a local folder that are not hidden, in no order; of Zarr stores, which are folders, their own."""
+    """Names of the files below a local folder that are not hidden, in no order; of Zarr stores,
+    which are folders, their own.
+    """
     seen: set[tuple[int, int]] = set()  # links may lead in circles
     for folder, folders, names in os.walk(root, followlinks=True):
         status = os.stat(folder)
@@ -46,13 +69,19 @@ def names_below(root: str) -> Iterator[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         stores = [name for name in folders if name.lower().endswith(".zarr")]
-        folders[:] = [name for name in folders if not is_hidden_part(os.fsencode(name)) and name not in stores]
-        yield from (name for name in itertools.chain(names, stores) if not is_hidden_part(os.fsencode(name)))
+        folders[:] = [
+            name for name in folders if not is_hidden_part(os.fsencode(name)) and name not in stores
+        ]
+        yield from (
+            name for name in itertools.chain(names, stores) if not is_hidden_part(os.fsencode(name))
+        )
 
 
 def are_bookkeeping(names: Sequence[bytes]) -> bool:
     """True if files are no more than what HuggingFace writes beside the tables of a data set."""
-    return 0 < len(names) <= MOST and all(name.rpartition(b"/")[2].lower() in BOOKKEEPING for name in names)
+    return 0 < len(names) <= MOST and all(
+        name.rpartition(b"/")[2].lower() in BOOKKEEPING for name in names
+    )
 
 
 def has_tables(names: Iterable[str]) -> bool:
@@ -61,14 +90,23 @@ def has_tables(names: Iterable[str]) -> bool:
 
 
 def summary_of(names: Sequence[str]) -> str:
-    """Which files there are, and the class that reads them: "there are 24 .jpg and 1 .json: use ImageDataset"."""
+    """Which files there are, and the class that reads them: "there are 24 .jpg and 1 .json: use
+    ImageDataset".
+    """
     if not names:
         return "nothing else is there: is the path right?"
     counts = sorted(Counter(map(_ending_of, names)).items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{count:,}{'' if count < MOST else ' or more'} {ending or 'without an ending'}" for ending, count in counts[:3]]
+    shown = [
+        f"{count:,}{'' if count < MOST else ' or more'} {ending or 'without an ending'}"
+        for ending, count in counts[:3]
+    ]
     found = f"{'there is' if len(names) == 1 else 'there are'} {' and '.join(shown)}"
-    readers = [reader for ending, _ in counts for reader, endings in READERS.items() if ending in endings]
-    if has_tables(names) and are_bookkeeping([os.fsencode(name) for name in names if _ending_of(name) not in _TABLES]):
+    readers = [
+        reader for ending, _ in counts for reader, endings in READERS.items() if ending in endings
+    ]
+    if has_tables(names) and are_bookkeeping(
+        [os.fsencode(name) for name in names if _ending_of(name) not in _TABLES]
+    ):
         readers = ["TableDataset"]
     advice = f"use {readers[0]}" if readers else "is the path right?"
     return f"{found}: {advice}"

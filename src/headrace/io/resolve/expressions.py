@@ -35,17 +35,27 @@ def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
     elif isinstance(data_path, Mapping) or not isinstance(data_path, Iterable):
         raise ConfigError(f"{wanted}, not {described(data_path)}")
     elif isinstance(data_path, Iterator):
-        raise ConfigError(f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) of it")
+        raise ConfigError(
+            f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) of "
+            "it"
+        )
     else:
         entries = list(data_path)
     for number, entry in enumerate(entries):
         if not isinstance(entry, (str, bytes, os.PathLike)):
-            raise ConfigError(f"{wanted}, and entry {number} of the {len(entries):,} given is {described(entry)}")
+            raise ConfigError(
+                f"{wanted}, and entry {number} of the {len(entries):,} given is {described(entry)}"
+            )
     if not entries or not all(map(os.fspath, entries)):
         empty = next((number for number, entry in enumerate(entries) if not os.fspath(entry)), 0)
-        what = f"{name} is empty ({data_path!r})" if len(entries) < 2 else f"{name}: entry {empty} of the {len(entries):,} given is empty"
+        what = (
+            f"{name} is empty ({data_path!r})"
+            if len(entries) < 2
+            else f"{name}: entry {empty} of the {len(entries):,} given is empty"
+        )
         raise DataNotFoundError(f"{what}: name at least one folder or file")
-    if all(type(entry) is str for entry in entries) and "{" not in "".join(entries):  # in a list of millions, at once
+    # in a list of millions, at once
+    if all(type(entry) is str for entry in entries) and "{" not in "".join(entries):
         return entries
     return [path for entry in entries for path in expand_braces(entry)]
 
@@ -63,27 +73,38 @@ def urls_among(entries: Sequence[Any], name: str = "data_path") -> list[str]:
 
 
 def expand_braces(entry: Any) -> list[Any]:
-    """``a-{000..003}.tar`` and ``{train,val}.tar`` as shells, and WebDataset, write them: all names. What is there as it stands, and what
-    has no such braces, stays as it is.
+    """``a-{000..003}.tar`` and ``{train,val}.tar`` as shells, and WebDataset, write them: all
+    names. What is there as it stands, and what has no such braces, stays as it is.
 
     Raises:
         ConfigError: they stand for too many names.
     """
     text = os.fspath(entry)
-    if not isinstance(text, str) or "{" not in text or (not is_url(text) and os.path.exists(os.path.expanduser(text))):
+    if (
+        not isinstance(text, str)
+        or "{" not in text
+        or (not is_url(text) and os.path.exists(os.path.expanduser(text)))
+    ):
         return [entry]
     expanded = [text]
     while True:
         matches = [_BRACES.search(name) for name in expanded]
         if not any(matches):
             return list(dict.fromkeys(expanded))  # braces in braces give some twice
-        of = {inside: _parts(inside) for inside in {match[1] for match in matches if match is not None}}
+        of = {
+            inside: _parts(inside)
+            for inside in {match[1] for match in matches if match is not None}
+        }
         parts = [[""] if match is None else of[match[1]] for match in matches]
         if sum(map(len, parts)) > _MOST:
             raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
         made = []
         for name, match, some in zip(expanded, matches, parts, strict=True):
-            made += [name] if match is None else [name[: match.start()] + part + name[match.end() :] for part in some]
+            made += (
+                [name]
+                if match is None
+                else [name[: match.start()] + part + name[match.end() :] for part in some]
+            )
         expanded = made
 
 

@@ -23,13 +23,17 @@ class Kind:
     Attributes:
         name: in messages: "images".
         endings: of its files, in lower case, such as (".jpg", ".png").
-        stores: endings of what may be a folder, such as (".zarr", ".zarr.zip"); of these a folder is searched on its first level only.
-        keeps_order: True if files stay in the order of the entries, those of a glob or folder sorted as text; else all are sorted by the
-            parts of their names.
-        recognizes: tells from a local file's or folder's content that it is of this kind, whatever its name.
+        stores: endings of what may be a folder, such as (".zarr", ".zarr.zip"); of these a folder
+            is searched on its first level only.
+        keeps_order: True if files stay in the order of the entries, those of a glob or folder
+            sorted as text; else all are sorted by the parts of their names.
+        recognizes: tells from a local file's or folder's content that it is of this kind, whatever
+            its name.
         is_store: tells that a store lies at a URL, whatever its name.
-        bookkeeping: names of files that are written beside those of this kind, and are no data, in lower case.
-        holds_arrays: True if any array may be in them: of two such kinds in one place nobody can tell which is meant.
+        bookkeeping: names of files that are written beside those of this kind, and are no data, in
+            lower case.
+        holds_arrays: True if any array may be in them: of two such kinds in one place nobody can
+            tell which is meant.
     """
 
     name: str
@@ -59,7 +63,8 @@ class FileSet:
         roots: folders (or paths on a server) that the names are relative to.
         tails: what follows the names of each root's files: the query of an URL of the web, else "".
         root_of: [files] int32, number of each file's root, or None where there is one root.
-        names: relative names with '/' between their parts, as bytes, in the order of their parts (but see `Kind.keeps_order`).
+        names: relative names with '/' between their parts, as bytes, in the order of their parts
+            (but see `Kind.keeps_order`).
         folders: names of the first-level folders of the roots, sorted, also those without files.
         searched: the roots that were searched through.
         server: where the files are; None: on this machine.
@@ -106,7 +111,9 @@ def _affixes(root: str, tail: str) -> tuple[bytes, bytes]:
 
 @dataclass(slots=True)
 class Found:
-    """Files of one entry: names below a root in the order of their parts, its first-level folders, and itself if it was searched."""
+    """Files of one entry: names below a root in the order of their parts, its first-level
+    folders, and itself if it was searched.
+    """
 
     root: str
     names: PackedNames
@@ -116,8 +123,15 @@ class Found:
 
 
 def merged(lists: Iterable[Found], keeps_order: bool) -> FileSet:
-    """The files of several entries as one set. Of equal names that of an earlier entry comes first."""
-    builder, roots, numbers, counts = NamesBuilder(), dict[tuple[str, str], int](), list[int](), list[int]()
+    """The files of several entries as one set. Of equal names that of an earlier entry comes
+    first.
+    """
+    builder, roots, numbers, counts = (
+        NamesBuilder(),
+        dict[tuple[str, str], int](),
+        list[int](),
+        list[int](),
+    )
     folders, searched = set[bytes](), set[str]()
     for found in lists:
         data, offsets = found.names.arrays
@@ -131,7 +145,9 @@ def merged(lists: Iterable[Found], keeps_order: bool) -> FileSet:
     order = None if keeps_order else order_of_parts(names)
     if order is not None:
         names, root_of = names.take(order), None if root_of is None else root_of[order]
-    return _set_of([*roots], None if root_of is None else SharedArray(root_of), names, folders, searched)
+    return _set_of(
+        [*roots], None if root_of is None else SharedArray(root_of), names, folders, searched
+    )
 
 
 def as_set(found: Found) -> FileSet:
@@ -140,10 +156,21 @@ def as_set(found: Found) -> FileSet:
 
 
 def _set_of(
-    roots: list[tuple[str, str]], root_of: SharedArray | None, names: PackedNames, folders: set[bytes], searched: set[str]
+    roots: list[tuple[str, str]],
+    root_of: SharedArray | None,
+    names: PackedNames,
+    folders: set[bytes],
+    searched: set[str],
 ) -> FileSet:
     shown = tuple(sorted(map(os.fsdecode, folders), key=os.fsencode))
-    return FileSet(tuple(root for root, _ in roots), tuple(tail for _, tail in roots), root_of, names, shown, frozenset(searched))
+    return FileSet(
+        tuple(root for root, _ in roots),
+        tuple(tail for _, tail in roots),
+        root_of,
+        names,
+        shown,
+        frozenset(searched),
+    )
 
 
 def in_order(names: list[bytes] | PackedNames, keeps_order: bool) -> PackedNames:

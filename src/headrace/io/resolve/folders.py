@@ -1,7 +1,7 @@
 """Lists local folders in threads: all files below one, in the order of the parts of their names.
 
-Threads list many folders at once, since on a network file system each listing waits for an answer. Their names come out sorted
-without a sort of them all: NOTE [ order of parts ].
+Threads list many folders at once, since on a network file system each listing waits for an answer.
+Their names come out sorted without a sort of them all: NOTE [ order of parts ].
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ FILE, FOLDER, OTHER, NOTHING = b"fd-x"
 
 # NOTE [ order of parts ]
 #
-# Names sort as the lists of their parts do, byte by byte. With b"\0" for b"/" that is the order of plain byte strings, since b"\0"
-# is less than any byte of a part. Let each entry of one folder have the key `name` if it is a file and `name + b"\0"` if it is a
-# folder: then all that lies below an entry begins with its key. Two keys of one folder differ, and where one is the beginning of
-# the other ("a" and "ab", never "a\0" and "a\0b", since no name holds b"\0") it is a file's: it stands for one name, which sorts
-# before the other's. Else the first byte in which the keys differ decides, for everything below them too. So it is enough to sort
-# each folder by these keys and to walk depth first.
+# Names sort as the lists of their parts do, byte by byte. With b"\0" for b"/" that is the order of
+# plain byte strings, since b"\0" is less than any byte of a part. Let each entry of one folder have
+# the key `name` if it is a file and `name + b"\0"` if it is a folder: then all that lies below an
+# entry begins with its key. Two keys of one folder differ, and where one is the beginning of the
+# other ("a" and "ab", never "a\0" and "a\0b", since no name holds b"\0") it is a file's: it stands
+# for one name, which sorts before the other's. Else the first byte in which the keys differ
+# decides, for everything below them too. So it is enough to sort each folder by these keys and to
+# walk depth first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Listing:
     Attributes:
         names: the files, relative to the folder, in the order of their parts.
         folders: every folder that was looked into, relative to the first, whose own name is empty.
-        times: [folders, 2] int64, when the entries of each last changed, and when anything of it did (mtime and ctime in ns).
+        times: [folders, 2] int64, when the entries of each last changed, and when anything of it
+            did (mtime and ctime in ns).
         links: the links that were met.
         kinds: [links] uint8, what each led to: FILE, FOLDER, OTHER or NOTHING.
     """
@@ -57,14 +60,21 @@ class Listing:
 
 
 def list_folder(root: bytes, endings: tuple[bytes, ...]) -> Listing:
-    """All files below a folder whose names end in one of `endings` (lower case); links are followed, loops of them entered once. Files and
-    folders that are hidden (`is_hidden_part`) are left out.
+    """All files below a folder whose names end in one of `endings` (lower case); links are
+    followed, loops of them entered once. Files and folders that are hidden (`is_hidden_part`) are
+    left out.
 
     Raises:
         AccessError: a folder may not be listed.
         DataNotFoundError: one went away meanwhile.
     """
-    names, folders, times, links, kinds = NamesBuilder(), list[bytes](), list[tuple[int, int]](), list[bytes](), bytearray()
+    names, folders, times, links, kinds = (
+        NamesBuilder(),
+        list[bytes](),
+        list[tuple[int, int]](),
+        list[bytes](),
+        bytearray(),
+    )
     walk = _Walk(root, endings)
     try:
         for found in walk.results():
@@ -78,12 +88,20 @@ def list_folder(root: bytes, endings: tuple[bytes, ...]) -> Listing:
     finally:
         walk.close()
     when = np.array(times, np.int64).reshape(-1, 2)
-    return Listing(names.build(), PackedNames(folders), when, PackedNames(links), np.frombuffer(bytes(kinds), np.uint8))
+    return Listing(
+        names.build(),
+        PackedNames(folders),
+        when,
+        PackedNames(links),
+        np.frombuffer(bytes(kinds), np.uint8),
+    )
 
 
 @dataclass(slots=True)
 class _Files:
-    """Files of one folder that follow each other: their names from the root on, one behind the other."""
+    """Files of one folder that follow each other: their names from the root on, one behind the
+    other.
+    """
 
     joined: bytes
     lengths: npt.NDArray[np.int64]
@@ -125,7 +143,8 @@ class _Walk:
 
     def _list(self, below: bytes, above: frozenset[tuple[int, int]]) -> _Folder:
         path = os.path.join(self._root, below) if below else self._root
-        status = _explained(os.stat, path)  # before the listing: what changes after it shows in the times
+        # before the listing: what changes after it shows in the times
+        status = _explained(os.stat, path)
         folder = _Folder(below, (status.st_mtime_ns, status.st_ctime_ns))
         identity = (status.st_dev, status.st_ino)
         if identity in above:  # a link to a folder that holds it
@@ -144,7 +163,9 @@ class _Walk:
             folder.content.append(_join(prefix, files[start:] if start else files))
         return folder
 
-    def _sorted(self, listing: Any, prefix: bytes, folder: _Folder) -> tuple[list[bytes], list[bytes]]:
+    def _sorted(
+        self, listing: Any, prefix: bytes, folder: _Folder
+    ) -> tuple[list[bytes], list[bytes]]:
         """The names of files that count and of folders, each sorted; links are noted."""
         files, folders = [], []
         for item in listing:
@@ -179,14 +200,22 @@ def _explained(call: Any, folder: bytes) -> Any:
     try:
         return call(folder)
     except PermissionError as error:
-        raise AccessError(f"{redact(folder)}: this user may not list the folder ({error.strerror})") from error
+        raise AccessError(
+            f"{redact(folder)}: this user may not list the folder ({error.strerror})"
+        ) from error
     except FileNotFoundError as error:
-        raise DataNotFoundError(f"{redact(folder)} went away while its files were listed: start again") from error
+        raise DataNotFoundError(
+            f"{redact(folder)} went away while its files were listed: start again"
+        ) from error
 
 
 def _check_is_nothing(error: OSError, path: bytes) -> None:
-    """A link that leads nowhere, or to itself, is no file and no folder; anything else is an error."""
+    """A link that leads nowhere, or to itself, is no file and no folder; anything else is an
+    error.
+    """
     if isinstance(error, PermissionError):
-        raise AccessError(f"{redact(path)}: this user may not look at what it links to ({error.strerror})") from error
+        raise AccessError(
+            f"{redact(path)}: this user may not look at what it links to ({error.strerror})"
+        ) from error
     if error.errno != errno.ELOOP:
         raise error

@@ -2,11 +2,13 @@
 
 NOTE [ life of a cached listing ]
 
-* `cache_dir` holds one file for each user, folder and set of endings: the names that were found, and for each folder that was looked
-  into when it last changed (mtime and ctime). Nothing of the files but their names.
-* It is used again if no folder has changed, and every link still leads to a file, to a folder or to nothing, as it did. That costs a
-  `stat` for each folder and link, and none for a file.
-* A folder that changed less than 2 s before it was listed may change again without its time changing: such a listing is not cached.
+* `cache_dir` holds one file for each user, folder and set of endings: the names that were found,
+  and for each folder that was looked into when it last changed (mtime and ctime). Nothing of the
+  files but their names.
+* It is used again if no folder has changed, and every link still leads to a file, to a folder or to
+  nothing, as it did. That costs a `stat` for each folder and link, and none for a file.
+* A folder that changed less than 2 s before it was listed may change again without its time
+  changing: such a listing is not cached.
 * See also NOTE [ life of an array file ] in `headrace.io.array_file`.
 """
 
@@ -35,8 +37,11 @@ _log = logging.getLogger(__name__)
 
 VERSION = 3
 SETTLED_NS = 2_000_000_000
-"""A folder must have been left alone for so long before it was listed: times on some file systems tick in steps of 2 s."""
-_TYPES = ("u1", "<i8", "u1", "<i8", "<i8", "u1", "<i8", "u1")  # of the arrays of a listing, as `_arrays` gives them
+"""A folder must have been left alone for so long before it was listed: times on some file
+systems tick in steps of 2 s.
+"""
+# of the arrays of a listing, as `_arrays` gives them
+_TYPES = ("u1", "<i8", "u1", "<i8", "<i8", "u1", "<i8", "u1")
 
 
 def cached_listing(root: str, endings: tuple[bytes, ...], cache_dir: str) -> Listing:
@@ -102,7 +107,8 @@ def _kind(link: bytes, endings: tuple[bytes, ...]) -> int | None:
     try:
         mode = os.stat(link).st_mode
     except OSError as error:
-        return NOTHING if error.errno in (errno.ENOENT, errno.ELOOP) else None  # None: listing it says what is wrong
+        # None: listing it says what is wrong
+        return NOTHING if error.errno in (errno.ENOENT, errno.ELOOP) else None
     if stat.S_ISDIR(mode):
         return FOLDER
     return FILE if stat.S_ISREG(mode) and link.lower().endswith(endings) else OTHER
@@ -112,7 +118,9 @@ def _kind(link: bytes, endings: tuple[bytes, ...]) -> int | None:
 
 
 def _arrays(listing: Listing) -> list[npt.NDArray[Any]]:
-    (a, b), (c, d), (e, f) = (names.arrays for names in (listing.names, listing.folders, listing.links))
+    (a, b), (c, d), (e, f) = (
+        names.arrays for names in (listing.names, listing.folders, listing.links)
+    )
     return [a, b, c, d, listing.times.reshape(-1), e, f, listing.kinds]
 
 
@@ -126,7 +134,9 @@ def _write(file: ArrayFile, listing: Listing, root: str) -> None:
     folder = os.path.dirname(file.path)
     shown = f"cache_dir={redact(folder)!r}: the listing of {redact(root)} is not cached"
     if _lies_in(folder, root):
-        warn(f"{shown}, for it would change the folder that is listed: use a cache_dir outside of it")
+        warn(
+            f"{shown}, for it would change the folder that is listed: use a cache_dir outside of it"
+        )
         return
     try:
         file.write(_arrays(listing))

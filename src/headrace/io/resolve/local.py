@@ -46,7 +46,9 @@ class LocalWalk:
         if glob.has_magic(path):
             return self._matched(path)
         if os.path.islink(path):
-            raise DataNotFoundError(f"{redact(path)} is a link to {redact(os.readlink(path))}, which does not exist")
+            raise DataNotFoundError(
+                f"{redact(path)} is a link to {redact(os.readlink(path))}, which does not exist"
+            )
         raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
 
     def _is_store(self, folder: str) -> bool:
@@ -70,13 +72,23 @@ class LocalWalk:
             _warn_of_dead_links(folder, len(dead), os.fsdecode(listing.links[int(dead[0])]))
         if not stores and (not len(listing.names) or are_bookkeeping(listing.names)):
             self.others += itertools.islice(names_below(folder), MOST)
-        names = in_order([*stores, *listing.names], self._kind.keeps_order) if stores or self._kind.keeps_order else listing.names
-        return Found(folder, names, {name for name in listing.folders if name and b"/" not in name}, {folder})
+        names = (
+            in_order([*stores, *listing.names], self._kind.keeps_order)
+            if stores or self._kind.keeps_order
+            else listing.names
+        )
+        return Found(
+            folder, names, {name for name in listing.folders if name and b"/" not in name}, {folder}
+        )
 
     def _stores_in(self, folder: str) -> list[str]:
         if not self._kind.stores:
             return []
-        return [name for name in os.listdir(folder) if name.lower().endswith(self._kind.stores) and not is_hidden_part(os.fsencode(name))]
+        return [
+            name
+            for name in os.listdir(folder)
+            if name.lower().endswith(self._kind.stores) and not is_hidden_part(os.fsencode(name))
+        ]
 
     def _list(self, folder: str) -> Listing:
         if self._cache_dir is None:
@@ -84,7 +96,9 @@ class LocalWalk:
         return cached_listing(folder, self._endings, self._cache_dir)
 
     def _matched(self, pattern: str) -> Found:
-        """What a glob matches: names that end as they should; or, where none does, what is recognized by its content."""
+        """What a glob matches: names that end as they should; or, where none does, what is
+        recognized by its content.
+        """
         root = before_magic(pattern, os.sep).rstrip("/") or ("/" if pattern.startswith("/") else "")
         globbed = glob.glob(pattern, recursive=True)
         files = list(filter(os.path.isfile, globbed))
@@ -92,25 +106,40 @@ class LocalWalk:
         dead = sorted(path for path in others if not os.path.exists(path))
         if dead:
             _warn_of_dead_links(pattern, len(dead), dead[0])
-        matches = [os.path.relpath(match, root or ".") for match in (globbed if self._kind.stores else files)]
-        matches = [match for match in matches if "__MACOSX" not in match.split("/")]  # as `glob` leaves out what begins with a dot
+        matches = [
+            os.path.relpath(match, root or ".")
+            for match in (globbed if self._kind.stores else files)
+        ]
+        # as `glob` leaves out what begins with a dot
+        matches = [match for match in matches if "__MACOSX" not in match.split("/")]
         looping = {folder: _loops(root, folder) for folder in set(map(os.path.dirname, matches))}
         matches = [match for match in matches if not looping[os.path.dirname(match)]]
-        fitting = [m for m in matches if self._fits(root, m)] or [m for m in matches if self._recognizes(os.path.join(root, m))]
+        fitting = [m for m in matches if self._fits(root, m)] or [
+            m for m in matches if self._recognizes(os.path.join(root, m))
+        ]
         self.others += [] if fitting else matches[:MOST]
         names = list(map(os.fsencode, fitting))
-        return Found(root, in_order(names, self._kind.keeps_order), {name.partition(b"/")[0] for name in names if b"/" in name})
+        return Found(
+            root,
+            in_order(names, self._kind.keeps_order),
+            {name.partition(b"/")[0] for name in names if b"/" in name},
+        )
 
     def _fits(self, root: str, name: str) -> bool:
         lower = name.lower()
         if lower.endswith(self._kind.stores):
             return True
-        return lower.endswith(self._kind.endings) and (not self._kind.stores or os.path.isfile(os.path.join(root, name)))
+        return lower.endswith(self._kind.endings) and (
+            not self._kind.stores or os.path.isfile(os.path.join(root, name))
+        )
 
 
 def _warn_of_dead_links(place: str, count: int, first: str) -> None:
     links = "a link leads" if count == 1 else f"{count:,} links lead"
-    warn(f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or remove {redact(first)!r}")
+    warn(
+        f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or "
+        f"remove {redact(first)!r}"
+    )
 
 
 def before_magic(path: str, separator: str) -> str:
@@ -120,7 +149,9 @@ def before_magic(path: str, separator: str) -> str:
 
 
 def _loops(root: str, below: str) -> bool:
-    """True if the path from `root` to a folder `below` it comes through one folder twice, by a link."""
+    """True if the path from `root` to a folder `below` it comes through one folder twice, by a
+    link.
+    """
     seen: set[tuple[int, int]] = set()
     folder = root or "."
     for part in ["", *filter(None, below.split(os.sep))]:

@@ -29,7 +29,10 @@ _SIDECARS = re.compile(rf"(?:^|/){_PART}json$".encode())
 
 def manifest_text(said: dict[str, Any]) -> bytes:
     """The content of a manifest, with its own checksum."""
-    return json.dumps({**said, "crc32": _crc_of(said)}, sort_keys=True, indent=1).encode("ascii") + b"\n"
+    return (
+        json.dumps({**said, "crc32": _crc_of(said)}, sort_keys=True, indent=1).encode("ascii")
+        + b"\n"
+    )
 
 
 def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
@@ -44,7 +47,9 @@ def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
             raise ValueError("wrong checksum")
         _check_manifest(said)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)") from error
+        raise FormatError(
+            f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)"
+        ) from error
     return said
 
 
@@ -53,7 +58,9 @@ def _crc_of(said: dict[str, Any]) -> int:
 
 
 def _check_manifest(said: dict[str, Any]) -> None:
-    """Raises a ValueError for a value that no pack writes, such as the name of a part that leads out of the folder."""
+    """Raises a ValueError for a value that no pack writes, such as the name of a part that leads
+    out of the folder.
+    """
     parts, classes = said.get("parts"), said.get("classes")
     if not isinstance(parts, list) or not parts:
         raise ValueError(f"'parts' is {parts!r:.40}")
@@ -62,10 +69,14 @@ def _check_manifest(said: dict[str, Any]) -> None:
     for name in ("plan", "kind", "store", "fingerprint"):
         if not isinstance(said.get(name), str):
             raise ValueError(f"{name!r} is {said.get(name)!r:.40}")
-    if not are_counts([said.get("samples"), said.get("left_out")]) or not are_texts(said.get("left_out_first")):
+    if not are_counts([said.get("samples"), said.get("left_out")]) or not are_texts(
+        said.get("left_out_first")
+    ):
         raise ValueError("'samples' or 'left_out' is wrong")
     for number, part in enumerate(parts):
-        if not isinstance(part, dict) or not are_counts([part.get(name) for name in ("samples", "nbytes", "crc32")]):
+        if not isinstance(part, dict) or not are_counts(
+            [part.get(name) for name in ("samples", "nbytes", "crc32")]
+        ):
             raise ValueError(f"part {number} is {part!r:.40}")
         if said.get("format") == "zarr":
             objects = part.get("objects")
@@ -79,8 +90,15 @@ def _check_manifest(said: dict[str, Any]) -> None:
 
 
 def _is_object(stored: Any) -> bool:
-    """True of what is said of an object of a Zarr pack: its name below `ARRAYS`, its bytes and its CRC."""
-    if not isinstance(stored, list) or len(stored) != 3 or not isinstance(stored[0], str) or not are_counts(stored[1:]):
+    """True of what is said of an object of a Zarr pack: its name below `ARRAYS`, its bytes and
+    its CRC.
+    """
+    if (
+        not isinstance(stored, list)
+        or len(stored) != 3
+        or not isinstance(stored[0], str)
+        or not are_counts(stored[1:])
+    ):
         return False
     return stored[0].startswith(f"{ARRAYS}/") and posixpath.normpath(stored[0]) == stored[0]
 
@@ -96,7 +114,9 @@ def are_texts(values: Any) -> bool:
 
 
 def is_pack(folder: str) -> bool:
-    """True if a local folder holds files named as those that `headrace.pack` writes, whatever is in them."""
+    """True if a local folder holds files named as those that `headrace.pack` writes, whatever is
+    in them.
+    """
     if not any(os.path.exists(os.path.join(folder, name)) for name in (PLAN, MANIFEST)):
         return False
     try:
@@ -123,9 +143,13 @@ def _folder_of(path: str) -> str | None:
 
 
 def parts_among(
-    entries: Sequence[Any], endings: tuple[str, ...], options: RemoteOptions | None, wanted: tuple[str, ...] | None = None
+    entries: Sequence[Any],
+    endings: tuple[str, ...],
+    options: RemoteOptions | None,
+    wanted: tuple[str, ...] | None = None,
 ) -> list[Any]:
-    """The entries, with the files of its parts in place of each pack: a folder of this machine, or the path or URL of a manifest.
+    """The entries, with the files of its parts in place of each pack: a folder of this machine, or
+    the path or URL of a manifest.
 
     Args:
         entries: paths, globs and URLs.
@@ -138,25 +162,37 @@ def parts_among(
         FormatError: a manifest is damaged; a pack has files of another kind.
         AccessError, RemoteError: a server does not give it.
     """
-    return [path for entry in entries for path in ([entry] if str(entry).endswith(endings) else _parts_of(entry, options, wanted))]
+    return [
+        path
+        for entry in entries
+        for path in ([entry] if str(entry).endswith(endings) else _parts_of(entry, options, wanted))
+    ]
 
 
-def _parts_of(entry: Any, options: RemoteOptions | None, wanted: tuple[str, ...] | None) -> Iterator[Any]:
+def _parts_of(
+    entry: Any, options: RemoteOptions | None, wanted: tuple[str, ...] | None
+) -> Iterator[Any]:
     path = os.path.expanduser(os.fsdecode(entry))
     if is_url(path):
-        manifest = _remote_manifest(path, options or RemoteOptions()) if _is_manifest(path) else None
+        manifest = (
+            _remote_manifest(path, options or RemoteOptions()) if _is_manifest(path) else None
+        )
         if manifest is not None:
             start, _, end = path.rpartition(MANIFEST)
             yield from (start + name + end for name in _names_in(manifest, path, wanted))
             return
     elif (folder := _folder_of(path)) is not None:
-        yield from (os.path.join(folder, name) for name in _names_in(_local_manifest(folder), path, wanted))
+        yield from (
+            os.path.join(folder, name) for name in _names_in(_local_manifest(folder), path, wanted)
+        )
         return
     yield entry
 
 
 def refuse_sidecars(files: FileSet) -> None:
-    """Raises a FormatError where JSON files that `headrace.pack` wrote beside parts are among texts."""
+    """Raises a FormatError where JSON files that `headrace.pack` wrote beside parts are among
+    texts.
+    """
     data, _ = files.names.arrays
     if re.search(rb"-of-\d", data.data) is None:
         return
@@ -166,10 +202,15 @@ def refuse_sidecars(files: FileSet) -> None:
             continue
         folder = name[: name.rfind(b"/") + 1]
         part = files.url(index).removesuffix("json") + "h5"
-        if folder + PLAN.encode() in names or folder + MANIFEST.encode() in names or os.path.exists(part):
+        if (
+            folder + PLAN.encode() in names
+            or folder + MANIFEST.encode() in names
+            or os.path.exists(part)
+        ):
             pack = posixpath.dirname(files.url(index))
             raise FormatError(
-                f"{redact(pack)} is a pack, and its .json files are no texts: pass its {MANIFEST} as a path of its own, or a glob of the "
+                f"{redact(pack)} is a pack, and its .json files are no texts: pass its {MANIFEST} "
+                "as a path of its own, or a glob of the "
                 "texts"
             )
 
@@ -180,7 +221,10 @@ def _names_in(manifest: dict[str, Any], path: str, wanted: tuple[str, ...] | Non
     names = [ARRAYS] if is_zarr else [part["name"] for part in manifest["parts"]]
     if wanted is not None and not names[0].endswith(wanted):
         what = "a Zarr group" if is_zarr else "HDF5 files"
-        raise FormatError(f"{redact(path)} is a pack, {what} of kind {manifest['kind']!r}: open it with headrace.open_dataset")
+        raise FormatError(
+            f"{redact(path)} is a pack, {what} of kind {manifest['kind']!r}: open it with "
+            "headrace.open_dataset"
+        )
     return names
 
 
@@ -191,16 +235,22 @@ def _local_manifest(folder: str) -> dict[str, Any]:
             manifest = parse_manifest(file.read(), path)
     except FileNotFoundError:
         raise DataNotFoundError(
-            f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the rest by the same command; "
+            f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the "
+            "rest by the same command; "
             "headrace.packing.pack_status says what is missing"
         ) from None
     try:
         with open(os.path.join(folder, PLAN), "rb") as file:
             digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
     except FileNotFoundError:
-        raise FormatError(f"{redact(folder)} is a pack without its {PLAN}: copy that too, or pack again") from None
+        raise FormatError(
+            f"{redact(folder)} is a pack without its {PLAN}: copy that too, or pack again"
+        ) from None
     if digest != manifest["plan"]:
-        raise FormatError(f"{redact(folder)}: {PLAN} is not the plan that {MANIFEST} names: copy both again, or pack again")
+        raise FormatError(
+            f"{redact(folder)}: {PLAN} is not the plan that {MANIFEST} names: copy both again, or "
+            "pack again"
+        )
     return manifest
 
 
@@ -208,10 +258,13 @@ def _remote_manifest(url: str, options: RemoteOptions) -> dict[str, Any] | None:
     """The manifest at a URL; None: it is a JSON file of something else."""
     data = read_whole(url, options)
     if data is None:
-        raise DataNotFoundError(f"{redact(url)} does not exist: is the pack complete, and copied with its {MANIFEST}?")
+        raise DataNotFoundError(
+            f"{redact(url)} does not exist: is the pack complete, and copied with its {MANIFEST}?"
+        )
     try:
         said = json.loads(data)
     except (ValueError, RecursionError):
         return parse_manifest(data, url)  # says what is wrong
-    is_of_pack = isinstance(said, dict) and len(_KEYS & said.keys()) > len(_KEYS) // 2  # a damaged one lacks one or two
+    # a damaged one lacks one or two
+    is_of_pack = isinstance(said, dict) and len(_KEYS & said.keys()) > len(_KEYS) // 2
     return parse_manifest(data, url) if is_of_pack else None

@@ -8,7 +8,14 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, RemoteError
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    HeadraceError,
+    RemoteError,
+)
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import chain_of, named_part, redact
 from headrace.io.remote.fsspec_calls import path_in, server_of
@@ -27,9 +34,15 @@ def has_magic(url: str) -> bool:
 
 
 def names_file(url: str, kind: Kind) -> bool:
-    """True if it is the URL of one file or store, by its ending, so that nothing need be listed. A folder's ends in a slash."""
+    """True if it is the URL of one file or store, by its ending, so that nothing need be listed.
+    A folder's ends in a slash.
+    """
     plain = named_part(url)
-    return kind.fits(url) and not glob.has_magic(plain) and (not plain.endswith("/") or plain.rstrip("/").lower().endswith(kind.stores))
+    return (
+        kind.fits(url)
+        and not glob.has_magic(plain)
+        and (not plain.endswith("/") or plain.rstrip("/").lower().endswith(kind.stores))
+    )
 
 
 def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
@@ -45,7 +58,10 @@ def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
         places.add((first.partition("://")[0], repr(sorted(server.items())), *others))
     if len(places) > 1:
         shown = ", ".join(map(redact, urls[:3]))
-        raise ConfigError(f"data_path names more than one file system, server or archive ({shown}): make one dataset of each")
+        raise ConfigError(
+            f"data_path names more than one file system, server or archive ({shown}): make one "
+            "dataset of each"
+        )
 
 
 def are_folders(urls: Sequence[str], kind: Kind, server: RemoteFiles) -> bool:
@@ -55,7 +71,9 @@ def are_folders(urls: Sequence[str], kind: Kind, server: RemoteFiles) -> bool:
         DataNotFoundError, AccessError, RemoteError: there is no such file; see `Remote.versions`.
     """
     named = [url for url in urls if names_file(url, kind)]
-    empty = [url for url, version in zip(named, server.learn(named), strict=True) if not version.size]
+    empty = [
+        url for url, version in zip(named, server.learn(named), strict=True) if not version.size
+    ]
     server.forget(named)  # files are read as they are then
     return any(map(server.is_folder, empty))
 
@@ -66,7 +84,8 @@ class RemoteWalk:
     Args:
         kind: of the files that count.
         server: that lists.
-        asks: look at what ends as a file does, too: it may be a folder. Else whoever reads it finds out.
+        asks: look at what ends as a file does, too: it may be a folder. Else whoever reads it finds
+            out.
 
     Attributes:
         others: paths of what else is there, where nothing counts.
@@ -87,7 +106,8 @@ class RemoteWalk:
                 return self._store(url)
             return self._listed(url)
         except FileNotFoundError:
-            raise DataNotFoundError(f"{redact(url)} does not exist") from None  # the cause may show the URL's secrets
+            # the cause may show the URL's secrets
+            raise DataNotFoundError(f"{redact(url)} does not exist") from None
 
     def _path(self, url: str) -> str:
         return path_in(url, self._server.filesystem)
@@ -96,9 +116,17 @@ class RemoteWalk:
         path = self._path(url)
         plain = path.partition("?")[0].rstrip("/")
         root, _, name = plain.rpartition("/")
-        root, query = root or ("/" if path.startswith("/") else ""), path[len(plain) :].removeprefix("/")
-        is_web = path.startswith(("http://", "https://"))  # elsewhere a question mark may be part of a name
-        return Found(root, PackedNames([os.fsencode(name if is_web else name + query)]), tail=query if is_web else "")
+        root, query = (
+            root or ("/" if path.startswith("/") else ""),
+            path[len(plain) :].removeprefix("/"),
+        )
+        # elsewhere a question mark may be part of a name
+        is_web = path.startswith(("http://", "https://"))
+        return Found(
+            root,
+            PackedNames([os.fsencode(name if is_web else name + query)]),
+            tail=query if is_web else "",
+        )
 
     # -- stores, of which nothing below need be listed
 
@@ -126,7 +154,9 @@ class RemoteWalk:
         if not self._stores:
             return []
         first = {_name_below(root, path).partition(b"/")[0] for path in paths}
-        return [name for name in first if name.lower().endswith(self._stores) and not is_hidden(name)]
+        return [
+            name for name in first if name.lower().endswith(self._stores) and not is_hidden(name)
+        ]
 
     # -- files
 
@@ -154,7 +184,12 @@ class RemoteWalk:
             stores = [name for name in stores if name not in set(names)]
         self._note_others(root, paths, names, stores)
         del paths  # as many strings: they go before the names are sorted
-        return Found(root, in_order([*stores, *names] if stores else names, self._kind.keeps_order), folders, {root})
+        return Found(
+            root,
+            in_order([*stores, *names] if stores else names, self._kind.keeps_order),
+            folders,
+            {root},
+        )
 
     def _globbed(self, pattern: str, paths: list[str]) -> Found:
         root, folders = _root(before_magic(pattern, "/"), paths), set[bytes]()
@@ -165,17 +200,24 @@ class RemoteWalk:
         self._note_others(root, paths, names, [])
         return Found(root, in_order(names, self._kind.keeps_order), folders)
 
-    def _note_others(self, root: str, paths: list[str], names: PackedNames, stores: list[bytes]) -> None:
+    def _note_others(
+        self, root: str, paths: list[str], names: PackedNames, stores: list[bytes]
+    ) -> None:
         if not stores and (not len(names) or are_bookkeeping(names)):
             self.others += (path for path in paths[:MOST] if not is_hidden(_name_below(root, path)))
 
     def _type(self, url: str, path: str) -> str | HeadraceError | None:
-        """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an error, if nothing is found below: the server
-        does not tell, as where a user may see some folders of a bucket alone; or what it has is a page."""
+        """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an
+        error, if nothing is found below: the server does not tell, as where a user may see some
+        folders of a bucket alone; or what it has is a page.
+        """
         try:
             info = self._server.ask("info", url) if path else {"type": "directory"}
             if _is_page(path, info):
-                return FormatError(f"{redact(url)} is a web page in which no files are listed: name the files, or look at the URL")
+                return FormatError(
+                    f"{redact(url)} is a web page in which no files are listed: name the files, "
+                    "or look at the URL"
+                )
             return str(info["type"])
         except FileNotFoundError:
             return None
@@ -190,18 +232,30 @@ def _root(path: str, paths: Sequence[str]) -> str:
 
 
 def _name_below(root: str, path: str) -> bytes:
-    """The name of a path relative to the root. A key is opaque: of slashes that follow each other only the first parts them."""
+    """The name of a path relative to the root. A key is opaque: of slashes that follow each
+    other only the first parts them.
+    """
     return os.fsencode(path[len(root) :].removeprefix("/"))
 
 
 def _is_page(path: str, info: Any) -> bool:
-    """True if a "file" is what a server of the web shows of a folder: fsspec calls everything a file there."""
+    """True if a "file" is what a server of the web shows of a folder: fsspec calls everything a
+    file there.
+    """
     place = path.partition("?")[0]
     is_named = "." in place.rpartition("/")[2]
-    return info["type"] == "file" and (place.endswith("/") or (not is_named and "html" in str(info.get("mimetype"))))
+    return info["type"] == "file" and (
+        place.endswith("/") or (not is_named and "html" in str(info.get("mimetype")))
+    )
 
 
-def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders: set[bytes], shows_hidden: bool) -> Iterator[bytes]:
+def _below(
+    root: str,
+    paths: Iterable[str],
+    endings: tuple[bytes, ...],
+    folders: set[bytes],
+    shows_hidden: bool,
+) -> Iterator[bytes]:
     """The names relative to the root; their first-level folders are added to `folders`."""
     for path in paths:
         name = _name_below(root, path)
@@ -213,15 +267,20 @@ def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders:
 
 
 def names_below(url: str, server: RemoteFiles) -> Iterator[str]:
-    """Names of the files below a remote folder that are not hidden, of its first folders; of Zarr stores their own. Nothing where the URL
-    is no folder, or the server does not list."""
+    """Names of the files below a remote folder that are not hidden, of its first folders; of Zarr
+    stores their own. Nothing where the URL is no folder, or the server does not list.
+    """
     with contextlib.suppress(FileNotFoundError, AccessError, NotImplementedError):
         waiting = [url] if server.ask("info", url)["type"] == "directory" else []
         for folder in waiting:  # which grows meanwhile
             for found in server.ask("ls", folder, detail=True):
                 path = str(found["name"]).rstrip("/")
                 name = path.rpartition("/")[2]
-                is_inside = len(waiting) < _FOLDERS and found["type"] == "directory" and not name.lower().endswith(".zarr")
+                is_inside = (
+                    len(waiting) < _FOLDERS
+                    and found["type"] == "directory"
+                    and not name.lower().endswith(".zarr")
+                )
                 if is_hidden_part(os.fsencode(name)):
                     continue
                 if is_inside:

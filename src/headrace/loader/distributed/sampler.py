@@ -40,23 +40,30 @@ class EpochSampler(OrderSampler):
         return indices
 
     def _check_loader(self) -> None:
-        """Says that another DataLoader was made of a loader's parts: what is more than its indices is not in them."""
+        """Says that another DataLoader was made of a loader's parts: what is more than its
+        indices is not in them.
+        """
         around = list(askers(self, sys._getframe(1)))
         if any(type(asker).__name__ == "SkipBatchSampler" for asker in around):
             raise ConfigError(
-                "skip_first_batches makes another DataLoader of this loader's parts, which knows neither its epoch nor its random numbers: "
-                "resume with loader.load_state_dict(state) instead; with HuggingFace's Trainer pass ignore_data_skip=True besides "
+                "skip_first_batches makes another DataLoader of this loader's parts, which knows "
+                "neither its epoch nor its random numbers: "
+                "resume with loader.load_state_dict(state) instead; with HuggingFace's Trainer "
+                "pass ignore_data_skip=True besides "
                 "(docs/trainers.md)"
             )
         if any(type(asker).__module__ == _TORCH for asker in around):
             warn(
-                "another DataLoader was made of this loader's sampler: the samples are the same, but random transforms are not repeatable, "
-                f"and the loader's state, statistics and buffers stay empty. Go through the loader itself. {REMEDY} (docs/trainers.md)"
+                "another DataLoader was made of this loader's sampler: the samples are the same, "
+                "but random transforms are not repeatable, "
+                "and the loader's state, statistics and buffers stay empty. Go through the "
+                f"loader itself. {REMEDY} (docs/trainers.md)"
             )
 
 
 def check_world(given: DataLoaderConfig, config: DataLoaderConfig, reason: str) -> None:
-    """Raises a ConfigError if torch.distributed has been initialised, with several processes, since a single one made the loader.
+    """Raises a ConfigError if torch.distributed has been initialised, with several processes, since
+    a single one made the loader.
 
     Args:
         given, config: its options as they were given, and as they were resolved.
@@ -67,8 +74,10 @@ def check_world(given: DataLoaderConfig, config: DataLoaderConfig, reason: str) 
     world = detect_world()
     if world.source == "torch.distributed" and world.world_size > 1:
         raise ConfigError(
-            f"this loader was made as rank 0 of 1 ({reason}), and torch.distributed now says rank {world.rank} "
-            f"of {world.world_size}: every rank would load all samples. Make it after the process group is initialised (with Lightning in "
+            f"this loader was made as rank 0 of 1 ({reason}), and torch.distributed now says rank "
+            f"{world.rank} "
+            f"of {world.world_size}: every rank would load all samples. Make it after the process "
+            "group is initialised (with Lightning in "
             "the hook train_dataloader), or pass rank= and world_size="
         )
 
@@ -76,20 +85,23 @@ def check_world(given: DataLoaderConfig, config: DataLoaderConfig, reason: str) 
 def counts_as_prepared(config: DataLoaderConfig, has_own_order: bool) -> bool:
     """True if Accelerate must not shard the loader.
 
-    So for a loader that shares its samples out to the ranks: sharded again, it would lose them. False where the order is the user's or
-    a foreign stream's (`has_own_order` is False), or the loader was made for one process alone.
+    So for a loader that shares its samples out to the ranks: sharded again, it would lose them.
+    False where the order is the user's or a foreign stream's (`has_own_order` is False), or the
+    loader was made for one process alone.
     """
     is_alone = detect_world().world_size == 1
     is_shared_out = (config.world_size or 1) > 1 and has_own_order
     if not (is_alone or is_shared_out):
         warn(
-            "Accelerate shards this loader, by making another DataLoader of its parts: random transforms are not repeatable, and the "
+            "Accelerate shards this loader, by making another DataLoader of its parts: random "
+            "transforms are not repeatable, and the "
             "loader's state, statistics and buffers stay empty (docs/trainers.md)"
         )
         return False
     if config.device is None:
         warn(
-            "Accelerate leaves a headrace loader as it is: it shares its samples out to the ranks by itself, and moves no batches. "
+            "Accelerate leaves a headrace loader as it is: it shares its samples out to the ranks "
+            "by itself, and moves no batches. "
             f"{REMEDY} (docs/trainers.md)"
         )
     return True

@@ -1,6 +1,7 @@
 """Makes a plain torch DataLoader repeatable by replaying it.
 
-It is replayed: whatever it draws from is seeded by (seed, epoch), and to resume it is gone through again from its start.
+It is replayed: whatever it draws from is seeded by (seed, epoch), and to resume it is gone through
+again from its start.
 """
 
 from __future__ import annotations
@@ -20,31 +21,39 @@ _END = object()
 class ReplayedLoader:
     """A torch DataLoader with the epochs and the state of a `Loader`.
 
-    What its sampler draws, and without workers its dataset too, from the global generators or from those that it holds, follows from
-    (seed, epoch). What persistent workers draw is not repeated: take a `Loader` where random transforms must be.
+    What its sampler draws, and without workers its dataset too, from the global generators or from
+    those that it holds, follows from (seed, epoch). What persistent workers draw is not repeated:
+    take a `Loader` where random transforms must be.
 
     Args:
-        loader: the DataLoader; its `set_epoch`, and those of its samplers and dataset, are called where they have one.
+        loader: the DataLoader; its `set_epoch`, and those of its samplers and dataset, are called
+            where they have one.
         seed: any integer.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self.loader: DataLoader[Any] = loader
         self.seed: int = seed
-        self._seeder = SampleSeeder(loader.sampler, loader.batch_sampler, loader.generator, loader.dataset)
+        self._seeder = SampleSeeder(
+            loader.sampler, loader.batch_sampler, loader.generator, loader.dataset
+        )
         self._epoch, self._received = 0, 0
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iterator; another than that of a loaded state drops the position."""
+        """Names the epoch of the next iterator; another than that of a loaded state drops the
+        position.
+        """
         if epoch != self._epoch:
             self._epoch, self._received = epoch, 0
 
     def __iter__(self) -> _Replay:
         loader = self.loader
-        for part in {id(p): p for p in (loader, loader.sampler, loader.batch_sampler, loader.dataset)}.values():
+        for part in {
+            id(p): p for p in (loader, loader.sampler, loader.batch_sampler, loader.dataset)
+        }.values():
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self._epoch)
@@ -55,7 +64,8 @@ class ReplayedLoader:
         return {"epoch": self._epoch, "batches": self._received, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """The next iterator of the state's epoch goes on at its position; with `strict` the seeds must be equal.
+        """The next iterator of the state's epoch goes on at its position; with `strict` the seeds
+        must be equal.
 
         Raises:
             StateError: it is no state of a replayed loader, or of another seed.
@@ -63,9 +73,15 @@ class ReplayedLoader:
         given: Any = state if isinstance(state, dict) else {}
         epoch, batches, seed = (given.get(name) for name in ("epoch", "batches", "seed"))
         if not (type(epoch) is type(batches) is type(seed) is int) or min(epoch, batches) < 0:
-            raise StateError(f"load_state_dict: this is no state of a torch DataLoader in a MultiDataLoader: {state!r}")
+            raise StateError(
+                "load_state_dict: this is no state of a torch DataLoader in a MultiDataLoader: "
+                f"{state!r}"
+            )
         if strict and seed != self.seed:
-            raise StateError(f"load_state_dict: the state was saved with seed={seed}, this loader has seed={self.seed}")
+            raise StateError(
+                f"load_state_dict: the state was saved with seed={seed}, this loader has "
+                f"seed={self.seed}"
+            )
         self._epoch, self._received = epoch, batches
 
     def get_stats(self) -> dict[str, Any]:

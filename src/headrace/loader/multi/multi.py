@@ -2,11 +2,14 @@
 
 NOTE [ passes ]
 
-* The number of batches of an epoch is computed in advance from the lengths of the loaders. A loader that ends earlier starts another pass:
-  pass c of epoch e uses the order of epoch `pass_epoch(e, c)`, a hash, so that no pass repeats the order of another pass or epoch.
-* Each loader keeps its position in its own state. This module only keeps the integers of the schedule and the number of each loader's pass.
-* Epochs and positions are set, counted, saved and loaded like those of a `Loader` (NOTE [ epochs and positions ] in `state.py`). At the
-  start of an epoch, the epoch of every loader is set, so that their states belong together at any moment.
+* The number of batches of an epoch is computed in advance from the lengths of the loaders. A loader
+  that ends earlier starts another pass: pass c of epoch e uses the order of epoch `pass_epoch(e,
+  c)`, a hash, so that no pass repeats the order of another pass or epoch.
+* Each loader keeps its position in its own state. This module only keeps the integers of the
+  schedule and the number of each loader's pass.
+* Epochs and positions are set, counted, saved and loaded like those of a `Loader` (NOTE [ epochs
+  and positions ] in `state.py`). At the start of an epoch, the epoch of every loader is set, so
+  that their states belong together at any moment.
 """
 
 from __future__ import annotations
@@ -27,7 +30,14 @@ from headrace.loader.data import check_dataset, is_path, length_of
 from headrace.loader.explain import count_batches
 from headrace.loader.loader import Loader
 from headrace.loader.multi.foreign import ReplayedLoader
-from headrace.loader.multi.schedule import MultiIterator, Schedule, check_schedule, pattern_of, split_workers, whole_weights
+from headrace.loader.multi.schedule import (
+    MultiIterator,
+    Schedule,
+    check_schedule,
+    pattern_of,
+    split_workers,
+    whole_weights,
+)
 from headrace.loader.state import Cursor
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
@@ -42,21 +52,26 @@ class MultiDataLoader:
     """Batches of several loaders in one epoch, as pairs ``(name, batch)``.
 
     Args:
-        loaders: a dict from name to a `Loader`, a torch `DataLoader`, a dataset, or a path. For datasets and paths, loaders are created
-            with the options below; a tuple ``(dataset, batch_size)`` sets the batch size of one. A torch `DataLoader` is seeded by (seed,
+        loaders: a dict from name to a `Loader`, a torch `DataLoader`, a dataset, or a path. For
+            datasets and paths, loaders are created with the options below; a tuple ``(dataset,
+            batch_size)`` sets the batch size of one. A torch `DataLoader` is seeded by (seed,
             epoch) and replayed on resume.
-        strategy: a name, in any case. "round_robin": one batch of each loader in turn. "sequential": one loader after the other.
-            "weighted": exact quotas, spread evenly (see `Schedule`). "alternating": as given by `pattern`.
-        weights: for "weighted": ``{name: number}``, or a list of numbers in the order of the loaders; 0: never. None: the lengths of the
-            loaders.
-        pattern: for "alternating": list of names, which is repeated. A loader that is not in it is not used. None: all in turn.
-        epoch_length: number of batches per epoch: "sum", "max" or "min" of the lengths of the loaders that are used and not empty.
+        strategy: a name, in any case. "round_robin": one batch of each loader in turn.
+            "sequential": one loader after the other. "weighted": exact quotas, spread evenly (see
+            `Schedule`). "alternating": as given by `pattern`.
+        weights: for "weighted": ``{name: number}``, or a list of numbers in the order of the
+            loaders; 0: never. None: the lengths of the loaders.
+        pattern: for "alternating": list of names, which is repeated. A loader that is not in it is
+            not used. None: all in turn.
+        epoch_length: number of batches per epoch: "sum", "max" or "min" of the lengths of the
+            loaders that are used and not empty.
         steps: number of batches per epoch, instead of `epoch_length`.
-        cycle_short_loaders: restart a loader that has ended, in another order. False: continue without it; the epoch ends at the latest
-            when all loaders have ended.
-        config, **overrides: options of the loaders that are created here, and of the datasets of paths, as in `create_dataloader`.
-            `num_workers` is the total number; `split_workers` splits it in proportion to the number of batches that each dataset
-            contributes. A dataset without workers is loaded in this process.
+        cycle_short_loaders: restart a loader that has ended, in another order. False: continue
+            without it; the epoch ends at the latest when all loaders have ended.
+        config, **overrides: options of the loaders that are created here, and of the datasets of
+            paths, as in `create_dataloader`. `num_workers` is the total number; `split_workers`
+            splits it in proportion to the number of batches that each dataset contributes. A
+            dataset without workers is loaded in this process.
 
     Attributes:
         loaders: the loaders in use, by name.
@@ -91,7 +106,11 @@ class MultiDataLoader:
         given = None if weights is None else whole_weights(self._names, weights)
         self._opened: list[BaseDataset] = []
         self.loaders: dict[str, Any] = self._made(loaders, given, config, overrides)
-        if strategy == "weighted" and given is None and any(lengths := self._known_lengths(range(len(loaders)), "pass weights=")):
+        if (
+            strategy == "weighted"
+            and given is None
+            and any(lengths := self._known_lengths(range(len(loaders)), "pass weights="))
+        ):
             given = whole_weights(self._names, lengths)
         self._weights = given if given is not None else [1] * len(self._names)
         empty = [name for name, loader in self.loaders.items() if length_of(loader) == 0]
@@ -105,7 +124,11 @@ class MultiDataLoader:
     # -- set-up
 
     def _made(
-        self, given: Mapping[str, Any], weights: list[int] | None, config: DataLoaderConfig | None, options: dict[str, Any]
+        self,
+        given: Mapping[str, Any],
+        weights: list[int] | None,
+        config: DataLoaderConfig | None,
+        options: dict[str, Any],
     ) -> dict[str, Any]:
         """The loaders, made where a dataset or a path was given."""
         found, rest, was_given = dict(given), options, config is not None
@@ -119,35 +142,60 @@ class MultiDataLoader:
             if not isinstance(value, DataLoader):
                 check_dataset("MultiDataLoader", f"loaders[{name!r}]", value)
         config = (config or DataLoaderConfig()).with_(**rest)
-        datasets = {name: value for name, value in found.items() if not isinstance(value, DataLoader)}
-        are_read = bool(datasets) or (set(options) == {"seed"} and not all(isinstance(v, Loader) for v in found.values()))
+        datasets = {
+            name: value for name, value in found.items() if not isinstance(value, DataLoader)
+        }
+        are_read = bool(datasets) or (
+            set(options) == {"seed"} and not all(isinstance(v, Loader) for v in found.values())
+        )
         if (was_given or options) and not are_read:
             said = ", ".join(options) or "config"
-            raise ConfigError(f"{said}: options are for datasets, and only loaders were passed: pass them where the loaders are made")
+            raise ConfigError(
+                f"{said}: options are for datasets, and only loaders were passed: pass them where "
+                "the loaders are made"
+            )
         workers = self._workers(datasets, weights, config)
         for name, value in found.items():
             if name in datasets:
-                own: dict[str, Any] = {"batch_size": self._sizes[name]} if name in self._sizes else {}
-                found[name] = Loader(value, config, num_workers=workers[name], **own, **({} if workers[name] else NO_WORKERS))
+                own: dict[str, Any] = (
+                    {"batch_size": self._sizes[name]} if name in self._sizes else {}
+                )
+                found[name] = Loader(
+                    value,
+                    config,
+                    num_workers=workers[name],
+                    **own,
+                    **({} if workers[name] else NO_WORKERS),
+                )
             elif not isinstance(value, Loader):
                 found[name] = ReplayedLoader(value, config.seed)
         return found
 
-    def _workers(self, datasets: dict[str, Any], weights: list[int] | None, config: DataLoaderConfig) -> dict[str, int]:
+    def _workers(
+        self, datasets: dict[str, Any], weights: list[int] | None, config: DataLoaderConfig
+    ) -> dict[str, int]:
         """How many workers each dataset gets."""
         if not datasets:
             return {}
-        shares = {name: self._share(name, dataset, weights, config) for name, dataset in datasets.items()}
+        shares = {
+            name: self._share(name, dataset, weights, config) for name, dataset in datasets.items()
+        }
         total = config.num_workers
         if total is None:
-            wanted = {name: resolve(DataLoaderConfig(), dataset, detect_world())[0].num_workers or 0 for name, dataset in datasets.items()}
+            wanted = {
+                name: resolve(DataLoaderConfig(), dataset, detect_world())[0].num_workers or 0
+                for name, dataset in datasets.items()
+            }
             total = max(wanted.values())
-            shares = {name: share if wanted[name] else 0.0 for name, share in shares.items()}  # what is in memory needs none
+            # what is in memory needs none
+            shares = {name: share if wanted[name] else 0.0 for name, share in shares.items()}
         if not any(shares.values()):
             shares = dict.fromkeys(shares, 1.0)
         return split_workers(total, shares)
 
-    def _share(self, name: str, dataset: Any, weights: list[int] | None, config: DataLoaderConfig) -> float:
+    def _share(
+        self, name: str, dataset: Any, weights: list[int] | None, config: DataLoaderConfig
+    ) -> float:
         """Of the batches of an epoch, in proportion to others."""
         number = self._names.index(name)
         if self._strategy == "weighted" and weights is not None:
@@ -163,10 +211,14 @@ class MultiDataLoader:
 
     def _known_lengths(self, numbers: Iterable[int], remedy: str) -> list[int]:
         """The lengths of these loaders."""
-        lengths = {name: length_of(self.loaders[name]) for name in (self._names[i] for i in numbers)}
+        lengths = {
+            name: length_of(self.loaders[name]) for name in (self._names[i] for i in numbers)
+        }
         unknown = [name for name, length in lengths.items() if length is None]
         if unknown:
-            raise ConfigError(f"the length of these loaders is not known: {', '.join(unknown)}; {remedy}")
+            raise ConfigError(
+                f"the length of these loaders is not known: {', '.join(unknown)}; {remedy}"
+            )
         return [length or 0 for length in lengths.values()]
 
     def _steps(self) -> int:
@@ -177,7 +229,11 @@ class MultiDataLoader:
             if self._cycles or None in lengths:
                 return self._given_steps
             return min(self._given_steps, sum(length or 0 for length in lengths))
-        known = [length for length in self._known_lengths(drawn, "pass steps=, the batches of an epoch") if length]
+        known = [
+            length
+            for length in self._known_lengths(drawn, "pass steps=, the batches of an epoch")
+            if length
+        ]
         if self._epoch_length == "sum":
             return sum(known)
         return (max if self._epoch_length == "max" else min)(known, default=0)
@@ -191,10 +247,18 @@ class MultiDataLoader:
     def __repr__(self) -> str:
         parts = []
         for name, loader in self.loaders.items():
-            batches, size = length_of(loader), getattr(getattr(loader, "loader", loader), "batch_size", None)
+            batches, size = (
+                length_of(loader),
+                getattr(getattr(loader, "loader", loader), "batch_size", None),
+            )
             of = "" if size is None else f" of {size}"
-            parts.append(f"{name!r}: {'? batches' if batches is None else count_batches(batches)}{of}")
-        return f"MultiDataLoader({{{', '.join(parts)}}}, strategy={self._strategy!r})  # {count_batches(self._steps())} an epoch"
+            parts.append(
+                f"{name!r}: {'? batches' if batches is None else count_batches(batches)}{of}"
+            )
+        return (
+            f"MultiDataLoader({{{', '.join(parts)}}}, strategy={self._strategy!r})  # "
+            f"{count_batches(self._steps())} an epoch"
+        )
 
     @property
     def epoch(self) -> int:
@@ -202,11 +266,15 @@ class MultiDataLoader:
         return self._cursor.at.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iterator. Without it, each iterator uses the epoch after the last one."""
+        """Sets the epoch of the next iterator. Without it, each iterator uses the epoch after
+        the last one.
+        """
         self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> MultiIterator:
-        """Starts an epoch. A running iterator becomes invalid, since both would draw from the same loaders."""
+        """Starts an epoch. A running iterator becomes invalid, since both would draw from the
+        same loaders.
+        """
         self._leave()
         self._cursor.start()
         position = self._cursor.at
@@ -226,8 +294,9 @@ class MultiDataLoader:
         self._cursor.running = None
 
     def close(self) -> None:
-        """Stops the workers of all loaders and the running iterator, and closes what was opened from paths. All can be used again
-        afterwards."""
+        """Stops the workers of all loaders and the running iterator, and closes what was opened
+        from paths. All can be used again afterwards.
+        """
         self._leave()
         for closable in (*self.loaders.values(), *self._opened):
             closable.close()
@@ -235,7 +304,8 @@ class MultiDataLoader:
     def get_stats(self) -> dict[str, dict[str, Any]]:
         """Returns the statistics of each loader by name, which print as tables.
 
-        For a torch `DataLoader` these are only dataset size, number of batches, batch size and number of workers.
+        For a torch `DataLoader` these are only dataset size, number of batches, batch size and
+        number of workers.
         """
         return Stats({name: loader.get_stats() for name, loader in self.loaders.items()})
 
@@ -307,16 +377,27 @@ class MultiDataLoader:
     def _position_of(self, state: Any) -> Schedule:
         """The position of a saved state."""
         if not isinstance(state, dict) or "version" not in state or "loaders" not in state:
-            raise StateError("load_state_dict: this is no state of a MultiDataLoader: pass what its state_dict() returned")
+            raise StateError(
+                "load_state_dict: this is no state of a MultiDataLoader: pass what its "
+                "state_dict() returned"
+            )
         version = state["version"]
         if type(version) is int and version > _VERSION:
-            raise StateError(f"load_state_dict: the state has version {version}, this headrace knows {_VERSION}: upgrade it")
+            raise StateError(
+                f"load_state_dict: the state has version {version}, this headrace knows "
+                f"{_VERSION}: upgrade it"
+            )
         if type(version) is not int or version < _VERSION:
             raise StateError(f"load_state_dict: the state is damaged: its version is {version!r}")
         own = self._parameters()
-        differing = ", ".join(f"{k} was {state.get(k)!r}, is {v!r}" for k, v in own.items() if state.get(k) != v)
+        differing = ", ".join(
+            f"{k} was {state.get(k)!r}, is {v!r}" for k, v in own.items() if state.get(k) != v
+        )
         if differing:
-            raise StateError(f"load_state_dict: the state is of another schedule: {differing}. Build the MultiDataLoader as it was")
+            raise StateError(
+                f"load_state_dict: the state is of another schedule: {differing}. Build the "
+                "MultiDataLoader as it was"
+            )
         position = self._new_schedule()
         try:
             position.epoch = state["epoch"]
@@ -337,28 +418,46 @@ class MultiDataLoader:
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"load_state_dict: the state is damaged: {error!r}") from error
         if not is_sound:
-            raise StateError("load_state_dict: the state is damaged: its numbers and loaders don't belong together")
+            raise StateError(
+                "load_state_dict: the state is damaged: its numbers and loaders don't belong "
+                "together"
+            )
         return position
 
 
 def _split_sizes(loaders: Any) -> tuple[dict[str, Any], dict[str, int | None]]:
     """The loaders, and the batch sizes of those that were given as ``(dataset, batch_size)``."""
     if not isinstance(loaders, Mapping) or not loaders:
-        raise ConfigError(f"loaders must be a dict of at least one loader, dataset or path by name, not {loaders!r:.80}")
+        raise ConfigError(
+            "loaders must be a dict of at least one loader, dataset or path by name, not "
+            f"{loaders!r:.80}"
+        )
     given, sizes = dict(loaders), {}
     for name, value in loaders.items():
         if not isinstance(value, (tuple, list)) or not value:
             continue
         first, *rest = value
         is_dataset = isinstance(first, (Dataset, DataLoader))
-        is_size = len(rest) == 1 and (rest[0] is None or (isinstance(rest[0], int) and not isinstance(rest[0], bool)))
-        is_pair = isinstance(value, tuple) and is_size and (is_path(first) or hasattr(first, "__getitem__") or is_dataset)
+        is_size = len(rest) == 1 and (
+            rest[0] is None or (isinstance(rest[0], int) and not isinstance(rest[0], bool))
+        )
+        is_pair = (
+            isinstance(value, tuple)
+            and is_size
+            and (is_path(first) or hasattr(first, "__getitem__") or is_dataset)
+        )
         if is_pair and isinstance(first, DataLoader):
-            raise ConfigError(f"loaders: {name!r} is a loader and a batch_size, and a loader has its own: pass the loader alone")
+            raise ConfigError(
+                f"loaders: {name!r} is a loader and a batch_size, and a loader has its own: pass "
+                "the loader alone"
+            )
         if is_pair:
             given[name], sizes[name] = first, rest[0]
         elif is_dataset:
-            raise ConfigError(f"loaders: {name!r} is a {type(value).__name__}: pass one dataset, or a tuple (dataset, batch_size)")
+            raise ConfigError(
+                f"loaders: {name!r} is a {type(value).__name__}: pass one dataset, or a tuple "
+                "(dataset, batch_size)"
+            )
     return given, sizes
 
 
@@ -366,9 +465,16 @@ def _check_loaders(loaders: dict[str, Any]) -> None:
     for name, value in loaders.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"loaders: a name must be a text, not {name!r}")
-        has_items = isinstance(value, (DataLoader, IterableDataset)) or (hasattr(value, "__getitem__") and not isinstance(value, Mapping))
+        has_items = isinstance(value, (DataLoader, IterableDataset)) or (
+            hasattr(value, "__getitem__") and not isinstance(value, Mapping)
+        )
         if not has_items and not is_path(value):
-            raise ConfigError(f"loaders: {name!r} must be a loader, a dataset or a path, not {type(value).__name__}")
+            raise ConfigError(
+                f"loaders: {name!r} must be a loader, a dataset or a path, not "
+                f"{type(value).__name__}"
+            )
     given = [id(value) for value in loaders.values() if isinstance(value, DataLoader)]
     if len(set(given)) < len(given):
-        raise ConfigError("loaders: the same loader has two names, and only one position: make two loaders")
+        raise ConfigError(
+            "loaders: the same loader has two names, and only one position: make two loaders"
+        )

@@ -1,7 +1,8 @@
 """Schedules which of several loaders yields the next batch, and iterates over an epoch of them.
 
-A schedule is a pure function of the strategy and of what was received so far: a few integers, no random numbers. So every rank draws from
-the same loaders in the same order, and a run can be resumed at any batch.
+A schedule is a pure function of the strategy and of what was received so far: a few integers, no
+random numbers. So every rank draws from the same loaders in the same order, and a run can be
+resumed at any batch.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
 class Schedule:
     """The sequence of loader numbers, one per batch, and the position in an epoch.
 
-    "weighted" follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of Apportionment", Amer. Math. Monthly 82,
-    1975): of the loaders whose quota ``weight / sum(weights) * (step + 1)`` exceeds the number of their batches so far, the one with the
-    largest ``weight / (batches + 1)`` is next. After every step each loader has yielded its quota, rounded up or down. The share of a
-    loader that has dropped out is divided among the others.
+    "weighted" follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of
+    Apportionment", Amer. Math. Monthly 82, 1975): of the loaders whose quota ``weight /
+    sum(weights) * (step + 1)`` exceeds the number of their batches so far, the one with the largest
+    ``weight / (batches + 1)`` is next. After every step each loader has yielded its quota, rounded
+    up or down. The share of a loader that has dropped out is divided among the others.
 
     Args:
         strategy: one of `STRATEGIES`.
         weights: one integer per loader, 0 or more; only "weighted" uses them.
-        pattern: numbers of loaders; "round_robin" and "alternating" take them in turn, "sequential" one after the other.
+        pattern: numbers of loaders; "round_robin" and "alternating" take them in turn, "sequential"
+            one after the other.
         cycles: True if a loader starts again at its end; otherwise it drops out.
 
     Attributes:
@@ -41,7 +44,14 @@ class Schedule:
         has_ended: True if all loaders ended before the number of batches was reached.
     """
 
-    def __init__(self, strategy: str, weights: Sequence[int], pattern: Sequence[int], cycles: bool, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        strategy: str,
+        weights: Sequence[int],
+        pattern: Sequence[int],
+        cycles: bool,
+        epoch: int = 0,
+    ) -> None:
         self.weights: list[int] = list(weights)
         self.pattern: list[int] = list(pattern)
         self._strategy, self._cycles = strategy, cycles
@@ -60,7 +70,11 @@ class Schedule:
     @property
     def drawn(self) -> list[int]:
         """The loaders that batches are ever drawn from."""
-        return [i for i, weight in enumerate(self.weights) if weight] if self._strategy == "weighted" else sorted(set(self.pattern))
+        return (
+            [i for i, weight in enumerate(self.weights) if weight]
+            if self._strategy == "weighted"
+            else sorted(set(self.pattern))
+        )
 
     def pick(self) -> int | None:
         """The loader of the next batch; None where all have dropped out."""
@@ -91,12 +105,17 @@ class Schedule:
 
     def _by_quota(self) -> int | None:
         active = [i for i in self.drawn if i not in self.out]
-        total, coming = sum(self.weights[i] for i in active), sum(self.counts[i] for i in active) + 1
+        total, coming = (
+            sum(self.weights[i] for i in active),
+            sum(self.counts[i] for i in active) + 1,
+        )
         best: int | None = None
         for i in active:
             if self.counts[i] * total >= self.weights[i] * coming:
                 continue  # it would be ahead of its quota
-            if best is None or self.weights[i] * (self.counts[best] + 1) > self.weights[best] * (self.counts[i] + 1):
+            if best is None or self.weights[i] * (self.counts[best] + 1) > self.weights[best] * (
+                self.counts[i] + 1
+            ):
                 best = i
         return best
 
@@ -107,7 +126,8 @@ class MultiIterator:
     def __init__(self, loaders: dict[str, Any], position: Schedule, steps: int) -> None:
         self._loaders, self._names = loaders, list(loaders)
         self._position, self._steps = position, steps
-        self._batches: dict[int, Iterator[Any]] = {}  # begun at the first batch: a loader that waits for its turn holds nothing
+        # begun at the first batch: a loader that waits for its turn holds nothing
+        self._batches: dict[int, Iterator[Any]] = {}
         self._fruitless = [0] * len(position.passes)  # passes in a row that gave nothing
         self.is_done: bool = False
         self._is_left = False
@@ -121,7 +141,10 @@ class MultiIterator:
 
     def __next__(self) -> tuple[str, Any]:
         if self._is_left:
-            raise StateError("this iterator can't go on: its MultiDataLoader has begun another one, loaded a state, or was closed")
+            raise StateError(
+                "this iterator can't go on: its MultiDataLoader has begun another one, loaded a "
+                "state, or was closed"
+            )
         position, names = self._position, self._names
         while not self.is_done:
             number = position.pick() if position.step < self._steps else None
@@ -167,8 +190,12 @@ class MultiIterator:
         self._is_left = True
 
 
-def check_schedule(strategy: Any, weights: Any, pattern: Any, epoch_length: Any, steps: Any, cycles: Any) -> None:
-    """Raises a ConfigError for the first argument of a `MultiDataLoader` that makes no sense, or that its strategy doesn't read."""
+def check_schedule(
+    strategy: Any, weights: Any, pattern: Any, epoch_length: Any, steps: Any, cycles: Any
+) -> None:
+    """Raises a ConfigError for the first argument of a `MultiDataLoader` that makes no sense, or
+    that its strategy doesn't read.
+    """
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     if weights is not None and strategy != "weighted":
@@ -181,20 +208,33 @@ def check_schedule(strategy: Any, weights: Any, pattern: Any, epoch_length: Any,
     check_flag("cycle_short_loaders", cycles)
 
 
-def whole_weights(names: Sequence[str], weights: Mapping[str, float] | Sequence[float]) -> list[int]:
-    """Weights as the smallest integers in the same proportions, in the order of the names; 0.1 means a tenth.
+def whole_weights(
+    names: Sequence[str], weights: Mapping[str, float] | Sequence[float]
+) -> list[int]:
+    """Weights as the smallest integers in the same proportions, in the order of the names; 0.1
+    means a tenth.
 
     Raises:
         ConfigError: one is missing, of another name, negative or no finite number, or all are 0.
     """
     if isinstance(weights, Mapping):
         if set(weights) != set(names):
-            raise ConfigError(f"weights must name each loader once: they name {_listed(weights)}, the loaders are {_listed(names)}")
+            raise ConfigError(
+                f"weights must name each loader once: they name {_listed(weights)}, the loaders "
+                f"are {_listed(names)}"
+            )
         given = [weights[name] for name in names]
-    elif isinstance(weights, Sequence) and not isinstance(weights, str) and len(weights) == len(names):
+    elif (
+        isinstance(weights, Sequence)
+        and not isinstance(weights, str)
+        and len(weights) == len(names)
+    ):
         given = list(weights)
     else:
-        raise ConfigError(f"weights must be a dict, or a list of one number for each of {_listed(names)}, not {weights!r}")
+        raise ConfigError(
+            f"weights must be a dict, or a list of one number for each of {_listed(names)}, not "
+            f"{weights!r}"
+        )
     fractions = [_fraction(name, weight) for name, weight in zip(names, given, strict=True)]
     if not any(fractions):
         raise ConfigError("weights: at least one must be above 0")
@@ -210,7 +250,9 @@ def _fraction(name: str, weight: Any) -> Fraction:
     except (TypeError, ValueError, OverflowError):
         value = float("nan")
     if not 0 <= value < math.inf:
-        raise ConfigError(f"weights: that of {name!r} must be a number of 0 or more, not {weight!r}")
+        raise ConfigError(
+            f"weights: that of {name!r} must be a number of 0 or more, not {weight!r}"
+        )
     return Fraction(repr(value))
 
 
@@ -223,7 +265,9 @@ def pattern_of(names: Sequence[str], pattern: Sequence[str] | None) -> list[int]
     if pattern is None:
         return list(range(len(names)))
     if isinstance(pattern, str) or not isinstance(pattern, Sequence) or not pattern:
-        raise ConfigError(f"pattern must be a list of loaders' names, such as {list(names)!r}, not {pattern!r}")
+        raise ConfigError(
+            f"pattern must be a list of loaders' names, such as {list(names)!r}, not {pattern!r}"
+        )
     unknown = [name for name in pattern if name not in names]
     if unknown:
         raise ConfigError(f"pattern names {unknown[0]!r}; the loaders are {_listed(names)}")
@@ -232,17 +276,20 @@ def pattern_of(names: Sequence[str], pattern: Sequence[str] | None) -> list[int]
 
 @checks_keywords
 def split_workers(num_workers: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Splits a number of workers in proportion to shares, by largest remainder (the method of A. Hamilton, 1792).
+    """Splits a number of workers in proportion to shares, by largest remainder (the method of A.
+    Hamilton, 1792).
 
     Args:
         num_workers: total number of workers.
         shares: a non-negative number for each name; only their proportions matter.
 
     Returns:
-        A dict from name to number of workers, which may be 0; their sum is `num_workers`. Of equal remainders the first wins.
+        A dict from name to number of workers, which may be 0; their sum is `num_workers`. Of equal
+        remainders the first wins.
 
     Raises:
-        ConfigError: `num_workers` is below 0, a share is negative or not finite, or no share is above 0.
+        ConfigError: `num_workers` is below 0, a share is negative or not finite, or no share is
+            above 0.
     """
     num_workers = check_integer("num_workers", num_workers, 0)
     if not isinstance(shares, Mapping) or not shares:

@@ -45,11 +45,13 @@ class Fetch(Dataset[Any]):
     Other attributes are those of the dataset, so that a `worker_init_fn` finds what it looks for.
 
     Args:
-        dataset, ring, collating: the user's dataset, the ring of the requests' slots, and the collate function.
+        dataset, ring, collating: the user's dataset, the ring of the requests' slots, and the
+            collate function.
         plan: where a streaming dataset is to prefetch.
         stride: batches between two requests of one worker.
         origin: what an error calls the origin of the indices.
-        pixels: makes batches whose images a device normalises; None: they are made as they are to be.
+        pixels: makes batches whose images a device normalises; None: they are made as they are to
+            be.
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class Fetch(Dataset[Any]):
     ) -> None:
         self._origin, self._collating, self._pixels = origin, collating, pixels
         self.dataset, self.ring, self._plan, self._stride = dataset, ring, plan, stride
-        self.way: BatchWay | None = choose_way(dataset, collating) if isinstance(dataset, BaseDataset) else None  # None: foreign
+        # None: foreign
+        self.way: BatchWay | None = (
+            choose_way(dataset, collating) if isinstance(dataset, BaseDataset) else None
+        )
         self._inner = inner_datasets(dataset)
         self._answers_batches = answers_batches(dataset)
         self.init_error: Exception | None = None
@@ -76,7 +81,12 @@ class Fetch(Dataset[Any]):
     def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
         start, cpu = time.perf_counter(), time.process_time()
         arena = open_arena(self.ring, request)
-        report: dict[str, Any] = {"epoch": request.epoch, "step": request.step, "pid": os.getpid(), "began": start}
+        report: dict[str, Any] = {
+            "epoch": request.epoch,
+            "step": request.step,
+            "pid": os.getpid(),
+            "began": start,
+        }
         with working_on(request):
             made, error = _attempt(self._made, arena, request, report)
         try:
@@ -87,13 +97,23 @@ class Fetch(Dataset[Any]):
             for dataset in self._inner:
                 for name, value in dataset.sample_reader.take_report().items():
                     counts[name] = counts[name] + value if name in counts else value
-            counts["work_seconds"], counts["work_cpu_seconds"] = time.perf_counter() - start, time.process_time() - cpu
+            counts["work_seconds"], counts["work_cpu_seconds"] = (
+                time.perf_counter() - start,
+                time.process_time() - cpu,
+            )
             counts["sample_seconds"], self._sample_seconds = self._sample_seconds, 0.0
             if report.get("pixels"):
                 counts["normalized_on_device"] = 1
-            report["samples"], report["counts"] = len(request) if made is None else made.samples, counts
+            report["samples"], report["counts"] = (
+                len(request) if made is None else made.samples,
+                counts,
+            )
             if error is None and get_worker_info() is None:
-                return Delivered(made.batch if arena is None else arena.lightened(made.batch), report, 0 if arena is None else arena.nbytes)
+                return Delivered(
+                    made.batch if arena is None else arena.lightened(made.batch),
+                    report,
+                    0 if arena is None else arena.nbytes,
+                )
             delivery: Delivery
             if error is None:
                 delivery, error = _attempt(_packed, arena, made.batch, report)
@@ -101,8 +121,12 @@ class Fetch(Dataset[Any]):
         finally:
             del error  # see `_attempt`
 
-    def _made(self, arena: Arena | None, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
-        """The batch; an index that the dataset does not have is an error that says where it came from."""
+    def _made(
+        self, arena: Arena | None, request: BatchRequest, report: dict[str, Any]
+    ) -> MadeBatch:
+        """The batch; an index that the dataset does not have is an error that says where it came
+        from.
+        """
         try:
             with arena or contextlib.nullcontext():
                 if self.init_error is not None:
@@ -112,7 +136,11 @@ class Fetch(Dataset[Any]):
                     report["idle"] = True
                     return MadeBatch(None, 0)
                 self.look_ahead(request.epoch, request.step)
-                make = functools.partial(self._make, report=report) if self.way is None else self.way.make
+                make = (
+                    functools.partial(self._make, report=report)
+                    if self.way is None
+                    else self.way.make
+                )
                 if self._pixels is None:
                     return make(request)
                 made, pixels = self._pixels.make(request, make)
@@ -120,18 +148,23 @@ class Fetch(Dataset[Any]):
                 return made
         except IndexError as error:
             n = length_of(self.dataset)
-            outside = [i for i in request if isinstance(i, int) and n is not None and not -n <= i < n]
+            outside = [
+                i for i in request if isinstance(i, int) and n is not None and not -n <= i < n
+            ]
             if not outside:
                 raise
             raise IndexError(
-                f"{self._origin} gave index {outside[0]}, and {type(self.dataset).__name__} has {n} samples: indices must lie in "
+                f"{self._origin} gave index {outside[0]}, and {type(self.dataset).__name__} has "
+                f"{n} samples: indices must lie in "
                 f"[0, {n}), or in [{-(n or 0)}, 0) from the end"
             ) from error
 
     def look_ahead(self, epoch: int, step: int) -> None:
         """Has a streaming dataset prefetch the batch of a step, and what comes after it."""
         if (plan := self._plan) is not None:
-            self.dataset.prefetch(epoch, range(step, plan.steps(), self._stride), plan.batches_of(epoch))
+            self.dataset.prefetch(
+                epoch, range(step, plan.steps(), self._stride), plan.batches_of(epoch)
+            )
 
     def begin(self, epoch: int, step: int, worker: int) -> None:
         """The same for the first batch of a worker, when the workers begin at a step."""
@@ -140,13 +173,19 @@ class Fetch(Dataset[Any]):
                 self.look_ahead(epoch, step + worker)
 
     def _slowest(self, request: BatchRequest) -> dict[str, tuple[float, int | None]]:
-        """By stage, the sample that took longest: its seconds and its index, where that is known."""
+        """By stage, the sample that took longest: its seconds and its index, where that is
+        known.
+        """
         slowest, self._slowest_items = self._slowest_items, {}
         for dataset in self._inner:
             found = dataset.sample_reader.take_slowest()
-            if self.way is not None or self._answers_batches:  # else it was asked for one sample at a time
+            # else it was asked for one sample at a time
+            if self.way is not None or self._answers_batches:
                 slowest |= found
-        return {stage: (seconds, request[at] if at < len(request) else None) for stage, (seconds, at) in slowest.items()}
+        return {
+            stage: (seconds, request[at] if at < len(request) else None)
+            for stage, (seconds, at) in slowest.items()
+        }
 
     def _report_state(self, report: dict[str, Any]) -> None:
         if self._is_stateful:
@@ -164,11 +203,17 @@ class Fetch(Dataset[Any]):
         self._sample_seconds += time.perf_counter() - start
         return self._collated(samples, request, list(request))
 
-    def _collated(self, samples: Any, request: BatchRequest, indices: list[Any] | None) -> MadeBatch:
-        """The batch of the samples of a foreign dataset, and the index of each, where that is known."""
+    def _collated(
+        self, samples: Any, request: BatchRequest, indices: list[Any] | None
+    ) -> MadeBatch:
+        """The batch of the samples of a foreign dataset, and the index of each, where that is
+        known.
+        """
         count = len(samples) if isinstance(samples, list) else len(request)
         known = indices if indices is not None and len(indices) == count else None
-        return MadeBatch(self._collating(samples, request, functools.partial(named, self.dataset, known)), count)
+        return MadeBatch(
+            self._collating(samples, request, functools.partial(named, self.dataset, known)), count
+        )
 
     def _foreign(self, request: BatchRequest) -> Any:
         if self._seeder is None:
@@ -176,8 +221,14 @@ class Fetch(Dataset[Any]):
         seeder = self._seeder
 
         def seed(number: int) -> None:
-            index = request[number]  # a sampler of the user's may give the dataset something else than integers
-            seeder(request.seed, request.epoch, index if isinstance(index, int) else 0, request.draws[number] if request.draws else 0)
+            # a sampler of the user's may give the dataset something else than integers
+            index = request[number]
+            seeder(
+                request.seed,
+                request.epoch,
+                index if isinstance(index, int) else 0,
+                request.draws[number] if request.draws else 0,
+            )
 
         if get_worker_info() is None:
             warn_off_main_thread()
@@ -188,15 +239,20 @@ class Fetch(Dataset[Any]):
                 try:
                     return self.dataset.__getitems__(list(request))
                 except Exception as error:
-                    indices = f"{len(request)} indices from {request[0]!r} on" if request else "no index"
-                    error.add_note(f"headrace: in {type(self.dataset).__name__}.__getitems__ of {indices}")
+                    indices = (
+                        f"{len(request)} indices from {request[0]!r} on" if request else "no index"
+                    )
+                    error.add_note(
+                        f"headrace: in {type(self.dataset).__name__}.__getitems__ of {indices}"
+                    )
                     raise
             items, failure, longest, last = [], None, 0.0, time.perf_counter()
             for number, index in enumerate(request):
                 seed(number)
                 try:
                     items.append(self.dataset[index])
-                except EmptyBatchError as error:  # of a headrace dataset inside, which has counted it
+                # of a headrace dataset inside, which has counted it
+                except EmptyBatchError as error:
                     failure = error
                 except Exception as error:
                     error.add_note(f"headrace: in {type(self.dataset).__name__}[{index!r}]")
@@ -226,8 +282,9 @@ def worker_number() -> int:
 
 
 def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
-    """The slot of a request, to write its batch into; None, without workers, where the user keeps too many batches: the slot is given back.
-    There the batch's tensors hold the slot themselves."""
+    """The slot of a request, to write its batch into; None, without workers, where the user keeps
+    too many batches: the slot is given back. There the batch's tensors hold the slot themselves.
+    """
     slot = request.slot
     assert slot is not None
     if get_worker_info() is not None:
@@ -245,7 +302,9 @@ def _packed(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivery
         return arena.pack(batch, report)
 
 
-def _failed(arena: Arena | None, error: BaseException, report: dict[str, Any]) -> Delivery | Delivered:
+def _failed(
+    arena: Arena | None, error: BaseException, report: dict[str, Any]
+) -> Delivery | Delivered:
     """The delivery of an error in place of a batch."""
     if arena is not None:
         arena.abandon()
@@ -263,8 +322,8 @@ def as_delivered(delivery: Any) -> Any:
 def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
     """What a function returns, or what it raises (but what ends a worker passes).
 
-    The caller must not keep the exception in a local variable: its traceback holds the caller's frame, and in that circle a ring and
-    its workers would wait for the garbage collector.
+    The caller must not keep the exception in a local variable: its traceback holds the caller's
+    frame, and in that circle a ring and its workers would wait for the garbage collector.
     """
     try:
         return function(*arguments), None
@@ -284,18 +343,23 @@ def describe(error: BaseException) -> tuple[bytes, str, int]:
         try:
             data = pickle.dumps(travelling)
             arrived = pickle.loads(data)
-            if travelling is error and str(arrived) != str(error):  # its class is called with `args`, and may format them again
+            # its class is called with `args`, and may format them again
+            if travelling is error and str(arrived) != str(error):
                 continue
             return data, text, worker
         except Exception as caught:
             trouble = caught
     # An exception class that is not found by its name: its text at least.
-    data = pickle.dumps(WorkerError(f"{type(error).__name__}: {error} (its own class can't be pickled: {trouble})"))
+    data = pickle.dumps(
+        WorkerError(f"{type(error).__name__}: {error} (its own class can't be pickled: {trouble})")
+    )
     return data, text, worker
 
 
 class _Rebuilt:
-    """An exception whose class pickle can't call with its `args`: it is made without its ``__init__``."""
+    """An exception whose class pickle can't call with its `args`: it is made without its
+    ``__init__``.
+    """
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -304,7 +368,9 @@ class _Rebuilt:
         return _rebuild, (type(self._error), self._error.args, self._error.__dict__)
 
 
-def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+def _rebuild(
+    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)
@@ -325,7 +391,9 @@ def _generator_from(device: str, state: bytes) -> torch.Generator:
 
 
 def _reduce_generator(generator: torch.Generator) -> tuple[Any, ...]:
-    """By value: torch passes the descriptor of a temporary tensor to a spawned process, which is closed before it gets there."""
+    """By value: torch passes the descriptor of a temporary tensor to a spawned process, which is
+    closed before it gets there.
+    """
     return _generator_from, (str(generator.device), generator.get_state().numpy().tobytes())
 
 
@@ -333,9 +401,11 @@ ForkingPickler.register(torch.Generator, _reduce_generator)
 
 
 class WorkerInit:
-    """What a worker does first: leave signals to its parent, end with it, say that its loop begins, and call the user's `worker_init_fn`.
+    """What a worker does first: leave signals to its parent, end with it, say that its loop begins,
+    and call the user's `worker_init_fn`.
 
-    Then it has its first batch prefetched, which the parent asks for when all workers have been started.
+    Then it has its first batch prefetched, which the parent asks for when all workers have been
+    started.
 
     Attributes:
         begins: epoch and step with which the workers begin.
@@ -350,12 +420,15 @@ class WorkerInit:
 
     @contextlib.contextmanager
     def forking(self) -> Iterator[None]:
-        """While workers are started: no garbage collection, here or in a new worker before it is theirs to do.
+        """While workers are started: no garbage collection, here or in a new worker before it is
+        theirs to do.
 
-        What a fork brought along stays out of it: the parent's loaders and their workers are not the worker's to end.
+        What a fork brought along stays out of it: the parent's loaders and their workers are not
+        the worker's to end.
 
-        Torch's defaults are the same in workers of all start methods: the parent's dtype, and the CPU. Torch draws the workers' seeds on
-        the default device too, which no CPU generator can do elsewhere.
+        Torch's defaults are the same in workers of all start methods: the parent's dtype, and the
+        CPU. Torch draws the workers' seeds on the default device too, which no CPU generator can do
+        elsewhere.
         """
         self._collects, self._dtype = gc.isenabled(), torch.get_default_dtype()
         gc.disable()
@@ -372,13 +445,15 @@ class WorkerInit:
         (gc.enable if self._collects else gc.disable)()
         if torch_private.has_worker_internals():
             leave_to_parent()
-        else:  # nobody but `multiprocessing` ends torch's own workers when the program does: by SIGTERM
+        # nobody but `multiprocessing` ends torch's own workers when the program does: by SIGTERM
+        else:
             leave_to_parent((signal.SIGINT,))
         end_with_parent()
         info = get_worker_info()
         assert info is not None
         fetch: Any = info.dataset
-        object.__setattr__(info, "dataset", fetch.dataset)  # where users look for theirs, and may set its attributes
+        # where users look for theirs, and may set its attributes
+        object.__setattr__(info, "dataset", fetch.dataset)
         assert self.flags is not None
         self.flags.mark(worker)
         if self.function is not None:

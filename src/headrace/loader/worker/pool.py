@@ -1,7 +1,8 @@
 """The worker pool: carries the batches of an epoch from the workers to the parent.
 
-A `WorkerPool` is a ring and a plain torch DataLoader whose dataset, batch sampler and collate function exchange requests; without workers,
-a loop that does the same in this process. A `Loader` has one at a time, and a second one only while two of its iterators are in use.
+A `WorkerPool` is a ring and a plain torch DataLoader whose dataset, batch sampler and collate
+function exchange requests; without workers, a loop that does the same in this process. A `Loader`
+has one at a time, and a second one only while two of its iterators are in use.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from headrace.loader.worker.processes import WORKER, Workers, flagged
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import BatchRequest
 
-_PATIENCE = 0.5  # seconds until it is taken for granted that the system won't tell how a worker has ended
+# seconds until it is taken for granted that the system won't tell how a worker has ended
+_PATIENCE = 0.5
 _LATE = "DataLoader timed out"  # torch's words where no worker answered in time
 
 
@@ -68,11 +70,14 @@ class WorkerPool:
                 collate_fn=as_delivered,
                 num_workers=workers,
                 pin_memory=self._pins,
-                # torch draws the workers' seeds from it, and neither from the global generator nor from the user's
+                # torch draws the workers' seeds from it, and neither from the global generator nor
+                # from the user's
                 generator=torch.Generator().manual_seed(plan.seed & ((1 << 63) - 1)),
                 prefetch_factor=config.prefetch_factor,
                 persistent_workers=bool(config.persistent_workers),
-                multiprocessing_context=flagged(config.multiprocessing_context, self._init, workers),
+                multiprocessing_context=flagged(
+                    config.multiprocessing_context, self._init, workers
+                ),
                 worker_init_fn=self._init,
                 timeout=config.timeout,
             )
@@ -99,7 +104,9 @@ class WorkerPool:
         self._user = weakref.ref(iterator)
 
     def start(self, epoch: int, step: int, states: States) -> Deliveries:
-        """The deliveries of an epoch from a step on, of a dataset in these states. What a lasting pool had still on its way is dropped."""
+        """The deliveries of an epoch from a step on, of a dataset in these states. What a
+        lasting pool had still on its way is dropped.
+        """
         self.dispatch.begin(epoch, step, states)
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._pins)
@@ -131,7 +138,9 @@ class _Here:
 
 
 def failure_of(delivered: Delivered) -> BaseException | None:
-    """The error that was delivered instead of a batch, with its place and, out of a worker, its traceback, ready to be raised."""
+    """The error that was delivered instead of a batch, with its place and, out of a worker, its
+    traceback, ready to be raised.
+    """
     failure = delivered.report.pop("failure", None)
     if failure is None:
         return None
@@ -154,17 +163,23 @@ def is_of_workers(error: RuntimeError) -> bool:
     return WORKER in str(error) or _LATE in str(error)
 
 
-def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step: int, timeout: float) -> WorkerError:
-    """What to raise where torch says that a worker is gone, or that none answered in time; the iterator began at `start`."""
+def death_of(
+    error: RuntimeError, deliveries: Any, epoch: int, start: int, step: int, timeout: float
+) -> WorkerError:
+    """What to raise where torch says that a worker is gone, or that none answered in time; the
+    iterator began at `start`.
+    """
     text = str(error)
     if _LATE in text:
         return WorkerError(
-            f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a read hangs or is slow; "
+            f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a "
+            "read hangs or is slow; "
             "inspect the workers with `py-spy dump --pid`, or raise timeout"
         )
     fates = "; ".join(_fates(deliveries, start)) or text.splitlines()[0]
     return WorkerError(
-        f"a worker died in epoch {epoch}, while batch {step} was waited for: {fates}. {_remedy(deliveries)}; the loader starts new workers "
+        f"a worker died in epoch {epoch}, while batch {step} was waited for: {fates}. "
+        f"{_remedy(deliveries)}; the loader starts new workers "
         "with its next iterator"
     )
 
@@ -172,27 +187,46 @@ def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step:
 def _remedy(deliveries: Any) -> str:
     """What to do about dead workers: by how the first of them has ended."""
     worker = next(filter(_has_ended, deliveries.workers), None)
-    code, start = None if worker is None else _exit_code(worker), getattr(worker, "_start_method", None)
+    code, start = (
+        None if worker is None else _exit_code(worker),
+        getattr(worker, "_start_method", None),
+    )
     if code is not None and code > 0 and start in ("spawn", "forkserver"):
         return (
-            f"Its own error stands above this one. Workers started by {start} import the program again: begin it with "
-            "`if __name__ == '__main__':`, and keep what workers need (functions, classes, transforms) in a module or outside of that "
+            f"Its own error stands above this one. Workers started by {start} import the program "
+            "again: begin it with "
+            "`if __name__ == '__main__':`, and keep what workers need (functions, classes, "
+            "transforms) in a module or outside of that "
             "block; or pass multiprocessing_context='fork', or num_workers=0"
         )
     if code is not None and code >= 0:
-        return "Its own code ended the process (sys.exit, os._exit): check what it printed, or use num_workers=0 to see where"
+        return (
+            "Its own code ended the process (sys.exit, os._exit): check what it printed, or use "
+            "num_workers=0 to see where"
+        )
     if code is not None and -code not in (signal.SIGKILL, signal.SIGTERM):
-        return "A library that it calls has crashed: `python -X faulthandler` shows where, and so does num_workers=0"
+        return (
+            "A library that it calls has crashed: `python -X faulthandler` shows where, and so "
+            "does num_workers=0"
+        )
     return "If it was killed for want of memory, use fewer workers or a smaller prefetch_factor"
 
 
 def _fates(deliveries: Any, start: int) -> Iterator[str]:
-    """Of each dead worker: its number, how it ended, and the first of its batches that has not arrived."""
+    """Of each dead worker: its number, how it ended, and the first of its batches that has not
+    arrived.
+    """
     for number, worker in enumerate(deliveries.workers):
         if not _has_ended(worker):
             continue
         code = _exit_code(worker)
-        how = "is gone" if code is None else f"exited with status {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+        how = (
+            "is gone"
+            if code is None
+            else f"exited with status {code}"
+            if code >= 0
+            else f"was killed by {_signal_name(-code)}"
+        )
         missing = deliveries.missing_of(number)
         yield f"worker {number} (pid {worker.pid}) {how}" + (
             "" if missing is None else f", and its batch {start + missing} has not arrived"
@@ -200,13 +234,16 @@ def _fates(deliveries: Any, start: int) -> Iterator[str]:
 
 
 def _has_ended(worker: Any) -> bool:
-    """By its sentinel: `is_alive` takes a worker that somebody else has waited for to live for ever."""
+    """By its sentinel: `is_alive` takes a worker that somebody else has waited for to live for
+    ever.
+    """
     return bool(connection.wait([worker.sentinel], timeout=0))
 
 
 def _exit_code(worker: Any) -> int | None:
-    """How a worker has ended. Its sentinel says so a moment before the system does. None: somebody else has asked the system, which tells
-    it once."""
+    """How a worker has ended. Its sentinel says so a moment before the system does. None: somebody
+    else has asked the system, which tells it once.
+    """
     until = time.monotonic() + _PATIENCE
     while (code := worker.exitcode) is None and time.monotonic() < until:
         time.sleep(0.005)

@@ -1,17 +1,21 @@
-"""Torch's worker processes of one loader: starts them, receives from them, replaces those that deadlock at their start, and ends them.
+"""Torch's worker processes of one loader: starts them, receives from them, replaces those that
+deadlock at their start, and ends them.
 
 NOTE [ workers that never begin ]
 
-* A fork copies the locks of all threads of the parent, but only the forking thread. A lock that another thread held at that moment stays
-  locked in the child for ever. Torch's worker seeds the generators of torch and NumPy before its loop begins: if a thread was drawing from
-  one of them, the worker waits for the lock of the generator, and the parent for the worker's batch.
-* A worker sets a byte in shared memory when its loop begins (`WorkerInit`). While the parent waits for a batch, it looks at the forked
-  workers that have not done so. A worker that sleeps, and whose CPU time does not grow, in `LOOKS` consecutive looks will never begin.
-  Looks are counted instead of seconds, since a suspended machine does not look.
-* It is killed and replaced by another worker, started by forkserver, or by fork if that is not possible (see `start.py`). What was sent to
-  the old worker is still unread in its queue. It is sent to the new worker, which makes the same batches from it.
-* Queues of a fork context use unnamed semaphores, which only forked processes can reach. The new worker has its own queues, which need no
-  locks, since there is one process at each end.
+* A fork copies the locks of all threads of the parent, but only the forking thread. A lock that
+  another thread held at that moment stays locked in the child for ever. Torch's worker seeds the
+  generators of torch and NumPy before its loop begins: if a thread was drawing from one of them,
+  the worker waits for the lock of the generator, and the parent for the worker's batch.
+* A worker sets a byte in shared memory when its loop begins (`WorkerInit`). While the parent waits
+  for a batch, it looks at the forked workers that have not done so. A worker that sleeps, and whose
+  CPU time does not grow, in `LOOKS` consecutive looks will never begin. Looks are counted instead
+  of seconds, since a suspended machine does not look.
+* It is killed and replaced by another worker, started by forkserver, or by fork if that is not
+  possible (see `start.py`). What was sent to the old worker is still unread in its queue. It is
+  sent to the new worker, which makes the same batches from it.
+* Queues of a fork context use unnamed semaphores, which only forked processes can reach. The new
+  worker has its own queues, which need no locks, since there is one process at each end.
 """
 
 from __future__ import annotations
@@ -56,7 +60,9 @@ _calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
 
 def flagged(context: Any, init: WorkerInit, workers: int) -> Any:
-    """A multiprocessing context whose event, of which torch makes one for each set of workers, is their `Flags`."""
+    """A multiprocessing context whose event, of which torch makes one for each set of workers,
+    is their `Flags`.
+    """
     own = copy.copy(context)
     own.Event = functools.partial(_new_flags, init, workers)
     if context.get_start_method() == "fork":
@@ -70,10 +76,11 @@ def _new_flags(init: WorkerInit, workers: int) -> Flags:
 
 
 class _Forked(ForkProcess):
-    """A forked process whose start no Ctrl-C can fall into: what a hook of `os.fork` raises, Python prints and forgets, and the hook may
-    have left a lock held, such as that of `logging`.
+    """A forked process whose start no Ctrl-C can fall into: what a hook of `os.fork` raises, Python
+    prints and forgets, and the hook may have left a lock held, such as that of `logging`.
 
-    It has the program's handlers of signals until it has its own: until then signals are held back (see `signals.py`).
+    It has the program's handlers of signals until it has its own: until then signals are held back
+    (see `signals.py`).
     """
 
     def start(self) -> None:
@@ -86,7 +93,10 @@ class _Forked(ForkProcess):
             raise
 
     def _start(self) -> None:
-        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) is None
+        ):
             self._start_masked()
             return
         came: list[int] = []
@@ -103,11 +113,14 @@ class _Forked(ForkProcess):
         try:
             super().start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # calls the handlers of what was held back
+            # calls the handlers of what was held back
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Workers(DataLoader[Any]):
-    """A plain torch DataLoader whose iterator is a `WorkerIterator`, where this torch has what that needs."""
+    """A plain torch DataLoader whose iterator is a `WorkerIterator`, where this torch has what
+    that needs.
+    """
 
     def _get_iterator(self) -> Any:
         if not torch_private.has_worker_internals():
@@ -145,9 +158,9 @@ class PlainIterator:
 class WorkerIterator(torch_private.TorchIterator):
     """Torch's deliveries, and the news of a worker's death while one is awaited.
 
-    Torch's handler of SIGCHLD would raise wherever the main thread happens to be, be it in the midst of the user's optimizer or
-    checkpoint; but it alone can end a read of a message that a killed worker has begun to write. So it knows the workers only inside of
-    `next`.
+    Torch's handler of SIGCHLD would raise wherever the main thread happens to be, be it in the
+    midst of the user's optimizer or checkpoint; but it alone can end a read of a message that a
+    killed worker has begun to write. So it knows the workers only inside of `next`.
     """
 
     _worker_init_fn: Any
@@ -166,7 +179,10 @@ class WorkerIterator(torch_private.TorchIterator):
             self._unborn = {worker: _Birth(process) for worker, process in enumerate(self._workers)}
         self._watch_ends()
         self._end_at_exit = util.Finalize(
-            self, _end, (self._workers, self._workers_done_event, self._index_queues), exitpriority=_BEFORE_QUEUES
+            self,
+            _end,
+            (self._workers, self._workers_done_event, self._index_queues),
+            exitpriority=_BEFORE_QUEUES,
         )
 
     @property
@@ -176,7 +192,14 @@ class WorkerIterator(torch_private.TorchIterator):
 
     def missing_of(self, worker: int) -> int | None:
         """The first of a worker's tasks that has not arrived; None: all have."""
-        return min((task for task, info in self._task_info.items() if len(info) == 1 and info[0] == worker), default=None)
+        return min(
+            (
+                task
+                for task, info in self._task_info.items()
+                if len(info) == 1 and info[0] == worker
+            ),
+            default=None,
+        )
 
     def _watch_ends(self) -> None:
         self._pids: tuple[Any, ...] = tuple(worker.pid for worker in self._workers)
@@ -188,10 +211,12 @@ class WorkerIterator(torch_private.TorchIterator):
         self._call = next(_calls)
         torch_private.set_worker_pids(self._call, self._pids)
         try:
-            if self._ends.poll(0):  # since the last call; of what is reaped already the handler knows nothing
+            # since the last call; of what is reaped already the handler knows nothing
+            if self._ends.poll(0):
                 raise RuntimeError(f"a {WORKER} has ended")
             # A mark for the profiler, which `next` makes, costs as much as the rest of it.
-            delivered: Delivered = super().__next__() if torch_private.is_profiling() else self._next_data()  # type: ignore[no-untyped-call]
+            take = super().__next__ if torch_private.is_profiling() else self._next_data
+            delivered: Delivered = take()
             return delivered
         finally:
             if self._call:
@@ -203,13 +228,16 @@ class WorkerIterator(torch_private.TorchIterator):
         if not self._pin_memory:
             return False
         awaited, ready = self._rcvd_idx, self._data_queue
-        if len(self._task_info.get(awaited, ())) == 2:  # with its data: it came before one that was awaited
+        # with its data: it came before one that was awaited
+        if len(self._task_info.get(awaited, ())) == 2:
             return True
         with ready.mutex:
             return any(number == awaited for number, _ in ready.queue)
 
     def _try_get_data(self, timeout: float = _PATIENCE) -> tuple[bool, Any]:
-        """Torch's, which returns after a while without data so that somebody may look at the workers."""
+        """Torch's, which returns after a while without data so that somebody may look at the
+        workers.
+        """
         left = timeout
         while self._unborn and left > 0:
             succeeded, data = super()._try_get_data(min(left, _LOOK_EVERY))  # type: ignore[no-untyped-call]
@@ -221,8 +249,14 @@ class WorkerIterator(torch_private.TorchIterator):
     # -- workers that never begin
 
     def _look(self) -> bool:
-        """Replaces forked workers that stand still and have not begun; see NOTE [ workers that never begin ]. True if there was one."""
-        self._unborn = {worker: birth for worker, birth in self._unborn.items() if not self._workers_done_event.has_begun(worker)}
+        """Replaces forked workers that stand still and have not begun; see NOTE [ workers that
+        never begin ]. True if there was one.
+        """
+        self._unborn = {
+            worker: birth
+            for worker, birth in self._unborn.items()
+            if not self._workers_done_event.has_begun(worker)
+        }
         stuck = [worker for worker, birth in self._unborn.items() if birth.stands_still()]
         for worker in stuck:
             self._start_again(worker)
@@ -235,11 +269,15 @@ class WorkerIterator(torch_private.TorchIterator):
         old.join(_PATIENCE)
         threads = listed(other_threads()) or "none that is known now"
         why = (
-            f"worker {worker} (pid {old.pid}) hung as soon as it was forked, before it did anything: most likely another thread of this "
+            f"worker {worker} (pid {old.pid}) hung as soon as it was forked, before it did "
+            "anything: most likely another thread of this "
             f"process held a lock at that moment (threads now: {threads})"
         )
         if birth.number == _BIRTHS:
-            raise WorkerError(f"{why}; so did {_BIRTHS - 1} before it. Pass multiprocessing_context='forkserver', or end those threads")
+            raise WorkerError(
+                f"{why}; so did {_BIRTHS - 1} before it. Pass "
+                "multiprocessing_context='forkserver', or end those threads"
+            )
         new, reason = self._new_worker(worker)
         if reason is not None:
             self._unborn[worker] = _Birth(new, birth.number + 1)
@@ -248,11 +286,17 @@ class WorkerIterator(torch_private.TorchIterator):
         if call:
             torch_private.set_worker_pids(call, self._pids)
             self._call = call
-        how = "forkserver; to avoid the wait, pass multiprocessing_context='forkserver'" if reason is None else f"fork, since {reason}"
+        how = (
+            "forkserver; to avoid the wait, pass multiprocessing_context='forkserver'"
+            if reason is None
+            else f"fork, since {reason}"
+        )
         warn(f"{why}. It was killed and started again by {how}")
 
     def _new_worker(self, worker: int) -> tuple[Any, str | None]:
-        """A process in the place of a dead one that has read nothing; and why it is forked too, or None: it is not."""
+        """A process in the place of a dead one that has read nothing; and why it is forked too,
+        or None: it is not.
+        """
         old, requests, results = self._index_queues[worker], _queue(), _queue()
         old.put(_END)
         while (sent := old.get(timeout=_PATIENCE)) != _END:
@@ -263,9 +307,22 @@ class WorkerIterator(torch_private.TorchIterator):
         self._workers_done_event.mark(worker, False)
         self._worker_init_fn.flags = self._workers_done_event
         arguments = (
-            *(self._dataset_kind, torch_private.worker_dataset(self._dataset), requests, results, self._workers_done_event),
+            *(
+                self._dataset_kind,
+                torch_private.worker_dataset(self._dataset),
+                requests,
+                results,
+                self._workers_done_event,
+            ),
             *(self._auto_collation, self._collate_fn),
-            *(self._drop_last, self._base_seed, self._worker_init_fn, worker, self._num_workers, self._persistent_workers),
+            *(
+                self._drop_last,
+                self._base_seed,
+                self._worker_init_fn,
+                worker,
+                self._num_workers,
+                self._persistent_workers,
+            ),
             self._shared_seed,
         )
         reason, _ = obstacle([self._dataset, self._collate_fn, self._worker_init_fn])
@@ -279,7 +336,11 @@ class WorkerIterator(torch_private.TorchIterator):
         if not self._workers:
             return
         if not getattr(self, "_shutdown", True):
-            unborn = [process for worker, process in enumerate(self._workers) if not self._workers_done_event.has_begun(worker)]
+            unborn = [
+                process
+                for worker, process in enumerate(self._workers)
+                if not self._workers_done_event.has_begun(worker)
+            ]
             if unborn:  # they have nothing to lose, and may never hear that they are to end
                 self._forget_pids()
             for process in unborn:
@@ -302,12 +363,16 @@ class WorkerIterator(torch_private.TorchIterator):
         try:
             self._shutdown_workers()
         except KeyboardInterrupt:  # what is raised here is printed and forgotten
-            again = threading.Timer(_SOON, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+            again = threading.Timer(
+                _SOON, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+            )
             again.daemon = True
             again.start()
 
     def _forget_pids(self) -> int:
-        """Torch is not to tell of the death of a worker now. Gives its key of the `next` that is under way, or 0."""
+        """Torch is not to tell of the death of a worker now. Gives its key of the `next` that is
+        under way, or 0.
+        """
         if self._worker_pids_set:  # while the iterator is made
             torch_private.remove_worker_pids(id(self))
             self._worker_pids_set = False
@@ -318,8 +383,9 @@ class WorkerIterator(torch_private.TorchIterator):
 
 
 def _end(workers: list[Any], flags: Flags, requests: list[Any]) -> None:
-    """Ends workers that are still there when the program exits: `multiprocessing` would send a signal that they leave to their parent, and
-    wait for ever."""
+    """Ends workers that are still there when the program exits: `multiprocessing` would send a
+    signal that they leave to their parent, and wait for ever.
+    """
     alive = [number for number, worker in enumerate(workers) if worker.is_alive()]
     flags.set()
     for number in alive:
@@ -333,7 +399,9 @@ def _end(workers: list[Any], flags: Flags, requests: list[Any]) -> None:
 
 
 class _Birth:
-    """A worker that has not begun, the `number`-th in its place, and how often it was seen to stand still."""
+    """A worker that has not begun, the `number`-th in its place, and how often it was seen to
+    stand still.
+    """
 
     def __init__(self, process: Any, number: int = 1) -> None:
         self._pid, self.number = process.pid, number
@@ -341,12 +409,17 @@ class _Birth:
         self._seconds, self._looks = -1.0, 0
 
     def stands_still(self) -> bool:
-        """Looks once more. True if it has slept, without using any CPU time, at all of the last looks."""
+        """Looks once more. True if it has slept, without using any CPU time, at all of the last
+        looks.
+        """
         try:
             if self._seen is None:
                 self._seen = psutil.Process(self._pid)
             with self._seen.oneshot():
-                sleeps, times = self._seen.status() == psutil.STATUS_SLEEPING, self._seen.cpu_times()
+                sleeps, times = (
+                    self._seen.status() == psutil.STATUS_SLEEPING,
+                    self._seen.cpu_times(),
+                )
         except psutil.Error:  # it is dead: torch will tell
             return False
         seconds = times.user + times.system
@@ -382,7 +455,9 @@ def _queue() -> Any:
 
 
 class _Merged:
-    """The results of the workers that share a queue, and of those that have one of their own, in the place of the former's `get`."""
+    """The results of the workers that share a queue, and of those that have one of their own, in
+    the place of the former's `get`.
+    """
 
     def __init__(self, shared: Any) -> None:
         self._shared = weakref.ref(shared)
@@ -396,7 +471,9 @@ class _Merged:
 
     def get(self, timeout: float) -> Any:
         """The next result of any worker; raises `queue.Empty` where none comes in time."""
-        queues: dict[Any, Any] = {each._reader: each for each in (self._shared(), *self._own) if each is not None}
+        queues: dict[Any, Any] = {
+            each._reader: each for each in (self._shared(), *self._own) if each is not None
+        }
         for reader in connection.wait(list(queues), timeout):
             return Queue.get(queues[reader], timeout=timeout)
         raise queue.Empty

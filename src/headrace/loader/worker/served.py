@@ -1,8 +1,8 @@
-"""What the fork server does when it imports this module: it imports headrace and the main script, outlives the signals that a job gets, and
-removes its socket when it ends.
+"""What the fork server does when it imports this module: it imports headrace and the main script,
+outlives the signals that a job gets, and removes its socket when it ends.
 
-In `multiprocessing` the process that started the server removes the socket, but not if it was killed. The server itself ends with that
-process in any case.
+In `multiprocessing` the process that started the server removes the socket, but not if it was
+killed. The server itself ends with that process in any case.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from headrace.loader.worker.start import MAIN_SCRIPT
 
 
 def _import_main(path: str, search: list[str]) -> None:
-    """Imports the main script as a worker does, which then need not. Where that fails, the worker tries again, and its error is told."""
+    """Imports the main script as a worker does, which then need not. Where that fails, the
+    worker tries again, and its error is told.
+    """
     before = sys.path[:]
     sys.path[:] = search
     this: Any = process.current_process()
-    this._inheriting = True  # as in a worker: a script that starts processes as it is imported gets an error
+    # as in a worker: a script that starts processes as it is imported gets an error
+    this._inheriting = True
     try:
         spawn.import_main_path(path)
     except BaseException:  # also what ends a script: the server must live on
@@ -41,7 +44,9 @@ def _listened_to() -> str | None:
     """The path of the socket that this process listens to."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as listening:
-            if listening.family == socket.AF_UNIX and listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if listening.family == socket.AF_UNIX and listening.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
                 path = listening.getsockname()
                 return path if isinstance(path, str) and os.path.isabs(path) else None
     return None

@@ -2,14 +2,17 @@
 
 NOTE [ fork and threads ]
 
-A fork copies the locks of all threads, but only the forking thread: a lock that another thread holds at that moment stays locked in the
-child for ever. So if other threads run, workers are started by forkserver, if nothing prevents it: the dataset must pickle fast, and the
-main script must be importable, since a process that is not forked imports it again (without ``if __name__ == "__main__"`` the script would
-run once more in each worker).
+A fork copies the locks of all threads, but only the forking thread: a lock that another thread
+holds at that moment stays locked in the child for ever. So if other threads run, workers are
+started by forkserver, if nothing prevents it: the dataset must pickle fast, and the main script
+must be importable, since a process that is not forked imports it again (without ``if __name__ ==
+"__main__"`` the script would run once more in each worker).
 
-These threads don't count, since they hold no lock that a worker takes while they are idle: those of headrace and of the event loops that it
-drives, of torch's loaders, of CUDA's driver, the pools of OpenBLAS, OpenMP and Arrow (which have the name of the process), and that of
-jemalloc, which comes with pyarrow and handles forks. A forked worker that hangs nevertheless is replaced (see `processes.py`).
+These threads don't count, since they hold no lock that a worker takes while they are idle: those of
+headrace and of the event loops that it drives, of torch's loaders, of CUDA's driver, the pools of
+OpenBLAS, OpenMP and Arrow (which have the name of the process), and that of jemalloc, which comes
+with pyarrow and handles forks. A forked worker that hangs nevertheless is replaced (see
+`processes.py`).
 """
 
 from __future__ import annotations
@@ -34,18 +37,30 @@ from headrace.loader.data import inner_datasets
 from headrace.loader.worker.signals import start_tracker
 from headrace.memory.anonymous import AnonymousMemory, SharedArray
 
-_OURS = ("headrace-", "fsspecIO", "zarr_", "asyncio_", "QueueFeederThread", "cuda", "jemalloc_bg_thd")
+_OURS = (
+    "headrace-",
+    "fsspecIO",
+    "zarr_",
+    "asyncio_",
+    "QueueFeederThread",
+    "cuda",
+    "jemalloc_bg_thd",
+)
 _OF_TORCH = "_pin_memory_loop"
 _MOST_SECONDS, _MOST_BYTES = 0.1, 16 << 20  # of a pickle that each worker is sent
 _SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
 MAIN_SCRIPT = "HEADRACE_MAIN_SCRIPT"
-"""The environment variable that tells a fork server, as it starts, the path of the main script and `sys.path`, as JSON."""
+"""The environment variable that tells a fork server, as it starts, the path of the main script
+and `sys.path`, as JSON.
+"""
 _PYTHON_SERVES_MAIN = sys.version_info >= (3, 13, 1) or (3, 13) > sys.version_info >= (3, 12, 8)
 _NAMED = 3  # threads that are named in a sentence
 
 
 def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str]:
-    """The context that workers are started by, and why: the user's, or one that suits the dataset and what else travels to a worker."""
+    """The context that workers are started by, and why: the user's, or one that suits the
+    dataset and what else travels to a worker.
+    """
     if given is not None:
         context = multiprocessing.get_context(given) if isinstance(given, str) else given
         if context.get_start_method() == "forkserver":
@@ -60,25 +75,39 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
         return multiprocessing.get_context("fork"), "fork: the dataset is fork-safe"
     reason_not, seconds = obstacle([dataset, *parts], _MOST_SECONDS, _MOST_BYTES)
     if reason_not is not None:
-        reason = f"fork: the dataset is fork-safe; other threads run ({listed(threads)}), but {reason_not}"
+        reason = (
+            f"fork: the dataset is fork-safe; other threads run ({listed(threads)}), but "
+            f"{reason_not}"
+        )
         return multiprocessing.get_context("fork"), reason
-    reason = f"other threads run ({listed(threads)}), whose locks a fork would copy; the dataset pickles in {1000 * seconds:.1f} ms"
+    reason = (
+        f"other threads run ({listed(threads)}), whose locks a fork would copy; the dataset "
+        f"pickles in {1000 * seconds:.1f} ms"
+    )
     return forkserver_context(), f"forkserver: {reason}"
 
 
 def forkserver_context() -> Any:
-    """The context of a fork server, which imports headrace and the main script once for all workers, beside what the user has it import."""
+    """The context of a fork server, which imports headrace and the main script once for all
+    workers, beside what the user has it import.
+    """
     context, server = multiprocessing.get_context("forkserver"), _server()
     start_tracker()
     if _SERVED not in server._preload_modules:
         context.set_forkserver_preload([*server._preload_modules, _SERVED])
-    if not _PYTHON_SERVES_MAIN and server._forkserver_pid is None and "__main__" in server._preload_modules:
+    if (
+        not _PYTHON_SERVES_MAIN
+        and server._forkserver_pid is None
+        and "__main__" in server._preload_modules
+    ):
         _start_server_with_main(server)
     return context
 
 
 def _start_server_with_main(server: Any) -> None:
-    """Starts the fork server, and tells it the main script, if that may be imported, which each worker imports else (CPython gh-126631)."""
+    """Starts the fork server, and tells it the main script, if that may be imported, which each
+    worker imports else (CPython gh-126631).
+    """
     told = spawn.get_preparation_data("")
     path = told.get("init_main_from_path")
     if path is None or MAIN_SCRIPT in os.environ or _names_in(path) is None:
@@ -106,14 +135,27 @@ def _is_server_inherited() -> bool:
 
 
 def other_threads() -> list[str]:
-    """The names of the threads that run beside this one, and are not headrace's; see NOTE [ fork and threads ]."""
-    running = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    names = [thread.name for thread in running if thread is not threading.main_thread() and not _is_ours(thread.name)]
+    """The names of the threads that run beside this one, and are not headrace's; see NOTE [ fork
+    and threads ].
+    """
+    running = [
+        thread for thread in threading.enumerate() if thread is not threading.current_thread()
+    ]
+    names = [
+        thread.name
+        for thread in running
+        if thread is not threading.main_thread() and not _is_ours(thread.name)
+    ]
     tasks = Path("/proc/self/task")
-    if tasks.is_dir():  # Linux: threads that Python does not know, which have given themselves a name
+    # Linux: threads that Python does not know, which have given themselves a name
+    if tasks.is_dir():
         known = {thread.native_id for thread in threading.enumerate()}
         native = [_name_of(task) for task in tasks.iterdir() if int(task.name) not in known]
-        names += [name for name in native if name and name != _name_of(tasks / str(os.getpid())) and not _is_ours(name)]
+        names += [
+            name
+            for name in native
+            if name and name != _name_of(tasks / str(os.getpid())) and not _is_ours(name)
+        ]
     return names
 
 
@@ -135,13 +177,20 @@ def _name_of(task: Path) -> str:
         return ""
 
 
-def obstacle(parts: list[Any], seconds: float = float("inf"), nbytes: float = float("inf")) -> tuple[str | None, float]:
-    """What speaks against another start method than fork for these parts, or None; and the seconds that pickling took; `seconds` and
-    `nbytes` are what a pickle may take."""
+def obstacle(
+    parts: list[Any], seconds: float = float("inf"), nbytes: float = float("inf")
+) -> tuple[str | None, float]:
+    """What speaks against another start method than fork for these parts, or None; and the seconds
+    that pickling took; `seconds` and `nbytes` are what a pickle may take.
+    """
     path = _path_of_main()
     known = frozenset[str]() if path is None else _names_in(path)
     if known is None:
-        return 'the main script has no `if __name__ == "__main__":`, and a worker that is not forked would run it again', 0.0
+        return (
+            'the main script has no `if __name__ == "__main__":`, and a worker that is not forked '
+            "would run it again",
+            0.0,
+        )
     if _is_server_inherited():
         return "this process was forked from one that has a fork server", 0.0
     began = time.perf_counter()
@@ -149,9 +198,17 @@ def obstacle(parts: list[Any], seconds: float = float("inf"), nbytes: float = fl
     try:
         trial.dump(parts)
     except _TooMuch:
-        return f"the dataset takes more than {seconds:g} s or {int(nbytes) >> 20} MiB to pickle for each worker", 0.0
+        return (
+            f"the dataset takes more than {seconds:g} s or {int(nbytes) >> 20} MiB to pickle for "
+            "each worker",
+            0.0,
+        )
     except Exception as error:
-        return f"the dataset, or what goes with it, can't be pickled ({type(error).__name__}: {error})", 0.0
+        return (
+            f"the dataset, or what goes with it, can't be pickled ({type(error).__name__}: "
+            f"{error})",
+            0.0,
+        )
     for name in trial.of_main:
         if name.split(".")[0] not in known:
             return f"{name} is defined in the main module, where no worker can import it", 0.0
@@ -159,23 +216,39 @@ def obstacle(parts: list[Any], seconds: float = float("inf"), nbytes: float = fl
 
 
 def _path_of_main() -> str | None:
-    """The file that `multiprocessing` has a process import that is not forked; None: it imports none."""
+    """The file that `multiprocessing` has a process import that is not forked; None: it imports
+    none.
+    """
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
-    return None if name is not None and name.split(".")[-1] == "__main__" else getattr(main, "__file__", None)
+    return (
+        None
+        if name is not None and name.split(".")[-1] == "__main__"
+        else getattr(main, "__file__", None)
+    )
 
 
 @functools.cache
 def _names_in(path: str) -> frozenset[str] | None:
-    """The functions and classes of a script that are defined when it is imported; None where it guards nothing, or can't be read."""
+    """The functions and classes of a script that are defined when it is imported; None where it
+    guards nothing, or can't be read.
+    """
     try:
         statements = ast.parse(Path(path).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return None
     tests = [statement.test for statement in statements if isinstance(statement, ast.If)]
-    if not any(isinstance(node, ast.Name) and node.id == "__name__" for test in tests for node in ast.walk(test)):
+    if not any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for test in tests
+        for node in ast.walk(test)
+    ):
         return None
-    return frozenset(each.name for each in statements if isinstance(each, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef))
+    return frozenset(
+        each.name
+        for each in statements
+        if isinstance(each, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+    )
 
 
 class _TooMuch(Exception):
@@ -189,7 +262,8 @@ class _Bounded:
         self._until, self._left = until, nbytes
 
     def write(self, data: Any) -> int:
-        nbytes = memoryview(data).nbytes  # of a large array no bytes come, but a buffer without a length
+        # of a large array no bytes come, but a buffer without a length
+        nbytes = memoryview(data).nbytes
         self._left -= nbytes
         if self._left < 0 or time.perf_counter() > self._until:
             raise _TooMuch
@@ -197,7 +271,9 @@ class _Bounded:
 
 
 class _Trial(pickle.Pickler):
-    """Pickles to nowhere, without what workers map, and lists the functions and classes of the main module that were met."""
+    """Pickles to nowhere, without what workers map, and lists the functions and classes of the
+    main module that were met.
+    """
 
     def __init__(self, until: float = math.inf, nbytes: float = math.inf) -> None:
         super().__init__(_Bounded(until, nbytes), protocol=5)
@@ -212,7 +288,9 @@ class _Trial(pickle.Pickler):
 
 
 def check_picklable(context: Any, parts: dict[str, Any]) -> None:
-    """Raises a ConfigError, before the first worker starts, for the first part (by name) that can't travel to it."""
+    """Raises a ConfigError, before the first worker starts, for the first part (by name) that
+    can't travel to it.
+    """
     if context is None or context.get_start_method() == "fork":
         return
     start, main = context.get_start_method(), sys.modules["__main__"]
@@ -220,7 +298,8 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
     path = None if is_module else getattr(main, "__file__", None)
     if path is not None and not os.path.isfile(path):
         raise ConfigError(
-            f"workers started by {start} import the program again, and this one was not read from a file ({path}): save it as one, or pass "
+            f"workers started by {start} import the program again, and this one was not read from "
+            f"a file ({path}): save it as one, or pass "
             "multiprocessing_context='fork', or num_workers=0"
         )
     for name, part in parts.items():
@@ -229,12 +308,16 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
             trial.dump(part)
         except Exception as error:
             raise ConfigError(
-                f"the {name} can't be pickled, and workers started by {start} need that: {error}. Use functions and "
-                "classes of a module instead of lambdas and local ones, or multiprocessing_context='fork', or num_workers=0"
+                f"the {name} can't be pickled, and workers started by {start} need that: {error}. "
+                "Use functions and "
+                "classes of a module instead of lambdas and local ones, or "
+                "multiprocessing_context='fork', or num_workers=0"
             ) from error
         if trial.of_main and path is None and not is_module:
             raise ConfigError(
-                f"the {name} needs {trial.of_main[0]}, which is defined in a notebook or an interactive session, and workers started by "
-                f"{start} can't import it from there: put it in a module (a .py file that you import), or pass "
+                f"the {name} needs {trial.of_main[0]}, which is defined in a notebook or an "
+                "interactive session, and workers started by "
+                f"{start} can't import it from there: put it in a module (a .py file that you "
+                "import), or pass "
                 "multiprocessing_context='fork', or num_workers=0"
             )

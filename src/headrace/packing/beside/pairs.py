@@ -1,7 +1,8 @@
 """Images with masks or boxes, as packs hold them.
 
-The bytes of an image and of its mask lie one behind the other, and are one sample, with one checksum; `MASK_STARTS` says where the mask
-begins. Pixels and their mask are the fields of a row. Boxes lie beside the samples, as `CocoTargets.columns` gives them.
+The bytes of an image and of its mask lie one behind the other, and are one sample, with one
+checksum; `MASK_STARTS` says where the mask begins. Pixels and their mask are the fields of a row.
+Boxes lie beside the samples, as `CocoTargets.columns` gives them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.packing.beside.targets import target_arrays
 from headrace.packing.options import Check
-from headrace.storage.arrays.packed import BOXES, IMAGE, MASK, MASK_STARTS, MASKS, PackedSource, bytes_of
+from headrace.storage.arrays.packed import (
+    BOXES,
+    IMAGE,
+    MASK,
+    MASK_STARTS,
+    MASKS,
+    PackedSource,
+    bytes_of,
+)
 from headrace.storage.pairs import PairedSource
 
 Column = npt.NDArray[Any]
@@ -71,7 +80,9 @@ def image_sizes(dataset: BaseDataset, files: Sequence[PackedSource], chosen: Int
 
 
 def mask_starts(sizes: IntArray, images: IntArray) -> dict[str, Column]:
-    """The column of where masks begin: of samples of so many bytes ([n]), and their images ([n])."""
+    """The column of where masks begin: of samples of so many bytes ([n]), and their images
+    ([n]).
+    """
     return {MASK_STARTS: np.cumsum(sizes) - sizes + images}
 
 
@@ -80,7 +91,8 @@ def box_columns(dataset: BaseDataset, are_resized: bool) -> dict[str, Column]:
 
     Args:
         dataset: what is packed.
-        are_resized: True if images are stored in other sizes than the boxes are in pixels of, which must be known then.
+        are_resized: True if images are stored in other sizes than the boxes are in pixels of, which
+            must be known then.
 
     Raises:
         SampleError: an image whose size is not known can't be read.
@@ -100,7 +112,9 @@ def box_columns(dataset: BaseDataset, are_resized: bool) -> dict[str, Column]:
 # -- pixels
 
 
-def row_dtype(dataset: ImageDataset, files: Sequence[PackedSource], size: tuple[int, int]) -> np.dtype[Any]:
+def row_dtype(
+    dataset: ImageDataset, files: Sequence[PackedSource], size: tuple[int, int]
+) -> np.dtype[Any]:
     """The dtype of a row of pixels and their mask: that of masks is the first one's.
 
     Raises:
@@ -108,7 +122,9 @@ def row_dtype(dataset: ImageDataset, files: Sequence[PackedSource], size: tuple[
     """
     stored = files[0].dtype if files else None
     kind = stored[MASK].base if stored is not None and stored.names else _mask_dtype(dataset)
-    return np.dtype([(IMAGE, np.uint8, (*size, 3 if dataset.color == "RGB" else 1)), (MASK, kind, size)])
+    return np.dtype(
+        [(IMAGE, np.uint8, (*size, 3 if dataset.color == "RGB" else 1)), (MASK, kind, size)]
+    )
 
 
 def _mask_dtype(dataset: ImageDataset) -> np.dtype[Any]:
@@ -134,7 +150,8 @@ def row_of(pixels: Column, mask: Column, dtype: np.dtype[Any], where: Callable[[
     """
     if mask.dtype != dtype[MASK].base:
         raise ConfigError(
-            f"store='decoded': the mask of {where()} is {mask.dtype}, and the first one {dtype[MASK].base}, and rows have one dtype: pack "
+            f"store='decoded': the mask of {where()} is {mask.dtype}, and the first one "
+            f"{dtype[MASK].base}, and rows have one dtype: pack "
             "with store='encoded', or save all masks with the same number of bits"
         )
     row = np.zeros((), dtype)
@@ -146,10 +163,12 @@ def row_of(pixels: Column, mask: Column, dtype: np.dtype[Any], where: Callable[[
 
 
 def checked(dataset: BaseDataset, position: int, record: Any, check: Check) -> list[Column]:
-    """The bytes of a record that is an encoded image, or of such a one and its mask; they are looked at first.
+    """The bytes of a record that is an encoded image, or of such a one and its mask; they are
+    looked at first.
 
     Raises:
-        FormatError: they are damaged, don't fit each other, or the image is not as large as its annotations say.
+        FormatError: they are damaged, don't fit each other, or the image is not as large as its
+            annotations say.
     """
     left, color = dataset.left_of_budget, getattr(dataset, "color", "RGB")
     image, mask = record if has_masks(dataset) else (record, None)
@@ -167,16 +186,22 @@ def checked(dataset: BaseDataset, position: int, record: Any, check: Check) -> l
 
 
 def check_size(dataset: BaseDataset, position: int, shape: Sequence[int]) -> None:
-    """Raises a FormatError where annotations say another size than the height and width that an image has."""
+    """Raises a FormatError where annotations say another size than the height and width that an
+    image has.
+    """
     if (boxes := boxes_of(dataset)) is not None:
         boxes.size_of(position, (int(shape[0]), int(shape[1])))
 
 
 def annotations_check(dataset: BaseDataset) -> dict[str, int]:
-    """What a plan has of targets that were given beside the images, by which other ones are noticed; {}: there are none."""
+    """What a plan has of targets that were given beside the images, by which other ones are
+    noticed; {}: there are none.
+    """
     boxes, targets = boxes_of(dataset), dataset.targets
     given = dataset._arguments.get("targets", FOLDERS)
-    is_known = isinstance(targets, TargetSequence) or (isinstance(targets, np.ndarray) and targets.dtype.kind in "biufc")
+    is_known = isinstance(targets, TargetSequence) or (
+        isinstance(targets, np.ndarray) and targets.dtype.kind in "biufc"
+    )
     if boxes is None and (not is_known or (isinstance(given, str) and given == FOLDERS)):
         return {}
     crc, columns = 0, target_arrays(targets) if boxes is None else boxes.columns(boxes.sizes)
@@ -186,8 +211,8 @@ def annotations_check(dataset: BaseDataset) -> dict[str, int]:
 
 
 def with_mask(image: Any, mask: Any, made: bytes, dataset: BaseDataset) -> tuple[bytes, bytes]:
-    """An image that was encoded anew, and its mask: as it is or, where the image has fewer pixels now, of its size, without loss. Both as
-    they were, where together they would not become smaller.
+    """An image that was encoded anew, and its mask: as it is or, where the image has fewer pixels
+    now, of its size, without loss. Both as they were, where together they would not become smaller.
 
     Args:
         image, mask: the bytes of both.
@@ -200,4 +225,8 @@ def with_mask(image: Any, mask: Any, made: bytes, dataset: BaseDataset) -> tuple
     numbers = mask_of(image, mask, dataset.left_of_budget)
     size = image_shape(made, dataset.left_of_budget)
     fitted = bytes(mask) if size == numbers.shape else encode_mask(resize_nearest(numbers, size))
-    return (made, fitted) if len(made) + len(fitted) < len(image) + len(mask) else (bytes(image), bytes(mask))
+    return (
+        (made, fitted)
+        if len(made) + len(fitted) < len(image) + len(mask)
+        else (bytes(image), bytes(mask))
+    )

@@ -1,4 +1,6 @@
-"""Targets as packs hold them: one array, or where they are dicts one for each of their columns, named by `target_named`."""
+"""Targets as packs hold them: one array, or where they are dicts one for each of their columns,
+named by `target_named`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,15 @@ def target_arrays(targets: Any) -> dict[str, Column]:
     if (columns := _columns_in(targets)) is None:
         return {TARGETS: as_column(targets)}
     check_names(columns)
-    return {target_named(number): as_column(column, name) for number, (name, column) in enumerate(columns.items())}
+    return {
+        target_named(number): as_column(column, name)
+        for number, (name, column) in enumerate(columns.items())
+    }
 
 
-def said_of_columns(dataset: BaseDataset, targets: Any, packed: PackedInfo | None = None) -> dict[str, Any]:
+def said_of_columns(
+    dataset: BaseDataset, targets: Any, packed: PackedInfo | None = None
+) -> dict[str, Any]:
     """What `PackedInfo` says of targets that are dicts; {}: they are none.
 
     Args:
@@ -45,7 +52,11 @@ def said_of_columns(dataset: BaseDataset, targets: Any, packed: PackedInfo | Non
     classes: Any = getattr(dataset, "column_classes", None)
     if not isinstance(classes, Mapping):
         classes = {} if packed is None else dict(packed.target_columns or ())
-    return {"target_columns": [[name, list(classes[name]) if classes.get(name) else None] for name in columns]}
+    return {
+        "target_columns": [
+            [name, list(classes[name]) if classes.get(name) else None] for name in columns
+        ]
+    }
 
 
 def _columns_in(targets: Any) -> Mapping[str, Any] | None:
@@ -53,8 +64,16 @@ def _columns_in(targets: Any) -> Mapping[str, Any] | None:
     if isinstance(targets, ColumnTargets):
         return targets.columns
     if isinstance(targets, np.ndarray):
-        return None if targets.dtype.names is None else {name: targets[name] for name in targets.dtype.names}
-    if not isinstance(targets, Sequence) or not len(targets) or not all(isinstance(one, dict) for one in targets):
+        return (
+            None
+            if targets.dtype.names is None
+            else {name: targets[name] for name in targets.dtype.names}
+        )
+    if (
+        not isinstance(targets, Sequence)
+        or not len(targets)
+        or not all(isinstance(one, dict) for one in targets)
+    ):
         return None
     first = targets[0]
     if not first or any(one.keys() != first.keys() for one in targets):
@@ -63,11 +82,14 @@ def _columns_in(targets: Any) -> Mapping[str, Any] | None:
 
 
 def check_names(names: Iterable[Any], what: str = "these targets") -> None:
-    """Raises a ConfigError where one of the names in dicts is no text, as which it would come back, or is empty."""
+    """Raises a ConfigError where one of the names in dicts is no text, as which it would come
+    back, or is empty.
+    """
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigError(
-                f"{what} can't be packed: names in dicts must be texts of one character at least, and {name!r} is none: rename it"
+                f"{what} can't be packed: names in dicts must be texts of one character at least, "
+                f"and {name!r} is none: rename it"
             )
 
 
@@ -86,12 +108,19 @@ def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Colum
     except ValueError:  # rows of different lengths
         column = np.empty(0, object)
     alike = isinstance(targets, np.ndarray) or len({type(t) for t in targets}) <= 1
-    rows = column.ndim == 1 or isinstance(targets, np.ndarray) or all(isinstance(t, np.ndarray) for t in targets)
+    rows = (
+        column.ndim == 1
+        or isinstance(targets, np.ndarray)
+        or all(isinstance(t, np.ndarray) for t in targets)
+    )
     if column.dtype.kind not in "biufc" or not alike or not rows:
         what = "these targets" if name is None else f"the column {name!r} of these targets"
         raise ConfigError(
-            f"{what} can't be packed: they must be numbers of one kind, or NumPy arrays of one shape, or dicts of these with the same "
-            "names; choose such columns of a table of labels by target_name=, or pack without any (images: targets=None; texts: no "
-            "target_field=) and look them up by the numbers of the samples, which return_index gives"
+            f"{what} can't be packed: they must be numbers of one kind, or NumPy arrays of one "
+            "shape, or dicts of these with the same "
+            "names; choose such columns of a table of labels by target_name=, or pack without any "
+            "(images: targets=None; texts: no "
+            "target_field=) and look them up by the numbers of the samples, which return_index "
+            "gives"
         )
     return np.ascontiguousarray(column)

@@ -24,7 +24,8 @@ from headrace.packing.texts import documents_of, is_of_texts
 
 _ENOUGH_S = 1.5
 _MOST_GROUPS = 4096
-_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their whole part, are evenly spread however many there are
+# multiples of it, without their whole part, are evenly spread however many there are
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Measured:
     Attributes:
         samples: how many there were.
         seconds: how long it took, by so many threads as asked for.
-        ratio: bytes that come of them beside those that went in: of re-encoded or compressed samples below 1.
+        ratio: bytes that come of them beside those that went in: of re-encoded or compressed
+            samples below 1.
     """
 
     samples: int
@@ -42,8 +44,15 @@ class Measured:
     ratio: float
 
 
-def measured(dataset: BaseDataset, options: StoreOptions, rows: Rows | None, workers: int, enough_s: float = _ENOUGH_S) -> Measured | None:
-    """Reads, decodes and compresses samples in evenly spread groups, until so many seconds are over.
+def measured(
+    dataset: BaseDataset,
+    options: StoreOptions,
+    rows: Rows | None,
+    workers: int,
+    enough_s: float = _ENOUGH_S,
+) -> Measured | None:
+    """Reads, decodes and compresses samples in evenly spread groups, until so many seconds are
+    over.
 
     Args:
         dataset: what is packed.
@@ -67,22 +76,38 @@ def measured(dataset: BaseDataset, options: StoreOptions, rows: Rows | None, wor
     while at < len(starts) and (not samples or time.perf_counter() - begin < enough_s):
         chosen = np.sort(starts[at : at + max(1, workers)])
         at += len(chosen)
-        view = dataset.subset(np.concatenate([np.arange(start, min(start + step, len(dataset))) for start in chosen]))
+        view = dataset.subset(
+            np.concatenate([np.arange(start, min(start + step, len(dataset))) for start in chosen])
+        )
         task, sizes, together = _task(view, options, rows, workers)
         for group, nbytes in in_order(task, groups_of(sizes, together=together), workers):
-            samples, before, after = samples + len(group), before + int(sizes[group.start : group.stop].sum()), after + nbytes
-    return Measured(samples, time.perf_counter() - begin, after / before if before else 1.0) if samples else None
+            samples, before, after = (
+                samples + len(group),
+                before + int(sizes[group.start : group.stop].sum()),
+                after + nbytes,
+            )
+    return (
+        Measured(samples, time.perf_counter() - begin, after / before if before else 1.0)
+        if samples
+        else None
+    )
 
 
 def _spread(count: int) -> IntArray:
-    """Numbers below `count`, each once and `_MOST_GROUPS` at most, so that the first few are evenly spread."""
+    """Numbers below `count`, each once and `_MOST_GROUPS` at most, so that the first few are
+    evenly spread.
+    """
     places = np.arange(1, min(count, _MOST_GROUPS) + 1) * _GOLDEN % 1
     numbers = (places * count).astype(np.int64)
     return numbers[np.sort(np.unique(numbers, return_index=True)[1])]
 
 
-def _task(view: BaseDataset, options: StoreOptions, rows: Rows | None, workers: int) -> tuple[Callable[[range], int], IntArray, int]:
-    """What gives the stored bytes of a group of samples of a view; bytes of each before; and how many are never parted."""
+def _task(
+    view: BaseDataset, options: StoreOptions, rows: Rows | None, workers: int
+) -> tuple[Callable[[range], int], IntArray, int]:
+    """What gives the stored bytes of a group of samples of a view; bytes of each before; and how
+    many are never parted.
+    """
     if options.is_jpeg:
         return functools.partial(_reencoded, view, options), plan_of_files(view).plan.read_sizes, 1
     packing = plan_file(view, options, workers, False, rows)
@@ -90,16 +115,26 @@ def _task(view: BaseDataset, options: StoreOptions, rows: Rows | None, workers: 
 
 
 def _reencoded(view: BaseDataset, options: StoreOptions, group: range) -> int:
-    return sum(sum(map(len, sample)) for sample in reencode_group(view, options, group) if not isinstance(sample, SampleError))
+    return sum(
+        sum(map(len, sample))
+        for sample in reencode_group(view, options, group)
+        if not isinstance(sample, SampleError)
+    )
 
 
 def _encoded(packing: Packing, group: range) -> int:
-    samples: list[Any] = [sample for sample, _ in packing.prepare(group) if not isinstance(sample, SampleError)]
+    samples: list[Any] = [
+        sample for sample, _ in packing.prepare(group) if not isinstance(sample, SampleError)
+    ]
     return sum(len(block) for block in encoded_blocks(packing.plan, samples)) if samples else 0
 
 
-def _tokenised(dataset: TokenizedDataset, options: StoreOptions, enough_s: float) -> Measured | None:
-    """The same of texts whose tokens are not there yet: how long it takes to read and tokenise them."""
+def _tokenised(
+    dataset: TokenizedDataset, options: StoreOptions, enough_s: float
+) -> Measured | None:
+    """The same of texts whose tokens are not there yet: how long it takes to read and tokenise
+    them.
+    """
     documents = documents_of(dataset, options.end_token)
     if documents.tokens is not None or not len(documents.chosen):
         return None

@@ -41,7 +41,8 @@ class PackPlan:
         parts: how many files they become.
         part_samples: the fewest and the most of a part.
         part_nbytes: bytes of the smallest and the largest part, about.
-        nbytes: of all parts together, about: re-encoded and compressed samples and tokens are known when they are made.
+        nbytes: of all parts together, about: re-encoded and compressed samples and tokens are known
+            when they are made.
         layout: how the samples lie in a file, and why so.
         left: parts that this call would pack: those of its share that are not finished.
         needed: bytes of room that these need, about.
@@ -69,11 +70,16 @@ class PackPlan:
         counts = _range(*(f"{count:,}" for count in self.part_samples))
         numbers = f"{counts} samples, {_range(*map(format_size, self.part_nbytes))} each"
         lines = [
-            f"{redact(self.path)}: {self.samples:,} samples, about {format_size(self.nbytes)}, store {self.store}",
-            f"parts:  {self.parts:,}, {numbers}; {self.left:,} to be packed" if self.parts > 1 else "parts:  one",
+            f"{redact(self.path)}: {self.samples:,} samples, about {format_size(self.nbytes)}, "
+            f"store {self.store}",
+            f"parts:  {self.parts:,}, {numbers}; {self.left:,} to be packed"
+            if self.parts > 1
+            else "parts:  one",
             f"layout: {self.layout}",
             f"room:   about {format_size(self.needed)} needed" + self._free(),
-            f"time:   {self.basis}" if self.seconds is None else f"time:   about {_duration(self.seconds)}: {self.basis}",
+            f"time:   {self.basis}"
+            if self.seconds is None
+            else f"time:   about {_duration(self.seconds)}: {self.basis}",
             "nothing was written",
         ]
         return Lines("\n".join(lines))
@@ -82,11 +88,18 @@ class PackPlan:
         if self.room is None:
             return ""
         folder, free = self.room
-        return f", {format_size(free)} free in {folder}" + (": too little" if free < self.needed else "")
+        return f", {format_size(free)} free in {folder}" + (
+            ": too little" if free < self.needed else ""
+        )
 
 
 def plan_file_pack(
-    dataset: BaseDataset, dst: str | os.PathLike[Any], options: StoreOptions, workers: int, overwrite: bool, progress: bool | None
+    dataset: BaseDataset,
+    dst: str | os.PathLike[Any],
+    options: StoreOptions,
+    workers: int,
+    overwrite: bool,
+    progress: bool | None,
 ) -> PackPlan:
     """What `pack` would do without `shard_size`.
 
@@ -98,8 +111,21 @@ def plan_file_pack(
     plan = _planned(dataset, None, _ONE_PART, options, workers, progress)
     sample = measured(dataset, _laid_out(options, plan), plan.rows, workers)
     nbytes = _scaled(plan, sample)
-    needed = sum(nbytes) * (2 if options.is_jpeg else 1)  # all are encoded before the first is written
-    return _pack_plan(Path(target), plan, options, nbytes, 1, needed, room_of(os.path.dirname(target)), sample, workers, 1, plan.count)
+    # all are encoded before the first is written
+    needed = sum(nbytes) * (2 if options.is_jpeg else 1)
+    return _pack_plan(
+        Path(target),
+        plan,
+        options,
+        nbytes,
+        1,
+        needed,
+        room_of(os.path.dirname(target)),
+        sample,
+        workers,
+        1,
+        plan.count,
+    )
 
 
 def plan_folder_pack(
@@ -134,15 +160,37 @@ def plan_folder_pack(
     sample = measured(dataset, _laid_out(options, plan), plan.rows, workers) if left else None
     nbytes = _scaled(plan, sample)
     at_once = parts_at_once(dataset, plan, workers, processes, len(left))
-    needed = sum(nbytes[part] for part in left) if isinstance(folder.path, Path) else at_once * max(nbytes)
-    needed += at_once * max(nbytes) if options.is_jpeg else 0  # what is re-encoded lies in a file of its own first
+    needed = (
+        sum(nbytes[part] for part in left)
+        if isinstance(folder.path, Path)
+        else at_once * max(nbytes)
+    )
+    # what is re-encoded lies in a file of its own first
+    needed += at_once * max(nbytes) if options.is_jpeg else 0
     processes = max(1, min(processes, len(left)))
     samples = int(np.diff(plan.edges)[left].sum())
-    return _pack_plan(folder.path, plan, options, nbytes, len(left), needed, folder.room(), sample, workers, processes, samples)
+    return _pack_plan(
+        folder.path,
+        plan,
+        options,
+        nbytes,
+        len(left),
+        needed,
+        folder.room(),
+        sample,
+        workers,
+        processes,
+        samples,
+    )
 
 
 def _planned(
-    dataset: BaseDataset, folder: Destination | None, shard_size: int, options: StoreOptions, workers: int, progress: bool | None
+    dataset: BaseDataset,
+    folder: Destination | None,
+    shard_size: int,
+    options: StoreOptions,
+    workers: int,
+    progress: bool | None,
 ) -> PartsPlan:
     if not len(dataset):
         raise ConfigError("a dataset without samples: there is nothing to plan")
@@ -151,36 +199,69 @@ def _planned(
 
 def _laid_out(options: StoreOptions, plan: PartsPlan) -> StoreOptions:
     """The options with the number of samples a chunk that was chosen."""
-    return replace(options, compression=plan.options.get("compression"), chunks=plan.options.get("chunks"))
+    return replace(
+        options, compression=plan.options.get("compression"), chunks=plan.options.get("chunks")
+    )
 
 
 def _scaled(plan: PartsPlan, sample: Measured | None) -> list[int]:
     """Bytes of each part; those that the plan says are not compressed yet."""
-    ratio = sample.ratio if sample is not None and plan.options.get("compression") is not None else 1.0
+    ratio = (
+        sample.ratio if sample is not None and plan.options.get("compression") is not None else 1.0
+    )
     return [int(size * ratio) for size in plan.nbytes]
 
 
 def _pack_plan(
-    path: Path | str, plan: PartsPlan, options: StoreOptions, nbytes: list[int], left: int, needed: int, room: tuple[str, int] | None,
-    sample: Measured | None, workers: int, processes: int, samples: int,
-) -> PackPlan:  # fmt: skip
+    path: Path | str,
+    plan: PartsPlan,
+    options: StoreOptions,
+    nbytes: list[int],
+    left: int,
+    needed: int,
+    room: tuple[str, int] | None,
+    sample: Measured | None,
+    workers: int,
+    processes: int,
+    samples: int,
+) -> PackPlan:
     counts = np.diff(plan.edges)
     compression, chunks = plan.options.get("compression"), plan.options.get("chunks")
     layout = reason_for(plan.store, compression, chunks, plan.nbytes[0] // int(counts[0]), options)
     if plan.format == "zarr":
         layout = "parts are the shards of one Zarr group"
-    seconds, basis = None, "all parts are finished" if not left else "not measured: the samples only have to be copied"
+    seconds, basis = (
+        None,
+        "all parts are finished"
+        if not left
+        else "not measured: the samples only have to be copied",
+    )
     if sample is not None:
         seconds = sample.seconds / sample.samples * samples / processes
-        threads = f"{workers:,} thread{'s' * (workers > 1)}" + (f" in each of {processes:,} processes" if processes > 1 else "")
+        threads = f"{workers:,} thread{'s' * (workers > 1)}" + (
+            f" in each of {processes:,} processes" if processes > 1 else ""
+        )
         basis = (
-            f"an estimate for {threads}, from {sample.samples:,} evenly spread samples that took {sample.seconds:.1f} s in memory; "
+            f"an estimate for {threads}, from {sample.samples:,} evenly spread samples that took "
+            f"{sample.seconds:.1f} s in memory; "
             "writing and reading back come on top"
         )
     return PackPlan(
-        path, plan.kind, plan.store, plan.count, plan.parts, (int(counts.min()), int(counts.max())), (min(nbytes), max(nbytes)),
-        sum(nbytes), layout, left, needed, room, seconds, basis,
-    )  # fmt: skip
+        path,
+        plan.kind,
+        plan.store,
+        plan.count,
+        plan.parts,
+        (int(counts.min()), int(counts.max())),
+        (min(nbytes), max(nbytes)),
+        sum(nbytes),
+        layout,
+        left,
+        needed,
+        room,
+        seconds,
+        basis,
+    )
 
 
 def _range(least: str, most: str) -> str:

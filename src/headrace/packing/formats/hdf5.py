@@ -1,13 +1,14 @@
 """Writes the bytes of a packed HDF5 file.
 
-h5py lays out the file: an attribute, and datasets of their final sizes, with nothing in them yet. The rest is `pwrite` at the places
-that HDF5 names: errors come as the system's own, and the writer holds no more than the samples in its hands. Chunks that are not
-compressed lie one behind the other like contiguous rows. The sizes of compressed ones are known when they are made: HDF5 appends
-them, and writes through an object of ours, so that its errors are the system's own too.
+h5py lays out the file: an attribute, and datasets of their final sizes, with nothing in them yet.
+The rest is `pwrite` at the places that HDF5 names: errors come as the system's own, and the writer
+holds no more than the samples in its hands. Chunks that are not compressed lie one behind the other
+like contiguous rows. The sizes of compressed ones are known when they are made: HDF5 appends them,
+and writes through an object of ours, so that its errors are the system's own too.
 
-The bytes of the file follow from the samples alone: no times, no versions, one fixed format of HDF5, whose metadata have checksums.
-It is that of 1.8; and with chunks that of 1.10, whose index is an array of 14 bytes a chunk that lies together, and none at all of
-chunks that are not compressed.
+The bytes of the file follow from the samples alone: no times, no versions, one fixed format of
+HDF5, whose metadata have checksums. It is that of 1.8; and with chunks that of 1.10, whose index is
+an array of 14 bytes a chunk that lies together, and none at all of chunks that are not compressed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from headrace.memory.whole import read_full, write_full, write_full_from
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
 from headrace.storage.arrays.compressors import compress, shuffled, shuffles
-from headrace.storage.arrays.packed import CRC, DATA, FILE_CRC, PACKED_ATTRIBUTE, PACKED_CHECKSUM, bytes_of, info_text
+from headrace.storage.arrays.packed import (
+    CRC,
+    DATA,
+    FILE_CRC,
+    PACKED_ATTRIBUTE,
+    PACKED_CHECKSUM,
+    bytes_of,
+    info_text,
+)
 from headrace.storage.hdf5.filters import add_filters
 
 _SLACK = 1 << 16  # for HDF5's own headers
@@ -52,11 +61,17 @@ class PackedWriter:
         self._crc = np.zeros(len(plan.sizes), np.uint32)
         self._done = 0
         text = info_text(plan.info)
-        self._chunks = _ChunkAppender(part.fd, plan, text) if plan.compression is not None and all(plan.shape) else None
+        self._chunks = (
+            _ChunkAppender(part.fd, plan, text)
+            if plan.compression is not None and all(plan.shape)
+            else None
+        )
         needed = plan.nbytes - (int(plan.sizes.sum()) if self._chunks else 0) + len(text) + _SLACK
         part.reserve(needed)
         with part.explained():
-            self._offsets = lay_out(part.path, plan, text) if self._chunks is None else self._chunks.open()
+            self._offsets = (
+                lay_out(part.path, plan, text) if self._chunks is None else self._chunks.open()
+            )
         self._at = self._offsets[DATA]
         if self._chunks is None:
             part.sum_ahead(np.concatenate([[self._at], self._at + np.cumsum(plan.sizes)]))
@@ -66,17 +81,25 @@ class PackedWriter:
             self._write(column, self._offsets[name])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._chunks is not None:
             self._chunks.close()
 
     def encode(self, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
-        """The bytes that are written of the next samples, at least one: as they are, or whole chunks, but for the last one of all. For any
-        thread."""
+        """The bytes that are written of the next samples, at least one: as they are, or whole
+        chunks, but for the last one of all. For any thread.
+        """
         return encoded_blocks(self._plan, samples)
 
     def append(self, blocks: Sequence[Any], checksums: Sequence[int]) -> None:
-        """Write what `encode` gave of the next samples, whose sizes are those of the plan, and which have these CRCs."""
+        """Write what `encode` gave of the next samples, whose sizes are those of the plan, and
+        which have these CRCs.
+        """
         with self._part.explained():
             if self._chunks is None:
                 write_full_from(self._part.fd, blocks, self._at)
@@ -109,14 +132,22 @@ def encoded_blocks(plan: Plan, samples: Sequence[npt.NDArray[Any]]) -> list[Any]
     rows, blocks = min(plan.chunks or 1, plan.shape[0]), list[Any]()
     for start in range(0, len(samples), rows):
         parts = [bytes_of(sample) for sample in samples[start : start + rows]]
-        parts += [np.zeros_like(parts[0])] * (rows - len(parts))  # a chunk at the edge is whole, too
+        # a chunk at the edge is whole, too
+        parts += [np.zeros_like(parts[0])] * (rows - len(parts))
         data = np.concatenate(parts)
-        blocks.append(compress(plan.compression, shuffled(data, plan.dtype.itemsize) if shuffles(plan.dtype) else data))
+        blocks.append(
+            compress(
+                plan.compression,
+                shuffled(data, plan.dtype.itemsize) if shuffles(plan.dtype) else data,
+            )
+        )
     return blocks
 
 
 class _ChunkAppender:
-    """Appends compressed chunks, in order, to the samples of a file that HDF5 has open meanwhile."""
+    """Appends compressed chunks, in order, to the samples of a file that HDF5 has open
+    meanwhile.
+    """
 
     def __init__(self, fd: int, plan: Plan, text: bytes) -> None:
         self._fd, self._plan, self._text = fd, plan, text
@@ -158,8 +189,9 @@ class _ChunkAppender:
 
 
 class _Written(io.RawIOBase):
-    """A file that HDF5 writes. HDF5 can't close a file that it can't write: after an error all else seems to go well, and is not written;
-    `check` raises it."""
+    """A file that HDF5 writes. HDF5 can't close a file that it can't write: after an error all else
+    seems to go well, and is not written; `check` raises it.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd, self._at, self._end = fd, 0, 0
@@ -214,14 +246,19 @@ class _Written(io.RawIOBase):
 
 
 def lay_out(path: str, plan: Plan, text: bytes) -> dict[str, int]:
-    """Make the HDF5 file, its datasets still without content; where the content of each goes (0 where it has none)."""
+    """Make the HDF5 file, its datasets still without content; where the content of each goes (0
+    where it has none).
+    """
     file, offsets = _created(os.fsencode(path), _access(plan), plan, text)
     file.close()
     return offsets
 
 
 def _access(plan: Plan) -> h5p.PropFAID:
-    access, version = h5p.create(h5p.FILE_ACCESS), h5f.LIBVER_V18 if plan.chunks is None else h5f.LIBVER_V110
+    access, version = (
+        h5p.create(h5p.FILE_ACCESS),
+        h5f.LIBVER_V18 if plan.chunks is None else h5f.LIBVER_V110,
+    )
     access.set_libver_bounds(version, version)
     access.set_file_locking(False, True)  # ours is on the file already
     if plan.info.kind == "text":
@@ -229,7 +266,9 @@ def _access(plan: Plan) -> h5p.PropFAID:
     return access
 
 
-def _created(name: bytes, access: h5p.PropFAID, plan: Plan, text: bytes) -> tuple[h5py.File, dict[str, int]]:
+def _created(
+    name: bytes, access: h5p.PropFAID, plan: Plan, text: bytes
+) -> tuple[h5py.File, dict[str, int]]:
     """An empty file, open; and where the contents of its datasets go."""
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
@@ -240,16 +279,27 @@ def _created(name: bytes, access: h5p.PropFAID, plan: Plan, text: bytes) -> tupl
     try:
         file.attrs.create(PACKED_ATTRIBUTE, np.bytes_(text))
         file.attrs.create(PACKED_CHECKSUM, zlib.crc32(text), dtype=np.uint32)
-        offsets = {name: _allocate(file, name, shape, dtype) for name, (shape, dtype) in datasets.items()}
-        offsets[DATA] = _allocate(file, DATA, plan.shape, plan.dtype, plan)  # last: all that a reader needs first lies together
+        offsets = {
+            name: _allocate(file, name, shape, dtype) for name, (shape, dtype) in datasets.items()
+        }
+        # last: all that a reader needs first lies together
+        offsets[DATA] = _allocate(file, DATA, plan.shape, plan.dtype, plan)
     except BaseException:
         file.close()
         raise
     return file, offsets
 
 
-def _allocate(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], plan: Plan | None = None) -> int:
-    """Where the content of a dataset goes, that of `plan` in its chunks; 0: nowhere, or wherever HDF5 appends it."""
+def _allocate(
+    file: h5py.File,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    plan: Plan | None = None,
+) -> int:
+    """Where the content of a dataset goes, that of `plan` in its chunks; 0: nowhere, or wherever
+    HDF5 appends it.
+    """
     layout = h5p.create(h5p.DATASET_CREATE)
     is_chunked, compression = plan is not None and plan.chunks is not None and all(shape), None
     if is_chunked:

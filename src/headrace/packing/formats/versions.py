@@ -14,7 +14,8 @@ from headrace.storage.hdf5.filters import filter_versions
 
 
 def versions_of(dataset: BaseDataset, plan: Plan, options: StoreOptions) -> dict[str, str]:
-    """The versions of what decides the bytes of a pack, beside headrace's own layout; by name. Of texts the plan knows their tokenizer.
+    """The versions of what decides the bytes of a pack, beside headrace's own layout; by name. Of
+    texts the plan knows their tokenizer.
 
     Args:
         dataset: what is packed.
@@ -22,7 +23,9 @@ def versions_of(dataset: BaseDataset, plan: Plan, options: StoreOptions) -> dict
         options: how it is stored.
     """
     versions: dict[str, str] = {}
-    is_resized = isinstance(dataset, ImageDataset) and plan.info.store == "decoded" and is_encoded(dataset)
+    is_resized = (
+        isinstance(dataset, ImageDataset) and plan.info.store == "decoded" and is_encoded(dataset)
+    )
     if options.is_jpeg or is_resized:
         versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
     if is_resized or options.max_size is not None:

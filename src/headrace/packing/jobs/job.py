@@ -1,7 +1,7 @@
 """Packs single parts of a plan, here or in any process.
 
-A part is written under a temporary name, read back and renamed, and its sidecar follows: who finds the sidecar, finds the part whole.
-Packed twice, it has the same bytes.
+A part is written under a temporary name, read back and renamed, and its sidecar follows: who finds
+the sidecar, finds the part whole. Packed twice, it has the same bytes.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from headrace.storage.source import PackPart
 
 @dataclass
 class PackJob:
-    """Packs single parts; a pickle of it can do so in any process that reaches the source and the destination.
+    """Packs single parts; a pickle of it can do so in any process that reaches the source and the
+    destination.
 
     Attributes:
         dataset: what is packed.
         folder: where to.
         plan: of all parts.
         workers: threads that read and decode.
-        read_sizes: [n] int64, bytes of each sample where it comes from, in the process that made the plan; None: asked for, and compared
-            with the plan, part by part.
+        read_sizes: [n] int64, bytes of each sample where it comes from, in the process that made
+            the plan; None: asked for, and compared with the plan, part by part.
     """
 
     dataset: BaseDataset
@@ -72,8 +73,21 @@ class PackJob:
     def _pack(self, part: int, is_cancelled: Callable[[], bool]) -> int:
         plan = self.plan
         if plan.zarr is not None:
-            sizes = None if self.read_sizes is None else self.read_sizes[slice(*plan.edges[part : part + 2])]
-            sidecar = pack_zarr_part(self.dataset, self.folder, plan, part, plan.store_options, self.workers, is_cancelled, sizes)
+            sizes = (
+                None
+                if self.read_sizes is None
+                else self.read_sizes[slice(*plan.edges[part : part + 2])]
+            )
+            sidecar = pack_zarr_part(
+                self.dataset,
+                self.folder,
+                plan,
+                part,
+                plan.store_options,
+                self.workers,
+                is_cancelled,
+                sizes,
+            )
         else:
             sidecar = self._hdf5(part, is_cancelled)
         self.folder.write(plan.sidecar_name(part), sidecar_text(sidecar))
@@ -81,11 +95,15 @@ class PackJob:
 
     def _hdf5(self, part: int, is_cancelled: Callable[[], bool]) -> Sidecar:
         plan = self.plan
-        write = self._texts(part, self.dataset) if is_of_texts(self.dataset) else self._samples(part)
+        write = (
+            self._texts(part, self.dataset) if is_of_texts(self.dataset) else self._samples(part)
+        )
         self.folder.remove(plan.sidecar_name(part))
         with self.folder.part(plan.name(part)) as file:
             file.is_cancelled = is_cancelled
-            written, left_out = write(file, whole=PackPart(part, plan.parts, plan.fingerprint, plan.count))
+            written, left_out = write(
+                file, whole=PackPart(part, plan.parts, plan.fingerprint, plan.count)
+            )
             nbytes, crc = read_back(file, self.workers, False)
         return Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
 
@@ -93,14 +111,32 @@ class PackJob:
         """What writes a part of images or arrays."""
         plan = self.plan
         start, stop = plan.edges[part : part + 2]
-        view, options, planned = self.dataset.subset(np.arange(start, stop)), plan.store_options, None
+        view, options, planned = (
+            self.dataset.subset(np.arange(start, stop)),
+            plan.store_options,
+            None,
+        )
         if self.read_sizes is not None:
-            planned = plan_file(view, options, self.workers, False, plan.rows, self.read_sizes[start:stop])
+            planned = plan_file(
+                view, options, self.workers, False, plan.rows, self.read_sizes[start:stop]
+            )
         elif is_packed_as_stored(view):
             planned = plan_file(view, options, self.workers, False, plan.rows)
-            check_unchanged(self.folder, plan, start, checks_of(names_of(view), planned.plan.read_sizes), self.dataset.source_of)
+            check_unchanged(
+                self.folder,
+                plan,
+                start,
+                checks_of(names_of(view), planned.plan.read_sizes),
+                self.dataset.source_of,
+            )
         return functools.partial(
-            write_file, dataset=view, options=options, workers=self.workers, progress=False, rows=plan.rows, planned=planned
+            write_file,
+            dataset=view,
+            options=options,
+            workers=self.workers,
+            progress=False,
+            rows=plan.rows,
+            planned=planned,
         )
 
     def _texts(self, part: int, dataset: TokenizedDataset) -> _Write:
@@ -109,17 +145,27 @@ class PackJob:
         start, stop = plan.edges[part : part + 2]
         documents = everything.within(range(start, stop))
         if documents.are_files:
-            check_unchanged(self.folder, plan, start, checks_of(documents.names, documents.sizes()), everything.dataset.source_of)
+            check_unchanged(
+                self.folder,
+                plan,
+                start,
+                checks_of(documents.names, documents.sizes()),
+                everything.dataset.source_of,
+            )
 
         def write(file: PartFile, whole: PackPart) -> tuple[Plan, list[str]]:
             with file.explained():
                 planned = packed_part(documents, os.path.dirname(file.path))
-            return write_file(file, dataset, StoreOptions(), self.workers, False, whole=whole, planned=planned)
+            return write_file(
+                file, dataset, StoreOptions(), self.workers, False, whole=whole, planned=planned
+            )
 
         return write
 
 
 class _Write(Protocol):
-    """Writes a part into a file; gives what it holds, and what is wrong with the samples that were left out."""
+    """Writes a part into a file; gives what it holds, and what is wrong with the samples that
+    were left out.
+    """
 
     def __call__(self, file: PartFile, /, *, whole: PackPart) -> tuple[Plan, list[str]]: ...

@@ -17,7 +17,16 @@ from headrace.packing.formats.layout import chunks_for
 from headrace.packing.formats.versions import versions_of
 from headrace.packing.jpeg import ratio_of
 from headrace.packing.options import StoreOptions
-from headrace.packing.parts import NO_CHECKS, Checks, PartsPlan, checks_of, edges_of, options_of, read_plan, rows_as_json
+from headrace.packing.parts import (
+    NO_CHECKS,
+    Checks,
+    PartsPlan,
+    checks_of,
+    edges_of,
+    options_of,
+    read_plan,
+    rows_as_json,
+)
 from headrace.packing.plan import Packing, are_files, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file, refuse_for_texts
 from headrace.packing.texts import check_targets, documents_of, estimate_tokens, is_of_texts
@@ -30,7 +39,8 @@ class Planned(NamedTuple):
     Attributes:
         plan: the plan.
         checks: of the samples; none of a plan that was there already.
-        read_sizes: [n] int64, bytes of each sample where it comes from; None: they were not asked for.
+        read_sizes: [n] int64, bytes of each sample where it comes from; None: they were not asked
+            for.
     """
 
     plan: PartsPlan
@@ -47,11 +57,13 @@ def plan_parts(
     progress: bool | None,
     is_share: bool = False,
 ) -> Planned:
-    """The plan for a dataset. Reads the plan that is in the folder, if there is one, and writes nothing.
+    """The plan for a dataset. Reads the plan that is in the folder, if there is one, and writes
+    nothing.
 
     Args:
-        is_share: True for one of many jobs: where the plan that is there is that of this dataset, it does not ask for the size of each file
-            again; those of the parts that it packs are compared then.
+        is_share: True for one of many jobs: where the plan that is there is that of this dataset,
+            it does not ask for the size of each file again; those of the parts that it packs are
+            compared then.
 
     Raises:
         ConfigError: the dataset can't be packed, or not into parts.
@@ -59,10 +71,21 @@ def plan_parts(
     if is_of_texts(dataset):
         return _plan_texts(dataset, shard_size, how)
     frozen = None if folder is None else read_plan(folder)
-    if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, dataset, shard_size, how):
+    if (
+        frozen is not None
+        and frozen.fingerprint == dataset.fingerprint
+        and _is_same(frozen, dataset, shard_size, how)
+    ):
         return Planned(frozen)  # all samples were looked at when it was made
-    if is_share and frozen is not None and frozen.fingerprint == dataset.fingerprint and are_files(dataset.sample_source):
-        file = plan_file(dataset, how, workers, progress, frozen.rows, np.zeros(len(dataset), np.int64))
+    if (
+        is_share
+        and frozen is not None
+        and frozen.fingerprint == dataset.fingerprint
+        and are_files(dataset.sample_source)
+    ):
+        file = plan_file(
+            dataset, how, workers, progress, frozen.rows, np.zeros(len(dataset), np.int64)
+        )
         plan = _plan_of(dataset, file, shard_size, how, NO_CHECKS, frozen.edges)
         if replace(plan, nbytes=frozen.nbytes, samples=frozen.samples) == frozen:
             return Planned(frozen)
@@ -75,7 +98,12 @@ def plan_parts(
 
 
 def _plan_of(
-    dataset: BaseDataset, file: Packing, shard_size: int, how: StoreOptions, checks: Checks, edges: list[int] | None = None
+    dataset: BaseDataset,
+    file: Packing,
+    shard_size: int,
+    how: StoreOptions,
+    checks: Checks,
+    edges: list[int] | None = None,
 ) -> PartsPlan:
     """The plan for a dataset, by that of one file of it. `edges` are those of another plan."""
     options = {**options_of(dataset, how, shard_size), **file.plan.info.image}
@@ -89,13 +117,16 @@ def _plan_of(
     sizes[np.setdiff1d(np.arange(len(dataset)), list(file.left_out))] = file.plan.sizes
     if edges is None:
         if how.is_jpeg:
-            sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
+            # about: they are known when all are encoded
+            sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)
         edges = edges_of(sizes, shard_size)
     return PartsPlan.of(file.plan.info, dataset.fingerprint, edges, sizes, checks, options)
 
 
 def _is_same(frozen: PartsPlan, dataset: BaseDataset, shard_size: int, how: StoreOptions) -> bool:
-    """True if a plan of samples that had to be looked at is what these arguments give of the same dataset."""
+    """True if a plan of samples that had to be looked at is what these arguments give of the
+    same dataset.
+    """
     rows = frozen.rows
     if (
         rows is None
@@ -115,7 +146,9 @@ def _is_same(frozen: PartsPlan, dataset: BaseDataset, shard_size: int, how: Stor
 
 
 def _plan_texts(dataset: TokenizedDataset, shard_size: int, how: StoreOptions) -> Planned:
-    """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
+    """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its
+    own parts alone.
+    """
     refuse_for_texts(how)
     documents = documents_of(dataset, how.end_token)
     if not len(documents.chosen):
@@ -128,5 +161,7 @@ def _plan_texts(dataset: TokenizedDataset, shard_size: int, how: StoreOptions) -
         estimate = estimate_tokens(documents, sizes)
         options["tokens"] = estimate.crc
         sizes = (sizes * estimate.tokens_per_byte).astype(np.int64)
-    plan = PartsPlan.of(info, documents.fingerprint, edges_of(sizes, shard_size), sizes, checks, options)
+    plan = PartsPlan.of(
+        info, documents.fingerprint, edges_of(sizes, shard_size), sizes, checks, options
+    )
     return Planned(plan, checks)

@@ -1,4 +1,5 @@
-"""Packs the parts of a plan that are not finished: by threads and processes of this machine, or by any executor.
+"""Packs the parts of a plan that are not finished: by threads and processes of this machine, or by
+any executor.
 
 The manifest is written last, by whoever finds all parts finished.
 """
@@ -10,7 +11,15 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from dataclasses import replace
 from typing import Any
 
@@ -58,9 +67,13 @@ def pack_parts(
     refuse_own_source(dataset, folder.path)
     folder.prepare()
     if format == "zarr":
-        plan, checks, dataset, read_sizes = plan_zarr(dataset, folder, shard_size, options, workers, progress)
+        plan, checks, dataset, read_sizes = plan_zarr(
+            dataset, folder, shard_size, options, workers, progress
+        )
     else:
-        plan, checks, read_sizes = plan_parts(dataset, folder, shard_size, options, workers, progress, share is not None)
+        plan, checks, read_sizes = plan_parts(
+            dataset, folder, shard_size, options, workers, progress, share is not None
+        )
     if freeze(folder, plan, checks, overwrite):
         remove_other(folder, plan)
     status, sidecars = finished_in(folder, plan)
@@ -69,7 +82,13 @@ def pack_parts(
     if left:
         unjoin(folder, plan)
         job = PackJob(dataset, folder, plan, workers, read_sizes)
-        with progress_bar(progress, total=len(numbers), initial=len(numbers) - len(left), desc="packing", unit="part") as bar:
+        with progress_bar(
+            progress,
+            total=len(numbers),
+            initial=len(numbers) - len(left),
+            desc="packing",
+            unit="part",
+        ) as bar:
             for _ in _packed(job, left, processes, executor):
                 bar.update(1)
         status, sidecars = finished_in(folder, plan, sidecars)
@@ -95,15 +114,25 @@ def parts_of(share: range | tuple[int, int] | None, parts: int) -> list[int]:
     return list(range(first, parts, step))
 
 
-def parts_at_once(dataset: BaseDataset, plan: PartsPlan, workers: int, processes: int, count: int) -> int:
-    """How many of so many parts are packed at a time: one by each process; by a single process two, where they may be read so, for one
-    waits for the disk, and is read back, while the other is read and decoded."""
+def parts_at_once(
+    dataset: BaseDataset, plan: PartsPlan, workers: int, processes: int, count: int
+) -> int:
+    """How many of so many parts are packed at a time: one by each process; by a single process two,
+    where they may be read so, for one waits for the disk, and is read back, while the other is read
+    and decoded.
+    """
     if min(processes, count) > 1:
         return min(processes, count)
-    return min(2, workers, count) if dataset.sample_source.thread_safe and plan.kind != KIND else min(1, count)
+    return (
+        min(2, workers, count)
+        if dataset.sample_source.thread_safe and plan.kind != KIND
+        else min(1, count)
+    )
 
 
-def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Executor | None) -> Iterator[int]:
+def _packed(
+    job: PackJob, numbers: Sequence[int], processes: int, executor: Executor | None
+) -> Iterator[int]:
     """Packs parts; gives the number of samples of each when it is finished."""
     if executor is not None:
         yield from _packed_by(executor, job, numbers)
@@ -117,34 +146,50 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
             pickle.dump(job, nowhere)
     except Exception as error:
         raise ConfigError(
-            f"processes={processes}: {type(job.dataset).__name__} can't be sent to another process ({error}): define what it holds, such "
+            f"processes={processes}: {type(job.dataset).__name__} can't be sent to another "
+            f"process ({error}): define what it holds, such "
             "as a tokenizer, in a module, or pack with processes=1"
         ) from error
     ended = threading.Event()
     with (
-        ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
+        # this process packs too, from the first moment on
+        ThreadPoolExecutor(1, "headrace-pack-part") as own,
         ProcessPoolExecutor(lanes - 1, _context(job.dataset), _adopt, (job,)) as others,
     ):
         try:
-            mine, theirs = (own, functools.partial(job.pack, is_cancelled=ended.is_set)), (others, _pack_adopted)
-            yield from _packed_in_lanes([*[theirs] * (lanes - 1), mine], job, numbers)  # theirs first: they may be forks
+            mine, theirs = (
+                (own, functools.partial(job.pack, is_cancelled=ended.is_set)),
+                (others, _pack_adopted),
+            )
+            # theirs first: they may be forks
+            yield from _packed_in_lanes([*[theirs] * (lanes - 1), mine], job, numbers)
         except BaseException:
             ended.set()
             for pool in (own, others):
-                pool.shutdown(wait=False, cancel_futures=True)  # the others finish what they are packing
+                # the others finish what they are packing
+                pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def _context(dataset: BaseDataset) -> Any:
-    """Forks, as a loader's workers are, if no other thread of Python runs, headrace's included: another pack may hold locks."""
-    return choose_context(None, dataset, [])[0] if threading.active_count() == 1 else forkserver_context()
+    """Forks, as a loader's workers are, if no other thread of Python runs, headrace's included:
+    another pack may hold locks.
+    """
+    return (
+        choose_context(None, dataset, [])[0]
+        if threading.active_count() == 1
+        else forkserver_context()
+    )
 
 
-_adopted: PackJob | None = None  # of a process of the pool: it gets its job once, and not with each part
+# of a process of the pool: it gets its job once, and not with each part
+_adopted: PackJob | None = None
 
 
 def _adopt(job: PackJob) -> None:
-    """In another process, which is forked where that is safe, as a loader's workers are: torch's threads stay behind then."""
+    """In another process, which is forked where that is safe, as a loader's workers are: torch's
+    threads stay behind then.
+    """
     global _adopted
     end_with_parent()
     torch.set_num_threads(1)
@@ -164,7 +209,11 @@ def _packed_here(job: PackJob, numbers: Sequence[int], lanes: int) -> Iterator[i
     job, ended = replace(job, workers=-(-job.workers // lanes)), threading.Event()
     with ThreadPoolExecutor(lanes, "headrace-pack-part") as pool:
         try:
-            yield from _packed_in_lanes([(pool, functools.partial(job.pack, is_cancelled=ended.is_set))] * lanes, job, numbers)
+            yield from _packed_in_lanes(
+                [(pool, functools.partial(job.pack, is_cancelled=ended.is_set))] * lanes,
+                job,
+                numbers,
+            )
         except BaseException:
             ended.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -175,7 +224,9 @@ _Lane = tuple[Executor, Callable[[int], int]]
 
 
 def _packed_in_lanes(lanes: Sequence[_Lane], job: PackJob, numbers: Sequence[int]) -> Iterator[int]:
-    """Each lane, an executor and what it calls, packs one part at a time, and gets the next when it has done so."""
+    """Each lane, an executor and what it calls, packs one part at a time, and gets the next when
+    it has done so.
+    """
     left, waiting = iter(numbers), dict[Future[int], tuple[_Lane, int]]()
 
     def submit(lane: _Lane) -> None:
@@ -214,6 +265,7 @@ def _result(future: Future[int], job: PackJob, number: int) -> int:
         return future.result()
     except BrokenExecutor as error:
         raise WriteError(
-            f"a process died while it packed {job.folder.shown_name(job.plan.name(number))} or another part (out of memory, or killed): "
+            f"a process died while it packed {job.folder.shown_name(job.plan.name(number))} or "
+            "another part (out of memory, or killed): "
             "run the same command again, finished parts are kept"
         ) from error

@@ -1,8 +1,9 @@
 """The arrays of a Zarr pack: their shapes, chunks and metadata, which follow from its plan alone.
 
-Part i of the pack is shard i of `data`, and chunk i of each array beside it: no two parts share an object. Samples of one shape are the
-rows of `data`; pixels with their masks those of `data` and of `mask`, which has shards too. Encoded images lie flat in `data`, those of a
-part one behind the other from the start of its shard on; the rest of a shard has no chunks, and takes no room.
+Part i of the pack is shard i of `data`, and chunk i of each array beside it: no two parts share an
+object. Samples of one shape are the rows of `data`; pixels with their masks those of `data` and of
+`mask`, which has shards too. Encoded images lie flat in `data`, those of a part one behind the
+other from the start of its shard on; the rest of a shard has no chunks, and takes no room.
 """
 
 from __future__ import annotations
@@ -44,11 +45,16 @@ from headrace.storage.arrays.packed import (
 )
 
 ROW_CHUNK, FLAT_CHUNK = 64 << 10, 256 << 10
-"""Bytes of a chunk: of rows that are smaller, a chunk has several of them; flat bytes have no checksum for each chunk, so any part of one
-can be read by itself, and only programs that read whole chunks read more than they need."""
+"""Bytes of a chunk: of rows that are smaller, a chunk has several of them; flat bytes have no
+checksum for each chunk, so any part of one can be read by itself, and only programs that read whole
+chunks read more than they need.
+"""
 NODE = "zarr.json"
 BLOSC_LEVEL = 5
-_INDEX_CODECS: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_INDEX_CODECS: list[dict[str, Any]] = [
+    {"name": "bytes", "configuration": {"endian": "little"}},
+    {"name": "crc32c"},
+]
 
 
 class Stored(NamedTuple):
@@ -66,7 +72,8 @@ class ArrayLayout:
     Attributes:
         name: of the array.
         shape, dtype: of the whole array.
-        length: items along the first axis that a part has: of its shard, or of its chunk where there are no shards.
+        length: items along the first axis that a part has: of its shard, or of its chunk where
+            there are no shards.
         chunk: items along the first axis of a chunk inside of a shard; None: there are no shards.
         checked: True if each chunk has a checksum.
         compression: one of `COMPRESSIONS`; None: chunks are stored as they are.
@@ -101,7 +108,11 @@ class ArrayLayout:
 
     def metadata(self) -> dict[str, Any]:
         """Those of Zarr 3."""
-        endian = {"configuration": {"endian": "big" if self.dtype.byteorder == ">" else "little"}} if self.dtype.itemsize > 1 else {}
+        endian = (
+            {"configuration": {"endian": "big" if self.dtype.byteorder == ">" else "little"}}
+            if self.dtype.itemsize > 1
+            else {}
+        )
         codecs: list[dict[str, Any]] = [{"name": "bytes", **endian}]
         if self.compression is not None:
             codecs.append(_compressor(self.compression, self.dtype))
@@ -109,25 +120,46 @@ class ArrayLayout:
             codecs.append({"name": "crc32c"})
         if self.chunk is not None:
             sharding = {
-                "chunk_shape": [self.chunk, *self.shape[1:]], "codecs": codecs, "index_codecs": _INDEX_CODECS, "index_location": "end",
-            }  # fmt: skip
+                "chunk_shape": [self.chunk, *self.shape[1:]],
+                "codecs": codecs,
+                "index_codecs": _INDEX_CODECS,
+                "index_location": "end",
+            }
             codecs = [{"name": "sharding_indexed", "configuration": sharding}]
         fill: Any = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(self.dtype.kind, 0)
         return {
-            "zarr_format": 3, "node_type": "array", "shape": list(self.shape), "data_type": self.dtype.name,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [self.length, *self.shape[1:]]}},
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(self.shape),
+            "data_type": self.dtype.name,
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": [self.length, *self.shape[1:]]},
+            },
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-            "fill_value": fill, "codecs": codecs, "attributes": {}, "storage_transformers": [],
-        }  # fmt: skip
+            "fill_value": fill,
+            "codecs": codecs,
+            "attributes": {},
+            "storage_transformers": [],
+        }
 
 
 def _compressor(name: str, dtype: np.dtype[Any]) -> dict[str, Any]:
     """The codec of Zarr: of LZ4 it has Blosc's alone."""
     if name == "lz4":
         shuffle = "shuffle" if shuffles(dtype) else "noshuffle"
-        blosc = {"typesize": dtype.itemsize, "cname": "lz4", "clevel": BLOSC_LEVEL, "shuffle": shuffle, "blocksize": 0}
+        blosc = {
+            "typesize": dtype.itemsize,
+            "cname": "lz4",
+            "clevel": BLOSC_LEVEL,
+            "shuffle": shuffle,
+            "blocksize": 0,
+        }
         return {"name": "blosc", "configuration": blosc}
-    return {"name": name, "configuration": {"level": LEVELS[name], **({"checksum": False} if name == "zstd" else {})}}
+    return {
+        "name": name,
+        "configuration": {"level": LEVELS[name], **({"checksum": False} if name == "zstd" else {})},
+    }
 
 
 @dataclass(frozen=True)
@@ -153,14 +185,22 @@ class ZarrLayout:
 
     @property
     def of_samples(self) -> list[ArrayLayout]:
-        """The arrays of the samples, which have shards: `data`, and of pixels with their masks that of these."""
+        """The arrays of the samples, which have shards: `data`, and of pixels with their masks
+        that of these.
+        """
         return [array for array in self.arrays.values() if array.chunk is not None]
 
     @property
     def row(self) -> np.dtype[Any]:
-        """Of a sample as it is packed: a dtype with a shape; of pixels with their masks one with fields; of flat ones that of an item."""
+        """Of a sample as it is packed: a dtype with a shape; of pixels with their masks one with
+        fields; of flat ones that of an item.
+        """
         rows = [(array.dtype, array.shape[1:]) for array in self.of_samples]
-        return np.dtype(rows[0]) if len(rows) == 1 else np.dtype([(name, *row) for name, row in zip((IMAGE, MASK), rows, strict=True)])
+        return (
+            np.dtype(rows[0])
+            if len(rows) == 1
+            else np.dtype([(name, *row) for name, row in zip((IMAGE, MASK), rows, strict=True)])
+        )
 
     @property
     def is_flat(self) -> bool:
@@ -168,18 +208,30 @@ class ZarrLayout:
         return STARTS in self.arrays
 
     def objects(self, part: int) -> list[str]:
-        """The names of the objects of a part in the folder of the pack; those with the samples come first."""
+        """The names of the objects of a part in the folder of the pack; those with the samples
+        come first.
+        """
         return [array.key(part) for array in self.arrays.values()]
 
     def metadata(self, info: PackedInfo) -> dict[str, bytes]:
-        """The metadata files, by their names in the folder of the pack; that of the group, without which nobody opens it, comes last."""
+        """The metadata files, by their names in the folder of the pack; that of the group,
+        without which nobody opens it, comes last.
+        """
         arrays = {name: array.metadata() for name, array in self.arrays.items()}
         text = info_text(info)
         group = {
-            "zarr_format": 3, "node_type": "group",
-            "attributes": {PACKED_ATTRIBUTE: text.decode("ascii"), PACKED_CHECKSUM: zlib.crc32(text)},
-            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
-        }  # fmt: skip
+            "zarr_format": 3,
+            "node_type": "group",
+            "attributes": {
+                PACKED_ATTRIBUTE: text.decode("ascii"),
+                PACKED_CHECKSUM: zlib.crc32(text),
+            },
+            "consolidated_metadata": {
+                "kind": "inline",
+                "must_understand": False,
+                "metadata": arrays,
+            },
+        }
         files = {f"{ARRAYS}/{name}/{NODE}": _json(metadata) for name, metadata in arrays.items()}
         return {**files, f"{ARRAYS}/{NODE}": _json(group)}
 
@@ -189,7 +241,11 @@ def _json(metadata: dict[str, Any]) -> bytes:
 
 
 def rows_options(
-    shape: tuple[int, ...], dtype: np.dtype[Any], shard_size: int, chunks: int | None = None, compression: str | None = None
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    shard_size: int,
+    chunks: int | None = None,
+    compression: str | None = None,
 ) -> dict[str, Any]:
     """What a plan says of samples that are rows.
 
@@ -208,7 +264,9 @@ def rows_options(
         check_dtype("samples", row.base)
     row_bytes = math.prod(shape[1:]) * dtype.itemsize
     if not row_bytes:
-        raise ConfigError(f"format='zarr' can't hold samples of shape {list(shape[1:])}, which have no elements")
+        raise ConfigError(
+            f"format='zarr' can't hold samples of shape {list(shape[1:])}, which have no elements"
+        )
     chunk = max(1, min(chunks or ROW_CHUNK // row_bytes, shape[0], shard_size // row_bytes))
     parts = max(1, -(-shape[0] * row_bytes // shard_size))
     samples = -(-shape[0] // (parts * chunk)) * chunk
@@ -217,7 +275,11 @@ def rows_options(
     return options if len(rows) == 1 else {**options, MASK: said[1]}
 
 
-def flat_options(sizes: np.ndarray[Any, np.dtype[np.int64]], most: np.ndarray[Any, np.dtype[np.int64]], shard_size: int) -> dict[str, Any]:
+def flat_options(
+    sizes: np.ndarray[Any, np.dtype[np.int64]],
+    most: np.ndarray[Any, np.dtype[np.int64]],
+    shard_size: int,
+) -> dict[str, Any]:
     """What a plan says of encoded images.
 
     Args:
@@ -235,11 +297,14 @@ def flat_options(sizes: np.ndarray[Any, np.dtype[np.int64]], most: np.ndarray[An
 def check_dtype(what: str, dtype: np.dtype[Any]) -> None:
     """Raises a ConfigError where Zarr has no such dtype."""
     if dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        raise ConfigError(f"format='zarr' can't hold {what} of dtype {dtype}: leave out format to pack to HDF5")
+        raise ConfigError(
+            f"format='zarr' can't hold {what} of dtype {dtype}: leave out format to pack to HDF5"
+        )
 
 
 def beside_options(columns: Mapping[str, np.ndarray[Any, Any]], samples: int) -> dict[str, Any]:
-    """What a plan says of masks, boxes and columns of targets beside the samples; {}: there are none.
+    """What a plan says of masks, boxes and columns of targets beside the samples; {}: there are
+    none.
 
     Args:
         columns: beside all samples, by name.
@@ -264,11 +329,20 @@ def zarr_layout(count: int, parts: int, options: Mapping[str, Any]) -> ZarrLayou
     columns: dict[str, tuple[tuple[int, ...], str]] = {CRC: ((), "<u4")}
     if "shard" in options:
         shard = options["shard"]
-        arrays = [ArrayLayout(DATA, (parts * shard,), np.dtype(np.uint8), shard, chunk, checked=False)]
+        arrays = [
+            ArrayLayout(DATA, (parts * shard,), np.dtype(np.uint8), shard, chunk, checked=False)
+        ]
         columns |= {STARTS: ((), "<i8"), STOPS: ((), "<i8")}
     else:
         arrays = [
-            ArrayLayout(name, (count, *said["row"]), np.dtype(said["dtype"]), samples, chunk, compression=options["compression"])
+            ArrayLayout(
+                name,
+                (count, *said["row"]),
+                np.dtype(said["dtype"]),
+                samples,
+                chunk,
+                compression=options["compression"],
+            )
             for name, said in ((DATA, options), (MASK, options.get(MASK)))
             if said is not None
         ]
@@ -281,6 +355,12 @@ def zarr_layout(count: int, parts: int, options: Mapping[str, Any]) -> ZarrLayou
         length, shape = said["length"], said["shape"]
         arrays.append(ArrayLayout(name, (parts * length, *shape), np.dtype(said["dtype"]), length))
         columns |= {edge: ((), "<i8") for edge in edges_named(name)}
-    columns |= {name: (tuple(said["shape"]), said["dtype"]) for name, said in options.get("beside", {}).items()}
-    arrays += [ArrayLayout(name, (count, *shape), np.dtype(dtype), samples) for name, (shape, dtype) in columns.items()]
+    columns |= {
+        name: (tuple(said["shape"]), said["dtype"])
+        for name, said in options.get("beside", {}).items()
+    }
+    arrays += [
+        ArrayLayout(name, (count, *shape), np.dtype(dtype), samples)
+        for name, (shape, dtype) in columns.items()
+    ]
     return ZarrLayout(parts, count, samples, {array.name: array for array in arrays})

@@ -1,6 +1,8 @@
-"""The objects of a part of a Zarr pack: writes them, reads them back, and compares them with what they must be.
+"""The objects of a part of a Zarr pack: writes them, reads them back, and compares them with what
+they must be.
 
-Pixels and their masks are in a shard each. A sample's checksum is that of both, one behind the other.
+Pixels and their masks are in a shard each. A sample's checksum is that of both, one behind the
+other.
 """
 
 from __future__ import annotations
@@ -44,8 +46,11 @@ from headrace.storage.arrays.packed import (
 Column = npt.NDArray[Any]
 
 
-def write_shards(files: Sequence[PartFile], packing: Packing, layout: ZarrLayout, part: int, workers: int) -> dict[str, Column]:
-    """Writes the samples of a part into empty files; gives what the part has of the other arrays, by name.
+def write_shards(
+    files: Sequence[PartFile], packing: Packing, layout: ZarrLayout, part: int, workers: int
+) -> dict[str, Column]:
+    """Writes the samples of a part into empty files; gives what the part has of the other arrays,
+    by name.
 
     Args:
         files: one for each array of the samples, entered, and not committed.
@@ -64,12 +69,20 @@ def write_shards(files: Sequence[PartFile], packing: Packing, layout: ZarrLayout
         raise _unreadable(next(iter(packing.left_out.values())))
     if np.dtype((plan.dtype, plan.shape[1:])) != layout.row:
         raise ConfigError(
-            f"the samples of this part are {plan.dtype} {list(plan.shape[1:])}, not {layout.row.base} {list(layout.row.shape)}"
+            f"the samples of this part are {plan.dtype} {list(plan.shape[1:])}, not "
+            f"{layout.row.base} {list(layout.row.shape)}"
         )
     nbytes = int(plan.sizes.sum())
     if layout.is_flat and nbytes > data.length:
-        raise WriteError(f"{redact(files[0].target)}: {nbytes:,} bytes of samples don't fit the {data.length:,} that were planned")
-    each = [nbytes] if layout.is_flat else [len(plan.sizes) * array.item_bytes for array in layout.of_samples]
+        raise WriteError(
+            f"{redact(files[0].target)}: {nbytes:,} bytes of samples don't fit the "
+            f"{data.length:,} that were planned"
+        )
+    each = (
+        [nbytes]
+        if layout.is_flat
+        else [len(plan.sizes) * array.item_bytes for array in layout.of_samples]
+    )
     writers = [ShardWriter(*one) for one in zip(files, layout.of_samples, each, strict=True)]
     sums = np.zeros(len(plan.sizes), np.uint32)
     if layout.is_flat:
@@ -83,8 +96,13 @@ def write_shards(files: Sequence[PartFile], packing: Packing, layout: ZarrLayout
             if isinstance(sample, SampleError):
                 raise _unreadable(sample)
         names = layout.row.names
-        columns = [samples] if names is None else [[sample[name] for sample in samples] for name in names]
-        return [writer.encode([bytes_of(one) for one in column]) for writer, column in zip(writers, columns, strict=True)]
+        columns = (
+            [samples] if names is None else [[sample[name] for sample in samples] for name in names]
+        )
+        return [
+            writer.encode([bytes_of(one) for one in column])
+            for writer, column in zip(writers, columns, strict=True)
+        ]
 
     with with_progress(encoded, groups, workers, False, plan.info.count, "packing") as results:
         for _, made in results:
@@ -97,12 +115,15 @@ def write_shards(files: Sequence[PartFile], packing: Packing, layout: ZarrLayout
 
 def _unreadable(why: object) -> SampleError:
     return SampleError(
-        f"{why}: the places of all samples in a Zarr pack are planned, so one that fails later can't be left out: pass overwrite=True "
+        f"{why}: the places of all samples in a Zarr pack are planned, so one that fails later "
+        "can't be left out: pass overwrite=True "
         "(--overwrite) with on_error='skip' (--skip-bad) to plan anew"
     )
 
 
-def _columns(packing: Packing, layout: ZarrLayout, part: int, sums: npt.NDArray[np.uint32]) -> dict[str, Column]:
+def _columns(
+    packing: Packing, layout: ZarrLayout, part: int, sums: npt.NDArray[np.uint32]
+) -> dict[str, Column]:
     plan, columns = packing.plan, dict[str, Column]()
     if layout.is_flat:
         edges = np.concatenate([[0], np.cumsum(plan.sizes)]) + part * layout.data.length
@@ -112,9 +133,14 @@ def _columns(packing: Packing, layout: ZarrLayout, part: int, sums: npt.NDArray[
         edges = plan.columns[NAME_OFFSETS] + part * layout.arrays[NAMES].length
         columns |= {NAMES: plan.columns[NAMES], NAME_STARTS: edges[:-1], NAME_STOPS: edges[1:]}
     for name in layout.arrays.keys() & {MASK_STARTS, IMAGE_ID, IMAGE_SIZE}:
-        columns[name] = plan.columns[name] + (part * layout.data.length if name == MASK_STARTS else 0)
+        columns[name] = plan.columns[name] + (
+            part * layout.data.length if name == MASK_STARTS else 0
+        )
     for name in layout.arrays.keys() & RAGGED.keys():
-        edges, (starts, stops) = plan.columns[offsets_named(name)] + part * layout.arrays[name].length, edges_named(name)
+        edges, (starts, stops) = (
+            plan.columns[offsets_named(name)] + part * layout.arrays[name].length,
+            edges_named(name),
+        )
         columns |= {name: plan.columns[name], starts: edges[:-1], stops: edges[1:]}
     columns[CRC] = sums
     return {name: as_planned(name, column, layout.arrays[name]) for name, column in columns.items()}
@@ -128,14 +154,17 @@ def as_planned(name: str, column: Column, array: ArrayLayout) -> Column:
     """
     if column.shape[1:] != array.shape[1:] or not np.can_cast(column.dtype, array.dtype, "safe"):
         raise ConfigError(
-            f"{name} of this part are {column.dtype} {list(column.shape[1:])}, and of the others {array.dtype} {list(array.shape[1:])}: "
+            f"{name} of this part are {column.dtype} {list(column.shape[1:])}, and of the others "
+            f"{array.dtype} {list(array.shape[1:])}: "
             "give all samples targets of one dtype and shape"
         )
     return column.astype(array.dtype)
 
 
 def chunk_of(column: Column, array: ArrayLayout) -> bytes:
-    """The chunk that a part has of an array without shards: padded with zeros, and with its checksum."""
+    """The chunk that a part has of an array without shards: padded with zeros, and with its
+    checksum.
+    """
     whole = np.zeros((array.length, *array.shape[1:]), array.dtype)
     whole[: len(column)] = column
     return with_checksum(bytes_of(whole))
@@ -147,14 +176,23 @@ def column_in(data: bytes, array: ArrayLayout, count: int) -> Column:
     Raises:
         FormatError: it is damaged, or what it was padded with is.
     """
-    decoded = np.frombuffer(Crc32c().decode(data, array.chunk_bytes), array.dtype).reshape(array.length, *array.shape[1:])
+    decoded = np.frombuffer(Crc32c().decode(data, array.chunk_bytes), array.dtype).reshape(
+        array.length, *array.shape[1:]
+    )
     if bytes_of(decoded[count:]).any():
         raise FormatError("something lies behind its last item")
     return decoded[:count]
 
 
-def read_back(files: Sequence[PartFile], layout: ZarrLayout, columns: dict[str, Column], part: int, workers: int) -> list[Stored]:
-    """Reads all samples of the shards of a part again, in threads; gives what a sidecar says of them.
+def read_back(
+    files: Sequence[PartFile],
+    layout: ZarrLayout,
+    columns: dict[str, Column],
+    part: int,
+    workers: int,
+) -> list[Stored]:
+    """Reads all samples of the shards of a part again, in threads; gives what a sidecar says of
+    them.
 
     Raises:
         WriteError: a sample read back is another one.
@@ -162,10 +200,13 @@ def read_back(files: Sequence[PartFile], layout: ZarrLayout, columns: dict[str, 
     for file in files:
         file.reread()
     with files[0].explained():
-        bad, shards = damaged_samples([file.fd for file in files], layout, columns, part, workers, files[0].ahead)
+        bad, shards = damaged_samples(
+            [file.fd for file in files], layout, columns, part, workers, files[0].ahead
+        )
     if bad:
         raise WriteError(
-            f"{redact(files[0].target)}: {len(bad):,} samples read back are not what was written, the first is number {bad[0][0]}: "
+            f"{redact(files[0].target)}: {len(bad):,} samples read back are not what was written, "
+            f"the first is number {bad[0][0]}: "
             "the disk or the memory of this machine is faulty"
         )
     return shards
@@ -177,9 +218,15 @@ def sum_of_objects(objects: Iterable[Stored]) -> int:
 
 
 def damaged_samples(
-    fds: Sequence[int], layout: ZarrLayout, columns: dict[str, Column], part: int, workers: int, ahead: SumsAhead | None = None
+    fds: Sequence[int],
+    layout: ZarrLayout,
+    columns: dict[str, Column],
+    part: int,
+    workers: int,
+    ahead: SumsAhead | None = None,
 ) -> tuple[list[tuple[int, str]], list[Stored]]:
-    """Samples that are not what the column of their CRCs says, by their numbers in the part, and what is wrong; and the shards.
+    """Samples that are not what the column of their CRCs says, by their numbers in the part, and
+    what is wrong; and the shards.
 
     Args:
         fds: of the file of each shard.
@@ -196,25 +243,45 @@ def damaged_samples(
     if not layout.is_flat:
         damaged = list(_damaged_rows(fds, layout.of_samples, sums.tolist()))
         wholes = [sum_file(fd, workers=workers) for fd in fds]
-        return damaged, [Stored(array.key(part), one.size, one.crc) for array, one in zip(layout.of_samples, wholes, strict=True)]
+        return damaged, [
+            Stored(array.key(part), one.size, one.crc)
+            for array, one in zip(layout.of_samples, wholes, strict=True)
+        ]
     [fd] = fds
     starts, stops = (columns[name] - part * data.length for name in (STARTS, STOPS))
     edges = np.append(starts, stops[-1:])
     if edges[0] or (edges[1:] != stops).any() or (starts > stops).any() or edges[-1] > data.length:
-        raise FormatError(f"{STARTS} and {STOPS} are not those of samples that lie one behind the other")
+        raise FormatError(
+            f"{STARTS} and {STOPS} are not those of samples that lie one behind the other"
+        )
     chunk_sizes(fd, data, int(edges[-1]))  # checks them
     whole = sum_file(fd, edges, workers, ahead=ahead)
     damaged = [(number, "wrong checksum") for number in np.flatnonzero(whole.crcs != sums).tolist()]
     return damaged, [Stored(data.key(part), whole.size, whole.crc)]
 
 
-def _damaged_rows(fds: Sequence[int], arrays: Sequence[ArrayLayout], sums: list[int]) -> Iterator[tuple[int, str]]:
-    height, sizes = arrays[0].chunk_bytes // arrays[0].item_bytes, [array.item_bytes for array in arrays]
-    shards = [chunks_in(fd, array, len(sums) * array.item_bytes) for fd, array in zip(fds, arrays, strict=True)]
+def _damaged_rows(
+    fds: Sequence[int], arrays: Sequence[ArrayLayout], sums: list[int]
+) -> Iterator[tuple[int, str]]:
+    height, sizes = (
+        arrays[0].chunk_bytes // arrays[0].item_bytes,
+        [array.item_bytes for array in arrays],
+    )
+    shards = [
+        chunks_in(fd, array, len(sums) * array.item_bytes)
+        for fd, array in zip(fds, arrays, strict=True)
+    ]
     for first, *chunks in zip(range(0, len(sums), height), *shards, strict=True):
         error = next((chunk for chunk in chunks if isinstance(chunk, FormatError)), None)
         for at, expected in enumerate(sums[first : first + height]):
-            rows = [] if error else [chunk[at * size : (at + 1) * size] for chunk, size in zip(chunks, sizes, strict=True)]
+            rows = (
+                []
+                if error
+                else [
+                    chunk[at * size : (at + 1) * size]
+                    for chunk, size in zip(chunks, sizes, strict=True)
+                ]
+            )
             if error is not None:
                 yield first + at, str(error)
             elif crc_of(rows[0] if len(rows) == 1 else np.concatenate(rows)) != expected:
@@ -235,7 +302,8 @@ def columns_in(contents: dict[str, bytes], layout: ZarrLayout, part: int) -> dic
     columns = dict[str, Column]()
     stops = {NAMES: NAME_STOPS, **{name: edges_named(name)[1] for name in RAGGED}}
     beside = layout.arrays.keys() - {array.name for array in layout.of_samples}
-    for name in sorted(beside, key=lambda name: name in stops):  # these are as long as the others say
+    # these are as long as the others say
+    for name in sorted(beside, key=lambda name: name in stops):
         array = layout.arrays[name]
         items = int(columns[stops[name]][-1]) - part * array.length if name in stops else count
         try:

@@ -1,4 +1,6 @@
-"""The bytes of a shard: its chunks one behind the other, and then its index, as Zarr's codec `sharding_indexed` has them."""
+"""The bytes of a shard: its chunks one behind the other, and then its index, as Zarr's codec
+`sharding_indexed` has them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def _plain_sizes(array: ArrayLayout, nbytes: int) -> list[int]:
 
 
 def index_of(array: ArrayLayout, sizes: Sequence[int]) -> bytes:
-    """The index of a shard whose chunks lie one behind the other from its start on, and have these sizes."""
+    """The index of a shard whose chunks lie one behind the other from its start on, and have
+    these sizes.
+    """
     index = np.full((array.chunks_each, 2), _ABSENT, "<u8")
     stored = np.array(sizes, np.uint64)
     index[: len(sizes), 0] = np.cumsum(stored) - stored
@@ -64,7 +68,9 @@ def encoded(chunk: npt.NDArray[np.uint8], array: ArrayLayout) -> bytes:
 
 
 class _OneThread:
-    """numcodecs' Blosc without threads of its own, which write blocks in the order in which they finish, as long as some thread encodes."""
+    """numcodecs' Blosc without threads of its own, which write blocks in the order in which they
+    finish, as long as some thread encodes.
+    """
 
     def __init__(self) -> None:
         self._lock, self._count = threading.Lock(), 0
@@ -78,7 +84,12 @@ class _OneThread:
                 self._before, blosc.use_threads = blosc.use_threads, False
             self._count += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         from numcodecs import blosc
 
         with self._lock:
@@ -100,7 +111,8 @@ def _blosc(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> bytes:
 
 
 class ShardWriter:
-    """Writes the items of a shard, in order, into an empty file. Of chunks that are not compressed it holds none.
+    """Writes the items of a shard, in order, into an empty file. Of chunks that are not compressed
+    it holds none.
 
     Args:
         file: entered, and not committed.
@@ -119,8 +131,9 @@ class ShardWriter:
             file.reserve(shard_nbytes(array, nbytes))
 
     def encode(self, items: Sequence[npt.NDArray[np.uint8]]) -> list[Any]:
-        """What `append` takes of some items' bytes (flat), at least one; of whole chunks where they are compressed, but for the last one
-        of all. For any thread."""
+        """What `append` takes of some items' bytes (flat), at least one; of whole chunks where they
+        are compressed, but for the last one of all. For any thread.
+        """
         if self._array.compression is None:
             return list(items)
         size, blocks, joined = self._array.chunk_bytes, list[Any](), np.concatenate(items)
@@ -151,7 +164,10 @@ class ShardWriter:
     def _write_checked(self, piece: npt.NDArray[np.uint8]) -> None:
         """Writes what lies in one chunk; and at its end its checksum."""
         self._put(piece.data)
-        self._in_chunk, self._crc = self._in_chunk + len(piece), google_crc32c.extend(self._crc, piece)
+        self._in_chunk, self._crc = (
+            self._in_chunk + len(piece),
+            google_crc32c.extend(self._crc, piece),
+        )
         if self._in_chunk == self._array.chunk_bytes:
             self._put(int(self._crc).to_bytes(_SUM, "little"))
             self._in_chunk = self._crc = 0
@@ -159,7 +175,9 @@ class ShardWriter:
     def finish(self) -> None:
         """Fills the last chunk up with zeros, and writes the index."""
         if self._array.compression is not None:
-            assert len(self._sizes) == -(-self._nbytes // self._array.chunk_bytes), "samples are missing"
+            assert len(self._sizes) == -(-self._nbytes // self._array.chunk_bytes), (
+                "samples are missing"
+            )
             self._put(index_of(self._array, self._sizes))
             return
         assert self._done == self._nbytes, "samples are missing"
@@ -174,7 +192,8 @@ class ShardWriter:
 
 
 def chunk_sizes(fd: int, array: ArrayLayout, nbytes: int) -> list[int]:
-    """The bytes of each chunk of a shard, as its index has them: the first begins the file, each other one follows the one before.
+    """The bytes of each chunk of a shard, as its index has them: the first begins the file, each
+    other one follows the one before.
 
     Args:
         fd: of the file.
@@ -186,20 +205,31 @@ def chunk_sizes(fd: int, array: ArrayLayout, nbytes: int) -> list[int]:
     """
     size, length = os.fstat(fd).st_size, 16 * array.chunks_each + _SUM
     if array.compression is None and size != shard_nbytes(array, nbytes):
-        raise FormatError(f"it has {size:,} bytes, not {shard_nbytes(array, nbytes):,}: the file is damaged")
+        raise FormatError(
+            f"it has {size:,} bytes, not {shard_nbytes(array, nbytes):,}: the file is damaged"
+        )
     if size < length:
-        raise FormatError(f"it has {size:,} bytes, which is less than its index has: the file is damaged")
+        raise FormatError(
+            f"it has {size:,} bytes, which is less than its index has: the file is damaged"
+        )
     index = _bytes(fd, size - length, length).tobytes()
     count = -(-nbytes // array.chunk_bytes)
     sizes = np.frombuffer(index, "<u8", 2 * count)[1::2]
-    if (sizes > size).any() or int(sizes.sum()) + length != size or index_of(array, sizes.tolist()) != index:
+    if (
+        (sizes > size).any()
+        or int(sizes.sum()) + length != size
+        or index_of(array, sizes.tolist()) != index
+    ):
         raise FormatError("the index of the shard is damaged")
     return [int(nbytes) for nbytes in sizes]
 
 
-def chunks_in(fd: int, array: ArrayLayout, nbytes: int) -> Iterator[npt.NDArray[np.uint8] | FormatError]:
-    """The decoded bytes of each chunk of a shard, what is padded included; or what is wrong with it. Arguments and errors: see
-    `chunk_sizes`."""
+def chunks_in(
+    fd: int, array: ArrayLayout, nbytes: int
+) -> Iterator[npt.NDArray[np.uint8] | FormatError]:
+    """The decoded bytes of each chunk of a shard, what is padded included; or what is wrong with
+    it. Arguments and errors: see `chunk_sizes`.
+    """
     pipeline, start = Pipeline(layout_of(array.metadata()).codecs), 0
     for size in chunk_sizes(fd, array, nbytes):
         try:

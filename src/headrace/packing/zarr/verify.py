@@ -21,11 +21,18 @@ Damage = tuple[int, str, str]
 
 def whole_file(name: str) -> Damage:
     """Of a file with another checksum whose samples have theirs."""
-    return -1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again"
+    return (
+        -1,
+        name,
+        f"{name}: wrong checksum of the file, though each sample is sound: pack it again",
+    )
 
 
-def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects: Mapping[str, Stored], workers: int) -> list[Damage]:
-    """What is wrong with a part: samples that don't fit their CRCs, by their numbers in the part; or objects as a whole.
+def damaged_in_part(
+    folder: Destination, layout: ZarrLayout, part: int, objects: Mapping[str, Stored], workers: int
+) -> list[Damage]:
+    """What is wrong with a part: samples that don't fit their CRCs, by their numbers in the part;
+    or objects as a whole.
 
     Args:
         folder, layout, part: of the pack, and the number of the part.
@@ -40,7 +47,13 @@ def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects:
             contents[name] = folder.read(key) or b""
             said = objects.get(key)
             if said is None or (len(contents[name]), zlib.crc32(contents[name])) != said[1:]:
-                bad.append((-1, folder.shown_name(key), f"{folder.shown_name(key)}: wrong checksum of the file: pack it again"))
+                bad.append(
+                    (
+                        -1,
+                        folder.shown_name(key),
+                        f"{folder.shown_name(key)}: wrong checksum of the file: pack it again",
+                    )
+                )
     name = folder.shown_name(keys[0])
     try:
         columns = columns_in(contents, layout, part)
@@ -50,17 +63,27 @@ def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects:
                 fds.append(os.open(path, os.O_RDONLY))
                 opened.callback(os.close, fds[-1])
             wholes = [sum_file(fd, workers=workers) for fd in fds]
-            if all(key in objects and (one.size, one.crc) == objects[key][1:] for key, one in zip(keys, wholes, strict=True)):
+            if all(
+                key in objects and (one.size, one.crc) == objects[key][1:]
+                for key, one in zip(keys, wholes, strict=True)
+            ):
                 return bad
             damaged, shards = damaged_samples(fds, layout, columns, part, workers)
             for number, why in damaged:
                 where = f"{name}, sample {number} of the part"
                 if NAMES in columns:
-                    edges = [int(columns[edge][number]) - part * layout.arrays[NAMES].length for edge in (NAME_STARTS, NAME_STOPS)]
+                    edges = [
+                        int(columns[edge][number]) - part * layout.arrays[NAMES].length
+                        for edge in (NAME_STARTS, NAME_STOPS)
+                    ]
                     where += f" ({in_one_line(columns[NAMES][slice(*edges)].tobytes())})"
                 bad.append((number, where, f"{where}: {why}: pack it again"))
             if not bad:
-                bad += [whole_file(folder.shown_name(shard.name)) for shard in shards if objects.get(shard.name) != shard]
+                bad += [
+                    whole_file(folder.shown_name(shard.name))
+                    for shard in shards
+                    if objects.get(shard.name) != shard
+                ]
     except FormatError as error:
         bad.append((-1, name, f"{name}: {error}: pack it again"))
     except (HeadraceError, OSError) as error:
@@ -70,5 +93,14 @@ def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects:
 
 def damaged_metadata(folder: Destination, metadata: Mapping[str, bytes]) -> list[Damage]:
     """The metadata files that are not what follows from the plan."""
-    names = [folder.shown_name(name) for name, data in metadata.items() if folder.read(name) != data]
-    return [(-1, name, f"{name} is not what follows from the plan: write it again (headrace.packing.join)") for name in names]
+    names = [
+        folder.shown_name(name) for name, data in metadata.items() if folder.read(name) != data
+    ]
+    return [
+        (
+            -1,
+            name,
+            f"{name} is not what follows from the plan: write it again (headrace.packing.join)",
+        )
+        for name in names
+    ]

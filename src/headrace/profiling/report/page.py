@@ -76,8 +76,10 @@ def page_of(profile: dict[str, Any]) -> str:
     return "".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n",
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n',
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+            "'unsafe-inline'\">\n",
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link '
+            'rel="icon" href="data:,">\n',
             f"<title>headrace profile</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n",
             *_head(profile),
             *_stages(profile["stages"]),
@@ -95,8 +97,18 @@ def _text(value: object) -> str:
 
 
 def _head(profile: dict[str, Any]) -> Iterator[str]:
-    yield f'<h1 id="verdict">{_text(profile["verdict"])}</h1>\n<p>{_text(profile["loader"])}</p>\n<div class="facts">\n'
-    facts = [("the loop" if profile["has_step"] else "the loader", f"{profile['samples_per_second']:,.1f}", "samples/s")]
+    yield (
+        "<h1 "
+        f'id="verdict">{_text(profile["verdict"])}</h1>\n<p>{_text(profile["loader"])}</p>\n<div '
+        'class="facts">\n'
+    )
+    facts = [
+        (
+            "the loop" if profile["has_step"] else "the loader",
+            f"{profile['samples_per_second']:,.1f}",
+            "samples/s",
+        )
+    ]
     facts.append(("waiting for data", f"{profile['wait_fraction']:.0%}", "of the loop's time"))
     if profile["has_step"]:
         facts.append(("the loader alone", f"{profile['loading_per_second']:,.1f}", "samples/s"))
@@ -105,7 +117,13 @@ def _head(profile: dict[str, Any]) -> Iterator[str]:
         facts.append(("most that data can gain", f"x{profile['most_gain']:.2f}", ""))
     facts.append(("workers", f"{profile['workers']}", f"on {profile['cores']} cores"))
     if profile["gil_fraction"] is not None:
-        facts.append((f"the {profile['own_code']} holds the interpreter's lock", f"{profile['gil_fraction']:.0%}", "of its time"))
+        facts.append(
+            (
+                f"the {profile['own_code']} holds the interpreter's lock",
+                f"{profile['gil_fraction']:.0%}",
+                "of its time",
+            )
+        )
     for name, value, unit in facts:
         yield f"<div><span>{_text(name)}</span><b>{_text(value)}</b>"
         yield f"<span>{_text(unit)}</span></div>\n"
@@ -115,16 +133,29 @@ def _head(profile: dict[str, Any]) -> Iterator[str]:
 def _stages(stages: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not stages:
         return
-    yield '<h2>Stages, each by itself</h2>\n<p>Samples a second on a logarithmic scale: of one process; of "workers", all of them. '
+    yield (
+        "<h2>Stages, each by itself</h2>\n<p>Samples a second on a logarithmic scale: of one "
+        'process; of "workers", all of them. '
+    )
     yield "Grey: the ceiling, the same work with nothing around it.</p>\n"
-    rates = [rate for stage in stages for rate in (stage["samples_per_second"], stage["ceiling"]) if rate]
+    rates = [
+        rate for stage in stages for rate in (stage["samples_per_second"], stage["ceiling"]) if rate
+    ]
     least, most = min(rates) / 3, max(rates)
     for stage in stages:
         rate, ceiling = stage["samples_per_second"], stage["ceiling"]
-        yield f'<div class="stage{" limit" * stage["is_limit"]}"><span class="name">{_text(stage["name"])}</span><span class="track">'
+        yield (
+            f'<div class="stage{" limit" * stage["is_limit"]}"><span '
+            f'class="name">{_text(stage["name"])}</span><span class="track">'
+        )
         if ceiling:
-            yield f'<i class="ceiling" style="width:{100 * _on_scale(ceiling, least, most):.1f}%"></i>'
-        yield f'<i class="value" style="width:{100 * _on_scale(rate, least, most):.1f}%"></i></span>'
+            yield (
+                '<i class="ceiling" '
+                f'style="width:{100 * _on_scale(ceiling, least, most):.1f}%"></i>'
+            )
+        yield (
+            f'<i class="value" style="width:{100 * _on_scale(rate, least, most):.1f}%"></i></span>'
+        )
         of_ceiling = f" ({rate / ceiling:.0%})" if ceiling else ""
         yield f'<span class="rate">{rate:,.0f}/s{of_ceiling}</span>'
         notes = [f"{stage['share']:.0%} of the workers' time"] if stage["share"] is not None else []
@@ -144,13 +175,23 @@ def _advice(advice: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not advice:
         yield "<p>Nothing that headrace knows of would make this loop faster.</p>\n"
         return
-    yield '<div class="scroll"><table>\n<tr><th>change</th><th>predicted</th><th>measured</th><th>spread</th><th>why</th></tr>\n'
+    yield (
+        "<div "
+        'class="scroll"><table>\n<tr><th>change</th><th>predicted</th><th>measured</th><th>spread</th><th>why</th></tr>\n'
+    )
     for one in advice:
         measured = "" if one["measured"] is None else f"x{one['measured']:.2f}"
-        spread = f"x{one['spread'][0]:.2f} to x{one['spread'][1]:.2f}" if one["spread"] else one["not_measured"]
+        spread = (
+            f"x{one['spread'][0]:.2f} to x{one['spread'][1]:.2f}"
+            if one["spread"]
+            else one["not_measured"]
+        )
         code = f"<br><code>{_text(one['code'])}</code>" if one["code"] else ""
         predicted = f'<td class="n" data-is="predicted">x{one["predicted"]:.2f}</td>'
-        yield f'<tr><td class="name">{_text(one["name"])}</td>{predicted}<td class="n" data-is="measured">{measured}</td>'
+        yield (
+            f'<tr><td class="name">{_text(one["name"])}</td>{predicted}<td class="n" '
+            f'data-is="measured">{measured}</td>'
+        )
         yield f'<td data-is="spread">{_text(spread)}</td><td>{_text(one["why"])}{code}</td></tr>\n'
     yield "</table></div>\n"
 
@@ -167,14 +208,24 @@ def _time_line(batches: Sequence[dict[str, Any]]) -> Iterator[str]:
     end = max(one["received"] for one in batches)
     span = max(end - start, 1e-9)
     yield f"<h2>Time line of the last {len(batches)} batches</h2>\n<ul class='legend'>"
-    kinds = {kind for one in batches for kind, _, seconds, _ in (*_of_worker(one), *_of_loop(one)) if seconds > 0.001 * span / len(batches)}
+    kinds = {
+        kind
+        for one in batches
+        for kind, _, seconds, _ in (*_of_worker(one), *_of_loop(one))
+        if seconds > 0.001 * span / len(batches)
+    }
     for kind in filter(kinds.__contains__, _KINDS):
         yield f'<li><i style="background:var(--{kind})"></i>{kind}</li>'
     yield "</ul>\n<figure>\n"
     for number, pid in enumerate(sorted(lanes)):
-        yield _lane(f"worker {number}", (bar for one in lanes[pid] for bar in _of_worker(one)), start, span)
+        yield _lane(
+            f"worker {number}", (bar for one in lanes[pid] for bar in _of_worker(one)), start, span
+        )
     yield _lane("the loop", (bar for one in batches for bar in _of_loop(one)), start, span)
-    yield f'<div class="axis"><span>0 s</span><span>{span / 2:.2f} s</span><span>{span:.2f} s</span></div>\n</figure>\n'
+    yield (
+        f'<div class="axis"><span>0 s</span><span>{span / 2:.2f} s</span><span>{span:.2f} '
+        "s</span></div>\n</figure>\n"
+    )
 
 
 _Bar = tuple[str, float, float, str]  # kind, when it begins, seconds, and what a pointer is told
@@ -196,7 +247,12 @@ def _of_worker(one: dict[str, Any]) -> Iterator[_Bar]:
 def _of_loop(one: dict[str, Any]) -> Iterator[_Bar]:
     asked = one["received"] - one["wait_seconds"]
     title = f"batch {one['step']} of epoch {one['epoch']}"
-    yield "step", asked - one["step_seconds"], one["step_seconds"], f"before {title}: step {1000 * one['step_seconds']:.2f} ms"
+    yield (
+        "step",
+        asked - one["step_seconds"],
+        one["step_seconds"],
+        f"before {title}: step {1000 * one['step_seconds']:.2f} ms",
+    )
     yield "wait", asked, one["wait_seconds"], f"{title}: wait {1000 * one['wait_seconds']:.2f} ms"
 
 
@@ -207,10 +263,14 @@ def _lane(name: str, bars: Iterator[_Bar], start: float, span: float) -> str:
         if right > left:
             x, width = 1000 * left / span, max(1000 * (right - left) / span, 0.4)
             drawn.append(
-                f'<rect x="{x:.2f}" y="0" width="{width:.2f}" height="10" fill="var(--{kind})"><title>{_text(title)}</title></rect>'
+                f'<rect x="{x:.2f}" y="0" width="{width:.2f}" height="10" '
+                f'fill="var(--{kind})"><title>{_text(title)}</title></rect>'
             )
     shapes = "".join(drawn)
-    image = f'<svg viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" aria-label="{name}">{shapes}</svg>'
+    image = (
+        '<svg viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" '
+        f'aria-label="{name}">{shapes}</svg>'
+    )
     return f'<div class="lane"><span>{name}</span>{image}</div>\n'
 
 
@@ -223,15 +283,25 @@ def _series(series: Sequence[Sequence[float]]) -> Iterator[str]:
     yield _curve("Memory of this process and its workers", "GB", times, memory, "step")
 
 
-def _curve(title: str, unit: str, times: Sequence[float], values: Sequence[float], color: str) -> str:
+def _curve(
+    title: str, unit: str, times: Sequence[float], values: Sequence[float], color: str
+) -> str:
     most, end = max(values) * 1.1 or 1.0, max(times) or 1.0
-    points = " ".join(f"{1000 * time / end:.1f},{100 - 100 * value / most:.2f}" for time, value in zip(times, values, strict=True))
+    points = " ".join(
+        f"{1000 * time / end:.1f},{100 - 100 * value / most:.2f}"
+        for time, value in zip(times, values, strict=True)
+    )
     last = f"{values[-1]:,.1f}" if values[-1] >= 10 else f"{values[-1]:,.2f}"
     peak = f"{max(values):,.1f}" if max(values) >= 10 else f"{max(values):,.2f}"
-    shape = f'<polyline points="{points}" fill="none" stroke="var(--{color})" stroke-width="2" vector-effect="non-scaling-stroke"/>'
+    shape = (
+        f'<polyline points="{points}" fill="none" stroke="var(--{color})" stroke-width="2" '
+        'vector-effect="non-scaling-stroke"/>'
+    )
     return (
-        f'<h2>{title}</h2>\n<figure><svg viewBox="0 0 1000 100" preserveAspectRatio="none" style="height:7rem" role="img" '
-        f'aria-label="{title}">{shape}</svg><figcaption>{unit}, from 0 to {peak} at most; {last} at the end of {end:.1f} s'
+        f'<h2>{title}</h2>\n<figure><svg viewBox="0 0 1000 100" preserveAspectRatio="none" '
+        'style="height:7rem" role="img" '
+        f'aria-label="{title}">{shape}</svg><figcaption>{unit}, from 0 to {peak} at most; {last} '
+        f"at the end of {end:.1f} s"
         "</figcaption></figure>\n"
     )
 

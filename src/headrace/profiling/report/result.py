@@ -21,11 +21,14 @@ class Stage:
     """One stage, measured separately.
 
     Attributes:
-        name: "read (cold)", "read (warm)", "decode", "transform", "sample", "collate", "workers", "device" or "step".
-        samples_per_second: rate of one process; for "workers" of all of them, for "step" with batches in memory.
+        name: "read (cold)", "read (warm)", "decode", "transform", "sample", "collate", "workers",
+            "device" or "step".
+        samples_per_second: rate of one process; for "workers" of all of them, for "step" with
+            batches in memory.
         ceiling: samples per second of the same work without overhead. None: unknown.
         ceiling_is: what the ceiling was measured with.
-        share: share of the workers' time on batches while the loader ran. None: the stage is not part of it.
+        share: share of the workers' time on batches while the loader ran. None: the stage is not
+            part of it.
         is_limit: True if this stage limits the loop.
     """
 
@@ -46,7 +49,8 @@ class Advice:
         why: the reason.
         code: code to paste. "": no option achieves it.
         predicted: factor by which the rate of the loop is predicted to grow.
-        measured: measured factor: the median of several rounds, each next to the unchanged loader. None: not measured.
+        measured: measured factor: the median of several rounds, each next to the unchanged loader.
+            None: not measured.
         spread: smallest and largest factor of these rounds.
         not_measured: why it was not measured.
         options: options of the loader that the change sets.
@@ -64,27 +68,30 @@ class Advice:
 
 @dataclass(slots=True)
 class Profile:
-    """The result of `profile_dataloader`. It prints as a table; `as_dict()` is for JSON, `save_html()` and `save_plot()` are for viewing.
+    """The result of `profile_dataloader`. It prints as a table; `as_dict()` is for JSON,
+    `save_html()` and `save_plot()` are for viewing.
 
     Attributes:
         loader: repr of the loader.
         verdict: one-sentence summary.
-        limit: what limits the loop: "step" (faster loading gains nothing), "workers" (too few), or the stage.
+        limit: what limits the loop: "step" (faster loading gains nothing), "workers" (too few), or
+            the stage.
         has_step: False if the loader was measured alone.
         samples_per_second: rate of the loop, with the step if there is one.
         loading_per_second: rate of the loader alone.
         free_per_second: rate of the step with batches in memory. None without a step.
         most_gain: factor by which the rate would grow if loading cost nothing. None without a step.
         wait_fraction: share of the loop's time in which it was blocked in the loader.
-        gil_fraction: share of the time of the user's own code in which it holds the interpreter lock. None: there is no such code, or it is
-            unknown.
+        gil_fraction: share of the time of the user's own code in which it holds the interpreter
+            lock. None: there is no such code, or it is unknown.
         own_code: what that code is: "transform", "collate_fn" or "dataset".
         workers, cores: number of workers of the loader, and of cores of the machine for this rank.
         stages: the stages, in processing order.
         advice: all advice, largest gain first.
         config: the resolved options of the loader.
         batches: the last batches of the loop, for the time line: one `BatchTimes` each, as a dict.
-        series: seconds, samples per second and bytes of memory (PSS of this process and its workers) over the loop.
+        series: seconds, samples per second and bytes of memory (PSS of this process and its
+            workers) over the loop.
         seconds: duration of the profile.
     """
 
@@ -120,7 +127,9 @@ class Profile:
         return max(worth, key=lambda one: one.measured or 0.0, default=None)
 
     def config_to_paste(self) -> str:
-        """The call that creates the loader with the best measured option. "": nothing was better."""
+        """The call that creates the loader with the best measured option. "": nothing was
+        better.
+        """
         return self.best.code if self.best else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -147,7 +156,10 @@ class Profile:
         """The lines of the table."""
         yield self.verdict
         yield ""
-        yield f"the loop            {self.samples_per_second:>12,.1f} samples/s, {self.wait_fraction:.0%} of it waiting for data"
+        yield (
+            f"the loop            {self.samples_per_second:>12,.1f} samples/s, "
+            f"{self.wait_fraction:.0%} of it waiting for data"
+        )
         if self.has_step:
             yield f"the loader alone    {self.loading_per_second:>12,.1f} samples/s"
         if self.free_per_second is not None:
@@ -156,20 +168,32 @@ class Profile:
         yield ""
         yield f"{'stage':<13}{'samples/s':>12}  {'of ceiling':>10}  {'of work':>8}"
         for stage in self.stages:
-            of_ceiling = "" if not stage.ceiling else f"{stage.samples_per_second / stage.ceiling:.0%}"
+            of_ceiling = (
+                "" if not stage.ceiling else f"{stage.samples_per_second / stage.ceiling:.0%}"
+            )
             share = "" if stage.share is None else f"{stage.share:.0%}"
             ceiling = f"  ceiling: {stage.ceiling_is}" if stage.ceiling_is else ""
             mark = "  <-- limit" if stage.is_limit else ""
-            yield f"{stage.name:<13}{shown(stage.samples_per_second):>12}  {of_ceiling:>10}  {share:>8}{ceiling}{mark}"
+            yield (
+                f"{stage.name:<13}{shown(stage.samples_per_second):>12}  {of_ceiling:>10}  "
+                f"{share:>8}{ceiling}{mark}"
+            )
         if self.gil_fraction is not None:
             does = "holds" if self.gil_fraction >= 0.5 else "lets go of"
-            yield f"the {self.own_code} {does} the interpreter's lock ({self.gil_fraction:.0%} of its time held)"
+            yield (
+                f"the {self.own_code} {does} the interpreter's lock ({self.gil_fraction:.0%} of "
+                "its time held)"
+            )
         if self.advice:
             yield ""
             yield f"{'advice':<20}{'predicted':>10}{'measured':>10}   spread"
             for one in self.advice:
                 measured = "" if one.measured is None else f"x{one.measured:.2f}"
-                spread = f"x{one.spread[0]:.2f} to x{one.spread[1]:.2f}" if one.spread else one.not_measured
+                spread = (
+                    f"x{one.spread[0]:.2f} to x{one.spread[1]:.2f}"
+                    if one.spread
+                    else one.not_measured
+                )
                 yield f"{one.name:<20}{f'x{one.predicted:.2f}':>10}{measured:>10}   {spread}"
                 yield f"  {one.why}"
                 if one.code:

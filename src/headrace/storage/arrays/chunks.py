@@ -32,8 +32,13 @@ class Grid(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Chunks along each axis; none along one of no extent, whose chunks may have none either."""
-        return tuple(-(-extent // max(1, chunk)) for extent, chunk in zip(self.shape, self.chunks, strict=True))
+        """Chunks along each axis; none along one of no extent, whose chunks may have none
+        either.
+        """
+        return tuple(
+            -(-extent // max(1, chunk))
+            for extent, chunk in zip(self.shape, self.chunks, strict=True)
+        )
 
     @property
     def inner(self) -> int:
@@ -57,12 +62,19 @@ class Grid(NamedTuple):
 
     def part(self, number: int) -> tuple[slice, ...]:
         """Where a chunk lies in the array."""
-        corner = [place * extent for place, extent in zip(self.place(number), self.chunks, strict=True)]
-        return tuple(slice(at, min(at + chunk, extent)) for at, chunk, extent in zip(corner, self.chunks, self.shape, strict=True))
+        corner = [
+            place * extent for place, extent in zip(self.place(number), self.chunks, strict=True)
+        ]
+        return tuple(
+            slice(at, min(at + chunk, extent))
+            for at, chunk, extent in zip(corner, self.chunks, self.shape, strict=True)
+        )
 
 
 def shown_array(path: str, name: str) -> str:
-    """An array of a file or store, as messages name it; the array in the root of a store has no name."""
+    """An array of a file or store, as messages name it; the array in the root of a store has no
+    name.
+    """
     return f"{redact(path)}: {name!r}" if name else redact(path)
 
 
@@ -87,12 +99,18 @@ class ChunkIndex(ABC):
     """Where the stored bytes of an array's chunks lie. Each layout has one."""
 
     needs_io: bool = False
-    """True if locating chunks performs requests, so that they had better be asked for in large numbers."""
+    """True if locating chunks performs requests, so that they had better be asked for in large
+    numbers.
+    """
     whole_files: bool = False
-    """True if each chunk is a file of its own, read whole: its size is not known, and it may turn out to be missing."""
+    """True if each chunk is a file of its own, read whole: its size is not known, and it may
+    turn out to be missing.
+    """
 
     reads_files: bool = False
-    """True if each chunk is a local file of its own, and is read by `read_files`, without being located first."""
+    """True if each chunk is a local file of its own, and is read by `read_files`, without being
+    located first.
+    """
 
     def read_files(self, numbers: Sequence[int]) -> list[bytes | None]:
         """The stored bytes of chunks; None for what was never written.
@@ -105,8 +123,9 @@ class ChunkIndex(ABC):
         raise NotImplementedError
 
     def read_files_into(self, numbers: Sequence[int], buffers: Sequence[memoryview]) -> list[int]:
-        """As `read_files`, into buffers of the chunks' length: [n] bytes of each, -1 for what was never written; one that has another
-        length than its buffer is not read."""
+        """As `read_files`, into buffers of the chunks' length: [n] bytes of each, -1 for what was
+        never written; one that has another length than its buffer is not read.
+        """
         raise NotImplementedError
 
     @abstractmethod
@@ -115,11 +134,14 @@ class ChunkIndex(ABC):
 
         Raises:
             FormatError: the index is damaged.
-            FileChangedError: a local file is another one than when it was opened, as far as that shows here.
+            FileChangedError: a local file is another one than when it was opened, as far as that
+                shows here.
         """
 
     def unused_codecs(self, numbers: IntArray) -> IntArray | None:
-        """[n] masks: bit i is set where codec i was not used; None: all were used for all chunks."""
+        """[n] masks: bit i is set where codec i was not used; None: all were used for all
+        chunks.
+        """
         return None
 
     @property
@@ -128,7 +150,9 @@ class ChunkIndex(ABC):
         return None
 
     def check(self, number: int) -> None:  # noqa: B027
-        """Looks whether the local file that a chunk lies in is still as it was, a FileChangedError if not; a server is not asked."""
+        """Looks whether the local file that a chunk lies in is still as it was, a
+        FileChangedError if not; a server is not asked.
+        """
 
 
 class Chunks(ABC):
@@ -149,7 +173,9 @@ class Chunks(ABC):
     is_raw = False
     """True if rows lie in their chunks as they are, and can be read by themselves."""
     decodes = True
-    """True if decoding a chunk is work, so that one that will be needed again had better be cached."""
+    """True if decoding a chunk is work, so that one that will be needed again had better be
+    cached.
+    """
     needs_io = False
     """True if locating them performs requests."""
     is_remote = False
@@ -168,11 +194,15 @@ class Chunks(ABC):
 
     @abstractmethod
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
-        """A whole chunk, an edge chunk too; None: it was never written, and all its values are the fill value. May run in threads."""
+        """A whole chunk, an edge chunk too; None: it was never written, and all its values are
+        the fill value. May run in threads.
+        """
 
     @abstractmethod
     def check_cached(self, number: int) -> None:
-        """Looks whether a chunk that is cached decoded lies in a local file as it was; a FileChangedError if not."""
+        """Looks whether a chunk that is cached decoded lies in a local file as it was; a
+        FileChangedError if not.
+        """
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         """Where the stored bytes of chunks lie; none where only another library knows it."""
@@ -194,7 +224,8 @@ class DirectChunks(Chunks):
         fill: the value of what was never written.
         order: "C" or "F": of the elements in a chunk.
         where: names chunks for messages.
-        check: first byte and stored bytes of a chunk -> nothing; raises a FormatError where the bytes are not what is known of them.
+        check: first byte and stored bytes of a chunk -> nothing; raises a FormatError where the
+            bytes are not what is known of them.
         required: a chunk that is missing is an error.
     """
 
@@ -248,7 +279,9 @@ class DirectChunks(Chunks):
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         if self.reads_files:
-            return [None if data is None else (data, 0, 0) for data in self.index.read_files(numbers)]
+            return [
+                None if data is None else (data, 0, 0) for data in self.index.read_files(numbers)
+            ]
         wanted = np.asarray(numbers, np.int64)
         ranges = self.byte_ranges(wanted)
         return self._as_read(wanted, ranges, self.files.read(ranges))
@@ -272,7 +305,10 @@ class DirectChunks(Chunks):
         except FormatError as error:
             raise type(error)(f"{self.where(number)}: {error}") from error.__cause__
         except MemoryError as error:
-            raise BudgetError(f"{self.where(number)} takes {self.nbytes:,} bytes when it is decoded, for which there is no room") from error
+            raise BudgetError(
+                f"{self.where(number)} takes {self.nbytes:,} bytes when it is decoded, for which "
+                "there is no room"
+            ) from error
         return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
 
     def by_row(self) -> DirectChunks:
@@ -310,18 +346,26 @@ class DirectChunks(Chunks):
         return missing
 
     def _wrong_length(self, number: int, nbytes: int) -> FormatError:
-        return FormatError(f"{self.where(number)}: it has {nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
+        return FormatError(
+            f"{self.where(number)}: it has {nbytes:,} bytes, not {self.nbytes:,}: the file is "
+            "damaged"
+        )
 
 
 def read_aligned(arrays: Sequence[Chunks], numbers: Sequence[int]) -> list[list[Any]]:
-    """What `decode` needs of the same chunks of several arrays, of each array a list; by one read where the same files hold them."""
+    """What `decode` needs of the same chunks of several arrays, of each array a list; by one
+    read where the same files hold them.
+    """
     direct = [one for one in arrays if isinstance(one, DirectChunks) and not one.reads_files]
     if len(direct) < max(2, len(arrays)) or any(one.files is not direct[0].files for one in direct):
         return [one.read(numbers) for one in arrays]
     wanted, count = np.asarray(numbers, np.int64), len(numbers)
     ranges = [one.byte_ranges(wanted) for one in direct]
     stored = direct[0].files.read(ByteRanges.joined(ranges))
-    return [one._as_read(wanted, ranges[at], stored[at * count : (at + 1) * count]) for at, one in enumerate(direct)]
+    return [
+        one._as_read(wanted, ranges[at], stored[at * count : (at + 1) * count])
+        for at, one in enumerate(direct)
+    ]
 
 
 class _RawRows(DirectChunks):
@@ -329,7 +373,16 @@ class _RawRows(DirectChunks):
 
     def __init__(self, whole: DirectChunks) -> None:
         grid = Grid(whole.grid.shape, (1, *whole.grid.chunks[1:]))
-        super().__init__(grid, whole.dtype, whole.index, whole.pipeline, whole.files, where=whole.where, fill=whole.fill, how=whole.how)
+        super().__init__(
+            grid,
+            whole.dtype,
+            whole.index,
+            whole.pipeline,
+            whole.files,
+            where=whole.where,
+            fill=whole.fill,
+            how=whole.how,
+        )
         self._whole, self._height, self._inner = whole, whole.grid.chunks[0], grid.inner
         self.reads_files = False  # but parts of them
 
@@ -360,13 +413,17 @@ class LibraryArray(Protocol):
         """The part that lies inside of slices, one an axis."""
 
     def check(self, part: tuple[slice, ...]) -> None:
-        """Compares the local files that a part lies in with what they were when the array was opened; else a FileChangedError."""
+        """Compares the local files that a part lies in with what they were when the array was
+        opened; else a FileChangedError.
+        """
 
 
 class LibraryChunks(Chunks):
     """Chunks of an array that another library reads."""
 
-    def __init__(self, grid: Grid, dtype: np.dtype[Any], array: LibraryArray, how: str, fill: Any = 0) -> None:
+    def __init__(
+        self, grid: Grid, dtype: np.dtype[Any], array: LibraryArray, how: str, fill: Any = 0
+    ) -> None:
         super().__init__(grid, dtype, how, fill)
         self._array = array
 

@@ -1,7 +1,8 @@
 """Decodes the stored bytes of a chunk to the bytes of its array.
 
-The codecs are those that HDF5 and Zarr have in common, each a step from bytes to bytes. A step is told how many bytes must come of it, and
-makes room for no more, whatever the data claim; anything else than exactly so many is an error.
+The codecs are those that HDF5 and Zarr have in common, each a step from bytes to bytes. A step is
+told how many bytes must come of it, and makes room for no more, whatever the data claim; anything
+else than exactly so many is an error.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ ZLIB, GZIP = 15, 31
 
 
 class Codec(ABC):
-    """One step of a pipeline. Codecs travel to workers: what can't be pickled is made at first use."""
+    """One step of a pipeline. Codecs travel to workers: what can't be pickled is made at first
+    use.
+    """
 
     name = ""
     """For people."""
     adds: int | None = 0
-    """Bytes by which encoding lengthens what it is given; None for a compressor, where that depends."""
+    """Bytes by which encoding lengthens what it is given; None for a compressor, where that
+    depends.
+    """
 
     @abstractmethod
     def decode(self, data: Bytes, size: int | None) -> Bytes:
@@ -53,7 +58,8 @@ class Pipeline:
         codecs: in the order in which they encoded.
 
     Raises:
-        ValueError: sizes in between would not be known: there are two compressors, or one that is followed by a reordering.
+        ValueError: sizes in between would not be known: there are two compressors, or one that is
+            followed by a reordering.
     """
 
     def __init__(self, codecs: Sequence[Codec] = ()) -> None:
@@ -63,7 +69,8 @@ class Pipeline:
             if packed and codec.adds in (0, None):
                 raise ValueError(f"{codec.name} works on what is compressed already")
             packed = packed or codec.adds is None
-        self._last: tuple[int, int, list[tuple[Codec, int | None]]] = (-1, 0, [])  # the chunks of an array take the same steps
+        # the chunks of an array take the same steps
+        self._last: tuple[int, int, list[tuple[Codec, int | None]]] = (-1, 0, [])
 
     def __bool__(self) -> bool:
         return bool(self.codecs)
@@ -90,7 +97,10 @@ class Pipeline:
             except (FormatError, MemoryError):
                 raise
             except Exception as error:  # whatever a library makes of bytes that are none of its own
-                raise FormatError(f"{codec.name} can't decode it: {' '.join(str(error).split()) or type(error).__name__}") from error
+                raise FormatError(
+                    f"{codec.name} can't decode it: "
+                    f"{' '.join(str(error).split()) or type(error).__name__}"
+                ) from error
         decoded = np.frombuffer(data, np.uint8)
         if len(decoded) != nbytes:
             raise FormatError(f"{len(decoded):,} bytes come of it, not {nbytes:,}")
@@ -109,7 +119,8 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Inflate(Codec):
-    """Deflate, in zlib's or gzip's frame; what comes after the end of zlib's is ignored, as zlib does.
+    """Deflate, in zlib's or gzip's frame; what comes after the end of zlib's is ignored, as zlib
+    does.
 
     Args:
         wbits: ZLIB or GZIP.
@@ -136,7 +147,9 @@ class Inflate(Codec):
 
 @dataclass(frozen=True)
 class Unshuffle(Codec):
-    """Puts bytes that are sorted by their place in an element back into elements; what is left over at the end stays as it is."""
+    """Puts bytes that are sorted by their place in an element back into elements; what is left
+    over at the end stays as it is.
+    """
 
     itemsize: int
     name = "unshuffle"
@@ -165,7 +178,12 @@ class Fletcher32(Codec):
         if len(data) < 4:
             raise FormatError("it is too short for its checksum")
         try:
-            return _sized(np.frombuffer(numcodecs.Fletcher32().decode(np.frombuffer(data, np.uint8)), np.uint8), size)
+            return _sized(
+                np.frombuffer(
+                    numcodecs.Fletcher32().decode(np.frombuffer(data, np.uint8)), np.uint8
+                ),
+                size,
+            )
         except RuntimeError as error:
             raise FormatError("wrong checksum (fletcher32), the file is damaged") from error
 
@@ -181,7 +199,9 @@ class Crc32c(Codec):
         import google_crc32c
 
         whole = bytes(data)
-        if len(whole) < 4 or google_crc32c.value(whole[:-4]) != int.from_bytes(whole[-4:], "little"):
+        if len(whole) < 4 or google_crc32c.value(whole[:-4]) != int.from_bytes(
+            whole[-4:], "little"
+        ):
             raise FormatError("wrong checksum (crc32c), the file is damaged")
         return _sized(memoryview(whole)[:-4], size)
 
@@ -201,8 +221,12 @@ class Zstd(Codec):
         content_size, decompress = getattr(_local, "zstd", None) or _zstd_of_thread()
         said = content_size(data)
         if said != size and said != -1:
-            raise (TooLongError if said > size else FormatError)(f"{said:,} bytes would come of it, not {size:,}")
-        return decompress(data, max_output_size=max(1, size), allow_extra_data=False) if said else b""
+            raise (TooLongError if said > size else FormatError)(
+                f"{said:,} bytes would come of it, not {size:,}"
+            )
+        return (
+            decompress(data, max_output_size=max(1, size), allow_extra_data=False) if said else b""
+        )
 
 
 def _zstd_of_thread() -> tuple[Any, Any]:
@@ -215,7 +239,9 @@ def _zstd_of_thread() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Lz4(Codec):
-    """LZ4 in the frame of HDF5's filter: bytes in all, bytes of a block, then blocks with their own sizes in front, all big-endian."""
+    """LZ4 in the frame of HDF5's filter: bytes in all, bytes of a block, then blocks with their
+    own sizes in front, all big-endian.
+    """
 
     name = "lz4"
     adds: int | None = None
@@ -229,11 +255,17 @@ class Lz4(Codec):
             raise FormatError("it is too short for its header")
         total, block_bytes = struct.unpack(">QI", stored[:12])
         if total != size:
-            raise (TooLongError if total > size else FormatError)(f"{total:,} bytes would come of it, not {size:,}")
+            raise (TooLongError if total > size else FormatError)(
+                f"{total:,} bytes would come of it, not {size:,}"
+            )
         out, at, done = np.empty(size, np.uint8), 12, 0
         while done < size:
             wanted = min(block_bytes, size - done)
-            (packed,) = struct.unpack(">I", stored[at : at + 4]) if wanted and at + 4 <= len(stored) else (0,)
+            (packed,) = (
+                struct.unpack(">I", stored[at : at + 4])
+                if wanted and at + 4 <= len(stored)
+                else (0,)
+            )
             block, at = stored[at + 4 : at + 4 + packed], at + 4 + packed
             if not packed or len(block) < packed:
                 raise FormatError("a block is cut short")
@@ -257,12 +289,16 @@ class Blosc(Codec):
 
         assert size is not None
         if parent_process() is not None:
-            blosc.use_threads = False  # a worker has its own; and the library's don't outlive a fork
+            # a worker has its own; and the library's don't outlive a fork
+            blosc.use_threads = False
         head = bytes(data[:16])
         said, packed = (int.from_bytes(head[at : at + 4], "little") for at in (4, 12))
         if len(head) < 16 or said != size or packed != len(data):
             kind = TooLongError if said > size else FormatError
-            raise kind(f"blosc's header says {packed:,} bytes that become {said:,}, and there are {len(data):,} for {size:,}")
+            raise kind(
+                f"blosc's header says {packed:,} bytes that become {said:,}, and there are "
+                f"{len(data):,} for {size:,}"
+            )
         out = np.empty(size, np.uint8)
         blosc.decompress(np.frombuffer(data, np.uint8), out)
         return out

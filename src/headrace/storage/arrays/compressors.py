@@ -19,7 +19,9 @@ _PLAIN = 16  # bytes of the largest number
 
 
 def compress(name: str, data: npt.NDArray[np.uint8]) -> bytes:
-    """Bytes ([n] uint8, C-contiguous) by one of the `COMPRESSIONS`; the same bytes give the same result, whatever thread does it."""
+    """Bytes ([n] uint8, C-contiguous) by one of the `COMPRESSIONS`; the same bytes give the same
+    result, whatever thread does it.
+    """
     if name == "gzip":
         return zlib.compress(data.data, LEVELS["gzip"])
     if name == "lz4":
@@ -32,22 +34,29 @@ def compress(name: str, data: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _lz4(data: npt.NDArray[np.uint8]) -> bytes:
-    """In the frame of HDF5's filter: bytes in all, bytes of a block, and the only block, which has its own size in front."""
+    """In the frame of HDF5's filter: bytes in all, bytes of a block, and the only block, which
+    has its own size in front.
+    """
     from numcodecs import lz4
 
-    packed: Any = memoryview(lz4.compress(data, LEVELS["lz4"]))[4:]  # numcodecs puts the size in front
+    # numcodecs puts the size in front
+    packed: Any = memoryview(lz4.compress(data, LEVELS["lz4"]))[4:]
     if len(packed) >= len(data):  # a block that is as long as what it becomes is stored as it is
         packed = data
     return struct.pack(">QII", len(data), len(data), len(packed)) + bytes(packed)
 
 
 def shuffles(dtype: np.dtype[Any]) -> bool:
-    """True if the bytes of elements are sorted by their place in the element before they are compressed: numbers of several bytes."""
+    """True if the bytes of elements are sorted by their place in the element before they are
+    compressed: numbers of several bytes.
+    """
     return dtype.names is None and 1 < dtype.itemsize <= _PLAIN
 
 
 def shuffled(data: npt.NDArray[np.uint8], itemsize: int) -> npt.NDArray[np.uint8]:
-    """Bytes ([n] uint8) sorted by their place in elements of so many bytes: all first bytes, all second bytes..."""
+    """Bytes ([n] uint8) sorted by their place in elements of so many bytes: all first bytes, all
+    second bytes...
+    """
     return np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1)
 
 

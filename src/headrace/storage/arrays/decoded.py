@@ -1,4 +1,6 @@
-"""Rows that are decoded to values of another dtype after they are read, such as packed numbers of netCDF."""
+"""Rows that are decoded to values of another dtype after they are read, such as packed numbers
+of netCDF.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,11 @@ class DecodedObjects(LibraryRows):
     """
 
     def __init__(self, reader: ArrayReader, decode: Decode, axes: int) -> None:
-        self.shape, self.dtype, self.how = reader.shape[:axes], np.dtype(object), f"{reader.how}, decoded to strings"
+        self.shape, self.dtype, self.how = (
+            reader.shape[:axes],
+            np.dtype(object),
+            f"{reader.how}, decoded to strings",
+        )
         self._reader, self._decode = reader, decode
 
     def read(self, rows: Sequence[int]) -> list[Any]:

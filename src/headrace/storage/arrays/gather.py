@@ -12,7 +12,8 @@ from headrace.dtypes import IntArray
 from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.source import one_after_the_other
 
-_NEAR = 4 << 10  # bytes between two rows that are rather read than asked for apart: both take a microsecond
+# bytes between two rows that are rather read than asked for apart: both take a microsecond
+_NEAR = 4 << 10
 _STRETCH = 8 << 20  # bytes that are read by one call into scratch memory
 _PARTS = 16  # of sorted rows, which threads share
 
@@ -46,7 +47,9 @@ def gather(reader: ArrayReader, rows: IntArray, out: npt.NDArray[Any], run: Map 
     (run or one_after_the_other)(part, parts)
 
 
-def _gather_sorted(reader: ArrayReader, rows: IntArray, out: npt.NDArray[Any], places: slice | IntArray) -> None:
+def _gather_sorted(
+    reader: ArrayReader, rows: IntArray, out: npt.NDArray[Any], places: slice | IntArray
+) -> None:
     """As `gather`, of rows in rising order, to their places in `out`."""
     if not len(rows):
         return
@@ -55,17 +58,26 @@ def _gather_sorted(reader: ArrayReader, rows: IntArray, out: npt.NDArray[Any], p
     if isinstance(places, slice) and (steps == 1).all():
         reader.read_spans(rows[:1], [out[places]], one_after_the_other)
         return
-    is_first = ((steps - 1) * row_bytes > _NEAR) | (np.diff((rows - rows[0]) * row_bytes // _STRETCH) > 0)
+    is_first = ((steps - 1) * row_bytes > _NEAR) | (
+        np.diff((rows - rows[0]) * row_bytes // _STRETCH) > 0
+    )
     starts = np.concatenate([[0], np.flatnonzero(is_first) + 1])
     if 2 * len(starts) > len(rows) or row_bytes > _STRETCH:
-        found = out[places] if isinstance(places, slice) else [out[place, ...] for place in places.tolist()]
+        found = (
+            out[places]
+            if isinstance(places, slice)
+            else [out[place, ...] for place in places.tolist()]
+        )
         reader.read_rows(rows.tolist(), found, one_after_the_other)
         return
     ends = np.append(starts[1:], len(rows))
     firsts, sizes = rows[starts], rows[ends - 1] - rows[starts] + 1
     at = 0
     while at < len(starts):  # as many stretches at once as fit the scratch memory
-        stop = max(at + 1, int(np.searchsorted(np.cumsum(sizes[at:]) * row_bytes, _STRETCH, side="right")) + at)
+        stop = max(
+            at + 1,
+            int(np.searchsorted(np.cumsum(sizes[at:]) * row_bytes, _STRETCH, side="right")) + at,
+        )
         begins = np.concatenate([[0], np.cumsum(sizes[at:stop])])
         scratch = np.empty((int(begins[-1]), *out.shape[1:]), out.dtype)
         outs = [scratch[first:last] for first, last in itertools.pairwise(begins.tolist())]

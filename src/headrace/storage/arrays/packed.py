@@ -23,21 +23,41 @@ from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.source import Rows
 
-PACKED_VERSION = 7  # the latest layout; files that an older headrace reads keep the number that it knows
+# the latest layout; files that an older headrace reads keep the number that it knows
+PACKED_VERSION = 7
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
-PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
-DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
-FILE_CRC = "file_crc32"  # [1] uint32: the CRC of a whole HDF5 file, in which these four bytes count as zeros
+# root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
+PACKED_CHECKSUM = "headrace_crc32"
+DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = (
+    "data",
+    "offsets",
+    "targets",
+    "crc32",
+    "names",
+    "name_offsets",
+)
+# [1] uint32: the CRC of a whole HDF5 file, in which these four bytes count as zeros
+FILE_CRC = "file_crc32"
 STARTS, STOPS, NAME_STARTS, NAME_STOPS = "starts", "stops", "name_starts", "name_stops"
 """Of Zarr packs, in place of offsets: between two parts there is room."""
 MASKS, BOXES = "masks", "boxes"  # what the targets of images may be, beside numbers
-MASK_STARTS = "mask_starts"  # [n] int64: the byte of `data` at which the mask of a sample begins, right behind its image
-IMAGE, MASK = "image", "mask"  # fields of a row of pixels with their mask; in Zarr packs the mask is an array of its own
-IMAGE_ID, IMAGE_SIZE = "image_id", "image_size"  # [n] int64; [n, 2] int64, height and width that boxes are in pixels of
+# [n] int64: the byte of `data` at which the mask of a sample begins, right behind its image
+MASK_STARTS = "mask_starts"
+# fields of a row of pixels with their mask; in Zarr packs the mask is an array of its own
+IMAGE, MASK = "image", "mask"
+# [n] int64; [n, 2] int64, height and width that boxes are in pixels of
+IMAGE_ID, IMAGE_SIZE = "image_id", "image_size"
 OBJECT, LABELS, SEGMENTATIONS = "object", "labels", "segmentations"
-RAGGED = {BOXES: OBJECT, LABELS: OBJECT, "area": OBJECT, "iscrowd": OBJECT, SEGMENTATIONS: "segmentation"}
-"""Arrays with any number of items a sample, and what their edges are called: ``object_offsets`` ([n + 1] int64), and in Zarr packs
-``object_starts`` and ``object_stops`` ([n] int64 each)."""
+RAGGED = {
+    BOXES: OBJECT,
+    LABELS: OBJECT,
+    "area": OBJECT,
+    "iscrowd": OBJECT,
+    SEGMENTATIONS: "segmentation",
+}
+"""Arrays with any number of items a sample, and what their edges are called: ``object_offsets`` ([n
++ 1] int64), and in Zarr packs ``object_starts`` and ``object_stops`` ([n] int64 each).
+"""
 
 
 def target_named(number: int) -> str:
@@ -62,7 +82,20 @@ def edges_named(name: str) -> tuple[str, str]:
 
 
 BESIDE = {
-    *(OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS, STARTS, STOPS, NAME_STARTS, NAME_STOPS, MASK_STARTS, IMAGE_ID, IMAGE_SIZE),
+    *(
+        OFFSETS,
+        TARGETS,
+        CRC,
+        NAMES,
+        NAME_OFFSETS,
+        STARTS,
+        STOPS,
+        NAME_STARTS,
+        NAME_STOPS,
+        MASK_STARTS,
+        IMAGE_ID,
+        IMAGE_SIZE,
+    ),
     *(one for name in RAGGED for one in (name, offsets_named(name), *edges_named(name))),
 }
 """The names of all arrays that may lie beside the samples."""
@@ -74,20 +107,26 @@ class PackedInfo:
 
     Attributes:
         kind: "image", "text", or "array" where the samples are arrays of any kind.
-        store: "encoded" (flat bytes and offsets), "decoded" (one row a sample), "tokens" (flat tokens and offsets) or "ragged" (flat rows
-            of arrays of any length, and offsets; layout 2).
+        store: "encoded" (flat bytes and offsets), "decoded" (one row a sample), "tokens" (flat
+            tokens and offsets) or "ragged" (flat rows of arrays of any length, and offsets; layout
+            2).
         count: number of samples.
         fingerprint: of the dataset that was packed.
         classes: class names, or None.
-        image: for images: their `image_size` and `color` when decoded; with masks or boxes (layout 4) `targets` ("masks" or "boxes"),
-            and of boxes `class_ids`, the number of each of the `classes`. Pixels with masks in Zarr are layout 6.
-        text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit"; where this is
-            "chat", ids that are not supervised are stored as -1 - id (layout 5).
+        image: for images: their `image_size` and `color` when decoded; with masks or boxes (layout
+            4) `targets` ("masks" or "boxes"), and of boxes `class_ids`, the number of each of the
+            `classes`. Pixels with masks in Zarr are layout 6.
+        text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class",
+            "end_token" and "unit"; where this is "chat", ids that are not supervised are stored as
+            -1 - id (layout 5).
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
-        part: of one of several files: its number, how many there are, and fingerprint and number of samples of all together (layout 2).
-        values: "bytes" or "str" where the samples are these ("ragged" rows of uint8, those of str in UTF-8); None: arrays (layout 3).
-        target_columns: of targets that are dicts, in order, the name of each column and the names of its classes, or None; column i is
-            the array ``targets_{i}``. None: targets are one array, or there are none (layout 7).
+        part: of one of several files: its number, how many there are, and fingerprint and number of
+            samples of all together (layout 2).
+        values: "bytes" or "str" where the samples are these ("ragged" rows of uint8, those of str
+            in UTF-8); None: arrays (layout 3).
+        target_columns: of targets that are dicts, in order, the name of each column and the names
+            of its classes, or None; column i is the array ``targets_{i}``. None: targets are one
+            array, or there are none (layout 7).
         version: of this layout.
     """
 
@@ -112,7 +151,11 @@ class PackedInfo:
 
 def info_text(info: PackedInfo) -> bytes:
     """What a pack says of itself; without what older readers don't know, where there is none."""
-    said = {name: value for name, value in asdict(info).items() if name not in ("part", "values", "target_columns") or value is not None}
+    said = {
+        name: value
+        for name, value in asdict(info).items()
+        if name not in ("part", "values", "target_columns") or value is not None
+    }
     return json.dumps(said, sort_keys=True).encode("ascii")
 
 
@@ -135,17 +178,21 @@ def parse_info(text: str | bytes | np.bytes_ | None, checksum: Any, path: Any) -
         fields = json.loads(data)
         if fields["version"] > PACKED_VERSION:
             raise FormatError(
-                f"{redact(path)} was packed by a later headrace (layout {fields['version']}, this one reads up to "
+                f"{redact(path)} was packed by a later headrace (layout {fields['version']}, this "
+                "one reads up to "
                 f"{PACKED_VERSION}): upgrade headrace, or pack again"
             )
         info = PackedInfo(**fields)
-        if info.part is not None and info.part[1] == 1 and info.part[3] == info.count:  # the only one is the whole
+        # the only one is the whole
+        if info.part is not None and info.part[1] == 1 and info.part[3] == info.count:
             return replace(info, fingerprint=info.part[2])
         return info
     except FormatError:
         raise
     except (TypeError, KeyError, ValueError) as error:
-        raise FormatError(f"{redact(path)}: the attribute {PACKED_ATTRIBUTE!r} is damaged: {error}") from error
+        raise FormatError(
+            f"{redact(path)}: the attribute {PACKED_ATTRIBUTE!r} is damaged: {error}"
+        ) from error
 
 
 class PackedSource(ArraysSource):
@@ -164,7 +211,8 @@ class PackedSource(ArraysSource):
     """True if records are pairs of an image and its mask; or images alone, out of pairs."""
 
     def give_pairs(self, images_alone: bool = False) -> None:
-        """From now on `read` gives pairs: of the bytes of an image and of its mask, or of pixels and theirs; or the first of both alone.
+        """From now on `read` gives pairs: of the bytes of an image and of its mask, or of pixels
+        and theirs; or the first of both alone.
 
         Raises:
             FormatError: where masks begin doesn't fit the samples.
@@ -172,11 +220,22 @@ class PackedSource(ArraysSource):
         spans = self._spans(slice(None))
         if spans is not None:
             begins = self.column(MASK_STARTS)
-            if begins.dtype != np.int64 or begins.ndim != 1 or (begins < spans[0]).any() or (begins > spans[1]).any():
-                raise FormatError(f"{redact(self.path)} is damaged: {MASK_STARTS} don't fit the samples: pack it again")
+            if (
+                begins.dtype != np.int64
+                or begins.ndim != 1
+                or (begins < spans[0]).any()
+                or (begins > spans[1]).any()
+            ):
+                raise FormatError(
+                    f"{redact(self.path)} is damaged: {MASK_STARTS} don't fit the samples: pack "
+                    "it again"
+                )
             self._mask_starts = SharedArray(begins)
         elif self.dtype.names != (IMAGE, MASK):
-            raise FormatError(f"{redact(self.path)} is damaged: its rows have the fields {self.dtype.names}: pack it again")
+            raise FormatError(
+                f"{redact(self.path)} is damaged: its rows have the fields {self.dtype.names}: "
+                "pack it again"
+            )
         self.gives_pairs, self.gives_images = not images_alone, images_alone
 
     @abstractmethod
@@ -184,15 +243,20 @@ class PackedSource(ArraysSource):
         """Where samples begin and end that lie flat, one behind the other; None: they are rows."""
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A whole array with one row a sample, such as the targets; of targets that are dicts a compound, with a field for each column.
+        """A whole array with one row a sample, such as the targets; of targets that are dicts a
+        compound, with a field for each column.
 
         Raises:
             MissingNameError, FormatError: no such array; another number of rows.
         """
         if (columns := self._columns_of(name)) is None:
             return self.stored_column(name)
-        arrays = {one: self.stored_column(target_named(number)) for number, one in enumerate(columns)}
-        rows = np.empty(len(self), [(one, array.dtype, array.shape[1:]) for one, array in arrays.items()])
+        arrays = {
+            one: self.stored_column(target_named(number)) for number, one in enumerate(columns)
+        }
+        rows = np.empty(
+            len(self), [(one, array.dtype, array.shape[1:]) for one, array in arrays.items()]
+        )
         for one, array in arrays.items():
             rows[one] = array
         return rows
@@ -200,10 +264,16 @@ class PackedSource(ArraysSource):
     def has_column(self, name: str) -> bool:
         """True if there is such a `column`."""
         columns = self._columns_of(name)
-        return self.has_array(name) if columns is None else all(self.has_array(target_named(number)) for number in range(len(columns)))
+        return (
+            self.has_array(name)
+            if columns is None
+            else all(self.has_array(target_named(number)) for number in range(len(columns)))
+        )
 
     def _columns_of(self, name: str) -> list[str] | None:
-        """The names of the columns of targets that are dicts; None: the name is that of an array."""
+        """The names of the columns of targets that are dicts; None: the name is that of an
+        array.
+        """
         columns = None if self.info is None or name != TARGETS else self.info.target_columns
         return None if columns is None else [column for column, _ in columns]
 
@@ -217,7 +287,8 @@ class PackedSource(ArraysSource):
 
     @abstractmethod
     def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
-        """An array of `RAGGED`, without what may lie between the items of two samples; and where those of each sample begin ([n + 1]).
+        """An array of `RAGGED`, without what may lie between the items of two samples; and where
+        those of each sample begin ([n + 1]).
 
         Raises:
             MissingNameError, FormatError: no such array; it is damaged.
@@ -232,7 +303,9 @@ class PackedSource(ArraysSource):
 
     @property
     def of_samples(self) -> PackedInfo | None:
-        """`info`, if the rows are the samples of a pack; None: there is no pack, or they are what lies beside its samples."""
+        """`info`, if the rows are the samples of a pack; None: there is no pack, or they are
+        what lies beside its samples.
+        """
         return self.info if self.name == DATA else None
 
     def __len__(self) -> int:
@@ -244,12 +317,18 @@ class PackedSource(ArraysSource):
         return None if self._crc is None else self._crc.array
 
     def edges(self) -> IntArray | None:
-        """The first byte of each sample in the file, and the end of the last ([n + 1]), where they lie one behind the other as they are."""
+        """The first byte of each sample in the file, and the end of the last ([n + 1]), where
+        they lie one behind the other as they are.
+        """
         spans, reader = self._spans(slice(None)), self._readers[0]
         begin = reader.begin if isinstance(reader, ArrayReader) else None
         if begin is None or (spans is not None and not np.array_equal(spans[0][1:], spans[1][:-1])):
             return None
-        rows = np.arange(len(self) + 1) if spans is None else np.concatenate([spans[0][:1] if len(self) else [0], spans[1]])
+        rows = (
+            np.arange(len(self) + 1)
+            if spans is None
+            else np.concatenate([spans[0][:1] if len(self) else [0], spans[1]])
+        )
         edges: IntArray = begin + rows * self._row_bytes
         return edges
 
@@ -286,7 +365,8 @@ class PackedSource(ArraysSource):
     def _pairs(self, indices: Sequence[int], records: list[Any]) -> list[Any]:
         spans = self._spans(np.asarray(indices, np.int64))
         if spans is None or self._mask_starts is None:
-            return [(row[IMAGE], np.array(row[MASK])) for row in records]  # a copy: in the row it may be at any address
+            # a copy: in the row it may be at any address
+            return [(row[IMAGE], np.array(row[MASK])) for row in records]
         sizes = (self._mask_starts.array[np.asarray(indices, np.int64)] - spans[0]).tolist()
         return [(record[:size], record[size:]) for record, size in zip(records, sizes, strict=True)]
 
@@ -299,13 +379,17 @@ class PackedSource(ArraysSource):
         return sizes
 
     def _read_spans(self, starts: IntArray, stops: IntArray) -> list[Any]:
-        samples = [np.empty((count, *self.shape[1:]), self.dtype) for count in (stops - starts).tolist()]
+        samples = [
+            np.empty((count, *self.shape[1:]), self.dtype) for count in (stops - starts).tolist()
+        ]
         self._readers[0].read_spans(starts, samples, self.run)
         return samples
 
     def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
         spans = self._spans(indices)
-        return super()._located(indices) if spans is None else [self._readers[0].span_ranges(*spans)]
+        return (
+            super()._located(indices) if spans is None else [self._readers[0].span_ranges(*spans)]
+        )
 
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
         if self._crc is None:
@@ -322,7 +406,9 @@ class PackedSource(ArraysSource):
         spans = self._spans(slice(None))
         if spans is None:
             return super().blocks_of(nbytes)
-        return np.unique(spans[0] * self._row_bytes // nbytes, return_counts=True)[1].astype(np.int64)
+        return np.unique(spans[0] * self._row_bytes // nbytes, return_counts=True)[1].astype(
+            np.int64
+        )
 
     def fingerprint(self) -> str:
         """The one of the packed dataset; else a hash of names, shapes, dtypes and chunk grids."""
@@ -341,5 +427,7 @@ def crc_of(data: Any) -> int:
 
 
 def bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The array's bytes, flat; in any byte order and any dtype of numbers, for which a memoryview has no cast."""
+    """The array's bytes, flat; in any byte order and any dtype of numbers, for which a
+    memoryview has no cast.
+    """
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -2,11 +2,15 @@
 
 NOTE [ from a batch's indices to its rows ]
 
-1. Rows that are stored without a codec are read to their destination by `preadv`; consecutive rows by one call. The rest of their chunks is
+1. Rows that are stored without a codec are read to their destination by `preadv`; consecutive rows
+  by one call. The rest of their chunks is
 not read.
-2. Otherwise the chunks of the batch are determined, each once. Cached chunks are taken from the cache. The stored bytes of the others are
-read, neighbours by one call, and decoded, in threads if there are any. The rows are copied directly into the batch.
-3. Decoded chunks of several rows go to the cache, an LRU bounded in bytes. A chunk that has yielded all its rows is dropped: under a block
+2. Otherwise the chunks of the batch are determined, each once. Cached chunks are taken from the
+  cache. The stored bytes of the others are
+read, neighbours by one call, and decoded, in threads if there are any. The rows are copied directly
+into the batch.
+3. Decoded chunks of several rows go to the cache, an LRU bounded in bytes. A chunk that has yielded
+  all its rows is dropped: under a block
 shuffle it is not needed again.
 
 Chunks that only another library can read (`LibraryChunks`) follow the same steps from there on.
@@ -88,8 +92,9 @@ class ChunkCache:
         return None if decoded is None else decoded.chunk
 
     def get_many(self, key: str, numbers: Iterable[int]) -> list[Decoded | None]:
-        """Chunks of one array by their numbers, as far as they are cached. Who copies rows of one takes them off `left`, and drops it where
-        none are left."""
+        """Chunks of one array by their numbers, as far as they are cached. Who copies rows of one
+        takes them off `left`, and drops it where none are left.
+        """
         return self._cached.get_many(zip(itertools.repeat(key), numbers))
 
     def drop(self, key: tuple[str, int]) -> None:
@@ -101,7 +106,8 @@ class ChunkCache:
         decoded = self._cached.get(key)
         if decoded is None:
             if len(chunk) > rows and chunk.nbytes <= (self._cached.max_bytes or 0):
-                if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:  # it lies among what was read with it
+                # it lies among what was read with it
+                if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:
                     chunk = chunk.copy()
                 self._cached.put(key, Decoded(chunk, len(chunk) - rows))
             return
@@ -122,7 +128,12 @@ class OpenArrays(Generic[T]):
         opener, closer: of what another library opens, see `WorkerFiles`; None: no other is needed.
     """
 
-    def __init__(self, files: Files, opener: Callable[[str], T] | None = None, closer: Callable[[T], object] | None = None) -> None:
+    def __init__(
+        self,
+        files: Files,
+        opener: Callable[[str], T] | None = None,
+        closer: Callable[[T], object] | None = None,
+    ) -> None:
         self.files: Files = files
         self.library: WorkerFiles[T] = WorkerFiles(opener, closer, 16, survives_fork=False)
         self.chunks: ChunkCache = ChunkCache(0)
@@ -150,7 +161,8 @@ class Piece(NamedTuple):
 class ArrayReader:
     """Rows and boxes of one array, whatever its chunks.
 
-    What reads raises a FormatError where a chunk is damaged, and an OSError where a file can't be read.
+    What reads raises a FormatError where a chunk is damaged, and an OSError where a file can't be
+    read.
 
     Args:
         chunks: of the array.
@@ -164,7 +176,9 @@ class ArrayReader:
         direct = chunks if isinstance(chunks, DirectChunks) else None
         self._rows: Chunks = chunks if direct is None else direct.by_row()
         is_wide = chunks.grid.chunks[1:] == chunks.grid.shape[1:]
-        self._raw: DirectChunks | None = direct if direct is not None and direct.is_raw and is_wide else None
+        self._raw: DirectChunks | None = (
+            direct if direct is not None and direct.is_raw and is_wide else None
+        )
         """Of whole rows that lie one behind the other, as they are."""
         self._raw_rows = None if self._raw is None else self._raw.by_row()
         self._has_row_chunks = direct is not None and is_wide and chunks.grid.chunks[0] == 1
@@ -185,7 +199,9 @@ class ArrayReader:
 
     @property
     def reads_rows_as_they_are(self) -> bool:
-        """True if rows lie in the file one behind the other as they are, and are read without anything else of their chunks."""
+        """True if rows lie in the file one behind the other as they are, and are read without
+        anything else of their chunks.
+        """
         return self._raw_rows is not None
 
     @property
@@ -202,22 +218,34 @@ class ArrayReader:
 
     @property
     def begin(self) -> int | None:
-        """The byte of the file that the first row begins at, where all rows lie one behind the other as they are; else None."""
+        """The byte of the file that the first row begins at, where all rows lie one behind the
+        other as they are; else None.
+        """
         if self._raw is None:
             return None
-        ranges = self._raw.raw_ranges(np.arange(-(-self.shape[0] // max(1, self.chunks.grid.chunks[0]))))
-        is_one = len(ranges.paths) <= 1 and ranges.is_written.all() and np.array_equal(ranges.start[1:], ranges.stop[:-1])
+        ranges = self._raw.raw_ranges(
+            np.arange(-(-self.shape[0] // max(1, self.chunks.grid.chunks[0])))
+        )
+        is_one = (
+            len(ranges.paths) <= 1
+            and ranges.is_written.all()
+            and np.array_equal(ranges.start[1:], ranges.stop[:-1])
+        )
         return (int(ranges.start[0]) if ranges.size else 0) if is_one else None
 
     def byte_ranges(self, rows: IntArray) -> ByteRanges:
-        """Where the stored bytes of rows lie, with all of their chunks; none where only another library can read them."""
+        """Where the stored bytes of rows lie, with all of their chunks; none where only another
+        library can read them.
+        """
         if not len(rows) or not self.chunks.is_direct:
             return ByteRanges.of([])
         if self._raw_rows is not None:
             return self._raw_rows.raw_ranges(rows)
         grid = self.chunks.grid
         bands = distinct(rows // grid.chunks[0])
-        return self.chunks.byte_ranges((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
+        return self.chunks.byte_ranges(
+            (bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1)
+        )
 
     def row_ranges(self, rows: Sequence[int]) -> ByteRanges | None:
         """Where each row lies, if all were written and lie there as they are."""
@@ -227,36 +255,61 @@ class ArrayReader:
         return ranges if ranges.is_written.all() else None
 
     def span_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
-        """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with all chunks that are decoded as a whole."""
+        """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with
+        all chunks that are decoded as a whole.
+        """
         if self._raw is not None:
             ranges = self._cut(self._raw, firsts, ends)[0]
             return ranges.take(ranges.is_written)
         there, height = ends > firsts, self.chunks.grid.chunks[0]
-        bands = [np.arange(a, b) for a, b in zip(firsts[there] // height, -(-ends[there] // height), strict=True)]
-        return self.byte_ranges(distinct(np.concatenate(bands)) * height) if bands else ByteRanges.of([])
+        bands = [
+            np.arange(a, b)
+            for a, b in zip(firsts[there] // height, -(-ends[there] // height), strict=True)
+        ]
+        return (
+            self.byte_ranges(distinct(np.concatenate(bands)) * height)
+            if bands
+            else ByteRanges.of([])
+        )
 
-    def _cut(self, raw: DirectChunks, firsts: IntArray, ends: IntArray) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
-        """Where spans of rows lie, cut at the borders of chunks; and of each part its span, and where in it the part begins and ends."""
+    def _cut(
+        self, raw: DirectChunks, firsts: IntArray, ends: IntArray
+    ) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
+        """Where spans of rows lie, cut at the borders of chunks; and of each part its span, and
+        where in it the part begins and ends.
+        """
         return self._ranges_of(raw, firsts, cut_spans(firsts, ends, raw.grid.chunks[0]))
 
-    def _ranges_of(self, raw: DirectChunks, firsts: IntArray, cut: CutSpans) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
+    def _ranges_of(
+        self, raw: DirectChunks, firsts: IntArray, cut: CutSpans
+    ) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
         """As `_cut`, of spans that are cut already."""
         height = raw.grid.chunks[0]
         row_bytes = raw.nbytes // height
         spans, chunks, starts, stops = cut
         whole = raw.raw_ranges(chunks)
-        begins = np.where(whole.is_written, whole.start + (starts - chunks * height) * row_bytes, -1)
-        ranges = ByteRanges(whole.paths, whole.file, begins, np.where(whole.is_written, begins + (stops - starts) * row_bytes, -1))
+        begins = np.where(
+            whole.is_written, whole.start + (starts - chunks * height) * row_bytes, -1
+        )
+        ranges = ByteRanges(
+            whole.paths,
+            whole.file,
+            begins,
+            np.where(whole.is_written, begins + (stops - starts) * row_bytes, -1),
+        )
         return ranges, spans, starts - firsts[spans], stops - firsts[spans]
 
     def box_ranges(self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> ByteRanges:
-        """Where the stored bytes of boxes lie, each from its lowest corner on and of its own extents."""
+        """Where the stored bytes of boxes lie, each from its lowest corner on and of its own
+        extents.
+        """
         if not self.chunks.is_direct:
             return ByteRanges.of([])
         grid, numbers = self.chunks.grid, dict[int, None]()
         for corner, box in boxes:
             sides = [
-                range(start // chunk, -(-(start + extent) // chunk)) for start, extent, chunk in zip(corner, box, grid.chunks, strict=True)
+                range(start // chunk, -(-(start + extent) // chunk))
+                for start, extent, chunk in zip(corner, box, grid.chunks, strict=True)
             ]
             crossed = np.ravel_multi_index(np.meshgrid(*sides, indexing="ij"), grid.counts)
             numbers.update(dict.fromkeys(np.asarray(crossed).reshape(-1).tolist()))
@@ -265,7 +318,9 @@ class ArrayReader:
     # -- reading
 
     def read_rows(self, rows: Sequence[int], outs: Rows, run: Map) -> None:
-        """Copies rows (indices along the first axis) into arrays of a row's shape and this array's dtype, C-contiguous."""
+        """Copies rows (indices along the first axis) into arrays of a row's shape and this
+        array's dtype, C-contiguous.
+        """
         chunks, grid = self._rows, self._rows.grid
         if not len(outs) or not outs[0].size:
             return
@@ -284,11 +339,16 @@ class ArrayReader:
         else:
             corners = [(row, *[0] * (len(grid.shape) - 1)) for row in rows]
             for number, parts in pieces_of(grid, corners, (1, *grid.shape[1:])).items():
-                pieces[number] = [Piece(out, (source[0].start, *source[1:]), target[1:]) for out, source, target in parts]
+                pieces[number] = [
+                    Piece(out, (source[0].start, *source[1:]), target[1:])
+                    for out, source, target in parts
+                ]
         self._copy(chunks, pieces, outs, run)
 
     def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map) -> None:
-        """As `read_rows`, into the rows of one array, where many rows lie in each chunk that is decoded: chunk by chunk, not row by row."""
+        """As `read_rows`, into the rows of one array, where many rows lie in each chunk that is
+        decoded: chunk by chunk, not row by row.
+        """
         chunks, grid = self.chunks, self.chunks.grid
         if not (out.size and self.caches_chunks and grid.inner == 1):
             self.read_rows(rows.tolist(), out, run)
@@ -298,7 +358,11 @@ class ArrayReader:
         numbers, edges = np.unique(bands[order], return_index=True)
         ends = [*edges[1:].tolist(), len(rows)]
         clip: tuple[Any, ...] = tuple(slice(0, extent) for extent in grid.shape[1:])
-        cached = {at: chunk for at, number in enumerate(numbers.tolist()) if (chunk := self._cache.get((self._key, number))) is not None}
+        cached = {
+            at: chunk
+            for at, number in enumerate(numbers.tolist())
+            if (chunk := self._cache.get((self._key, number))) is not None
+        }
         missing = [at for at in range(len(numbers)) if at not in cached]
 
         def hand_out(at: int, chunk: npt.NDArray[Any] | None) -> None:
@@ -308,7 +372,12 @@ class ArrayReader:
         for at, chunk in cached.items():
             chunks.check_cached(int(numbers[at]))
             hand_out(at, chunk)
-        self._decode(chunks, numbers[missing].tolist(), lambda number, chunk: hand_out(missing[number], chunk), run)
+        self._decode(
+            chunks,
+            numbers[missing].tolist(),
+            lambda number, chunk: hand_out(missing[number], chunk),
+            run,
+        )
         self.counts["chunk_hits"] += len(cached)
 
     def read_spans(self, firsts: IntArray, outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
@@ -316,13 +385,18 @@ class ArrayReader:
         if self._raw is not None:
             ends = firsts + np.array([len(out) if out.size else 0 for out in outs], np.int64)
             ranges, *columns = self._cut(self._raw, firsts, ends)
-            parts = [outs[span][start:stop] for span, start, stop in zip(*(column.tolist() for column in columns), strict=True)]
+            parts = [
+                outs[span][start:stop]
+                for span, start, stop in zip(*(column.tolist() for column in columns), strict=True)
+            ]
             self._read_raw(self._raw, ranges, parts, list(map(bytes_of, parts)))
             return
         grid, pieces = self.chunks.grid, dict[int, list[Piece]]()
         for number, (first, out) in enumerate(zip(firsts.tolist(), outs, strict=True)):
             if out.size:
-                for chunk, (piece,) in pieces_of(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape).items():
+                for chunk, (piece,) in pieces_of(
+                    grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape
+                ).items():
                     pieces.setdefault(chunk, []).append(piece._replace(out=number))
         self._copy(self.chunks, pieces, outs, run)
 
@@ -332,8 +406,12 @@ class ArrayReader:
         self.read_spans(np.zeros(1, np.int64), [rows], run)
         return rows
 
-    def read_boxes(self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
-        """Copies boxes, which lie inside of the array, from their lowest corner on; each as large as its array in `outs`."""
+    def read_boxes(
+        self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map
+    ) -> None:
+        """Copies boxes, which lie inside of the array, from their lowest corner on; each as
+        large as its array in `outs`.
+        """
         if outs:
             self._copy(self.chunks, pieces_of(self.chunks.grid, corners, outs[0].shape), outs, run)
 
@@ -351,7 +429,9 @@ class ArrayReader:
             return
         self._read_raw(raw, raw.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
 
-    def _read_raw(self, raw: DirectChunks, ranges: ByteRanges, parts: Rows, buffers: list[memoryview]) -> None:
+    def _read_raw(
+        self, raw: DirectChunks, ranges: ByteRanges, parts: Rows, buffers: list[memoryview]
+    ) -> None:
         is_written = ranges.is_written
         if not is_written.all():
             for number in np.flatnonzero(~is_written).tolist():
@@ -381,11 +461,22 @@ class ArrayReader:
                 chunks.check_cached(number)
                 is_checked = True
             self._hand_out(chunks, number, chunk, parts, outs)
-        self._decode(chunks, missing, lambda at, chunk: self._hand_out(chunks, missing[at], chunk, pieces[missing[at]], outs), run)
+        self._decode(
+            chunks,
+            missing,
+            lambda at, chunk: self._hand_out(chunks, missing[at], chunk, pieces[missing[at]], outs),
+            run,
+        )
         if chunks.decodes:
             self.counts["chunk_hits"] += len(pieces) - len(missing)
 
-    def _decode(self, chunks: Chunks, numbers: Sequence[int], hand_out: Callable[[int, npt.NDArray[Any] | None], None], run: Map) -> None:
+    def _decode(
+        self,
+        chunks: Chunks,
+        numbers: Sequence[int],
+        hand_out: Callable[[int, npt.NDArray[Any] | None], None],
+        run: Map,
+    ) -> None:
         """Reads and decodes chunks, as many at once as take `GROUP` bytes."""
         step = max(1, GROUP // max(1, chunks.nbytes))
         for start in range(0, len(numbers), step):
@@ -399,7 +490,14 @@ class ArrayReader:
         if chunks.decodes:
             self.counts["chunks_decoded"] += len(numbers)
 
-    def _hand_out(self, chunks: Chunks, number: int, chunk: npt.NDArray[Any] | None, pieces: list[Piece], outs: Rows) -> None:
+    def _hand_out(
+        self,
+        chunks: Chunks,
+        number: int,
+        chunk: npt.NDArray[Any] | None,
+        pieces: list[Piece],
+        outs: Rows,
+    ) -> None:
         if chunk is None:
             for piece in pieces:
                 row_at(outs, piece.out)[piece.target or ...] = chunks.fill
@@ -410,33 +508,49 @@ class ArrayReader:
             return
         if isinstance(pieces[0].source[0], int):  # all are rows, or none is
             if len(chunk) > 1:
-                self._cache.used((self._key, number), chunk, len({piece.source[0] for piece in pieces}))
+                self._cache.used(
+                    (self._key, number), chunk, len({piece.source[0] for piece in pieces})
+                )
         elif all(chunk[piece.source].size < chunk.size for piece in pieces):
             self._cache.used((self._key, number), chunk, 0)
 
 
 def cut_spans(firsts: IntArray, ends: IntArray, height: int) -> CutSpans:
-    """Cuts spans of rows at the borders of chunks of so many rows: of each part the number of its span and of its chunk, its first row and
-    its end. Parts stand in the order of their spans; an empty span has none."""
+    """Cuts spans of rows at the borders of chunks of so many rows: of each part the number of its
+    span and of its chunk, its first row and its end. Parts stand in the order of their spans; an
+    empty span has none.
+    """
     first_chunks = firsts // height
     counts = np.where(ends > firsts, -(-ends // height) - first_chunks, 0)
     spans = np.repeat(np.arange(len(firsts)), counts)
     chunks = first_chunks[spans] + np.arange(len(spans)) - (np.cumsum(counts) - counts)[spans]
-    return spans, chunks, np.maximum(firsts[spans], chunks * height), np.minimum(ends[spans], (chunks + 1) * height)
+    return (
+        spans,
+        chunks,
+        np.maximum(firsts[spans], chunks * height),
+        np.minimum(ends[spans], (chunks + 1) * height),
+    )
 
 
-def pieces_of(grid: Grid, corners: Sequence[Sequence[int]], box: Sequence[int]) -> dict[int, list[Piece]]:
+def pieces_of(
+    grid: Grid, corners: Sequence[Sequence[int]], box: Sequence[int]
+) -> dict[int, list[Piece]]:
     """By chunk, the parts that boxes of one shape are made of."""
     strides = [math.prod(grid.counts[axis + 1 :]) for axis in range(len(grid.shape))]
     pieces: dict[int, list[Piece]] = {}
     for out, corner in enumerate(corners):
         axes = [
-            [(place * stride, source, target) for place, source, target in _cuts(start, extent, chunk)]
+            [
+                (place * stride, source, target)
+                for place, source, target in _cuts(start, extent, chunk)
+            ]
             for start, extent, chunk, stride in zip(corner, box, grid.chunks, strides, strict=True)
         ]
         for parts in itertools.product(*axes):
             number = sum(part[0] for part in parts)
-            pieces.setdefault(number, []).append(Piece(out, tuple(part[1] for part in parts), tuple(part[2] for part in parts)))
+            pieces.setdefault(number, []).append(
+                Piece(out, tuple(part[1] for part in parts), tuple(part[2] for part in parts))
+            )
     return pieces
 
 
@@ -444,4 +558,8 @@ def _cuts(start: int, extent: int, chunk: int) -> Iterator[tuple[int, slice, sli
     """Along one axis: the chunks that a range crosses, and which parts of them go where."""
     for place in range(start // chunk, -(-(start + extent) // chunk)):
         first, last = max(start, place * chunk), min(start + extent, (place + 1) * chunk)
-        yield place, slice(first - place * chunk, last - place * chunk), slice(first - start, last - start)
+        yield (
+            place,
+            slice(first - place * chunk, last - place * chunk),
+            slice(first - start, last - start),
+        )

@@ -46,7 +46,9 @@ class LibraryRows(ABC):
 
 
 class ReadersSource(ArraySource):
-    """Records that are read out of arrays, by their chunks. Its path says where they lie, in words."""
+    """Records that are read out of arrays, by their chunks. Its path says where they lie, in
+    words.
+    """
 
     def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
         self.path: str = path
@@ -60,7 +62,8 @@ class ReadersSource(ArraySource):
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         try:
             return ByteRanges.joined(self._located(indices))
-        except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
+        # to know it something had to be read, which failed: reading the samples will say so
+        except HeadraceError:
             return ByteRanges.of([])
 
     @property
@@ -82,13 +85,15 @@ class ReadersSource(ArraySource):
         self._opened.chunks.resize(nbytes)
 
     def close(self) -> None:
-        """Closes what this process has open of this source and those that share it; decoded chunks are forgotten."""
+        """Closes what this process has open of this source and those that share it; decoded
+        chunks are forgotten.
+        """
         self._opened.close()
 
 
 class ArraysSource(ReadersSource):
-    """The rows of one array, or of several of equal length, as records: arrays of a row's shape and dtype (in the file's byte order);
-    for several names dicts of these.
+    """The rows of one array, or of several of equal length, as records: arrays of a row's shape and
+    dtype (in the file's byte order); for several names dicts of these.
 
     Args:
         path, opened: as `ReadersSource` has them.
@@ -113,22 +118,37 @@ class ArraysSource(ReadersSource):
         fields: Mapping[str, ArrayReader | LibraryRows],
         chunks: Sequence[tuple[int, ...] | None],
     ) -> None:
-        super().__init__(path, opened, [field for field in fields.values() if isinstance(field, ArrayReader)])
+        super().__init__(
+            path, opened, [field for field in fields.values() if isinstance(field, ArrayReader)]
+        )
         self.name: str | tuple[str, ...] = name
         self._names, self._fields, self._first = tuple(fields), fields, next(iter(fields.values()))
         self.shape: tuple[int, ...] = self._first.shape
         self.dtype: np.dtype[Any] = self._first.dtype
         self.dtypes: dict[str, np.dtype[Any]] = {one: field.dtype for one, field in fields.items()}
-        self._grids = [[one, field.shape, field.dtype.str, cut] for (one, field), cut in zip(fields.items(), chunks, strict=True)]
-        self._row_bytes = sum(math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers)
+        self._grids = [
+            [one, field.shape, field.dtype.str, cut]
+            for (one, field), cut in zip(fields.items(), chunks, strict=True)
+        ]
+        self._row_bytes = sum(
+            math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers
+        )
         for one, field in fields.items():
             across = field.across if isinstance(field, ArrayReader) and all(field.shape) else 1
             if field.shape[0] * across > COUNTABLE:
-                raise FormatError(f"{shown_array(path, one)} has shape {list(field.shape)}, more than can be counted: the file is damaged")
-        if self._row_bytes > _SMALL and self._row_bytes > (limit := tightest(memory_limits())).headroom:
+                raise FormatError(
+                    f"{shown_array(path, one)} has shape {list(field.shape)}, more than can be "
+                    "counted: the file is damaged"
+                )
+        if (
+            self._row_bytes > _SMALL
+            and self._row_bytes > (limit := tightest(memory_limits())).headroom
+        ):
             raise BudgetError(
-                f"{path}: a row{' of ' if any(self._names) else ''}{' and '.join(self._names)} takes {format_size(self._row_bytes)}, and "
-                f"{format_size(limit.headroom)} are free ({limit.name}): if the file is not damaged, pack it again in smaller samples"
+                f"{path}: a row{' of ' if any(self._names) else ''}{' and '.join(self._names)} "
+                f"takes {format_size(self._row_bytes)}, and "
+                f"{format_size(limit.headroom)} are free ({limit.name}): if the file is not "
+                "damaged, pack it again in smaller samples"
             )
         if len({field.shape[0] for field in fields.values()}) > 1:
             lengths = ", ".join(f"{one!r} {field.shape[0]:,}" for one, field in fields.items())
@@ -199,7 +219,9 @@ class ArraysSource(ReadersSource):
         columns = [self._read_field(field, indices) for field in self._fields.values()]
         if isinstance(self.name, str):
             return columns[0]
-        return [dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True)]
+        return [
+            dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True)
+        ]
 
     def _read_field(self, field: ArrayReader | LibraryRows, indices: Sequence[int]) -> list[Any]:
         if not isinstance(field, ArrayReader):
@@ -207,7 +229,10 @@ class ArraysSource(ReadersSource):
         try:
             rows = [np.empty(field.shape[1:], field.dtype) for _ in indices]
         except MemoryError as error:
-            raise BudgetError(f"{self.path}: no room for {len(indices):,} rows of {format_size(self._row_bytes)} each") from error
+            raise BudgetError(
+                f"{self.path}: no room for {len(indices):,} rows of "
+                f"{format_size(self._row_bytes)} each"
+            ) from error
         field.read_rows(indices, rows, self.run)
         return rows
 
@@ -225,7 +250,11 @@ class ArraysSource(ReadersSource):
 
     @property
     def cut_nbytes(self) -> int:
-        return 0 if any(reader.caches_chunks for reader in self._readers) else int(self.shape[0]) * self._row_bytes
+        return (
+            0
+            if any(reader.caches_chunks for reader in self._readers)
+            else int(self.shape[0]) * self._row_bytes
+        )
 
     def blocks(self) -> npt.NDArray[np.int64]:
         return self.blocks_of(block_length(self.cut_nbytes))
@@ -234,14 +263,19 @@ class ArraysSource(ReadersSource):
         rows, height = len(self), self._rows_a_block(nbytes)
         count = -(-rows // height)
         if count > _MOST_BLOCKS:
-            raise BudgetError(f"{self.path} has {count:,} blocks of {height:,} rows, too many to be listed: shuffle=True needs no list")
+            raise BudgetError(
+                f"{self.path} has {count:,} blocks of {height:,} rows, too many to be listed: "
+                "shuffle=True needs no list"
+            )
         sizes = np.full(count, height, np.int64)
         if count:
             sizes[-1] = rows - height * (count - 1)
         return sizes
 
     def _rows_a_block(self, nbytes: int) -> int:
-        """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a chunk, or as many as take `nbytes`."""
+        """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a
+        chunk, or as many as take `nbytes`.
+        """
         if heights := [reader.height for reader in self._readers if reader.caches_chunks]:
             return max(heights)
         long = max(1, nbytes // max(1, self._row_bytes))
@@ -253,7 +287,9 @@ class ArraysSource(ReadersSource):
         """Bytes of the decoded chunks of a block, which are cached while it is in use."""
         cached = [reader for reader in self._readers if reader.caches_chunks]
         tallest = self._rows_a_block(0) if cached else 1
-        return sum(reader.chunks.nbytes * reader.across * -(-tallest // reader.height) for reader in cached)
+        return sum(
+            reader.chunks.nbytes * reader.across * -(-tallest // reader.height) for reader in cached
+        )
 
     def fingerprint(self) -> str:
         """A hash of names, shapes, dtypes and chunk grids."""

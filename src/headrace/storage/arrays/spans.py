@@ -1,13 +1,14 @@
 """Reads many spans of 1-D arrays, those of an array one behind the other.
 
-Arrays whose chunks have the same rows, as `indices` and `data` of a sparse matrix, are read together: their chunks are looked up, cached
-and dropped as one.
+Arrays whose chunks have the same rows, as `indices` and `data` of a sparse matrix, are read
+together: their chunks are looked up, cached and dropped as one.
 
 NOTE [ rows by memoryviews ]
 
-A batch of sparse rows is made of a hundred parts of some kB, out of as many decoded chunks. Parts are memoryviews, and are joined by
-`bytes.join`: for 64 parts of 4 kB that takes 22 us, where `np.concatenate` takes 40, and 11 instead of 30 for 2 kB. A copy to the batch's
-buffer, out of the processor's cache, adds 3.
+A batch of sparse rows is made of a hundred parts of some kB, out of as many decoded chunks. Parts
+are memoryviews, and are joined by `bytes.join`: for 64 parts of 4 kB that takes 22 us, where
+`np.concatenate` takes 40, and 11 instead of 30 for 2 kB. A copy to the batch's buffer, out of the
+processor's cache, adds 3.
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ class Cuts(NamedTuple):
         of, at, begins = np.empty(len(chunks), np.int64), np.flatnonzero(is_first), chunks * height
         of[order] = np.cumsum(is_first) - 1
         totals = np.add.reduceat((stops - starts)[order], at)
-        return cls(by_chunk[at].tolist(), totals.tolist(), of.tolist(), (starts - begins).tolist(), (stops - begins).tolist())
+        return cls(
+            by_chunk[at].tolist(),
+            totals.tolist(),
+            of.tolist(),
+            (starts - begins).tolist(),
+            (stops - begins).tolist(),
+        )
 
 
 class AlignedChunks:
@@ -85,7 +92,9 @@ _NOTHING = memoryview(b"")
 class SpanReader(ArrayReader):
     """Spans of a 1-D array, whatever its chunks."""
 
-    def _as_they_are(self, raw: DirectChunks, firsts: IntArray, ends: IntArray, cut: CutSpans) -> npt.NDArray[Any]:
+    def _as_they_are(
+        self, raw: DirectChunks, firsts: IntArray, ends: IntArray, cut: CutSpans
+    ) -> npt.NDArray[Any]:
         ranges, _, starts, stops = self._ranges_of(raw, firsts, cut)
         if len(ranges.paths) == 1 and ranges.is_written.all():
             return np.frombuffer(raw.files.read_joined(ranges), self.dtype)
@@ -112,7 +121,12 @@ class _Aligned:
         pieces: list[list[memoryview | bytes]] = []
         for place in range(len(self._readers)):
             chunks = [_NOTHING if chunk is None else chunk.views[place] for chunk in cached]
-            pieces.append([chunks[which][start:stop] for which, start, stop in zip(of, starts, stops, strict=True)])
+            pieces.append(
+                [
+                    chunks[which][start:stop]
+                    for which, start, stop in zip(of, starts, stops, strict=True)
+                ]
+            )
         if missing:
             self._decode(cuts, missing, pieces, run)
         found: list[npt.NDArray[Any]] = []
@@ -124,9 +138,13 @@ class _Aligned:
         return found
 
     def _cached(self, numbers: list[int], totals: list[int]) -> list[AlignedChunks | None]:
-        """The chunks that are cached, and None for the others. Their rows are taken off, and those that have given all are dropped."""
+        """The chunks that are cached, and None for the others. Their rows are taken off, and
+        those that have given all are dropped.
+        """
         cached = self._cache.get_many(self._key, numbers)
-        found: list[AlignedChunks | None] = [None if decoded is None else decoded.chunk for decoded in cached]
+        found: list[AlignedChunks | None] = [
+            None if decoded is None else decoded.chunk for decoded in cached
+        ]
         hits = last = 0
         for number, total, decoded in zip(numbers, totals, cached, strict=True):
             if decoded is not None:
@@ -140,8 +158,12 @@ class _Aligned:
             reader.counts["chunk_hits"] += hits
         return found
 
-    def _decode(self, cuts: Cuts, missing: list[int], pieces: list[list[memoryview | bytes]], run: Map) -> None:
-        """Reads and decodes chunks, as many at once as take `GROUP` bytes, and writes their parts to `pieces`."""
+    def _decode(
+        self, cuts: Cuts, missing: list[int], pieces: list[list[memoryview | bytes]], run: Map
+    ) -> None:
+        """Reads and decodes chunks, as many at once as take `GROUP` bytes, and writes their
+        parts to `pieces`.
+        """
         numbers, totals, of, starts, stops = cuts
         parts: dict[int, list[int]] = {which: [] for which in missing}
         for part, which in enumerate(of):
@@ -156,9 +178,12 @@ class _Aligned:
                     view = memoryview(array)
                     for part in parts[which]:
                         piece = view[starts[part] : stops[part]]
-                        each[part] = piece if len(missing) <= step else bytes(piece)  # of many, the chunks are not held for them
+                        # of many, the chunks are not held for them
+                        each[part] = piece if len(missing) <= step else bytes(piece)
                 if self._caches and len(arrays[0]) > totals[which]:
-                    self._cache.used((self._key, numbers[which]), AlignedChunks(arrays), totals[which])
+                    self._cache.used(
+                        (self._key, numbers[which]), AlignedChunks(arrays), totals[which]
+                    )
         if self._caches:
             for reader in self._readers:
                 reader.counts["chunks_decoded"] += len(missing)
@@ -173,17 +198,25 @@ class _Aligned:
             chunks, data = self._arrays[place], stored[place][which]
             stored[place][which] = None
             chunk = chunks.decode(numbers[which], data)
-            found[place][which] = np.full(chunks.grid.chunks, chunks.fill, chunks.dtype) if chunk is None else np.ascontiguousarray(chunk)
+            found[place][which] = (
+                np.full(chunks.grid.chunks, chunks.fill, chunks.dtype)
+                if chunk is None
+                else np.ascontiguousarray(chunk)
+            )
 
         run(work, count * len(self._arrays))
         return found
 
 
 def read_joined(
-    readers: Sequence[SpanReader], firsts: IntArray, ends: IntArray, run: Map, rooms: Sequence[Room | None] = ()
+    readers: Sequence[SpanReader],
+    firsts: IntArray,
+    ends: IntArray,
+    run: Map,
+    rooms: Sequence[Room | None] = (),
 ) -> list[npt.NDArray[Any]]:
-    """The same spans of several arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1`` of all spans, one span behind the other,
-    perhaps read-only.
+    """The same spans of several arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1`` of
+    all spans, one span behind the other, perhaps read-only.
 
     Spans that follow one another are read as one, and each chunk is decoded once.
 
@@ -191,7 +224,8 @@ def read_joined(
         readers: of the arrays, which share a cache.
         firsts, ends: [spans].
         run: calls a function in threads.
-        rooms: of each array what makes the one that its rows are copied to, if they are; None, or no rooms: NumPy.
+        rooms: of each array what makes the one that its rows are copied to, if they are; None, or
+            no rooms: NumPy.
 
     Raises:
         FormatError, OSError: a chunk is damaged; a file can't be read.
@@ -199,7 +233,9 @@ def read_joined(
     firsts, ends = _joined(firsts, ends)
     if not len(firsts):
         return [np.empty(0, reader.dtype) for reader in readers]
-    cuts = {height: cut_spans(firsts, ends, height) for height in {reader.height for reader in readers}}
+    cuts = {
+        height: cut_spans(firsts, ends, height) for height in {reader.height for reader in readers}
+    }
     found: list[Any] = [None] * len(readers)
     aligned: dict[tuple[int, bool], list[int]] = {}
     for place, reader in enumerate(readers):
@@ -208,8 +244,13 @@ def read_joined(
         else:
             found[place] = reader._as_they_are(reader._raw, firsts, ends, cuts[reader.height])
     for (height, _), places in aligned.items():
-        together, of_places = _Aligned([readers[place] for place in places]), [rooms[place] if rooms else None for place in places]
-        for place, rows in zip(places, together.read(Cuts.of_spans(cuts[height], height), run, of_places), strict=True):
+        together, of_places = (
+            _Aligned([readers[place] for place in places]),
+            [rooms[place] if rooms else None for place in places],
+        )
+        for place, rows in zip(
+            places, together.read(Cuts.of_spans(cuts[height], height), run, of_places), strict=True
+        ):
             found[place] = rows
     return found
 

@@ -10,8 +10,9 @@ from headrace.errors import FormatError
 
 
 def as_value(record: Any, encoding: str | None = "utf-8") -> Any:
-    """A record in plain terms: strings as str (without an encoding bytes), compounds as dicts of their fields, arrays of strings as lists;
-    numbers stay."""
+    """A record in plain terms: strings as str (without an encoding bytes), compounds as dicts of
+    their fields, arrays of strings as lists; numbers stay.
+    """
     dtype = getattr(record, "dtype", None)
     if isinstance(record, (bytes, np.bytes_)):
         return bytes(record) if encoding is None else _text(record, encoding)
@@ -20,8 +21,13 @@ def as_value(record: Any, encoding: str | None = "utf-8") -> Any:
     if dtype.names is not None:
         return {name: as_value(record[name], encoding) for name in dtype.names}
     if dtype.kind in "SUO" and isinstance(record, np.ndarray):
-        return as_value(record[()], encoding) if record.ndim == 0 else [as_value(item, encoding) for item in record]
-    # a field lies among the others of its compound, at any byte and with their strides: torch has no such tensors
+        return (
+            as_value(record[()], encoding)
+            if record.ndim == 0
+            else [as_value(item, encoding) for item in record]
+        )
+    # a field lies among the others of its compound, at any byte and with their strides: torch has
+    # no such tensors
     return np.require(record, requirements=["C", "A"]) if isinstance(record, np.ndarray) else record
 
 
@@ -30,7 +36,8 @@ def _text(data: bytes, encoding: str) -> str:
         return bytes(data).decode(encoding)
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"a string is not {encoding.upper()}: {error}: for an HDF5 file pass its encoding=, or encoding=None to get bytes"
+            f"a string is not {encoding.upper()}: {error}: for an HDF5 file pass its encoding=, "
+            "or encoding=None to get bytes"
         ) from error
 
 
@@ -47,8 +54,12 @@ def cast_of_long_doubles(dtype: np.dtype[Any]) -> str:
 
 
 def long_doubles_in(dtype: np.dtype[Any]) -> str | None:
-    """Where a dtype holds numbers of more than 64 bits: the names of the fields that lead there, "" for itself; None: nowhere."""
+    """Where a dtype holds numbers of more than 64 bits: the names of the fields that lead there,
+    "" for itself; None: nowhere.
+    """
     if dtype.names is not None:
         fields = ((name, long_doubles_in(dtype[name])) for name in dtype.names)
-        return next((f"{name}.{rest}".rstrip(".") for name, rest in fields if rest is not None), None)
+        return next(
+            (f"{name}.{rest}".rstrip(".") for name, rest in fields if rest is not None), None
+        )
     return "" if dtype.base.char in "gG" else None

@@ -33,9 +33,10 @@ class Volume:
         reader: reads it.
         pad: what patches have beyond its end: "reflect", "edge" or "constant".
         value: the constant, and what lies where a table has nothing.
-        axes: for each axis of the array the axis of patches that goes along it; None: it is whole in every patch.
-        tables: of an array with other voxels than those that patches are counted in: by axis of patches, the array's nearest voxel for
-            each of these, or -1.
+        axes: for each axis of the array the axis of patches that goes along it; None: it is whole
+            in every patch.
+        tables: of an array with other voxels than those that patches are counted in: by axis of
+            patches, the array's nearest voxel for each of these, or -1.
     """
 
     name: str
@@ -47,10 +48,15 @@ class Volume:
 
     def shape(self, patch: Sequence[int]) -> tuple[int, ...]:
         """That of this array's part in a patch."""
-        return tuple(extent if axis is None else patch[axis] for axis, extent in zip(self.axes, self.reader.shape, strict=True))
+        return tuple(
+            extent if axis is None else patch[axis]
+            for axis, extent in zip(self.axes, self.reader.shape, strict=True)
+        )
 
     def corner(self, corner: Sequence[int]) -> tuple[int, ...]:
-        """Where in this array a patch begins that lies inside of it; for an array without tables."""
+        """Where in this array a patch begins that lies inside of it; for an array without
+        tables.
+        """
         return tuple(0 if axis is None else corner[axis] for axis in self.axes)
 
     def places(self, corner: Sequence[int], grid: PatchGrid) -> list[npt.NDArray[np.int64]]:
@@ -85,7 +91,9 @@ class PatchSource(ReadersSource):
         opened: what the volumes' readers have open.
     """
 
-    def __init__(self, path: str, volumes: Sequence[Volume], grid: PatchGrid, opened: OpenArrays[Any]) -> None:
+    def __init__(
+        self, path: str, volumes: Sequence[Volume], grid: PatchGrid, opened: OpenArrays[Any]
+    ) -> None:
         super().__init__(redact(path), opened, [volume.reader for volume in volumes])
         self.volumes: list[Volume] = list(volumes)
         self.grid: PatchGrid = grid
@@ -95,13 +103,22 @@ class PatchSource(ReadersSource):
 
     def sample_bytes(self, dtype: np.dtype[Any] | None) -> int:
         """Bytes of a sample, the first volume's patch being cast to a dtype."""
-        kinds = [volume.reader.dtype if number or dtype is None else dtype for number, volume in enumerate(self.volumes)]
-        return sum(math.prod(volume.shape(self.grid.patch)) * kind.itemsize for volume, kind in zip(self.volumes, kinds, strict=True))
+        kinds = [
+            volume.reader.dtype if number or dtype is None else dtype
+            for number, volume in enumerate(self.volumes)
+        ]
+        return sum(
+            math.prod(volume.shape(self.grid.patch)) * kind.itemsize
+            for volume, kind in zip(self.volumes, kinds, strict=True)
+        )
 
     @property
     def patches_are(self) -> str:
         """Dtype and shape of the parts of a sample, in words."""
-        return ", ".join(f"{volume.reader.dtype} {list(volume.shape(self.grid.patch))}" for volume in self.volumes)
+        return ", ".join(
+            f"{volume.reader.dtype} {list(volume.shape(self.grid.patch))}"
+            for volume in self.volumes
+        )
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -110,7 +127,11 @@ class PatchSource(ReadersSource):
 
     @property
     def array_spec(self) -> ArraySpec | None:
-        return ArraySpec(self.volumes[0].shape(self.grid.patch), self.dtype) if len(self.volumes) == 1 and self.dtype.isnative else None
+        return (
+            ArraySpec(self.volumes[0].shape(self.grid.patch), self.dtype)
+            if len(self.volumes) == 1 and self.dtype.isnative
+            else None
+        )
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         self._read_volume(self.volumes[0], [self.grid.corner(index) for index in indices], rows)
@@ -118,7 +139,9 @@ class PatchSource(ReadersSource):
     def read(self, indices: Sequence[int]) -> list[Any]:
         corners, columns = [self.grid.corner(index) for index in indices], []
         for volume in self.volumes:
-            patches = [np.empty(volume.shape(self.grid.patch), volume.reader.dtype) for _ in indices]
+            patches = [
+                np.empty(volume.shape(self.grid.patch), volume.reader.dtype) for _ in indices
+            ]
             self._read_volume(volume, corners, patches)
             columns.append(patches)
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
@@ -126,13 +149,21 @@ class PatchSource(ReadersSource):
     def _read_volume(self, volume: Volume, corners: Sequence[tuple[int, ...]], outs: Rows) -> None:
         plainly = [not volume.tables and not self.grid.reaches_beyond(corner) for corner in corners]
         whole = [number for number, is_plain in enumerate(plainly) if is_plain]
-        volume.reader.read_boxes([volume.corner(corners[number]) for number in whole], [outs[number] for number in whole], self.run)
+        volume.reader.read_boxes(
+            [volume.corner(corners[number]) for number in whole],
+            [outs[number] for number in whole],
+            self.run,
+        )
         for number, is_plain in enumerate(plainly):
             if not is_plain:
                 self._read_places(volume, volume.places(corners[number], self.grid), outs[number])
 
-    def _read_places(self, volume: Volume, axes: Sequence[npt.NDArray[np.int64]], out: npt.NDArray[Any]) -> None:
-        """A patch whose elements don't lie side by side, taken out of a box that has all of them."""
+    def _read_places(
+        self, volume: Volume, axes: Sequence[npt.NDArray[np.int64]], out: npt.NDArray[Any]
+    ) -> None:
+        """A patch whose elements don't lie side by side, taken out of a box that has all of
+        them.
+        """
         inside = [places >= 0 for places in axes]
         if not all(axis.all() for axis in inside):
             out[...] = volume.value
@@ -141,15 +172,29 @@ class PatchSource(ReadersSource):
         first, extents = box
         part = np.empty(extents, out.dtype)
         volume.reader.read_boxes([first], [part], self.run)
-        out[np.ix_(*inside)] = part[np.ix_(*(places[mask] - start for places, mask, start in zip(axes, inside, first, strict=True)))]
+        out[np.ix_(*inside)] = part[
+            np.ix_(
+                *(
+                    places[mask] - start
+                    for places, mask, start in zip(axes, inside, first, strict=True)
+                )
+            )
+        ]
 
     # -- byte ranges
 
     def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
         corners = [self.grid.corner(index) for index in indices.tolist()]
-        return [volume.reader.box_ranges([box for corner in corners if (box := self._box(volume, corner))]) for volume in self.volumes]
+        return [
+            volume.reader.box_ranges(
+                [box for corner in corners if (box := self._box(volume, corner))]
+            )
+            for volume in self.volumes
+        ]
 
-    def _box(self, volume: Volume, corner: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]] | None:
+    def _box(
+        self, volume: Volume, corner: tuple[int, ...]
+    ) -> tuple[Sequence[int], Sequence[int]] | None:
         """Lowest corner and extents of what a patch needs of an array; None: nothing."""
         if volume.tables or self.grid.reaches_beyond(corner):
             return _box_of(volume.places(corner, self.grid))
@@ -168,12 +213,18 @@ class PatchSource(ReadersSource):
 
     def blocks(self) -> npt.NDArray[np.int64]:
         """Patches along the last axis."""
-        lines = [np.full(math.prod(counts[:-1]), counts[-1], np.int64) for counts in self.grid.counts if math.prod(counts)]
+        lines = [
+            np.full(math.prod(counts[:-1]), counts[-1], np.int64)
+            for counts in self.grid.counts
+            if math.prod(counts)
+        ]
         return np.concatenate(lines) if lines else np.zeros(0, np.int64)
 
     @property
     def block_nbytes(self) -> int:
-        return sum(self._line_nbytes(volume) for volume in self.volumes if volume.reader.chunks.decodes)
+        return sum(
+            self._line_nbytes(volume) for volume in self.volumes if volume.reader.chunks.decodes
+        )
 
     def _line_nbytes(self, volume: Volume) -> int:
         """Bytes of the decoded chunks that patches along the last axis are in, at most."""
@@ -187,23 +238,44 @@ class PatchSource(ReadersSource):
 
     def how(self) -> dict[str, str]:
         nearest = "; each voxel of a patch has the nearest one"
-        return {volume.name or "the array": volume.reader.how + (nearest if volume.tables else "") for volume in self.volumes}
+        return {
+            volume.name or "the array": volume.reader.how + (nearest if volume.tables else "")
+            for volume in self.volumes
+        }
 
     def fingerprint(self) -> str:
-        """A hash of names, shapes, dtypes, chunks, of where patches begin and of how labels lie to them."""
-        arrays = [[v.name, v.reader.shape, v.reader.dtype.str, v.reader.chunks.grid.chunks, v.pad, v.axes] for v in self.volumes]
-        tables = [[axis, zlib.crc32(table.tobytes())] for volume in self.volumes for axis, table in sorted(volume.tables.items())]
+        """A hash of names, shapes, dtypes, chunks, of where patches begin and of how labels lie
+        to them.
+        """
+        arrays = [
+            [v.name, v.reader.shape, v.reader.dtype.str, v.reader.chunks.grid.chunks, v.pad, v.axes]
+            for v in self.volumes
+        ]
+        tables = [
+            [axis, zlib.crc32(table.tobytes())]
+            for volume in self.volumes
+            for axis, table in sorted(volume.tables.items())
+        ]
         boxes = [[box.start, box.stop] for box in self.grid.boxes]
-        layout = json.dumps([arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes])
+        layout = json.dumps(
+            [arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes]
+        )
         return hashlib.blake2b(layout.encode(), digest_size=16).hexdigest()
 
     def location(self, index: int) -> str:
-        return f"{self.path}, {self.volumes[0].name or 'the array'}, patch {index} at {list(self.grid.corner(index))}"
+        return (
+            f"{self.path}, {self.volumes[0].name or 'the array'}, patch {index} at "
+            f"{list(self.grid.corner(index))}"
+        )
 
 
 def _box_of(axes: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]] | None:
-    """Lowest corner and extents of the box that has all of these places along each axis (-1: none); None: there are none."""
+    """Lowest corner and extents of the box that has all of these places along each axis (-1:
+    none); None: there are none.
+    """
     inside = [places[places >= 0] for places in axes]
     if not all(len(places) for places in inside):
         return None
-    return [int(places.min()) for places in inside], [int(places.max() - places.min()) + 1 for places in inside]
+    return [int(places.min()) for places in inside], [
+        int(places.max() - places.min()) + 1 for places in inside
+    ]

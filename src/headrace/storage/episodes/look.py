@@ -1,7 +1,9 @@
-"""Finds episodes in files of groups: what files are looked for, whatever their format, and how what was found becomes one source.
+"""Finds episodes in files of groups: what files are looked for, whatever their format, and how what
+was found becomes one source.
 
-Robotics keeps demonstrations so (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``), or a file each (ALOHA);
-neurophysiology its time series (NWB: ``acquisition/NAME/data``, ``.../timestamps``).
+Robotics keeps demonstrations so (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``,
+``data/demo_0/actions``), or a file each (ALOHA); neurophysiology its time series (NWB:
+``acquisition/NAME/data``, ``.../timestamps``).
 """
 
 from __future__ import annotations
@@ -89,7 +91,11 @@ class Episode(NamedTuple):
 
 def natural(name: str) -> list[tuple[int, int, str]]:
     """Sorts names as people do: demo_2 before demo_10."""
-    return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+    return [
+        (0, int(part), part) if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]
 
 
 def is_pattern(name: str) -> bool:
@@ -97,8 +103,11 @@ def is_pattern(name: str) -> bool:
     return any(letter in name for letter in "*?[")
 
 
-def matching(pattern: str, children: Callable[[str], Iterable[str]], is_group: Callable[[str], bool]) -> list[str]:
-    """The paths of the groups that a pattern means, such as "data/demo_*", sorted as people do; "": the file itself.
+def matching(
+    pattern: str, children: Callable[[str], Iterable[str]], is_group: Callable[[str], bool]
+) -> list[str]:
+    """The paths of the groups that a pattern means, such as "data/demo_*", sorted as people do; "":
+    the file itself.
 
     Args:
         pattern: of their paths.
@@ -134,7 +143,9 @@ class EpisodeLook(ABC, Generic[F, G]):
     def __init__(self, options: EpisodeOptions) -> None:
         self.options = options
         self.keys: tuple[str, ...] | None = None
-        self.missing: set[str] = set(options.episodes) if isinstance(options.episodes, tuple) else set()
+        self.missing: set[str] = (
+            set(options.episodes) if isinstance(options.episodes, tuple) else set()
+        )
         self.known: list[str] = []
 
     def __call__(self, file: F, path: str) -> list[Episode]:
@@ -144,24 +155,37 @@ class EpisodeLook(ABC, Generic[F, G]):
             MissingNameError: it has no such groups, arrays or values.
             FormatError: arrays of an episode have different lengths, or are damaged.
         """
-        pattern = self.found_groups(file, path) if self.options.groups is None else self.options.groups
+        pattern = (
+            self.found_groups(file, path) if self.options.groups is None else self.options.groups
+        )
         names = self.groups_matching(file, pattern)
         if not names:
             raise MissingNameError(
-                f"{redact(path)} has no groups {pattern!r}, of which each would be an episode; it has: "
+                f"{redact(path)} has no groups {pattern!r}, of which each would be an episode; it "
+                "has: "
                 f"{listed_names(self.group_names(file), pattern)}"
             )
         return [self._episode(file, path, name) for name in self._chosen(file, path, names)]
 
     def groups_matching(self, file: F, pattern: str) -> list[str]:
         """The paths of the groups that a pattern means, see `matching`."""
-        return matching(pattern, lambda parent: self.children(file, parent), lambda name: self.kind(file, name) == GROUP)
+        return matching(
+            pattern,
+            lambda parent: self.children(file, parent),
+            lambda name: self.kind(file, name) == GROUP,
+        )
 
     def unmistakable_groups(self, file: F) -> str | None:
-        """The pattern of the episodes of a file that holds nothing else but them, as robomimic and LIBERO lay them out: ``data`` is a group
-        of groups that are numbered, and have several arrays; None: it holds something else."""
+        """The pattern of the episodes of a file that holds nothing else but them, as robomimic and
+        LIBERO lay them out: ``data`` is a group of groups that are numbered, and have several
+        arrays; None: it holds something else.
+        """
         names = self.children(file, "data") if self.kind(file, "data") == GROUP else ()
-        if not names or not all(map(_NUMBERED.match, names)) or any(self.kind(file, f"data/{name}") != GROUP for name in names[:64]):
+        if (
+            not names
+            or not all(map(_NUMBERED.match, names))
+            or any(self.kind(file, f"data/{name}") != GROUP for name in names[:64])
+        ):
             return None
         return "data/*" if len(self.arrays(self.group(file, f"data/{names[0]}"))) > 1 else None
 
@@ -175,8 +199,10 @@ class EpisodeLook(ABC, Generic[F, G]):
         if ARRAY in kinds.values():
             return ""
         raise MissingNameError(
-            f"{redact(path)}: nobody knows which groups are episodes; pass groups=, such as 'data/*' (a replay buffer has an array "
-            f"'meta/episode_ends' beside a group 'data'); it has: {listed_names(self.group_names(file))}"
+            f"{redact(path)}: nobody knows which groups are episodes; pass groups=, such as "
+            "'data/*' (a replay buffer has an array "
+            "'meta/episode_ends' beside a group 'data'); it has: "
+            f"{listed_names(self.group_names(file))}"
         )
 
     # -- what each format does in a way of its own
@@ -215,7 +241,9 @@ class EpisodeLook(ABC, Generic[F, G]):
 
     @abstractmethod
     def value(self, group: G, key: str) -> Any:
-        """The value of an array of a group, which `check_static` has measured; None: there is no such array, or it has no value."""
+        """The value of an array of a group, which `check_static` has measured; None: there is no
+        such array, or it has no value.
+        """
 
     # -- what all have in common
 
@@ -228,7 +256,8 @@ class EpisodeLook(ABC, Generic[F, G]):
             wanted = tuple(self.listed(file, path, wanted))
             if absent := [name for name in wanted if name not in by_name]:
                 raise MissingNameError(
-                    f"{redact(path)}: {self.options.episodes!r} lists {absent[0]!r}, which is missing; the file has: "
+                    f"{redact(path)}: {self.options.episodes!r} lists {absent[0]!r}, which is "
+                    "missing; the file has: "
                     f"{listed_names(names, absent[0])}"
                 )
         self.missing -= by_name.keys()
@@ -240,11 +269,17 @@ class EpisodeLook(ABC, Generic[F, G]):
         if self.keys is None:
             self.keys = self._keys_of(group, path, name)
         arrays = {key: self.array(group, path, name, key) for key in self.keys}
-        episode = Episode(path, name, arrays, {key: self._value(group, path, name, key) for key in self.options.static})
+        episode = Episode(
+            path,
+            name,
+            arrays,
+            {key: self._value(group, path, name, key) for key in self.options.static},
+        )
         if len({array.shape[0] for array in arrays.values()}) > 1:
             lengths = ", ".join(f"{key!r} {array.shape[0]:,}" for key, array in arrays.items())
             raise FormatError(
-                f"{episode.where}: its arrays have different lengths: {lengths}: name those that belong together as keys=, and those "
+                f"{episode.where}: its arrays have different lengths: {lengths}: name those that "
+                "belong together as keys=, and those "
                 "without an axis of time as static="
             )
         return episode
@@ -255,16 +290,24 @@ class EpisodeLook(ABC, Generic[F, G]):
         static = set(self.options.static)
         found: list[str] = []
         for one in ["*"] if wanted is None else wanted:
-            matches = [key for key in sorted(there, key=natural) if fnmatch.fnmatchcase(key, one) and key not in static]
+            matches = [
+                key
+                for key in sorted(there, key=natural)
+                if fnmatch.fnmatchcase(key, one) and key not in static
+            ]
             found += matches if is_pattern(one) else [one.strip("/")]
             if wanted is not None and is_pattern(one) and not matches:
-                raise MissingNameError(f"{redact(path)}: {name or '/'} has no arrays {one!r}; it has: {listed_names(there, one)}")
+                raise MissingNameError(
+                    f"{redact(path)}: {name or '/'} has no arrays {one!r}; it has: "
+                    f"{listed_names(there, one)}"
+                )
         return tuple(dict.fromkeys(found))
 
     def absent(self, group: G, path: str, name: str, key: str) -> MissingNameError:
         """The error of an array that an episode lacks."""
         return MissingNameError(
-            f"{redact(path)}: {name or '/'} has no array {key!r}; it has: {listed_names(self.arrays(group), key)}: name keys that all "
+            f"{redact(path)}: {name or '/'} has no array {key!r}; it has: "
+            f"{listed_names(self.arrays(group), key)}: name keys that all "
             "episodes have as keys=, or the episodes that have it as episodes="
         )
 
@@ -276,7 +319,10 @@ class EpisodeLook(ABC, Generic[F, G]):
         if key in attributes:
             return attributes[key]
         there = [*self.arrays(group), *attributes]
-        raise MissingNameError(f"{redact(path)}: {name or '/'} has no array and no attribute {key!r}; it has: {listed_names(there, key)}")
+        raise MissingNameError(
+            f"{redact(path)}: {name or '/'} has no array and no attribute {key!r}; it has: "
+            f"{listed_names(there, key)}"
+        )
 
 
 # -- all files
@@ -307,11 +353,15 @@ def joined_episodes(
     if look.missing:
         absent = min(look.missing)
         raise MissingNameError(
-            f"no file has an episode {absent!r}, which episodes= names; there are: {listed_names(set(look.known), absent)}"
+            f"no file has an episode {absent!r}, which episodes= names; there are: "
+            f"{listed_names(set(look.known), absent)}"
         )
     keys = look.keys or ()
     if not keys:
-        raise FormatError(f"{redact(paths[0])}: {everything[0].name or '/'} has no array with an axis of time: name some as keys=")
+        raise FormatError(
+            f"{redact(paths[0])}: {everything[0].name or '/'} has no array with an axis of time: "
+            "name some as keys="
+        )
     check_mask([*keys, *options.static], windows)
     empty = [episode for episode in everything if not episode.length]
     if empty:
@@ -325,26 +375,43 @@ def joined_episodes(
     arrays = [_joined(key, chosen, places, of_keys[key]) for key in keys] if chosen else []
     check_pad(arrays, windows)
     lengths = np.array([episode.length for episode in chosen], np.int64)
-    static = {name: stacked(name, [episode.static[name] for episode in chosen]) for name in options.static}
+    static = {
+        name: stacked(name, [episode.static[name] for episode in chosen]) for name in options.static
+    }
     return EpisodeSource(
-        list(places), [places[episode.path] for episode in chosen], [episode.name for episode in chosen], Windows(lengths, windows), arrays,
-        static, opened, [episode.where for episode in empty],
-    )  # fmt: skip
+        list(places),
+        [places[episode.path] for episode in chosen],
+        [episode.name for episode in chosen],
+        Windows(lengths, windows),
+        arrays,
+        static,
+        opened,
+        [episode.where for episode in empty],
+    )
 
 
 def check_mask(names: Sequence[str], windows: WindowOptions) -> None:
     """Raises a ConfigError where an array has the name of the mask of windows."""
     if MASK in names and windows.window is not None:
-        raise ConfigError(f"an array is called {MASK!r}, which is the mask of windows: leave it out of keys=")
+        raise ConfigError(
+            f"an array is called {MASK!r}, which is the mask of windows: leave it out of keys="
+        )
 
 
 def check_pad(arrays: Sequence[EpisodeArrays], windows: WindowOptions) -> None:
     """Raises a ConfigError where zeros are wanted of what has none."""
-    if windows.pad == "constant" and (held := [array.name for array in arrays if array.holds_objects]):
-        raise ConfigError(f"pad='constant' has no value for {held[0]!r}, whose elements are of any size: pass pad='edge'")
+    if windows.pad == "constant" and (
+        held := [array.name for array in arrays if array.holds_objects]
+    ):
+        raise ConfigError(
+            f"pad='constant' has no value for {held[0]!r}, whose elements are of any size: pass "
+            "pad='edge'"
+        )
 
 
-def windows_of(keys: Sequence[str], windows: int | Mapping[str, int] | None) -> dict[str, int | None]:
+def windows_of(
+    keys: Sequence[str], windows: int | Mapping[str, int] | None
+) -> dict[str, int | None]:
     """Steps of a window of each key.
 
     Raises:
@@ -356,27 +423,41 @@ def windows_of(keys: Sequence[str], windows: int | Mapping[str, int] | None) -> 
     for pattern, steps in windows.items():
         matches = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]
         if not matches:
-            raise ConfigError(f"window= has {pattern!r}, which is no key; the keys are: {listed_names(keys, pattern)}")
+            raise ConfigError(
+                f"window= has {pattern!r}, which is no key; the keys are: "
+                f"{listed_names(keys, pattern)}"
+            )
         found |= dict.fromkeys(matches, steps)
     if missing := [key for key in keys if key not in found]:
-        raise ConfigError(f"window= says nothing of {missing[0]!r}: give each key its steps ('*' stands for all), or leave it out of keys=")
+        raise ConfigError(
+            f"window= says nothing of {missing[0]!r}: give each key its steps ('*' stands for "
+            "all), or leave it out of keys="
+        )
     return found
 
 
-def _joined(key: str, episodes: Sequence[Episode], places: Mapping[str, int], window: int | None) -> EpisodeArrays:
+def _joined(
+    key: str, episodes: Sequence[Episode], places: Mapping[str, int], window: int | None
+) -> EpisodeArrays:
     """The arrays of a key of all episodes."""
     first = episodes[0].arrays[key]
     for episode in episodes:
         array = episode.arrays[key]
         if (array.shape[1:], array.dtype) != (first.shape[1:], first.dtype):
             raise FormatError(
-                f"{episode.where}: steps of {key!r} are {array.dtype} {list(array.shape[1:])}, and in {episodes[0].where} {first.dtype} "
-                f"{list(first.shape[1:])}: name the episodes that are alike as episodes=, or leave the key out of keys="
+                f"{episode.where}: steps of {key!r} are {array.dtype} {list(array.shape[1:])}, "
+                f"and in {episodes[0].where} {first.dtype} "
+                f"{list(first.shape[1:])}: name the episodes that are alike as episodes=, or "
+                "leave the key out of keys="
             )
-    begins = [(places[array.path], array.begin) for array in (episode.arrays[key] for episode in episodes)]
+    begins = [
+        (places[array.path], array.begin) for array in (episode.arrays[key] for episode in episodes)
+    ]
     readers = [reader for episode in episodes if (reader := episode.arrays[key].reader) is not None]
     numbers = itertools.count()
-    reader_of = [-1 if episode.arrays[key].reader is None else next(numbers) for episode in episodes]
+    reader_of = [
+        -1 if episode.arrays[key].reader is None else next(numbers) for episode in episodes
+    ]
     return EpisodeArrays(key, first.shape[1:], first.dtype, begins, readers, reader_of, window)
 
 
@@ -384,13 +465,18 @@ def stacked(name: str, values: Sequence[Any]) -> Sequence[Any] | SharedArray:
     """Static values: numbers of one shape in one array, which workers share."""
     arrays = [np.asarray(value) for value in values]
     check_static(name, sum(array.nbytes for array in arrays))
-    alike = arrays and all((array.shape, array.dtype) == (arrays[0].shape, arrays[0].dtype) for array in arrays)
-    return SharedArray(np.stack(arrays)) if alike and arrays[0].dtype.kind in "biufc" else list(values)
+    alike = arrays and all(
+        (array.shape, array.dtype) == (arrays[0].shape, arrays[0].dtype) for array in arrays
+    )
+    return (
+        SharedArray(np.stack(arrays)) if alike and arrays[0].dtype.kind in "biufc" else list(values)
+    )
 
 
 def check_static(name: str, nbytes: int) -> None:
     """Raises a BudgetError where static values take too many bytes."""
     if nbytes > _STATIC_BYTES:
         raise BudgetError(
-            f"static={name!r} takes {nbytes:,} bytes, which would be held in memory: static values are small; name large arrays as keys="
+            f"static={name!r} takes {nbytes:,} bytes, which would be held in memory: static "
+            "values are small; name large arrays as keys="
         )

@@ -1,11 +1,14 @@
-"""Episodes: arrays whose rows are the steps of one recording, or runs of rows of longer ones, read as a whole or in windows over time.
+"""Episodes: arrays whose rows are the steps of one recording, or runs of rows of longer ones, read
+as a whole or in windows over time.
 
 NOTE [ from windows to arrays ]
 
-* A key, such as "obs/image", has one array in each episode, or one for many; its rows, all of one shape and dtype, are the steps.
-* Where arrays lie in their file as they are, in one piece, nothing is held of each but file and first byte, and the steps that a batch
-  needs of all keys and episodes are read by one call.
-* Other arrays have a reader each. What a batch needs of one is read together, so that a chunk is decoded once; several in threads.
+* A key, such as "obs/image", has one array in each episode, or one for many; its rows, all of one
+  shape and dtype, are the steps.
+* Where arrays lie in their file as they are, in one piece, nothing is held of each but file and
+  first byte, and the steps that a batch needs of all keys and episodes are read by one call.
+* Other arrays have a reader each. What a batch needs of one is read together, so that a chunk is
+  decoded once; several in threads.
 """
 
 from __future__ import annotations
@@ -33,16 +36,19 @@ from headrace.storage.episodes.steps import EpisodeArrays, PendingSteps
 from headrace.storage.episodes.windows import Bands, Windows
 from headrace.storage.source import Locatable, one_after_the_other
 
-_BAND, _MOST_BAND = 64 << 10, 4 << 20  # bytes of a band that is worth caching, and that chunks may make it
+# bytes of a band that is worth caching, and that chunks may make it
+_BAND, _MOST_BAND = 64 << 10, 4 << 20
 MASK = "mask"
 """Of windows: which steps lie inside of the episode."""
 
 
 class EpisodeSource(Locatable):
-    """Episodes, or windows over their steps: dicts of an array [steps, ...] for each key; with windows also `MASK`, bool [window].
+    """Episodes, or windows over their steps: dicts of an array [steps, ...] for each key; with
+    windows also `MASK`, bool [window].
 
     Args:
-        paths: of the files; those at the front are numbered as `files_of` has them, others may hold arrays.
+        paths: of the files; those at the front are numbered as `files_of` has them, others may hold
+            arrays.
         files_of: the number of the file of each episode.
         names: of the episodes: the paths of their groups, if each is one.
         windows: which steps a sample has.
@@ -65,7 +71,12 @@ class EpisodeSource(Locatable):
     ) -> None:
         self.paths, self.names = list(paths), PackedNames(name.encode() for name in names)
         self._file_of = SharedArray(np.array(files_of, np.int64))
-        self.windows, self.keys, self.static, self.left_out = windows, tuple(keys), static, tuple(left_out)
+        self.windows, self.keys, self.static, self.left_out = (
+            windows,
+            tuple(keys),
+            static,
+            tuple(left_out),
+        )
         self._opened, self.files = opened, opened.files
         self._to_count: list[ArrayReader] = []
 
@@ -79,10 +90,15 @@ class EpisodeSource(Locatable):
         return self._records(self.read_steps(episodes, starts), episodes, starts)
 
     def read_windows(
-        self, indices: IntArray, outs: Mapping[str, npt.NDArray[Any]], cast_into: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]
+        self,
+        indices: IntArray,
+        outs: Mapping[str, npt.NDArray[Any]],
+        cast_into: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None],
     ) -> None:
-        """Writes windows into arrays [windows, window, ...] by key, and their masks into that of `MASK`. Those of another dtype than the
-        key's are written by `cast_into`, which gets a window and its place."""
+        """Writes windows into arrays [windows, window, ...] by key, and their masks into that of
+        `MASK`. Those of another dtype than the key's are written by `cast_into`, which gets a
+        window and its place.
+        """
         episodes, starts = self.windows.places(indices)
         found = self.read_steps(episodes, starts, outs)
         for key in self.keys:
@@ -91,21 +107,37 @@ class EpisodeSource(Locatable):
                     cast_into(window, outs[key.name][number])
         outs[MASK][...] = self.windows.masks(episodes, starts)
 
-    def _records(self, columns: dict[str, list[Any]], episodes: IntArray, starts: IntArray) -> list[dict[str, Any]]:
+    def _records(
+        self, columns: dict[str, list[Any]], episodes: IntArray, starts: IntArray
+    ) -> list[dict[str, Any]]:
         """Of each sample a dict of its keys, of what is static, and of the mask."""
         for name, values in self.static.items():
             columns[name] = [_of(values, episode) for episode in episodes.tolist()]
         if self.windows.options.window is not None:
             columns[MASK] = list(self.windows.masks(episodes, starts))
-        return [dict(zip(columns, record, strict=True)) for record in zip(*columns.values(), strict=True)]
+        return [
+            dict(zip(columns, record, strict=True))
+            for record in zip(*columns.values(), strict=True)
+        ]
 
-    def read_steps(self, episodes: IntArray, starts: IntArray, into: Mapping[str, npt.NDArray[Any]] | None = None) -> dict[str, list[Any]]:
-        """For each key the windows that begin at some steps of episodes, padded; without windows whole episodes.
+    def read_steps(
+        self,
+        episodes: IntArray,
+        starts: IntArray,
+        into: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> dict[str, list[Any]]:
+        """For each key the windows that begin at some steps of episodes, padded; without windows
+        whole episodes.
 
         Args:
-            into: where windows are to be, [windows, window, ...] by key; not where it has another dtype.
+            into: where windows are to be, [windows, window, ...] by key; not where it has another
+                dtype.
         """
-        pending, found, lengths = PendingSteps(self.paths), dict[str, list[Any]](), self.windows.lengths[episodes]
+        pending, found, lengths = (
+            PendingSteps(self.paths),
+            dict[str, list[Any]](),
+            self.windows.lengths[episodes],
+        )
         padded: list[tuple[npt.NDArray[Any], npt.NDArray[Any], int, int, int]] = []
         for key in self.keys:
             firsts, ends = self.windows.inside(episodes, starts, key.window)
@@ -113,7 +145,10 @@ class EpisodeSource(Locatable):
                 found[key.name] = self._objects(key, episodes, starts, firsts, ends)
                 continue
             if key.window is None:
-                outs = [np.empty((count, *key.row_shape), key.dtype) for count in (ends - firsts).tolist()]
+                outs = [
+                    np.empty((count, *key.row_shape), key.dtype)
+                    for count in (ends - firsts).tolist()
+                ]
                 found[key.name] = list(outs)
             else:
                 given = None if into is None else into[key.name]
@@ -122,9 +157,21 @@ class EpisodeSource(Locatable):
                 whole = given
                 found[key.name] = list(whole)
                 outs = list(whole)
-                for number in np.flatnonzero((firsts != starts) | (ends != starts + key.window)).tolist():
-                    outs[number] = np.empty((int(ends[number] - firsts[number]), *key.row_shape), key.dtype)
-                    padded.append((whole[number], outs[number], int(starts[number]), int(firsts[number]), int(lengths[number])))
+                for number in np.flatnonzero(
+                    (firsts != starts) | (ends != starts + key.window)
+                ).tolist():
+                    outs[number] = np.empty(
+                        (int(ends[number] - firsts[number]), *key.row_shape), key.dtype
+                    )
+                    padded.append(
+                        (
+                            whole[number],
+                            outs[number],
+                            int(starts[number]),
+                            int(firsts[number]),
+                            int(lengths[number]),
+                        )
+                    )
             pending.add(key, episodes, firsts, ends, outs)
         self._fetch(pending)
         for missing in padded:
@@ -134,30 +181,46 @@ class EpisodeSource(Locatable):
     # -- windows out of bands of steps
 
     def bands(self) -> Bands:
-        """Bands as large as a window, or 64 KiB, or the tallest chunk that is decoded: what is worth caching together."""
+        """Bands as large as a window, or 64 KiB, or the tallest chunk that is decoded: what is
+        worth caching together.
+        """
         window, tallest = self.windows.options.window or 1, self._tallest()
         height = max(window, _BAND // max(1, self.step_bytes))
         if tallest * self.step_bytes <= _MOST_BAND:
             height = -(-height // tallest) * tallest
-        return Bands(self.windows.lengths, max(1, min(height, int(self.windows.lengths.max(initial=1)))))
+        return Bands(
+            self.windows.lengths, max(1, min(height, int(self.windows.lengths.max(initial=1))))
+        )
 
     def bands_of(self, indices: IntArray, bands: Bands) -> list[IntArray]:
         """The numbers of the bands that each window needs."""
         episodes, starts = self.windows.places(indices)
         firsts, ends = self.windows.inside(episodes, starts, self.windows.options.window)
-        return [bands.of(*place) for place in zip(episodes.tolist(), firsts.tolist(), ends.tolist(), strict=True)]
+        return [
+            bands.of(*place)
+            for place in zip(episodes.tolist(), firsts.tolist(), ends.tolist(), strict=True)
+        ]
 
     def read_bands(self, numbers: Sequence[int], bands: Bands) -> list[dict[str, npt.NDArray[Any]]]:
         """All keys of the steps of some bands."""
-        pending, (episodes, firsts, ends) = PendingSteps(self.paths), bands.runs(np.asarray(numbers, np.int64))
+        pending, (episodes, firsts, ends) = (
+            PendingSteps(self.paths),
+            bands.runs(np.asarray(numbers, np.int64)),
+        )
         columns: dict[str, list[npt.NDArray[Any]]] = {}
         for key in self.keys:
-            columns[key.name] = [np.empty((count, *key.row_shape), key.dtype) for count in (ends - firsts).tolist()]
+            columns[key.name] = [
+                np.empty((count, *key.row_shape), key.dtype) for count in (ends - firsts).tolist()
+            ]
             pending.add(key, episodes, firsts, ends, columns[key.name])
         self._fetch(pending)
-        return [dict(zip(columns, band, strict=True)) for band in zip(*columns.values(), strict=True)]
+        return [
+            dict(zip(columns, band, strict=True)) for band in zip(*columns.values(), strict=True)
+        ]
 
-    def cut(self, indices: IntArray, bands: Bands, held: Mapping[int, Mapping[str, npt.NDArray[Any]]]) -> list[dict[str, Any]]:
+    def cut(
+        self, indices: IntArray, bands: Bands, held: Mapping[int, Mapping[str, npt.NDArray[Any]]]
+    ) -> list[dict[str, Any]]:
         """Windows, as `read` gives them, out of bands of steps that have all of them."""
         episodes, starts = self.windows.places(indices)
         columns: dict[str, list[Any]] = {}
@@ -165,12 +228,18 @@ class EpisodeSource(Locatable):
             firsts, ends = self.windows.inside(episodes, starts, key.window)
             columns[key.name] = [
                 self._cut(key, place, bands, held)
-                for place in zip(episodes.tolist(), starts.tolist(), firsts.tolist(), ends.tolist(), strict=True)
+                for place in zip(
+                    episodes.tolist(), starts.tolist(), firsts.tolist(), ends.tolist(), strict=True
+                )
             ]
         return self._records(columns, episodes, starts)
 
     def _cut(
-        self, key: EpisodeArrays, place: tuple[int, int, int, int], bands: Bands, held: Mapping[int, Mapping[str, npt.NDArray[Any]]]
+        self,
+        key: EpisodeArrays,
+        place: tuple[int, int, int, int],
+        bands: Bands,
+        held: Mapping[int, Mapping[str, npt.NDArray[Any]]],
     ) -> npt.NDArray[Any]:
         episode, start, first, end = place
         window = np.empty((key.window or 0, *key.row_shape), key.dtype)
@@ -184,8 +253,12 @@ class EpisodeSource(Locatable):
             self._pad(window, part, start, first, int(self.windows.lengths[episode]))
         return window
 
-    def _pad(self, window: npt.NDArray[Any], part: npt.NDArray[Any], start: int, first: int, length: int) -> None:
-        """Fills a window that begins at a step, of an episode that has `part` of it from another step on."""
+    def _pad(
+        self, window: npt.NDArray[Any], part: npt.NDArray[Any], start: int, first: int, length: int
+    ) -> None:
+        """Fills a window that begins at a step, of an episode that has `part` of it from another
+        step on.
+        """
         steps = np.arange(start, start + len(window))
         window[...] = part[np.clip(steps - first, 0, len(part) - 1)]
         if self.windows.options.pad == "constant":
@@ -193,10 +266,15 @@ class EpisodeSource(Locatable):
 
     # -- runs of steps
 
-    def read_runs(self, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]) -> list[npt.NDArray[Any]]:
+    def read_runs(
+        self, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]
+    ) -> list[npt.NDArray[Any]]:
         """Runs of steps of one key: of an episode those from a first one on, up to an end."""
         episodes, firsts, ends = np.array(runs, np.int64).reshape(-1, 3).T
-        outs = [np.empty((end - first, *key.row_shape), key.dtype) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
+        outs = [
+            np.empty((end - first, *key.row_shape), key.dtype)
+            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
+        ]
         pending = PendingSteps(self.paths)
         pending.add(key, episodes, firsts, ends, outs)
         self._fetch(pending)
@@ -215,15 +293,30 @@ class EpisodeSource(Locatable):
         self.run(read, len(groups))
         self._to_count += [reader for reader, _, _ in groups]
 
-    def _objects(self, key: EpisodeArrays, episodes: IntArray, starts: IntArray, firsts: IntArray, ends: IntArray) -> list[list[Any]]:
-        """Windows of strings, or of arrays of any length, as lists; those at the ends have the first or last one again."""
+    def _objects(
+        self,
+        key: EpisodeArrays,
+        episodes: IntArray,
+        starts: IntArray,
+        firsts: IntArray,
+        ends: IntArray,
+    ) -> list[list[Any]]:
+        """Windows of strings, or of arrays of any length, as lists; those at the ends have the
+        first or last one again.
+        """
         found: list[list[Any]] = []
         columns = (key.reader_numbers(episodes), key.first_rows(episodes), starts, firsts, ends)
-        for number, row, start, first, end in zip(*(column.tolist() for column in columns), strict=True):
+        for number, row, start, first, end in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
             reader = key.readers[number]
             assert isinstance(reader, LibraryRows)
             values = reader.read(range(row + first, row + end))
-            steps = range(end - first) if key.window is None else range(start - first, start - first + key.window)
+            steps = (
+                range(end - first)
+                if key.window is None
+                else range(start - first, start - first + key.window)
+            )
             found.append([values[min(max(step, 0), len(values) - 1)] for step in steps])
         return found
 
@@ -242,8 +335,11 @@ class EpisodeSource(Locatable):
                     reader = key.readers[number]
                     if isinstance(reader, ArrayReader):
                         mine = numbers == number
-                        parts.append(reader.span_ranges(firsts[mine] + rows[mine], ends[mine] + rows[mine]))
-        except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
+                        parts.append(
+                            reader.span_ranges(firsts[mine] + rows[mine], ends[mine] + rows[mine])
+                        )
+        # to know it something had to be read, which failed: reading the samples will say so
+        except HeadraceError:
             return ByteRanges.of([])
         return ByteRanges.joined(parts) if parts else ByteRanges.of([])
 
@@ -253,24 +349,35 @@ class EpisodeSource(Locatable):
 
     @property
     def is_remote(self) -> bool:
-        is_direct = not self.holds_objects and all(reader.chunks.is_direct for key in self.keys for reader in key.array_readers)
+        is_direct = not self.holds_objects and all(
+            reader.chunks.is_direct for key in self.keys for reader in key.array_readers
+        )
         return is_direct and super().is_remote
 
     @property
     def stored_nbytes(self) -> int:
-        by_readers = sum(reader.chunks.stored_nbytes for key in self.keys for reader in key.array_readers)
+        by_readers = sum(
+            reader.chunks.stored_nbytes for key in self.keys for reader in key.array_readers
+        )
         return by_readers + sum(key.located_nbytes(self.windows.lengths) for key in self.keys)
 
     # -- blocks
 
     def _block_steps(self, nbytes: int) -> int:
-        """Steps of a block: of chunks that are decoded as a whole those of the tallest; else as many as take `nbytes`."""
+        """Steps of a block: of chunks that are decoded as a whole those of the tallest; else as
+        many as take `nbytes`.
+        """
         tallest = self._tallest()
         return tallest if tallest > 1 else max(1, nbytes // max(1, self.step_bytes))
 
     def _tallest(self) -> int:
         """Steps of the tallest chunk that is decoded as a whole; 1: there are none."""
-        heights = (reader.chunks.grid.chunks[0] for key in self.keys for reader in key.array_readers if reader.caches_chunks)
+        heights = (
+            reader.chunks.grid.chunks[0]
+            for key in self.keys
+            for reader in key.array_readers
+            if reader.caches_chunks
+        )
         return max(heights, default=1)
 
     @property
@@ -283,7 +390,9 @@ class EpisodeSource(Locatable):
         return self.blocks_of(block_length(self.cut_nbytes))
 
     def blocks_of(self, nbytes: int) -> IntArray | None:
-        """Windows that begin in the same chunk of an episode, or within `nbytes` of it; whole episodes lie each by itself."""
+        """Windows that begin in the same chunk of an episode, or within `nbytes` of it; whole
+        episodes lie each by itself.
+        """
         return self.windows.blocks(self._block_steps(nbytes))
 
     @property
@@ -296,8 +405,12 @@ class EpisodeSource(Locatable):
         steps, total = self._block_steps(0), 0
         for key in self.keys:
             sizes = [
-                chunks.nbytes * chunks.grid.inner * (-(-(steps + window) // chunks.grid.chunks[0]) + 1)
-                for chunks in (reader.chunks for reader in key.array_readers if reader.caches_chunks)
+                chunks.nbytes
+                * chunks.grid.inner
+                * (-(-(steps + window) // chunks.grid.chunks[0]) + 1)
+                for chunks in (
+                    reader.chunks for reader in key.array_readers if reader.caches_chunks
+                )
             ]
             total += max(sizes, default=0)
         return total
@@ -316,7 +429,9 @@ class EpisodeSource(Locatable):
         """Bytes of the arrays of each sample ([n] int64)."""
         if self.windows.options.window is None:
             return self.windows.lengths * self.step_bytes
-        nbytes = sum(key.row_bytes * (key.window or 0) for key in self.keys if not key.holds_objects)
+        nbytes = sum(
+            key.row_bytes * (key.window or 0) for key in self.keys if not key.holds_objects
+        )
         return np.full(len(self), nbytes, np.int64)
 
     @property
@@ -327,25 +442,54 @@ class EpisodeSource(Locatable):
     def how(self) -> dict[str, str]:
         way = "ranges" if self.is_remote else "pread"
         lengths, options = self.windows.lengths, self.windows.options
-        told = f"{len(lengths):,}, of {int(lengths.min()):,} to {int(lengths.max()):,} steps" if len(lengths) else "none"
+        told = (
+            f"{len(lengths):,}, of {int(lengths.min()):,} to {int(lengths.max()):,} steps"
+            if len(lengths)
+            else "none"
+        )
         if options.window is not None:
             none = int((self.windows.counts == 0).sum())
             told += f"; windows of {options.window:,} steps, {options.stride:,} apart"
             told += f"; {none:,} are too short for one" if none else ""
-        told += f"; left out, since they have no steps: {', '.join(self.left_out[:3])}" if self.left_out else ""
+        told += (
+            f"; left out, since they have no steps: {', '.join(self.left_out[:3])}"
+            if self.left_out
+            else ""
+        )
         return {"episodes": told, **{key.name: key.how(way) for key in self.keys}}
 
     def fingerprint(self) -> str:
-        """A hash of names, lengths, keys, dtypes, shapes, of what is decoded, and of how windows lie."""
-        keys = [[key.name, key.row_shape, key.dtype.str, key.window, *(["decoded"] if key.is_decoded else [])] for key in self.keys]
-        layout = [[name.decode() for name in self.names], self.windows.lengths.tolist(), keys, sorted(self.static), self.windows.options]
+        """A hash of names, lengths, keys, dtypes, shapes, of what is decoded, and of how windows
+        lie.
+        """
+        keys = [
+            [
+                key.name,
+                key.row_shape,
+                key.dtype.str,
+                key.window,
+                *(["decoded"] if key.is_decoded else []),
+            ]
+            for key in self.keys
+        ]
+        layout = [
+            [name.decode() for name in self.names],
+            self.windows.lengths.tolist(),
+            keys,
+            sorted(self.static),
+            self.windows.options,
+        ]
         return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
 
     def place(self, index: int) -> tuple[str, str, int]:
         """The file, the group and the first step of a sample, which may be below 0."""
         episodes, starts = self.windows.places(np.array([index]))
         episode = int(episodes[0])
-        return self.paths[int(self._file_of.array[episode])], self.names[episode].decode(), int(starts[0])
+        return (
+            self.paths[int(self._file_of.array[episode])],
+            self.names[episode].decode(),
+            int(starts[0]),
+        )
 
     def location(self, index: int) -> str:
         path, name, start = self.place(index)

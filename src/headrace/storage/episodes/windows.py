@@ -1,7 +1,8 @@
 """Windows over the steps of episodes: which steps of which episode is sample i.
 
-Windows of one length begin `stride` steps apart in each episode, perhaps before its first step, and may end behind its last one. All
-follows from the lengths of the episodes by arithmetic: there is no list of windows.
+Windows of one length begin `stride` steps apart in each episode, perhaps before its first step, and
+may end behind its last one. All follows from the lengths of the episodes by arithmetic: there is no
+list of windows.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ class WindowOptions(NamedTuple):
     pad: str = "edge"
 
 
-def window_options(window: int | None, stride: int | None, before: int, after: int | None, pad: str) -> WindowOptions:
-    """The options, checked; see `WindowOptions`. Without `after`, each step begins a window, as far as the stride allows.
+def window_options(
+    window: int | None, stride: int | None, before: int, after: int | None, pad: str
+) -> WindowOptions:
+    """The options, checked; see `WindowOptions`. Without `after`, each step begins a window, as far
+    as the stride allows.
 
     Raises:
         ConfigError: one makes no sense; the message names it.
@@ -52,7 +56,10 @@ def window_options(window: int | None, stride: int | None, before: int, after: i
     after = window - 1 if after is None else after
     for name, value in (("pad_before", before), ("pad_after", after)):
         if not 0 <= value < window:
-            raise ConfigError(f"{name}={value} must be at least 0, and less than window={window}: a window has at least one step")
+            raise ConfigError(
+                f"{name}={value} must be at least 0, and less than window={window}: a window has "
+                "at least one step"
+            )
     return WindowOptions(window, stride or 1, before, after, pad)
 
 
@@ -66,8 +73,15 @@ class Windows:
 
     def __init__(self, lengths: IntArray, options: WindowOptions) -> None:
         self.options: WindowOptions = options
-        counts = np.ones(len(lengths), np.int64) if options.window is None else self._counts(lengths, options.window)
-        self._lengths, self._first = SharedArray(lengths), SharedArray(np.concatenate([[0], np.cumsum(counts)]))
+        counts = (
+            np.ones(len(lengths), np.int64)
+            if options.window is None
+            else self._counts(lengths, options.window)
+        )
+        self._lengths, self._first = (
+            SharedArray(lengths),
+            SharedArray(np.concatenate([[0], np.cumsum(counts)])),
+        )
 
     def _counts(self, lengths: IntArray, window: int) -> IntArray:
         _, stride, before, after, _ = self.options
@@ -95,10 +109,16 @@ class Windows:
     def places(self, indices: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
         """The episode of each window, and the step that it begins at, which may be below 0."""
         episodes = self.episode_of(indices)
-        return episodes, (indices - self._first.array[episodes]) * self.options.stride - self.options.before
+        return episodes, (
+            indices - self._first.array[episodes]
+        ) * self.options.stride - self.options.before
 
-    def inside(self, episodes: IntArray, starts: IntArray, window: int | None) -> tuple[IntArray, IntArray]:
-        """The first step that is read of each window, and one past the last: at least one, but of an empty episode."""
+    def inside(
+        self, episodes: IntArray, starts: IntArray, window: int | None
+    ) -> tuple[IntArray, IntArray]:
+        """The first step that is read of each window, and one past the last: at least one, but
+        of an empty episode.
+        """
         lengths = self.lengths[episodes]
         if window is None:
             return np.zeros(len(episodes), np.int64), lengths
@@ -112,14 +132,18 @@ class Windows:
         return inside
 
     def blocks(self, height: int) -> IntArray | None:
-        """How many windows, one after the other, begin within the same so many steps of an episode; None: samples are episodes."""
+        """How many windows, one after the other, begin within the same so many steps of an
+        episode; None: samples are episodes.
+        """
         if self.options.window is None:
             return None
         counts, bands = self.counts, -(-self.lengths // height)
         ends = np.cumsum(bands)
         episodes = np.repeat(np.arange(len(bands)), bands)
         band = np.arange(len(episodes)) - (ends - bands)[episodes]
-        before = np.minimum(counts[episodes], -(-((band + 1) * height + self.options.before) // self.options.stride))
+        before = np.minimum(
+            counts[episodes], -(-((band + 1) * height + self.options.before) // self.options.stride)
+        )
         before[ends[bands > 0] - 1] = counts[bands > 0]  # the last band has the rest
         sizes = np.diff(before, prepend=0)
         starts = (ends - bands)[bands > 0]
@@ -128,23 +152,32 @@ class Windows:
         return found
 
     def begun(self, episodes: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> IntArray:
-        """How many windows begin in earlier episodes, or in this one before a step; those that begin before its first step do so there."""
-        own = np.clip(-(-(steps + self.options.before) // self.options.stride), 0, self.counts[episodes])
+        """How many windows begin in earlier episodes, or in this one before a step; those that
+        begin before its first step do so there.
+        """
+        own = np.clip(
+            -(-(steps + self.options.before) // self.options.stride), 0, self.counts[episodes]
+        )
         found: IntArray = self._first.array[episodes] + np.where(steps > 0, own, 0)
         return found
 
     def covered(self, indices: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """The steps that some windows have, each once: episode, first step and end of each run, in order."""
+        """The steps that some windows have, each once: episode, first step and end of each run,
+        in order.
+        """
         episodes, starts = self.places(np.sort(indices))
         firsts, ends = self.inside(episodes, starts, self.options.window)
         runs: list[tuple[int, int, int]] = []
         if not len(episodes):
             return runs
-        reach = np.maximum.accumulate(ends + episodes * (1 << 40)) - episodes * (1 << 40)  # of all before it in the same episode
+        # of all before it in the same episode
+        reach = np.maximum.accumulate(ends + episodes * (1 << 40)) - episodes * (1 << 40)
         is_first = np.concatenate([[True], (np.diff(episodes) > 0) | (firsts[1:] > reach[:-1])])
         begin = np.flatnonzero(is_first)
         stop = np.append(begin[1:], len(episodes)) - 1
-        return list(zip(episodes[begin].tolist(), firsts[begin].tolist(), reach[stop].tolist(), strict=True))
+        return list(
+            zip(episodes[begin].tolist(), firsts[begin].tolist(), reach[stop].tolist(), strict=True)
+        )
 
 
 class Bands:
@@ -157,7 +190,10 @@ class Bands:
 
     def __init__(self, lengths: IntArray, height: int) -> None:
         self.height: int = height
-        self._lengths, self._first = SharedArray(lengths), SharedArray(np.concatenate([[0], np.cumsum(-(-lengths // height))]))
+        self._lengths, self._first = (
+            SharedArray(lengths),
+            SharedArray(np.concatenate([[0], np.cumsum(-(-lengths // height))])),
+        )
 
     def __len__(self) -> int:
         return int(self._first.array[-1])

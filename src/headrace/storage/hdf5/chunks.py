@@ -1,7 +1,7 @@
 """The chunks of an HDF5 dataset, read directly or through h5py.
 
-Straight from the file, by a table of offsets and with our own codecs, where that is known to give what HDF5 would; else through h5py.
-Which one a dataset takes, and why, stands in `Chunks.how`.
+Straight from the file, by a table of offsets and with our own codecs, where that is known to give
+what HDF5 would; else through h5py. Which one a dataset takes, and why, stands in `Chunks.how`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from headrace.io.library_errors import asking
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.chunks import COUNTABLE, ChunkIndex, ChunkNames, Chunks, DirectChunks, Grid, LibraryChunks
+from headrace.storage.arrays.chunks import (
+    COUNTABLE,
+    ChunkIndex,
+    ChunkNames,
+    Chunks,
+    DirectChunks,
+    Grid,
+    LibraryChunks,
+)
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.files import HDF5Files
@@ -36,7 +44,12 @@ from headrace.storage.hdf5.filters import check_filters, codecs_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored, place_of
 from headrace.storage.hdf5.remote import patiently
-from headrace.storage.hdf5.times import TimedDataset, check_has_values, readable, with_ordered_fields
+from headrace.storage.hdf5.times import (
+    TimedDataset,
+    check_has_values,
+    readable,
+    with_ordered_fields,
+)
 
 TABLE_VERSION = 1
 KEPT_FROM = 20_000
@@ -48,7 +61,9 @@ _SPARSE = 4  # times as many chunks as were written, from which on those are lis
 class HDF5Array:
     """A dataset as h5py reads it, from the files that each process has open."""
 
-    def __init__(self, library: WorkerFiles[h5py.File], path: str, name: str, versions: Versions) -> None:
+    def __init__(
+        self, library: WorkerFiles[h5py.File], path: str, name: str, versions: Versions
+    ) -> None:
         self._library, self._path, self._name, self._versions = library, path, name, versions
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
@@ -60,7 +75,10 @@ class HDF5Array:
         return patiently(functools.partial(self._read, parts))
 
     def _read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
-        with self._library.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
+        with (
+            self._library.reading(self._path) as file,
+            asking("h5py", f"{redact(self._path)}: {self._name!r}"),
+        ):
             dataset = readable(file[self._name], f"{redact(self._path)}: {self._name!r}")
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [np.asarray(dataset[part[:axes]]) for part in parts]
@@ -68,7 +86,9 @@ class HDF5Array:
         return [array[inner] for array, inner in zip(arrays, rest, strict=True)]
 
     def check(self, *parts: tuple[slice, ...]) -> None:
-        """Compares the files that parts lie in with their versions. The parts of what lies in several files are rows."""
+        """Compares the files that parts lie in with their versions. The parts of what lies in
+        several files are rows.
+        """
         patiently(functools.partial(self._check, parts))
 
     def _check(self, parts: Sequence[tuple[slice, ...]]) -> None:
@@ -108,7 +128,13 @@ class ChunkTable(ChunkIndex):
         numbers: of the chunks in `table`, sorted, where most were never written; None: it has all.
     """
 
-    def __init__(self, path: str, files: Files, table: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        files: Files,
+        table: npt.NDArray[np.int64],
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self._path, self._files = path, files
         offsets, sizes, masks = table
         self._starts = SharedArray(np.where(sizes > 0, offsets, -1))
@@ -127,7 +153,9 @@ class ChunkTable(ChunkIndex):
         return np.where(known[places] == numbers, column.array[places], missing)
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
-        return ByteRanges.in_file(self._path, self._of(numbers, self._starts, -1), self._of(numbers, self._stops, -1))
+        return ByteRanges.in_file(
+            self._path, self._of(numbers, self._starts, -1), self._of(numbers, self._stops, -1)
+        )
 
     def unused_codecs(self, numbers: IntArray) -> IntArray | None:
         return None if self._masks is None else self._of(numbers, self._masks, 0)
@@ -143,7 +171,14 @@ class ChunkTable(ChunkIndex):
     def table(self) -> npt.NDArray[np.int64]:
         """What it was made of."""
         starts = self._starts.array
-        return np.array([starts, self._stops.array - starts, np.zeros_like(starts) if self._masks is None else self._masks.array], np.int64)
+        return np.array(
+            [
+                starts,
+                self._stops.array - starts,
+                np.zeros_like(starts) if self._masks is None else self._masks.array,
+            ],
+            np.int64,
+        )
 
     @property
     def numbers(self) -> npt.NDArray[np.int64] | None:
@@ -152,7 +187,11 @@ class ChunkTable(ChunkIndex):
 
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""
-        return np.flatnonzero(self._starts.array >= 0) if self._numbers is None else self._numbers.array
+        return (
+            np.flatnonzero(self._starts.array >= 0)
+            if self._numbers is None
+            else self._numbers.array
+        )
 
 
 def rows_of(
@@ -172,10 +211,12 @@ def rows_of(
         path, name: of the file, and in it.
         hdf5, library: the files, and those that each process has open by h5py.
         direct: False: through h5py in any case.
-        cache_dir: where the table of a dataset of many chunks is kept; None: in the user's cache folder.
+        cache_dir: where the table of a dataset of many chunks is kept; None: in the user's cache
+            folder.
 
     Raises:
-        FormatError: no axis of rows, references, a filter that is missing, or a file that is shorter than its own table says.
+        FormatError: no axis of rows, references, a filter that is missing, or a file that is
+            shorter than its own table says.
         DataNotFoundError: a source of a virtual dataset is missing.
     """
     where = f"{redact(path)}: {name!r}"
@@ -194,7 +235,9 @@ def rows_of(
     check_filters(dataset, where)
     elements, dtype = _elements(dataset)
     height = dataset.chunks or (1, *dataset.shape[1:])
-    return _LibraryChunks(Grid((*dataset.shape, *elements), (*height, *elements)), dtype, array, f"h5py: {chunks}")
+    return _LibraryChunks(
+        Grid((*dataset.shape, *elements), (*height, *elements)), dtype, array, f"h5py: {chunks}"
+    )
 
 
 def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
@@ -204,14 +247,25 @@ def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
         FormatError: they are references, which mean nothing outside of their file.
     """
     if h5py.check_ref_dtype(dtype) is not None:
-        raise FormatError(f"{where} holds references to other objects of its file, and no values: name the dataset that they lead to")
+        raise FormatError(
+            f"{where} holds references to other objects of its file, and no values: name the "
+            "dataset that they lead to"
+        )
     if dtype.names is not None:
-        return any([holds_objects(dtype[name], f"{where}, field {name!r},") for name in dtype.names])
-    return bool(dtype.hasobject) or (dtype.subdtype is not None and holds_objects(dtype.subdtype[0], where))
+        return any(
+            [holds_objects(dtype[name], f"{where}, field {name!r},") for name in dtype.names]
+        )
+    return bool(dtype.hasobject) or (
+        dtype.subdtype is not None and holds_objects(dtype.subdtype[0], where)
+    )
 
 
 def _direct_chunks(
-    dataset: h5py.Dataset, name: str, hdf5: HDF5Files, versions: Versions, cache_dir: str | os.PathLike[str] | None
+    dataset: h5py.Dataset,
+    name: str,
+    hdf5: HDF5Files,
+    versions: Versions,
+    cache_dir: str | os.PathLike[str] | None,
 ) -> DirectChunks | str:
     """The chunks as they are read without h5py; or why they can't be."""
     why, known, path = obstacle_of(dataset), versions.known, versions.path
@@ -228,11 +282,16 @@ def _direct_chunks(
         if begin is None:
             return "nothing has been written"
         if begin + nbytes > known.size:
-            raise FormatError(f"{redact(path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
+            raise FormatError(
+                f"{redact(path)} is cut short: {known.size:,} bytes are not enough for {name!r}"
+            )
         table = ChunkTable(path, hdf5.files, np.array([[begin], [nbytes], [0]]))
         return DirectChunks(Grid(shape, shape), dtype, table, Pipeline(), hdf5.files, where=names)
     if math.prod(grid.counts) > COUNTABLE:
-        raise FormatError(f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: the file is damaged")
+        raise FormatError(
+            f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: "
+            "the file is damaged"
+        )
     chunked = _table(dataset, versions, hdf5, names, cache_dir)
     if chunked is None:
         return "the index of its chunks is unusual"
@@ -240,12 +299,16 @@ def _direct_chunks(
     if fill is None and len(written) < math.prod(grid.counts):
         return "what was not written is no zeros, and each element an array, or a time"
     whole = Grid(shape, (*grid.chunks, *elements))
-    chunks = DirectChunks(whole, dtype, chunked, Pipeline(codecs_of(dataset)), hdf5.files, fill=fill, where=names)
+    chunks = DirectChunks(
+        whole, dtype, chunked, Pipeline(codecs_of(dataset)), hdf5.files, fill=fill, where=names
+    )
     return hdf5.doubt(path, name, functools.partial(doubt_of, dataset, chunks, written)) or chunks
 
 
 def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape of an element, where each is an array, and the dtype of what is in it; else () and the dtype."""
+    """The shape of an element, where each is an array, and the dtype of what is in it; else ()
+    and the dtype.
+    """
     dtype: np.dtype[Any] = dataset.dtype
     return ((), dtype) if dtype.subdtype is None else (dtype.subdtype[1], dtype.subdtype[0])
 
@@ -253,13 +316,22 @@ def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
     """What HDF5 gives of chunks that were never written; None: h5py can't tell it."""
     plist = dataset.id.get_create_plist()
-    if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER:
+    if (
+        plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED
+        or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
+    ):
         return np.zeros((), dtype)[()]
-    return dataset.fillvalue if dataset.dtype == dtype and not isinstance(dataset, TimedDataset) else None
+    return (
+        dataset.fillvalue
+        if dataset.dtype == dtype and not isinstance(dataset, TimedDataset)
+        else None
+    )
 
 
 def obstacle_of(dataset: h5py.Dataset) -> str | None:
-    """Why a dataset can't be read directly, as far as its header says so; None: it can be, or its chunks say that it can't."""
+    """Why a dataset can't be read directly, as far as its header says so; None: it can be, or
+    its chunks say that it can't.
+    """
     plist = dataset.id.get_create_plist()
     if not hasattr(os, "preadv"):
         return "this system has no preadv"
@@ -278,7 +350,8 @@ def obstacle_of(dataset: h5py.Dataset) -> str | None:
     if not hasattr(dataset.id, "chunk_iter"):
         return "this HDF5 has no chunk_iter"
     grows = [axis for axis, extent in enumerate(dataset.maxshape) if extent is None]
-    if len(grows) == 1 and grows != [0]:  # HDF5 2.0 gives wrong places for them, where they are kept in an extensible array
+    # HDF5 2.0 gives wrong places for them, where they are kept in an extensible array
+    if len(grows) == 1 and grows != [0]:
         return "HDF5 can't list the chunks of what grows along another axis than the first"
     try:
         Pipeline(codecs_of(dataset))
@@ -288,21 +361,37 @@ def obstacle_of(dataset: h5py.Dataset) -> str | None:
 
 
 def _table(
-    dataset: h5py.Dataset, versions: Versions, hdf5: HDF5Files, names: ChunkNames, cache_dir: str | os.PathLike[str] | None
+    dataset: h5py.Dataset,
+    versions: Versions,
+    hdf5: HDF5Files,
+    names: ChunkNames,
+    cache_dir: str | os.PathLike[str] | None,
 ) -> ChunkTable | None:
     """Where the chunks lie; None: HDF5 may find others than those that it lists."""
     _, name, grid = names
     number, version, shown = math.prod(grid.counts), versions.known, redact(versions.path)
     assert version is not None
-    about = {"of": hdf5.files.identity(versions.path), "name": name, "grid": [grid.shape, grid.chunks]}
+    about = {
+        "of": hdf5.files.identity(versions.path),
+        "name": name,
+        "grid": [grid.shape, grid.chunks],
+    }
     if versions.is_linked:  # the name is none of that file
         about["header"] = h5py.h5o.get_info(dataset.id).addr
     folder = cache_folder(cache_dir)
     is_kept = number >= KEPT_FROM and version.tag is not None
-    kept = ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None
+    kept = (
+        ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None
+    )
     table, numbers = None, None
-    # what is not part of a remote file's index yet must be listed by h5py, so that it becomes part of it
-    if kept is not None and hdf5.is_indexed(versions.path) and (arrays := kept.loaded()) is not None and arrays[0].size == 3 * number:
+    # what is not part of a remote file's index yet must be listed by h5py, so that it becomes part
+    # of it
+    if (
+        kept is not None
+        and hdf5.is_indexed(versions.path)
+        and (arrays := kept.loaded()) is not None
+        and arrays[0].size == 3 * number
+    ):
         table = arrays[0].reshape(3, number)
     if table is None:
         if (written := _counted(dataset, grid, shown)) is None:
@@ -319,35 +408,48 @@ def _table(
     if outside.any():
         at = np.flatnonzero(outside)[0]
         place = grid.place(int(at if numbers is None else numbers[at]))
-        raise FormatError(f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {version.size:,} bytes")
+        raise FormatError(
+            f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {version.size:,} "
+            "bytes"
+        )
     return ChunkTable(versions.path, hdf5.files, table, numbers)
 
 
-def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """The chunks that were written: their numbers, sorted, and [3, n] offsets, bytes and skipped filters.
+def _counted(
+    dataset: h5py.Dataset, grid: Grid, shown: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """The chunks that were written: their numbers, sorted, and [3, n] offsets, bytes and skipped
+    filters.
 
     None: they are listed in no order, so HDF5, which looks them up in it, would miss some.
 
     Raises:
-        FormatError: one has no bytes, or none but a part of a checksum, over which HDF5 would crash.
+        FormatError: one has no bytes, or none but a part of a checksum, over which HDF5 would
+            crash.
     """
     found: list[Any] = []
     collects = gc.isenabled()
-    gc.disable()  # it would look through what has been found again and again, and take as long as all the rest
+    # it would look through what has been found again and again, and take as long as all the rest
+    gc.disable()
     try:
         dataset.id.chunk_iter(found.append)  # goes on as long as None comes back
     finally:
         if collects:
             gc.enable()
-    corners = np.fromiter(itertools.chain.from_iterable([info.chunk_offset for info in found]), np.int64)
+    corners = np.fromiter(
+        itertools.chain.from_iterable([info.chunk_offset for info in found]), np.int64
+    )
     places, odd = np.divmod(corners.reshape(len(found), len(grid.shape)), np.array(grid.chunks))
-    inside = (places < np.array(grid.counts)).all(axis=1)  # a dataset that has shrunk may keep others
+    # a dataset that has shrunk may keep others
+    inside = (places < np.array(grid.counts)).all(axis=1)
     table = np.zeros((3, len(found)), np.int64)
     for row, name in enumerate(("byte_offset", "size", "filter_mask")):
         table[row] = np.fromiter(map(operator.attrgetter(name), found), np.int64, len(found))
     least = 4 if dataset.fletcher32 else 1
     if (table[1] < least).any():
-        raise FormatError(f"{shown}: a chunk of {dataset.name!r} has {table[1].min()} bytes: the file is damaged")
+        raise FormatError(
+            f"{shown}: a chunk of {dataset.name!r} has {table[1].min()} bytes: the file is damaged"
+        )
     if odd.any() or not _in_order(places):
         return None
     return np.ravel_multi_index(tuple(places[inside].T), grid.counts), table[:, inside]

@@ -1,5 +1,6 @@
-"""Conventions of the libraries that write HDF5: packed numbers and named axes of netCDF-4 and CF, units of NWB, arrays of
-MATLAB 7.3."""
+"""Conventions of the libraries that write HDF5: packed numbers and named axes of netCDF-4 and CF,
+units of NWB, arrays of MATLAB 7.3.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Packing(NamedTuple):
     """How the values of a netCDF variable are stored; xarray's rules decide about dtypes.
 
     Attributes:
-        stored: the dtype before it is unpacked: that of the file, or unsigned where the attribute ``_Unsigned`` says so.
+        stored: the dtype before it is unpacked: that of the file, or unsigned where the attribute
+            ``_Unsigned`` says so.
         dtype: of the values.
         missing: stored values that stand for none; these become NaN.
         scale, offset: values are ``stored * scale + offset``.
@@ -40,9 +42,17 @@ class Packing(NamedTuple):
     def decode(self, row: npt.NDArray[Any]) -> Any:
         """The values of a row."""
         if self.joins:
-            joined = np.ascontiguousarray(row).view(f"S{row.shape[-1]}")[..., 0] if row.shape[-1] else np.zeros(row.shape[:-1], "S1")
+            joined = (
+                np.ascontiguousarray(row).view(f"S{row.shape[-1]}")[..., 0]
+                if row.shape[-1]
+                else np.zeros(row.shape[:-1], "S1")
+            )
             return joined[()] if joined.ndim == 0 else joined
-        raw = row.view(self.stored) if row.dtype.kind in "iu" and self.stored.kind != row.dtype.kind else row
+        raw = (
+            row.view(self.stored)
+            if row.dtype.kind in "iu" and self.stored.kind != row.dtype.kind
+            else row
+        )
         values = raw.astype(self.dtype)
         nothing = np.zeros(raw.shape, bool)
         for missing in self.missing:
@@ -63,7 +73,11 @@ def packing_of(dataset: h5py.Dataset) -> Packing | None:
         return Packing(dtype, dtype, joins=True)
     if dtype.kind not in "iuf":
         return None
-    attributes = {name: _single(dataset.attrs[name]) for name in ("scale_factor", "add_offset", "_Unsigned") if name in dataset.attrs}
+    attributes = {
+        name: _single(dataset.attrs[name])
+        for name in ("scale_factor", "add_offset", "_Unsigned")
+        if name in dataset.attrs
+    }
     stored = dtype
     if dtype.kind in "iu" and isinstance(attributes.get("_Unsigned"), str):
         sign = "u" if attributes["_Unsigned"].lower() == "true" else "i"
@@ -87,7 +101,9 @@ def packing_of(dataset: h5py.Dataset) -> Packing | None:
 
 
 def _single(value: Any) -> Any:
-    """An attribute of one value, which netCDF writes as an array; None: of a null dataspace, which has no value."""
+    """An attribute of one value, which netCDF writes as an array; None: of a null dataspace,
+    which has no value.
+    """
     if isinstance(value, h5py.Empty):
         return None
     if isinstance(value, np.ndarray) and value.size == 1:
@@ -103,10 +119,16 @@ def _promoted(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _float_for(dtype: np.dtype[Any], scale: Any, offset: Any) -> np.dtype[Any]:
-    """The dtype of unpacked values: that of scale and offset where both have one, which CF asks for; else one that loses nothing."""
+    """The dtype of unpacked values: that of scale and offset where both have one, which CF asks
+    for; else one that loses nothing.
+    """
     scale_type = None if scale is None else np.dtype(type(scale))
     offset_type = None if offset is None else np.dtype(type(offset))
-    if scale_type is not None and scale_type == offset_type and scale_type in (np.dtype("f4"), np.dtype("f8")):
+    if (
+        scale_type is not None
+        and scale_type == offset_type
+        and scale_type in (np.dtype("f4"), np.dtype("f8"))
+    ):
         return np.dtype("f8") if dtype.itemsize == 4 and dtype.kind in "iu" else scale_type
     if offset_type is not None or scale_type is None or scale_type.kind != "f":
         return np.dtype("f8")
@@ -117,9 +139,10 @@ def _float_for(dtype: np.dtype[Any], scale: Any, offset: Any) -> np.dtype[Any]:
 
 
 def conversion_of(dataset: h5py.Dataset, where: str) -> Packing | None:
-    """How the stored values of a time series of NWB become those in its unit: ``stored * conversion + offset``, where an array
-    ``channel_conversion`` beside it has a further factor for each channel, its second axis. They are float32, or float64 where float32 has
-    fewer digits than what is stored. None: the array has neither attribute, and its values are in the unit.
+    """How the stored values of a time series of NWB become those in its unit: ``stored * conversion
+    + offset``, where an array ``channel_conversion`` beside it has a further factor for each
+    channel, its second axis. They are float32, or float64 where float32 has fewer digits than what
+    is stored. None: the array has neither attribute, and its values are in the unit.
 
     Args:
         dataset: of values.
@@ -128,9 +151,17 @@ def conversion_of(dataset: h5py.Dataset, where: str) -> Packing | None:
     Raises:
         FormatError: an attribute is no finite number, or the factors of channels don't fit.
     """
-    channels = dataset.parent.get("channel_conversion") if dataset.name.rpartition("/")[2] == "data" else None
+    channels = (
+        dataset.parent.get("channel_conversion")
+        if dataset.name.rpartition("/")[2] == "data"
+        else None
+    )
     return conversion_by(
-        dataset.dtype, dataset.shape, dataset.attrs, (lambda: np.asarray(channels)) if isinstance(channels, h5py.Dataset) else None, where
+        dataset.dtype,
+        dataset.shape,
+        dataset.attrs,
+        (lambda: np.asarray(channels)) if isinstance(channels, h5py.Dataset) else None,
+        where,
     )
 
 
@@ -158,20 +189,29 @@ def conversion_by(
         value = _single(attributes.get(name, default))
         if not isinstance(value, (int, float, np.integer, np.floating)) or not np.isfinite(value):
             raise FormatError(
-                f"{where}: its attribute {name!r} is {value!r}, and must be a finite number: fix the file, or leave out decode_nwb"
+                f"{where}: its attribute {name!r} is {value!r}, and must be a finite number: fix "
+                "the file, or leave out decode_nwb"
             )
         factors[name] = np.float64(value)
     scale: Any = factors["conversion"]
     if channels is not None:
         values = channels()
-        if len(shape) < 2 or values.shape != tuple(shape[1:2]) or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        if (
+            len(shape) < 2
+            or values.shape != tuple(shape[1:2])
+            or values.dtype.kind not in "iuf"
+            or not np.isfinite(values).all()
+        ):
             raise FormatError(
-                f"{where} has shape {list(shape)}, and 'channel_conversion' is {values.dtype} {list(values.shape)}: it must have a "
+                f"{where} has shape {list(shape)}, and 'channel_conversion' is {values.dtype} "
+                f"{list(values.shape)}: it must have a "
                 "finite number for each channel: fix the file, or leave out decode_nwb"
             )
         scale = (values.astype(np.float64) * scale).reshape(-1, *[1] * (len(shape) - 2))
     is_wide = dtype.itemsize > (4 if dtype.kind == "f" else 2)
-    return Packing(dtype, np.dtype("f8" if is_wide else "f4"), scale=scale, offset=factors["offset"])
+    return Packing(
+        dtype, np.dtype("f8" if is_wide else "f4"), scale=scale, offset=factors["offset"]
+    )
 
 
 # -- axes with names
@@ -183,7 +223,9 @@ def axis_named(dataset: h5py.Dataset, axis: int | str, where: str) -> int:
     Raises:
         ConfigError: there is no such axis.
     """
-    return axis_number(axis, dataset.shape, axis_names(dataset) if isinstance(axis, str) else (), where)
+    return axis_number(
+        axis, dataset.shape, axis_names(dataset) if isinstance(axis, str) else (), where
+    )
 
 
 def axis_names(dataset: h5py.Dataset) -> list[str]:
@@ -211,18 +253,29 @@ def coordinates_of(dataset: h5py.Dataset) -> dict[str, h5py.Dataset]:
 
 
 def check_matlab(item: Any, where: str) -> None:
-    """Raises a FormatError for what MATLAB keeps in a way of its own: cell arrays, sparse matrices, structs, objects, empty arrays."""
+    """Raises a FormatError for what MATLAB keeps in a way of its own: cell arrays, sparse
+    matrices, structs, objects, empty arrays.
+    """
     if "MATLAB_sparse" in item.attrs:
         raise FormatError(f"{where} is a sparse matrix of MATLAB: save full(x) in its place")
     kind = _single(item.attrs.get("MATLAB_class", b""))
     if kind == "cell":
         raise FormatError(
-            f"{where} is a cell array of MATLAB: each cell is an array of its own, of any shape. Save one array in its place, such as "
+            f"{where} is a cell array of MATLAB: each cell is an array of its own, of any shape. "
+            "Save one array in its place, such as "
             "cat(4, images{:}), or a struct with a field for each"
         )
     if kind == "struct" and isinstance(item, h5py.Group):
-        raise FormatError(f"{where} is a struct of MATLAB: name one of its fields: {', '.join(item)}")
+        raise FormatError(
+            f"{where} is a struct of MATLAB: name one of its fields: {', '.join(item)}"
+        )
     if kind in ("function_handle", "string") or "MATLAB_object_decode" in item.attrs:
-        raise FormatError(f"{where} is an object of MATLAB ({kind}), which it alone can read: save it as char or as numbers")
+        raise FormatError(
+            f"{where} is an object of MATLAB ({kind}), which it alone can read: save it as char "
+            "or as numbers"
+        )
     if _single(item.attrs.get("MATLAB_empty", 0)):
-        raise FormatError(f"{where} is an empty array of MATLAB: what stands there is its size, {item[...].reshape(-1).tolist()}")
+        raise FormatError(
+            f"{where} is an empty array of MATLAB: what stands there is its size, "
+            f"{item[...].reshape(-1).tolist()}"
+        )

@@ -92,45 +92,85 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
         return arrays_of(group)
 
     def attributes(self, group: h5py.Group) -> Mapping[str, Any]:
-        return {name: value for name, value in group.attrs.items() if not isinstance(value, h5py.Empty)}
+        return {
+            name: value for name, value in group.attrs.items() if not isinstance(value, h5py.Empty)
+        }
 
     def array(self, group: h5py.Group, path: str, name: str, key: str) -> EpisodeArray:
         opened, options = self._opened, self.options
-        if self._is_checked and not options.decode_nwb and (plain := self._plain_array(group, path, key)) is not None:
+        if (
+            self._is_checked
+            and not options.decode_nwb
+            and (plain := self._plain_array(group, path, key)) is not None
+        ):
             return plain
         self._is_checked = options.direct and hasattr(os, "preadv") and not group.file.swmr_mode
         dataset, place = group.get(key), f"{name}/{key}".lstrip("/")
         if not isinstance(dataset, h5py.Dataset):
             raise self.absent(group, path, name, key)
-        rows = rows_of(dataset, path, place, opened.hdf5, opened.library, direct=options.direct, cache_dir=options.cache_dir)
+        rows = rows_of(
+            dataset,
+            path,
+            place,
+            opened.hdf5,
+            opened.library,
+            direct=options.direct,
+            cache_dir=options.cache_dir,
+        )
         if isinstance(rows, ObjectRows):
             return EpisodeArray(rows.shape, rows.dtype, path, -1, rows)
         grid = rows.grid
-        packing = conversion_of(dataset, f"{redact(path)}: {place!r}") if options.decode_nwb else None
+        packing = (
+            conversion_of(dataset, f"{redact(path)}: {place!r}") if options.decode_nwb else None
+        )
         if packing is not None:
-            reader = DecodedReader(ArrayReader(rows, opened.chunks, f"{path}\0{place}"), packing.decode, packing.dtype)
+            reader = DecodedReader(
+                ArrayReader(rows, opened.chunks, f"{path}\0{place}"), packing.decode, packing.dtype
+            )
             return EpisodeArray(grid.shape, reader.dtype, path, -1, reader)
         if isinstance(rows, DirectChunks) and rows.is_raw and grid.chunks == grid.shape:
             ranges = rows.raw_ranges(np.zeros(1, np.int64))
             if ranges.start[0] >= 0:
-                return EpisodeArray(grid.shape, rows.dtype, ranges.paths[int(ranges.file[0])], int(ranges.start[0]), None)
-        return EpisodeArray(grid.shape, rows.dtype, path, -1, ArrayReader(rows, opened.chunks, f"{path}\0{place}"))
+                return EpisodeArray(
+                    grid.shape,
+                    rows.dtype,
+                    ranges.paths[int(ranges.file[0])],
+                    int(ranges.start[0]),
+                    None,
+                )
+        return EpisodeArray(
+            grid.shape, rows.dtype, path, -1, ArrayReader(rows, opened.chunks, f"{path}\0{place}")
+        )
 
     def _plain_array(self, group: h5py.Group, path: str, key: str) -> EpisodeArray | None:
-        """An array of numbers that lies in one piece in this very file, which takes a tenth of the time to find out; None: it is another.
+        """An array of numbers that lies in one piece in this very file, which takes a tenth of the
+        time to find out; None: it is another.
 
-        The first array of each file goes the long way, which compares the file with its version."""
+        The first array of each file goes the long way, which compares the file with its version.
+        """
         try:
             found = h5py.h5d.open(group.id, key.encode())
         except (KeyError, TypeError):  # who opens it in the other way says what is wrong
             return None
         plist, shape, dtype = found.get_create_plist(), found.shape, found.dtype
-        if plist.get_layout() != h5py.h5d.CONTIGUOUS or plist.get_external_count() or not shape or dtype.kind not in "biufc":
+        if (
+            plist.get_layout() != h5py.h5d.CONTIGUOUS
+            or plist.get_external_count()
+            or not shape
+            or dtype.kind not in "biufc"
+        ):
             return None
-        if not is_as_stored(found.get_type(), dtype) or h5py.h5o.get_info(found).fileno != self._file_number:
+        if (
+            not is_as_stored(found.get_type(), dtype)
+            or h5py.h5o.get_info(found).fileno != self._file_number
+        ):
             return None
         begin, nbytes = place_of(found), math.prod(shape) * dtype.itemsize
-        if begin is None or not nbytes or begin + nbytes > self._opened.hdf5.files.version(path).size:
+        if (
+            begin is None
+            or not nbytes
+            or begin + nbytes > self._opened.hdf5.files.version(path).size
+        ):
             return None
         return EpisodeArray(tuple(shape), dtype, path, begin, None)
 
@@ -145,4 +185,6 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
 def kind_of_file(path: str, opened: OpenHDF5) -> str:
     """`EPISODES` if a file unmistakably holds such; else ""."""
     with opened.hdf5.reading(path) as file:
-        return "" if HDF5Look(opened, EpisodeOptions()).unmistakable_groups(file) is None else EPISODES
+        return (
+            "" if HDF5Look(opened, EpisodeOptions()).unmistakable_groups(file) is None else EPISODES
+        )

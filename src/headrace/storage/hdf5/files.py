@@ -33,8 +33,9 @@ T = TypeVar("T")
 
 
 def is_hdf5(path: str | os.PathLike[Any]) -> bool:
-    """True if the file has HDF5's signature where HDF5 looks for it: at its beginning, or behind a user block of 512, 1024, 2048 ... bytes,
-    as MATLAB's files have one; of a file that can't be opened it is False.
+    """True if the file has HDF5's signature where HDF5 looks for it: at its beginning, or behind a
+    user block of 512, 1024, 2048 ... bytes, as MATLAB's files have one; of a file that can't be
+    opened it is False.
 
     Raises:
         AccessError: the disk fails.
@@ -42,7 +43,8 @@ def is_hdf5(path: str | os.PathLike[Any]) -> bool:
     try:
         with open(path, "rb", buffering=0) as file:
             head, at = file.read(512), 512
-            if head.startswith(SIGNATURE) or head[257:262] == b"ustar":  # a tar's first member lies at 512, too
+            # a tar's first member lies at 512, too
+            if head.startswith(SIGNATURE) or head[257:262] == b"ustar":
                 return head.startswith(SIGNATURE)
             while len(head) >= len(SIGNATURE):
                 file.seek(at)
@@ -70,19 +72,23 @@ class HDF5Files:
         self.files: Files = files or LocalFiles()
 
     def learn(self, paths: Sequence[str], unless: Callable[[], bool] = lambda: False) -> None:
-        """Asks at once for what opening these files takes, their versions alone where `unless` says so, when these are known; of files of
-        this machine nothing is asked."""
+        """Asks at once for what opening these files takes, their versions alone where `unless` says
+        so, when these are known; of files of this machine nothing is asked.
+        """
 
     def open(self, path: str) -> h5py.File:
         """The file, opened for reading.
 
         Raises:
-            DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being written; no (whole) HDF5 file.
+            DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or
+                being written; no (whole) HDF5 file.
         """
         try:
             file = _open(path)
         except FileNotFoundError as error:
-            raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
+            raise DataNotFoundError(
+                f"{redact(path)} does not exist (working folder: {os.getcwd()})"
+            ) from error
         except OSError as error:
             if _CAN_NOT_LOCK in str(error):
                 raise _locked(path, error) from error
@@ -116,7 +122,8 @@ class HDF5Files:
 
         Raises:
             MissingNameError: there is none; the message lists those there are, of many the nearest.
-            DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing, or can't be opened.
+            DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing,
+                or can't be opened.
             FormatError: it holds times that PyTables did not write.
         """
         dataset = file.get(name)
@@ -124,16 +131,24 @@ class HDF5Files:
             return readable(dataset, f"{redact(path)}: {name!r}")
         if (out := leads_out(file, name)) is not None:
             self._raise_of_target(*out, path, 0)
-        raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(dataset_names(file), name)}")
+        raise MissingNameError(
+            f"{redact(path)} has no dataset {name!r}; it has: "
+            f"{listed_names(dataset_names(file), name)}"
+        )
 
-    def _raise_of_target(self, part: str, link: h5py.ExternalLink, rest: str, path: str, steps: int) -> NoReturn:
+    def _raise_of_target(
+        self, part: str, link: h5py.ExternalLink, rest: str, path: str, steps: int
+    ) -> NoReturn:
         """Says why what a link leads to can't be opened."""
         where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
         target = found_from(link.filename, path, "HDF5_EXT_PREFIX")
         if target is None:
             raise DataNotFoundError(f"{where}, which is missing")
         if steps > _LINKS_OUT:
-            raise FormatError(f"{where}, and so on: it leads back to itself, or through more than {_LINKS_OUT} files")
+            raise FormatError(
+                f"{where}, and so on: it leads back to itself, or through more than {_LINKS_OUT} "
+                "files"
+            )
         with self.open(target) as file:
             if (out := leads_out(file, rest)) is not None:
                 self._raise_of_target(*out, target, steps + 1)
@@ -141,7 +156,9 @@ class HDF5Files:
         raise FormatError(f"{where}, which h5py can't open from there: open that file itself")
 
     def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
-        """What a function makes of each file. What it reads of a remote file through h5py is cached as the file's index."""
+        """What a function makes of each file. What it reads of a remote file through h5py is
+        cached as the file's index.
+        """
         return [function(path) for path in paths]
 
     def is_indexed(self, path: str) -> bool:
@@ -149,13 +166,17 @@ class HDF5Files:
         return True
 
     def doubt(self, path: str, name: str, find: Callable[[], str | None]) -> str | None:
-        """What speaks against decoding a dataset here: as `find` finds out, or as a remote file's index says."""
+        """What speaks against decoding a dataset here: as `find` finds out, or as a remote
+        file's index says.
+        """
         return find()
 
 
 def not_whole(path: str, error: OSError) -> FormatError:
     """The error of what h5py can't open."""
-    return FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {' '.join(str(error).split())}")
+    return FormatError(
+        f"{redact(path)} is no HDF5 file, or not a whole one: {' '.join(str(error).split())}"
+    )
 
 
 _locked_here: set[str] = set()
@@ -163,7 +184,9 @@ _locked_here: set[str] = set()
 
 @contextlib.contextmanager
 def locked_by_caller(path: str) -> Iterator[None]:
-    """Inside of it a file is opened without HDF5's lock: the caller has locked it, and HDF5 would take that for another writer's."""
+    """Inside of it a file is opened without HDF5's lock: the caller has locked it, and HDF5
+    would take that for another writer's.
+    """
     path = os.path.abspath(path)
     _locked_here.add(path)
     try:
@@ -173,13 +196,19 @@ def locked_by_caller(path: str) -> Iterator[None]:
 
 
 def _open(path: str, **options: Any) -> h5py.File:
-    """With HDF5's lock, which is the default; without it on a disk that has none; or as this process has it open already."""
+    """With HDF5's lock, which is the default; without it on a disk that has none; or as this
+    process has it open already.
+    """
     if os.path.abspath(path) not in _locked_here:
         for locking in (None, True):
             try:
                 return h5py.File(path, "r", locking=locking, **options)
             except OSError as error:
-                if locking is None and _CAN_NOT_LOCK in str(error) and _errno_of(error) in _NO_LOCKS:
+                if (
+                    locking is None
+                    and _CAN_NOT_LOCK in str(error)
+                    and _errno_of(error) in _NO_LOCKS
+                ):
                     break
                 if "flag values don't match" not in str(error):
                     raise
@@ -196,10 +225,15 @@ def _locked(path: str, error: OSError) -> AccessError:
     number = _errno_of(error)
     if number in _LOCKED:
         return AccessError(
-            f"{redact(path)} is locked: another process has it open for writing: wait until it has closed the file (the "
-            "environment variable HDF5_USE_FILE_LOCKING=FALSE opens it all the same, and what is being written may be read wrongly)"
+            f"{redact(path)} is locked: another process has it open for writing: wait until it "
+            "has closed the file (the "
+            "environment variable HDF5_USE_FILE_LOCKING=FALSE opens it all the same, and what is "
+            "being written may be read wrongly)"
         )
-    return AccessError(f"{redact(path)} can't be locked: {os.strerror(number or 0)}: HDF5_USE_FILE_LOCKING=FALSE opens it without a lock")
+    return AccessError(
+        f"{redact(path)} can't be locked: {os.strerror(number or 0)}: HDF5_USE_FILE_LOCKING=FALSE "
+        "opens it without a lock"
+    )
 
 
 def _open_beside_its_writer(path: str) -> h5py.File:
@@ -207,25 +241,44 @@ def _open_beside_its_writer(path: str) -> h5py.File:
         return _open(path, swmr=True)
     except OSError as error:
         raise AccessError(
-            f"{redact(path)} is being written by another process, which allows no readers (file.swmr_mode = True): wait for its end; if it "
+            f"{redact(path)} is being written by another process, which allows no readers "
+            "(file.swmr_mode = True): wait for its end; if it "
             f"has died, `h5clear -s {redact(path)}` says so to the file"
         ) from error
 
 
 def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
-    """The dataset that holds the samples where nobody has named it: the usual one, AnnData's matrix X, or the only one with an axis beside
-    the targets. Coordinates of netCDF (dimension scales) and what MATLAB keeps in ``#refs#`` count only where there is nothing else."""
+    """The dataset that holds the samples where nobody has named it: the usual one, AnnData's matrix
+    X, or the only one with an axis beside the targets. Coordinates of netCDF (dimension scales) and
+    what MATLAB keeps in ``#refs#`` count only where there is nothing else.
+    """
     if isinstance(file.get(usual), h5py.Dataset):
         return usual
     if file.attrs.get("encoding-type") == "anndata" and isinstance(file.get("X"), h5py.Dataset):
         return "X"
-    others = {name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")}
-    others = {name: one for name, one in others.items() if not (name.startswith("#refs#/") or _is_scale(one))} or others
-    shown = {name: f"{name} {list(one.shape)} {described(one)}" for name, one in others.items() if one.shape}
+    others = {
+        name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")
+    }
+    others = {
+        name: one
+        for name, one in others.items()
+        if not (name.startswith("#refs#/") or _is_scale(one))
+    } or others
+    shown = {
+        name: f"{name} {list(one.shape)} {described(one)}"
+        for name, one in others.items()
+        if one.shape
+    }
     if len(shown) == 1:
         return next(iter(shown))
-    what = f"{len(shown):,} datasets: name one of them as dataset_name" if shown else "no dataset of samples"
-    raise MissingNameError(f"{redact(path)} has {what}: {listed_names(shown, show=lambda name: shown[name])}")
+    what = (
+        f"{len(shown):,} datasets: name one of them as dataset_name"
+        if shown
+        else "no dataset of samples"
+    )
+    raise MissingNameError(
+        f"{redact(path)} has {what}: {listed_names(shown, show=lambda name: shown[name])}"
+    )
 
 
 def _is_scale(dataset: h5py.Dataset) -> bool:
@@ -240,12 +293,17 @@ def dataset_names(file: h5py.File) -> list[str]:
 
 
 def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] | None:
-    """The first link on the way to a name that leads into another file: its own name, the link, and what is looked for there; None: there
-    is none."""
+    """The first link on the way to a name that leads into another file: its own name, the link, and
+    what is looked for there; None: there is none.
+    """
     parts, group, steps = [part for part in name.split("/") if part], file, 0
     while parts:
         part, steps = parts.pop(0), steps + 1
-        link = group.get(part, getlink=True) if isinstance(group, h5py.Group) and steps <= _LINKS else None
+        link = (
+            group.get(part, getlink=True)
+            if isinstance(group, h5py.Group) and steps <= _LINKS
+            else None
+        )
         if isinstance(link, h5py.ExternalLink):
             return part, link, "/".join([link.path.rstrip("/"), *parts])
         if isinstance(link, h5py.SoftLink):
@@ -259,11 +317,18 @@ def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] 
 
 
 def found_from(name: str, path: str, variable: str) -> str | None:
-    """Where HDF5 finds a file that the one at `path` names; None: nowhere. It looks first in folders of a variable of the environment."""
+    """Where HDF5 finds a file that the one at `path` names; None: nowhere. It looks first in
+    folders of a variable of the environment.
+    """
     folder, places = os.path.dirname(path), list[str]()
     if os.path.isabs(name):
         places, name = [name], os.path.basename(name)
     prefix = os.environ.get(variable, "")
-    own = [prefix.replace("${ORIGIN}", folder, 1), folder, "", os.path.dirname(os.path.realpath(path))]
+    own = [
+        prefix.replace("${ORIGIN}", folder, 1),
+        folder,
+        "",
+        os.path.dirname(os.path.realpath(path)),
+    ]
     places += [os.path.join(one, name) for one in [*filter(None, prefix.split(":")), *own]]
     return next((place for place in places if os.path.exists(place)), None)

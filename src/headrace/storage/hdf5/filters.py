@@ -12,10 +12,39 @@ from headrace.errors import ConfigError, FormatError
 from headrace.storage.arrays.codecs import Blosc, Codec, Fletcher32, Inflate, Lz4, Unshuffle, Zstd
 from headrace.storage.arrays.compressors import LEVELS, codec_versions, shuffles
 
-_NAMES = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 305: "lzo", 32000: "lzf"}
-_OF_HDF5PLUGIN = {307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz"}
-_OF_HDF5PLUGIN |= {32018: "fcidecomp", 32024: "sz3", 32026: "blosc2", 32028: "sperr", 32033: "htj2k"}
-_CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32004: Lz4, 32015: Zstd}
+_NAMES = {
+    1: "deflate",
+    2: "shuffle",
+    3: "fletcher32",
+    4: "szip",
+    5: "nbit",
+    6: "scaleoffset",
+    305: "lzo",
+    32000: "lzf",
+}
+_OF_HDF5PLUGIN = {
+    307: "bzip2",
+    32001: "blosc",
+    32004: "lz4",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32015: "zstd",
+    32017: "sz",
+}
+_OF_HDF5PLUGIN |= {
+    32018: "fcidecomp",
+    32024: "sz3",
+    32026: "blosc2",
+    32028: "sperr",
+    32033: "htj2k",
+}
+_CODECS: dict[int, Callable[[], Codec]] = {
+    1: Inflate,
+    3: Fletcher32,
+    32001: Blosc,
+    32004: Lz4,
+    32015: Zstd,
+}
 _OF_COMPRESSIONS = {"lz4": (32004, ()), "zstd": (32015, (LEVELS["zstd"],))}
 
 
@@ -43,9 +72,14 @@ def codecs_of(dataset: h5py.Dataset) -> list[Codec]:
 
 
 def codes_of(codecs: Sequence[Codec]) -> list[tuple[int, int]]:
-    """The numbers of the filters of codecs, and of shuffles the bytes of an element (0: of others)."""
+    """The numbers of the filters of codecs, and of shuffles the bytes of an element (0: of
+    others).
+    """
     codes = {made: code for code, made in _CODECS.items()}
-    return [(2, codec.itemsize) if isinstance(codec, Unshuffle) else (codes[type(codec)], 0) for codec in codecs]
+    return [
+        (2, codec.itemsize) if isinstance(codec, Unshuffle) else (codes[type(codec)], 0)
+        for codec in codecs
+    ]
 
 
 def codecs_with(codes: Sequence[tuple[int, int]]) -> list[Codec]:
@@ -54,7 +88,9 @@ def codecs_with(codes: Sequence[tuple[int, int]]) -> list[Codec]:
 
 
 def add_filters(plist: h5py.h5p.PropDCID, compression: str, dtype: np.dtype[Any]) -> None:
-    """Puts the filters of chunks that `headrace.storage.arrays.compressors` encodes into the properties of a dataset to be made."""
+    """Puts the filters of chunks that `headrace.storage.arrays.compressors` encodes into the
+    properties of a dataset to be made.
+    """
     if shuffles(dtype):
         plist.set_shuffle()
     if compression == "gzip":
@@ -66,7 +102,8 @@ def add_filters(plist: h5py.h5p.PropDCID, compression: str, dtype: np.dtype[Any]
 
 
 def plugin_version() -> str:
-    """The version of hdf5plugin, whose filters h5py knows from then on: HDF5 writes the names of filters that it knows into files.
+    """The version of hdf5plugin, whose filters h5py knows from then on: HDF5 writes the names of
+    filters that it knows into files.
 
     Raises:
         ConfigError: it is missing.
@@ -74,12 +111,17 @@ def plugin_version() -> str:
     try:
         import hdf5plugin
     except ImportError:
-        raise ConfigError("compression='lz4' and 'zstd' need the package hdf5plugin: pip install 'headrace[hdf5]', or use 'gzip'") from None
+        raise ConfigError(
+            "compression='lz4' and 'zstd' need the package hdf5plugin: pip install "
+            "'headrace[hdf5]', or use 'gzip'"
+        ) from None
     return str(hdf5plugin.version)
 
 
 def filter_versions(compression: str) -> dict[str, str]:
-    """The versions of what decides the bytes of compressed chunks, and of what a file says of them; by name."""
+    """The versions of what decides the bytes of compressed chunks, and of what a file says of
+    them; by name.
+    """
     versions = codec_versions(compression)
     return versions if compression == "gzip" else versions | {"hdf5plugin": plugin_version()}
 
@@ -98,5 +140,10 @@ def check_filters(dataset: h5py.Dataset, where: str) -> None:
     if all(code in _OF_HDF5PLUGIN for code in missing):
         remedy = "pip install hdf5plugin, and import it"
     else:
-        remedy = "hdf5plugin has not all of them either: register the filter with HDF5 (HDF5_PLUGIN_PATH), or repack the file (h5repack)"
-    raise FormatError(f"{where} is packed with {', '.join(map(name_of, missing))}, which h5py lacks: {remedy}")
+        remedy = (
+            "hdf5plugin has not all of them either: register the filter with HDF5 "
+            "(HDF5_PLUGIN_PATH), or repack the file (h5repack)"
+        )
+    raise FormatError(
+        f"{where} is packed with {', '.join(map(name_of, missing))}, which h5py lacks: {remedy}"
+    )

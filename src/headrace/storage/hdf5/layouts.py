@@ -1,13 +1,16 @@
-"""Caches the layouts of remote HDF5 files, so that datasets of them can be opened again without h5py.
+"""Caches the layouts of remote HDF5 files, so that datasets of them can be opened again without
+h5py.
 
 NOTE [ kept layouts ]
 
-* To locate rows, h5py takes about a millisecond per file, even if everything that it reads is in the file's index. For arrays that are read
-  directly, the result is a shape, a dtype and a table of chunks. The layouts of all files that were opened together are cached in one file
-  of `cache_dir`, with their targets.
-* That file is identified by URL, size and version of each of them, and by what was read from them. If one of them has changed, no cached
-  layout matches, and h5py opens all of them.
-* Arrays that are converted on reading or read by h5py, packed files, and tables of pandas have no cached layout.
+* To locate rows, h5py takes about a millisecond per file, even if everything that it reads is in
+  the file's index. For arrays that are read directly, the result is a shape, a dtype and a table of
+  chunks. The layouts of all files that were opened together are cached in one file of `cache_dir`,
+  with their targets.
+* That file is identified by URL, size and version of each of them, and by what was read from them.
+  If one of them has changed, no cached layout matches, and h5py opens all of them.
+* Arrays that are converted on reading or read by h5py, packed files, and tables of pandas have no
+  cached layout.
 """
 
 from __future__ import annotations
@@ -61,25 +64,56 @@ class ArrayLayout(NamedTuple):
 
     def opened(self, path: str, files: Files) -> DirectChunks:
         """The chunks of the array in that file."""
-        dtype, grid, table = np.dtype(self.dtype), Grid(self.shape, self.grid), ChunkTable(path, files, self.table, self.numbers)
+        dtype, grid, table = (
+            np.dtype(self.dtype),
+            Grid(self.shape, self.grid),
+            ChunkTable(path, files, self.table, self.numbers),
+        )
         where, fill = ChunkNames(path, self.name, grid), np.frombuffer(self.fill, dtype)[0]
-        return DirectChunks(grid, dtype, table, Pipeline(codecs_with(self.codecs)), files, where=where, fill=fill)
+        return DirectChunks(
+            grid, dtype, table, Pipeline(codecs_with(self.codecs)), files, where=where, fill=fill
+        )
 
 
 def layout_of(chunks: Chunks, cut: tuple[int, ...] | None) -> ArrayLayout | None:
-    """The layout of an array, the chunks of which are `cut` in the file; None where it has none that is kept."""
-    if not (isinstance(chunks, DirectChunks) and isinstance(chunks.index, ChunkTable) and _is_plain(chunks.dtype)):
+    """The layout of an array, the chunks of which are `cut` in the file; None where it has none
+    that is kept.
+    """
+    if not (
+        isinstance(chunks, DirectChunks)
+        and isinstance(chunks.index, ChunkTable)
+        and _is_plain(chunks.dtype)
+    ):
         return None
-    name, grid, fill = chunks.where.name, chunks.grid, np.asarray(chunks.fill, chunks.dtype).tobytes()
+    name, grid, fill = (
+        chunks.where.name,
+        chunks.grid,
+        np.asarray(chunks.fill, chunks.dtype).tobytes(),
+    )
     table, numbers = chunks.index.table, chunks.index.numbers
     if chunks.where.grid != grid:  # elements are arrays
         return None
-    return ArrayLayout(name, grid.shape, chunks.dtype.str, grid.chunks, cut, codes_of(chunks.pipeline.codecs), fill, table, numbers)
+    return ArrayLayout(
+        name,
+        grid.shape,
+        chunks.dtype.str,
+        grid.chunks,
+        cut,
+        codes_of(chunks.pipeline.codecs),
+        fill,
+        table,
+        numbers,
+    )
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
     """True if ``dtype.str`` says all of it."""
-    return dtype.metadata is None and dtype.names is None and not dtype.hasobject and np.dtype(dtype.str) == dtype
+    return (
+        dtype.metadata is None
+        and dtype.names is None
+        and not dtype.hasobject
+        and np.dtype(dtype.str) == dtype
+    )
 
 
 class KeptLayouts:
@@ -92,8 +126,19 @@ class KeptLayouts:
         cache_dir: where layouts are kept; None: in the user's cache folder.
     """
 
-    def __init__(self, files: Files, urls: Sequence[str], asked: Any, cache_dir: str | os.PathLike[str] | None) -> None:
-        self._files, self._urls, self._asked, self._cache_dir = files, urls, asked, cache_folder(cache_dir)
+    def __init__(
+        self,
+        files: Files,
+        urls: Sequence[str],
+        asked: Any,
+        cache_dir: str | os.PathLike[str] | None,
+    ) -> None:
+        self._files, self._urls, self._asked, self._cache_dir = (
+            files,
+            urls,
+            asked,
+            cache_folder(cache_dir),
+        )
 
     @functools.cached_property
     def _file(self) -> ArrayFile | None:
@@ -101,7 +146,10 @@ class KeptLayouts:
         identities = [self._files.identity(url) for url in self._urls]
         if any(tag is None for *_, tag in identities):
             return None
-        about = {"files": hashlib.blake2b(json.dumps(identities).encode(), digest_size=16).hexdigest(), "asked": self._asked}
+        about = {
+            "files": hashlib.blake2b(json.dumps(identities).encode(), digest_size=16).hexdigest(),
+            "asked": self._asked,
+        }
         return ArrayFile(str(self._cache_dir), _KIND, about, _VERSION, ("<i8", "u1", "u1"))
 
     def are_kept(self) -> bool:
@@ -109,7 +157,9 @@ class KeptLayouts:
         return self._file is not None and os.path.exists(self._file.path)
 
     def load(self) -> tuple[list[list[ArrayLayout]], list[npt.NDArray[Any]] | None] | None:
-        """The layouts of the arrays of each file, and the targets of each, if these were asked for; None: they are not kept."""
+        """The layouts of the arrays of each file, and the targets of each, if these were asked
+        for; None: they are not kept.
+        """
         arrays = None if self._file is None else self._file.loaded()
         if arrays is None:
             return None
@@ -118,9 +168,16 @@ class KeptLayouts:
         layouts = [[_from_json(one, tables) for one in of_file] for of_file in said["layouts"]]
         if said["targets"] is None:
             return layouts, None
-        return layouts, [columns.take(nbytes).view(dtype).reshape(shape) for dtype, shape, nbytes in said["targets"]]
+        return layouts, [
+            columns.take(nbytes).view(dtype).reshape(shape)
+            for dtype, shape, nbytes in said["targets"]
+        ]
 
-    def keep(self, layouts: Sequence[Sequence[ArrayLayout] | None], targets: Sequence[npt.NDArray[Any] | None]) -> None:
+    def keep(
+        self,
+        layouts: Sequence[Sequence[ArrayLayout] | None],
+        targets: Sequence[npt.NDArray[Any] | None],
+    ) -> None:
         """Keeps them, if there are all, and not too large."""
         if self._file is None:
             return
@@ -131,12 +188,21 @@ class KeptLayouts:
         tables = [one for of_file in known for layout in of_file for one in _numbers_of(layout)]
         if sum(one.nbytes for one in (*tables, *columns)) > _MOST:
             return
-        said: dict[str, Any] = {"layouts": [list(map(_as_json, of_file)) for of_file in known], "targets": None}
+        said: dict[str, Any] = {
+            "layouts": [list(map(_as_json, of_file)) for of_file in known],
+            "targets": None,
+        }
         if columns:
-            said["targets"] = [[column.dtype.str, column.shape, column.nbytes] for column in columns]
+            said["targets"] = [
+                [column.dtype.str, column.shape, column.nbytes] for column in columns
+            ]
         data = np.frombuffer(b"".join(column.tobytes() for column in columns), np.uint8)
-        with Unkept(str(self._cache_dir), "layouts of arrays are", "h5py opens the files at every start"):
-            self._file.write([np.concatenate(tables), data, np.frombuffer(json.dumps(said).encode(), np.uint8)])
+        with Unkept(
+            str(self._cache_dir), "layouts of arrays are", "h5py opens the files at every start"
+        ):
+            self._file.write(
+                [np.concatenate(tables), data, np.frombuffer(json.dumps(said).encode(), np.uint8)]
+            )
 
 
 def _numbers_of(layout: ArrayLayout) -> Iterator[npt.NDArray[np.int64]]:
@@ -155,7 +221,9 @@ def _from_json(said: list[Any], tables: _Cut) -> ArrayLayout:
     table = tables.take(3 * count).reshape(3, count)
     cut = None if chunks is None else tuple(chunks)
     numbers = tables.take(count) if is_sparse else None
-    return ArrayLayout(name, tuple(shape), dtype, tuple(grid), cut, codecs, bytes.fromhex(fill), table, numbers)
+    return ArrayLayout(
+        name, tuple(shape), dtype, tuple(grid), cut, codecs, bytes.fromhex(fill), table, numbers
+    )
 
 
 class _Cut:

@@ -1,8 +1,10 @@
-"""Finds the files that a dataset's values lie in, and checks that h5py reads those that were there when it was opened.
+"""Finds the files that a dataset's values lie in, and checks that h5py reads those that were there
+when it was opened.
 
-HDF5 gives the fill value for a part of a virtual dataset whose source is missing, and follows sources that lead back to where they came
-from until its stack ends. Both are errors here. Of remote files nothing may lead to another file: HDF5 would look for it in the very same
-bytes, or on this machine's disk.
+HDF5 gives the fill value for a part of a virtual dataset whose source is missing, and follows
+sources that lead back to where they came from until its stack ends. Both are errors here. Of remote
+files nothing may lead to another file: HDF5 would look for it in the very same bytes, or on this
+machine's disk.
 """
 
 from __future__ import annotations
@@ -41,12 +43,14 @@ class Versions:
     Attributes:
         path: of the file that holds it.
         is_linked: True if that is another file.
-        known: its version; None: another process is writing to it, as HDF5's SWMR mode allows, so that it may change.
+        known: its version; None: another process is writing to it, as HDF5's SWMR mode allows, so
+            that it may change.
 
     Raises:
-        DataNotFoundError: a file that a virtual or external dataset is made of is missing; the message names it.
-        FormatError: a source is missing in its file, h5py lacks a filter of it, or a virtual dataset leads back to itself; or, of a remote
-            file, to another.
+        DataNotFoundError: a file that a virtual or external dataset is made of is missing; the
+            message names it.
+        FormatError: a source is missing in its file, h5py lacks a filter of it, or a virtual
+            dataset leads back to itself; or, of a remote file, to another.
         FileChangedError: the file has been changed since it was opened.
     """
 
@@ -70,18 +74,24 @@ class Versions:
 
     def _check(self, file: h5py.File) -> None:
         """Compares the file as h5py has it open with its version."""
-        if self.known is not None and file.driver == "sec2" and not self._files.is_same(self.path, file.id.get_vfd_handle()):
+        if (
+            self.known is not None
+            and file.driver == "sec2"
+            and not self._files.is_same(self.path, file.id.get_vfd_handle())
+        ):
             raise changed(self.path)
 
     def check(self, file: h5py.File, rows: Sequence[int]) -> None:
-        """Compares the file that holds the dataset, as h5py has it open, and the others that hold some rows.
+        """Compares the file that holds the dataset, as h5py has it open, and the others that hold
+        some rows.
 
         Args:
             file: in which it was looked for.
             rows: that are to be read.
 
         Raises:
-            FileChangedError, DataNotFoundError: one has been changed; or is gone, for which HDF5 would give the fill value.
+            FileChangedError, DataNotFoundError: one has been changed; or is gone, for which HDF5
+                would give the fill value.
         """
         if self.known is not None:
             dataset = file.get(self._name) if self.is_linked else None
@@ -91,11 +101,15 @@ class Versions:
         if not self._others:
             return
         asked = np.sort(np.asarray(rows, np.int64))
-        needed = np.searchsorted(asked, self._rows[:, 0], "left") < np.searchsorted(asked, self._rows[:, 1], "right")
+        needed = np.searchsorted(asked, self._rows[:, 0], "left") < np.searchsorted(
+            asked, self._rows[:, 1], "right"
+        )
         for number in np.flatnonzero(needed).tolist():
             path = self._others[number]
             if not os.path.exists(path):
-                raise DataNotFoundError(f"{redact(path)} is gone, which holds rows of {redact(file.filename)}")
+                raise DataNotFoundError(
+                    f"{redact(path)} is gone, which holds rows of {redact(file.filename)}"
+                )
             if not self._files.is_same(path):
                 raise changed(path)
 
@@ -123,10 +137,14 @@ class _Found:
                 raise other_file(where)
             place = _external_place(name, path)
             if not os.path.exists(place):
-                raise DataNotFoundError(f"{where}, which does not exist (working folder: {os.getcwd()})")
+                raise DataNotFoundError(
+                    f"{where}, which does not exist (working folder: {os.getcwd()})"
+                )
             self._add(place, ALL_ROWS)
 
-    def follow(self, dataset: h5py.Dataset, path: str, rows: _Rows | None, way: list[tuple[str, str]]) -> None:
+    def follow(
+        self, dataset: h5py.Dataset, path: str, rows: _Rows | None, way: list[tuple[str, str]]
+    ) -> None:
         """Notes the files of all sources.
 
         Args:
@@ -158,7 +176,10 @@ class _Found:
                 with self._hdf5.reading(file_name) as file:
                     target = file.get(_plain(source.dset_name))
                     if not isinstance(target, h5py.Dataset):
-                        raise FormatError(f"{what} needs {source.dset_name!r} of {redact(file_name)}, which is missing")
+                        raise FormatError(
+                            f"{what} needs {source.dset_name!r} of {redact(file_name)}, which is "
+                            "missing"
+                        )
                     self.follow(target, file_name, lies_in, [*way, here])
 
 
@@ -195,7 +216,9 @@ def _files_of(name: str, path: str, what: str) -> list[str]:
 
 
 def _external_place(name: str, path: str) -> str:
-    """Where HDF5 looks for a file of external storage: below the prefix that is set, or else in the working folder."""
+    """Where HDF5 looks for a file of external storage: below the prefix that is set, or else in
+    the working folder.
+    """
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
     if prefix.startswith("${ORIGIN}"):
         prefix = os.path.dirname(path) + prefix.removeprefix("${ORIGIN}")

@@ -10,7 +10,14 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceError, RemoteError
+from headrace.errors import (
+    AccessError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    HeadraceError,
+    RemoteError,
+)
 from headrace.io.library_errors import asking
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.codecs import Fletcher32, TooLongError
@@ -18,7 +25,8 @@ from headrace.storage.hdf5.times import stored_dtype
 
 _log = logging.getLogger(__name__)
 
-_PROBE = 16 << 20  # decoded bytes of a chunk up to which it is read in both ways when the file is opened
+# decoded bytes of a chunk up to which it is read in both ways when the file is opened
+_PROBE = 16 << 20
 _OF_THE_WAY = (RemoteError, FileChangedError, DataNotFoundError, AccessError)
 
 
@@ -34,7 +42,9 @@ def place_of(dataset: h5py.h5d.DatasetID) -> int | None:
 
 
 def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
-    """True if elements are stored with the very bytes that h5py gives; not so integers of 12 bits in two bytes, say."""
+    """True if elements are stored with the very bytes that h5py gives; not so integers of 12
+    bits in two bytes, say.
+    """
     if isinstance(kind, h5py.h5t.TypeBitfieldID):  # whole bytes of bits are an unsigned integer
         number = h5py.h5t.py_create(dtype)
         order = "BE" if number.get_order() == h5py.h5t.ORDER_BE else "LE"
@@ -42,21 +52,41 @@ def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
         return dtype.kind == "u" and bits is not None and bool(kind.equal(bits))
     if isinstance(kind, h5py.h5t.TypeTimeID):
         return dtype == stored_dtype(kind)
-    if isinstance(kind, h5py.h5t.TypeArrayID) and dtype.subdtype is not None and kind.get_array_dims() == dtype.shape:
+    if (
+        isinstance(kind, h5py.h5t.TypeArrayID)
+        and dtype.subdtype is not None
+        and kind.get_array_dims() == dtype.shape
+    ):
         return is_as_stored(kind.get_super(), dtype.base)
-    if isinstance(kind, h5py.h5t.TypeCompoundID) and dtype.fields is not None and dtype.itemsize == kind.get_size():
+    if (
+        isinstance(kind, h5py.h5t.TypeCompoundID)
+        and dtype.fields is not None
+        and dtype.itemsize == kind.get_size()
+    ):
         members = range(kind.get_nmembers())
-        fields = [dtype.fields.get(kind.get_member_name(number).decode("utf-8", "surrogateescape")) for number in members]
-        if all(fields) and [field[1] for field in fields if field] == [kind.get_member_offset(number) for number in members]:
-            return all(is_as_stored(kind.get_member_type(number), field[0]) for number, field in zip(members, fields, strict=True) if field)
+        fields = [
+            dtype.fields.get(kind.get_member_name(number).decode("utf-8", "surrogateescape"))
+            for number in members
+        ]
+        if all(fields) and [field[1] for field in fields if field] == [
+            kind.get_member_offset(number) for number in members
+        ]:
+            return all(
+                is_as_stored(kind.get_member_type(number), field[0])
+                for number, field in zip(members, fields, strict=True)
+                if field
+            )
     return bool(kind.equal(h5py.h5t.py_create(dtype, logical=True)))
 
 
-def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]) -> str | None:
-    """What speaks against the direct path when one chunk, and one at an edge, are read in both ways.
+def doubt_of(
+    dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]
+) -> str | None:
+    """What speaks against the direct path when one chunk, and one at an edge, are read in both
+    ways.
 
-    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we don't know. What h5py can't read either
-    is damaged, and leaves no doubt.
+    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we
+    don't know. What h5py can't read either is damaged, and leaves no doubt.
     """
     grid = chunks.grid
     if not len(written):
@@ -70,7 +100,8 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
         if extent % chunk:
             at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
             probed.update(written[np.flatnonzero(at_edge)[:1]].tolist())
-    if chunks.nbytes > _PROBE:  # which takes long: of these only such as may not have been filtered, by their sizes
+    # which takes long: of these only such as may not have been filtered, by their sizes
+    if chunks.nbytes > _PROBE:
         numbers = np.array(list(probed), np.int64)
         probed = set(numbers[chunks.byte_ranges(numbers).nbytes == chunks.nbytes].tolist())
     for number in sorted(probed):
@@ -89,7 +120,8 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
                 expected = dataset[part[: len(dataset.shape)]]
         except _OF_THE_WAY:
             raise
-        except Exception as error:  # h5py lacks the filter, say; damaged chunks are found when they are read
+        # h5py lacks the filter, say; damaged chunks are found when they are read
+        except Exception as error:
             _log.info("%s: chunk %s can't be compared: %s", dataset.name, grid.place(number), error)
             continue
         if whole is None:
@@ -103,17 +135,22 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
 
 
 def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> bool:
-    """True if HDF5 itself reads the same stored bytes of a chunk: earlier versions counted offsets from the end of a user block."""
+    """True if HDF5 itself reads the same stored bytes of a chunk: earlier versions counted
+    offsets from the end of a user block.
+    """
     corner = tuple(cut.start for cut in chunks.grid.part(number))
     _, expected = dataset.id.read_direct_chunk(corner[: len(dataset.shape)])
     try:
-        return bytes(chunks.files.read(chunks.byte_ranges(np.array([number])))[0] or b"") == bytes(expected)
+        return bytes(chunks.files.read(chunks.byte_ranges(np.array([number])))[0] or b"") == bytes(
+            expected
+        )
     except FormatError:
         return False
 
 
 def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:
-    """True if what h5py gives of a chunk that can't be decoded here is more than what lay in memory, which it gives of damaged ones too.
+    """True if what h5py gives of a chunk that can't be decoded here is more than what lay in
+    memory, which it gives of damaged ones too.
 
     So it is where h5py checks a checksum, or where the chunk lies in the file as it is.
     """
@@ -123,4 +160,7 @@ def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> 
     if len(stored) != chunks.nbytes:
         return False
     whole = np.frombuffer(stored, chunks.dtype).reshape(chunks.grid.chunks)
-    return whole[tuple(map(slice, expected.shape))].tobytes() == np.ascontiguousarray(expected).tobytes()
+    return (
+        whole[tuple(map(slice, expected.shape))].tobytes()
+        == np.ascontiguousarray(expected).tobytes()
+    )

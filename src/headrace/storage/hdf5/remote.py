@@ -1,15 +1,20 @@
-"""Gives h5py a remote file to read, and caches what opening it reads, so that the next start needs no requests.
+"""Gives h5py a remote file to read, and caches what opening it reads, so that the next start needs
+no requests.
 
 NOTE [ h5py and remote files ]
 
-* h5py reads through a file object, here `RemoteFile`: from the known parts of the file, else in aligned pieces from the server.
-* While a dataset is opened, exactly what h5py reads is recorded and becomes the file's index: superblock, groups, headers, lists of chunks,
-  the columns of packed files. Later openings find it there. If they need more (another name), it is fetched, and the index is cached again
-  with both. Chunks that are read to compare our decoding with h5py's are not part of it; the result of the comparison is.
-* h5py calls the file object while it holds its global lock. Destroying an h5py object needs the same lock. The garbage collector may do so
-  in any thread, including those of the connections, which would then deadlock with the thread that waits for them. Therefore garbage
-  collection is off while a fetch is waited for. For a long fetch the lock is released: h5py's call ends with a `LaterError`, and is
-  repeated when the bytes have arrived (`patiently`).
+* h5py reads through a file object, here `RemoteFile`: from the known parts of the file, else in
+  aligned pieces from the server.
+* While a dataset is opened, exactly what h5py reads is recorded and becomes the file's index:
+  superblock, groups, headers, lists of chunks, the columns of packed files. Later openings find it
+  there. If they need more (another name), it is fetched, and the index is cached again with both.
+  Chunks that are read to compare our decoding with h5py's are not part of it; the result of the
+  comparison is.
+* h5py calls the file object while it holds its global lock. Destroying an h5py object needs the
+  same lock. The garbage collector may do so in any thread, including those of the connections,
+  which would then deadlock with the thread that waits for them. Therefore garbage collection is off
+  while a fetch is waited for. For a long fetch the lock is released: h5py's call ends with a
+  `LaterError`, and is repeated when the bytes have arrived (`patiently`).
 * Errors of the server pass through h5py unchanged (`headrace.io.library_errors.remember`).
 """
 
@@ -38,9 +43,13 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.storage.hdf5.files import HDF5Files, leads_out, not_whole
 
 PIECE, WIDEST = 64 << 10, 4 << 20
-"""Bytes that are fetched at least; and at most of what nobody has asked for, where one read follows the other."""
+"""Bytes that are fetched at least; and at most of what nobody has asked for, where one read
+follows the other.
+"""
 ENDS = 128 << 10
-"""Bytes at the beginning and the end of each file that are fetched before h5py asks: most of what describes a file lies there."""
+"""Bytes at the beginning and the end of each file that are fetched before h5py asks: most of
+what describes a file lies there.
+"""
 TOGETHER = 64
 """Files whose ends are fetched at once."""
 PATIENCE = 5.0
@@ -59,7 +68,9 @@ class LaterError(RemoteError):
 
 
 def patiently(function: Callable[[], T]) -> T:
-    """What a function gives that reads through h5py; it is called again when bytes have come that took long."""
+    """What a function gives that reads through h5py; it is called again when bytes have come
+    that took long.
+    """
     while True:
         try:
             return function()
@@ -79,11 +90,14 @@ class _Known:
     def __init__(self, arrays: Arrays | None = None, is_afresh: bool = False) -> None:
         empty = np.empty(0, np.int64)
         offsets, lengths, data = (empty, empty, empty) if arrays is None else arrays[:3]
-        self._ranges = coalesce(ByteRanges.in_file("", offsets, offsets + lengths), 0).ranges  # of the index
+        # of the index
+        self._ranges = coalesce(ByteRanges.in_file("", offsets, offsets + lengths), 0).ranges
         self._edges, self._data = np.append(0, np.cumsum(self._ranges.nbytes)), memoryview(data)  # type: ignore[arg-type]
         self._reads: dict[int, memoryview] = {}  # what was read since, by first byte
         self._pieces: OrderedDict[int, memoryview] = OrderedDict()
-        self.doubts: dict[str, str | None] = {} if arrays is None else json.loads(arrays[3].tobytes())
+        self.doubts: dict[str, str | None] = (
+            {} if arrays is None else json.loads(arrays[3].tobytes())
+        )
         self.is_afresh = is_afresh
         self.is_new = False
         self.is_recording = False
@@ -95,17 +109,30 @@ class _Known:
         self.patience = PATIENCE
 
     def arrays(self) -> Arrays:
-        """The index: offsets and lengths, sorted, the bytes one after the other, and what speaks against decoding, as JSON."""
+        """The index: offsets and lengths, sorted, the bytes one after the other, and what speaks
+        against decoding, as JSON.
+        """
         edges = self._edges.tolist()
-        parts = [self._data[first:last] for first, last in itertools.pairwise(edges)] + [*self._reads.values()]
+        parts = [self._data[first:last] for first, last in itertools.pairwise(edges)] + [
+            *self._reads.values()
+        ]
         starts = np.array([*self._ranges.start.tolist(), *self._reads], np.int64)
-        requests = coalesce(ByteRanges.in_file("", starts, starts + np.array(list(map(len, parts)), np.int64)), 0)
+        requests = coalesce(
+            ByteRanges.in_file("", starts, starts + np.array(list(map(len, parts)), np.int64)), 0
+        )
         sizes = requests.ranges.nbytes
-        places = starts[requests.order] - np.repeat(requests.ranges.start - np.cumsum(sizes) + sizes, np.diff(requests.edges))
+        places = starts[requests.order] - np.repeat(
+            requests.ranges.start - np.cumsum(sizes) + sizes, np.diff(requests.edges)
+        )
         data = bytearray(int(sizes.sum()))
         for number, place in zip(requests.order.tolist(), places.tolist(), strict=True):
             data[place : place + len(parts[number])] = parts[number]
-        return [requests.ranges.start, sizes, np.frombuffer(data, np.uint8), np.frombuffer(json.dumps(self.doubts).encode(), np.uint8)]
+        return [
+            requests.ranges.start,
+            sizes,
+            np.frombuffer(data, np.uint8),
+            np.frombuffer(json.dumps(self.doubts).encode(), np.uint8),
+        ]
 
     def take_ends(self) -> None:
         """Waits for what is on its way, outside of h5py."""
@@ -173,7 +200,9 @@ class RemoteFile:
         return bytes(buffer)
 
     def readinto(self, buffer: Any) -> int:
-        """Fills a buffer; behind the end of the file with zeros, as HDF5 does on a disk. Errors are remembered too, see `asking`."""
+        """Fills a buffer; behind the end of the file with zeros, as HDF5 does on a disk. Errors
+        are remembered too, see `asking`.
+        """
         out = memoryview(buffer)
         try:
             inside = max(0, min(len(out), self._size - self._at))
@@ -222,7 +251,9 @@ class RemoteFile:
 
 
 class RemoteHDF5(HDF5Files):
-    """The HDF5 files of one server. A pickle takes along how to reach them; what is known of them is found anew."""
+    """The HDF5 files of one server. A pickle takes along how to reach them; what is known of
+    them is found anew.
+    """
 
     files: RemoteFiles
 
@@ -238,7 +269,8 @@ class RemoteHDF5(HDF5Files):
     def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
         self.learn(paths)
         results: list[T] = []
-        with ThreadPoolExecutor(1, "headrace-keep-index") as keeper:  # the disk takes its time, and other files are read meanwhile
+        # the disk takes its time, and other files are read meanwhile
+        with ThreadPoolExecutor(1, "headrace-keep-index") as keeper:
             for start in range(0, len(paths), TOGETHER):
                 urls = paths[start : start + TOGETHER]
                 try:
@@ -271,12 +303,22 @@ class RemoteHDF5(HDF5Files):
         try:
             result = self._recorded(url, function)
         except (FormatError, MissingNameError, BudgetError):
-            self._known[url] = _Known(is_afresh=True)  # what was read before may have been damaged on its way, or here
+            # what was read before may have been damaged on its way, or here
+            self._known[url] = _Known(is_afresh=True)
             with self.files.bypassing_cache():
                 result = self._recorded(url, function)
         known = self._known.pop(url)
         if known.is_new:
-            self._kept.append(keeper.submit(keep_index, self.files, url, self._kind, known.arrays(), time.monotonic() - began))
+            self._kept.append(
+                keeper.submit(
+                    keep_index,
+                    self.files,
+                    url,
+                    self._kind,
+                    known.arrays(),
+                    time.monotonic() - began,
+                )
+            )
         return result
 
     def _recorded(self, url: str, function: Callable[[str], T]) -> T:
@@ -319,7 +361,8 @@ class RemoteHDF5(HDF5Files):
                 if isinstance(error, HeadraceError) or error.errno in OF_THE_MACHINE:
                     raise
                 raise not_whole(path, error) from error
-        if not known.stays_open:  # after a LaterError it is known still: what has come by then would have to come again
+        # after a LaterError it is known still: what has come by then would have to come again
+        if not known.stays_open:
             del self._known[path]
         return file
 
@@ -337,7 +380,10 @@ class RemoteHDF5(HDF5Files):
     def dataset(self, file: h5py.File, name: str, path: str) -> h5py.Dataset:
         if (out := leads_out(file, name)) is not None:  # perhaps to a file of this machine
             part, link, _ = out
-            raise other_file(f"{redact(path)}: the link {part!r} on the way to {name!r} leads into {redact(link.filename)!r}")
+            raise other_file(
+                f"{redact(path)}: the link {part!r} on the way to {name!r} leads into "
+                f"{redact(link.filename)!r}"
+            )
         return super().dataset(file, name, path)
 
     def is_indexed(self, path: str) -> bool:
@@ -362,4 +408,7 @@ class RemoteHDF5(HDF5Files):
 
 def other_file(what: str) -> FormatError:
     """The error of a remote file that leads to another file."""
-    return FormatError(f"{what}: far away other files are not followed: open that file itself, or a copy of all of them on this machine")
+    return FormatError(
+        f"{what}: far away other files are not followed: open that file itself, or a copy of all "
+        "of them on this machine"
+    )

@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, FileChangedError, FormatError, HeadraceError, RemoteError, warn
+from headrace.errors import (
+    ConfigError,
+    FileChangedError,
+    FormatError,
+    HeadraceError,
+    RemoteError,
+    warn,
+)
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
@@ -46,7 +53,13 @@ from headrace.storage.arrays.packed import (
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
-from headrace.storage.hdf5.conventions import axis_named, axis_names, check_matlab, coordinates_of, packing_of
+from headrace.storage.hdf5.conventions import (
+    axis_named,
+    axis_names,
+    check_matlab,
+    coordinates_of,
+    packing_of,
+)
 from headrace.storage.hdf5.files import HDF5, HDF5Files, dataset_names, is_hdf5
 from headrace.storage.hdf5.layouts import ArrayLayout, layout_of
 from headrace.storage.hdf5.links import Versions
@@ -68,7 +81,9 @@ def _make_index(files: RemoteFiles, url: str) -> Arrays:
 
 
 def _read_all(opened: OpenHDF5, url: str) -> None:
-    """Reads what opening each dataset takes, and the values of those that may be targets, or columns of a packed file."""
+    """Reads what opening each dataset takes, and the values of those that may be targets, or
+    columns of a packed file.
+    """
     info = packed_info(url, opened.hdf5)
     columns = BESIDE if info is not None else set()
     with opened.hdf5.reading(url) as file:
@@ -76,9 +91,19 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
         for name in dataset_names(file):
             try:
                 dataset = readable(file[name], f"{redact(url)}: {name!r}")
-                is_column = dataset.shape is not None and len(dataset.shape) == 1 and dataset.nbytes <= _COLUMN_BYTES
-                if name in columns or (info is not None and are_targets(name)) or (is_column and not _holds_samples(file, name)):
-                    np.asarray(dataset)  # first: chunks that are compared with h5py's are not recorded, and h5py reads them once
+                is_column = (
+                    dataset.shape is not None
+                    and len(dataset.shape) == 1
+                    and dataset.nbytes <= _COLUMN_BYTES
+                )
+                if (
+                    name in columns
+                    or (info is not None and are_targets(name))
+                    or (is_column and not _holds_samples(file, name))
+                ):
+                    # first: chunks that are compared with h5py's are not recorded, and h5py reads
+                    # them once
+                    np.asarray(dataset)
                 if dataset.shape and not holds_objects(dataset.dtype, f"{redact(url)}: {name!r}"):
                     rows_of(dataset, url, name, opened.hdf5, opened.library)
             except (RemoteError, FileChangedError):
@@ -89,19 +114,23 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
 
 def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
     for key in item.attrs:
-        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):  # of a type that h5py lacks
+        # of a type that h5py lacks
+        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
             item.attrs.get(key)
 
 
 def _holds_samples(file: h5py.File, name: str) -> bool:
-    """True for the values of a sparse matrix and their columns, which are no part of what opening it takes."""
+    """True for the values of a sparse matrix and their columns, which are no part of what
+    opening it takes.
+    """
     group, _, last = name.rpartition("/")
     return last in ("data", "indices") and f"{group}/indptr" in file
 
 
 INDEX = IndexKind("hdf5", 1, ("<i8", "<i8", "u1", "u1"), _make_index)
-"""Offsets and lengths of what h5py reads of a file to open datasets; these bytes; and as JSON, by dataset, what speaks against decoding it
-here."""
+"""Offsets and lengths of what h5py reads of a file to open datasets; these bytes; and as JSON, by
+dataset, what speaks against decoding it here.
+"""
 
 
 _CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
@@ -109,7 +138,9 @@ _CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 
 
 class OpenHDF5(OpenArrays[h5py.File]):
-    """What each process has open of HDF5 files of a server, or of this machine, and the chunks that it has decoded."""
+    """What each process has open of HDF5 files of a server, or of this machine, and the chunks
+    that it has decoded.
+    """
 
     def __init__(self, server: RemoteFiles | None = None) -> None:
         self.hdf5: HDF5Files = HDF5Files() if server is None else RemoteHDF5(server, INDEX)
@@ -120,7 +151,8 @@ def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[l
     """The paths or URLs of the HDF5 files that a path means, and what is open of them.
 
     Raises:
-        ConfigError, DataNotFoundError, AccessError, RemoteError: see `headrace.io.resolve.resolver.resolve`.
+        ConfigError, DataNotFoundError, AccessError, RemoteError: see
+            `headrace.io.resolve.resolver.resolve`.
         FormatError: one of them is no HDF5 file.
     """
     files = resolve(data_path, HDF5, options)
@@ -131,23 +163,32 @@ def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[l
                 with open(path, "rb", buffering=0) as file:
                     if file.read(4) in _CLASSIC:
                         raise FormatError(
-                            f"{redact(path)} is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4, by nccopy -k nc4 or xarray"
+                            f"{redact(path)} is a netCDF-3 file, and no HDF5 file: convert it to "
+                            "netCDF-4, by nccopy -k nc4 or xarray"
                         )
                 raise FormatError(
-                    f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a server's page: fetch it again"
+                    f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a "
+                    "server's page: fetch it again"
                 )
             opened.hdf5.open(path)  # says what is wrong
     return paths, opened
 
 
-def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions, otherwise: Callable[[str, OpenHDF5], str] | None = None) -> str:
-    """What `headrace.pack` made the first of some HDF5 files of ("image", "text", "array"); if it did not make it, what `otherwise` says of
-    the file, or ""."""
+def packed_kind(
+    data_path: DataPath | FileSet,
+    options: RemoteOptions,
+    otherwise: Callable[[str, OpenHDF5], str] | None = None,
+) -> str:
+    """What `headrace.pack` made the first of some HDF5 files of ("image", "text", "array"); if it
+    did not make it, what `otherwise` says of the file, or "".
+    """
     paths, opened = open_files(data_path, options)
 
     def kind(path: str) -> str:
         info = packed_info(path, opened.hdf5)
-        return info.kind if info is not None else "" if otherwise is None else otherwise(path, opened)
+        return (
+            info.kind if info is not None else "" if otherwise is None else otherwise(path, opened)
+        )
 
     try:
         if isinstance(data_path, FileSet):
@@ -174,22 +215,41 @@ class Interpretation(NamedTuple):
     def axis_of(self, dataset: h5py.Dataset, where: str) -> int:
         """The axis that samples lie along, as the dataset is stored."""
         axis = axis_named(dataset, self.axis, where)
-        return dataset.ndim - 1 - axis if self.reverse_axes and not isinstance(self.axis, str) else axis
+        return (
+            dataset.ndim - 1 - axis
+            if self.reverse_axes and not isinstance(self.axis, str)
+            else axis
+        )
 
-    def reader(self, dataset: h5py.Dataset, rows: Chunks | ObjectRows, opened: OpenHDF5, path: str, name: str) -> ArrayReader | LibraryRows:
+    def reader(
+        self,
+        dataset: h5py.Dataset,
+        rows: Chunks | ObjectRows,
+        opened: OpenHDF5,
+        path: str,
+        name: str,
+    ) -> ArrayReader | LibraryRows:
         """What reads the samples of a dataset.
 
         Raises:
-            ConfigError: there is no such axis; or elements are of any size, so that samples lie along the first axis only.
+            ConfigError: there is no such axis; or elements are of any size, so that samples lie
+                along the first axis only.
         """
         where, key = f"{redact(path)}: {name!r}", f"{path}\0{name}"
         axis = self.axis_of(dataset, where)
         is_plain = axis == 0 and not (self.reverse_axes and dataset.ndim > 2)
         if isinstance(rows, ObjectRows):
             if not is_plain:
-                raise ConfigError(f"axis={self.axis!r}: {where} has elements of any size, so its samples lie along the first axis only")
+                raise ConfigError(
+                    f"axis={self.axis!r}: {where} has elements of any size, so its samples lie "
+                    "along the first axis only"
+                )
             return rows
-        reader = ArrayReader(rows, opened.chunks, key) if is_plain else AxisReader(rows, opened.chunks, key, axis, self.reverse_axes)
+        reader = (
+            ArrayReader(rows, opened.chunks, key)
+            if is_plain
+            else AxisReader(rows, opened.chunks, key, axis, self.reverse_axes)
+        )
         if (decoding := decoding_of(dataset)) is not None:
             return DecodedReader(reader, *decoding)
         packing = packing_of(dataset) if self.decode_cf else None
@@ -203,21 +263,24 @@ class Interpretation(NamedTuple):
 class HDF5Source(PackedSource):
     """Rows of datasets of an HDF5 file, or the samples of a packed file.
 
-    Records are arrays of one row (its shape and dtype, in the file's byte order); strings, vlen and compounds with them as h5py gives
-    them; for several names dicts of these; 1-D arrays where a packed file holds encoded samples or tokens. Samples of packed files are
-    checked against their CRC.
+    Records are arrays of one row (its shape and dtype, in the file's byte order); strings, vlen and
+    compounds with them as h5py gives them; for several names dicts of these; 1-D arrays where a
+    packed file holds encoded samples or tokens. Samples of packed files are checked against their
+    CRC.
 
     Args:
         path: a local file; or, where `opened` has the files of its server, a URL.
         name: dataset inside the file; or several of equal length.
         direct: read the file itself where its layout is known; False: through h5py alone.
-        cache_dir: where the table of a dataset of many chunks is kept; None: the user's cache folder.
+        cache_dir: where the table of a dataset of many chunks is kept; None: the user's cache
+            folder.
         opened: what is open and decoded, to be shared with other sources.
         how: what is made of the arrays.
 
     Raises:
         MissingNameError: no dataset of that name; the message lists those there are.
-        FormatError: no rows, references instead of values, a filter that nobody here knows, or a file that is shorter than it says.
+        FormatError: no rows, references instead of values, a filter that nobody here knows, or a
+            file that is shorter than it says.
     """
 
     _opened: OpenHDF5
@@ -235,40 +298,71 @@ class HDF5Source(PackedSource):
         opened = opened or OpenHDF5()
         self._how = how = how or Interpretation()
         hdf5, is_remote = opened.hdf5, opened.files.is_remote
-        self._file = os.fspath(path) if is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
+        self._file = (
+            os.fspath(path) if is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
+        )
         self.info = packed_info(self._file, hdf5)
         self._offsets: SharedArray | None = None
         fields, chunks = dict[str, ArrayReader | LibraryRows](), list[Any]()
         with hdf5.reading(self._file) as file:
             for one in (name,) if isinstance(name, str) else name:
-                if file.userblock_size and isinstance(item := file.get(one), h5py.Group | h5py.Dataset):
+                if file.userblock_size and isinstance(
+                    item := file.get(one), h5py.Group | h5py.Dataset
+                ):
                     check_matlab(item, f"{redact(self._file)}: {one!r}")
                 dataset = hdf5.dataset(file, one, self._file)
-                rows = rows_of(dataset, self._file, one, hdf5, opened.library, direct=direct, cache_dir=cache_dir)
+                rows = rows_of(
+                    dataset,
+                    self._file,
+                    one,
+                    hdf5,
+                    opened.library,
+                    direct=direct,
+                    cache_dir=cache_dir,
+                )
                 fields[one] = how.reader(dataset, rows, opened, self._file, one)
                 chunks.append(dataset.chunks if how == Interpretation() else [dataset.chunks, *how])
             shown = redact(path) if is_remote else self._file
-            super().__init__(shown, opened, name if isinstance(name, str) else tuple(name), fields, chunks)
+            super().__init__(
+                shown, opened, name if isinstance(name, str) else tuple(name), fields, chunks
+            )
             if self.info is not None and name == DATA:
                 self.part = None if self.info.part is None else PackPart(*self.info.part)
                 self._read_index(file, self.info)
 
     @classmethod
-    def of_layouts(cls, path: str, layouts: Sequence[ArrayLayout], is_one: bool, opened: OpenHDF5) -> HDF5Source:
+    def of_layouts(
+        cls, path: str, layouts: Sequence[ArrayLayout], is_one: bool, opened: OpenHDF5
+    ) -> HDF5Source:
         """The source of a remote file, of which `layouts` gave these; h5py opens nothing."""
         source = cls.__new__(cls)
         source._how, source._file, source.info, source._offsets = Interpretation(), path, None, None
-        fields = {one.name: ArrayReader(one.opened(path, opened.files), opened.chunks, f"{path}\0{one.name}") for one in layouts}
+        fields = {
+            one.name: ArrayReader(
+                one.opened(path, opened.files), opened.chunks, f"{path}\0{one.name}"
+            )
+            for one in layouts
+        }
         name = layouts[0].name if is_one else tuple(fields)
-        super(HDF5Source, source).__init__(redact(path), opened, name, fields, [one.chunks for one in layouts])
+        super(HDF5Source, source).__init__(
+            redact(path), opened, name, fields, [one.chunks for one in layouts]
+        )
         return source
 
     def layouts(self) -> list[ArrayLayout] | None:
-        """The layout of each array, where all are read directly, as they are; else None. See NOTE [ kept layouts ]."""
-        if self.info is not None or self._how != Interpretation() or not all(type(field) is ArrayReader for field in self._fields.values()):
+        """The layout of each array, where all are read directly, as they are; else None. See
+        NOTE [ kept layouts ].
+        """
+        if (
+            self.info is not None
+            or self._how != Interpretation()
+            or not all(type(field) is ArrayReader for field in self._fields.values())
+        ):
             return None
         cuts: list[Any] = [grid[-1] for grid in self._grids]
-        found = [layout_of(reader.chunks, cut) for reader, cut in zip(self._readers, cuts, strict=True)]
+        found = [
+            layout_of(reader.chunks, cut) for reader, cut in zip(self._readers, cuts, strict=True)
+        ]
         return None if None in found else [one for one in found if one is not None]
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
@@ -280,7 +374,9 @@ class HDF5Source(PackedSource):
         if self._offsets is not None:
             ends.append((OFFSETS, self._offsets.array, self.shape[0]))
         if NAMES in file:
-            self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS))
+            self.names = PackedNames.from_arrays(
+                self._column(file, NAMES), self._column(file, NAME_OFFSETS)
+            )
             ends.append((NAME_OFFSETS, self.names.arrays[1], len(self.names.arrays[0])))
         wrong = [name for name, offsets, end in ends if not are_offsets(offsets, packed.count, end)]
         if self._offsets is None and self.shape[0] != packed.count:
@@ -289,7 +385,8 @@ class HDF5Source(PackedSource):
             wrong.append(CRC)
         if wrong:
             raise FormatError(
-                f"{redact(self.path)} is damaged: {', '.join(wrong)} don't fit the {packed.count:,} samples it should hold: pack it again"
+                f"{redact(self.path)} is damaged: {', '.join(wrong)} don't fit the "
+                f"{packed.count:,} samples it should hold: pack it again"
             )
 
     def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
@@ -299,7 +396,10 @@ class HDF5Source(PackedSource):
         column = np.asarray(dataset)
         expected = self.info.checksums.get(name) if self.info is not None else None
         if expected is not None and crc_of(column) != expected:
-            raise FormatError(f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack it again")
+            raise FormatError(
+                f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack "
+                "it again"
+            )
         decoding = decoding_of(dataset)
         return column if decoding is None else decoding[0](column)
 
@@ -316,18 +416,28 @@ class HDF5Source(PackedSource):
     def stored_column(self, name: str) -> npt.NDArray[Any]:
         with self._opened.hdf5.reading(self._file) as file:
             column = self._column(file, name)
-            packing = packing_of(self._opened.hdf5.dataset(file, name, self._file)) if self._how.decode_cf else None
+            packing = (
+                packing_of(self._opened.hdf5.dataset(file, name, self._file))
+                if self._how.decode_cf
+                else None
+            )
         column = column if packing is None else np.asarray(packing.decode(column))
         if self._how.reverse_axes and column.size == len(self) == max(column.shape, default=0):
             column = column.reshape(-1)  # MATLAB has no arrays of one axis
         if column.ndim == 0 or len(column) != len(self):
-            raise FormatError(f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples")
+            raise FormatError(
+                f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of "
+                f"{len(self)} samples"
+            )
         return column
 
     def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
         items, offsets = self.whole(name), self.whole(offsets_named(name))
         if not are_offsets(offsets, len(self), len(items)):
-            raise FormatError(f"{redact(self.path)} is damaged: {offsets_named(name)} don't fit {name}: pack it again")
+            raise FormatError(
+                f"{redact(self.path)} is damaged: {offsets_named(name)} don't fit {name}: pack it "
+                "again"
+            )
         return items, offsets.astype(np.int64, copy=False)
 
     def table_column(self, column: Column) -> npt.NDArray[Any]:
@@ -357,11 +467,18 @@ class HDF5Source(PackedSource):
             return axis_names(dataset)[self._how.axis_of(dataset, name)]
 
     def coordinates(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """The coordinates of an array's axes, by their names, as netCDF-4 keeps them: arrays of one axis each."""
+        """The coordinates of an array's axes, by their names, as netCDF-4 keeps them: arrays of
+        one axis each.
+        """
         found: dict[str, npt.NDArray[Any]] = {}
         with self._opened.hdf5.reading(self._file) as file:
-            for axis, scale in coordinates_of(self._opened.hdf5.dataset(file, name, self._file)).items():
-                packing, values = packing_of(scale) if self._how.decode_cf else None, np.asarray(scale)
+            for axis, scale in coordinates_of(
+                self._opened.hdf5.dataset(file, name, self._file)
+            ).items():
+                packing, values = (
+                    packing_of(scale) if self._how.decode_cf else None,
+                    np.asarray(scale),
+                )
                 found[axis] = values if packing is None else packing.decode(values)
         return found
 

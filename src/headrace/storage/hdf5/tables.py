@@ -1,7 +1,8 @@
-"""Tables that pandas wrote by PyTables (``HDFStore``, ``to_hdf``), formats "fixed" and "table": which arrays hold which columns.
+"""Tables that pandas wrote by PyTables (``HDFStore``, ``to_hdf``), formats "fixed" and "table":
+which arrays hold which columns.
 
-Column labels stand in attributes as pickles. Of these only lists of plain texts and numbers are read: nothing that a file names is ever
-imported or called.
+Column labels stand in attributes as pickles. Of these only lists of plain texts and numbers are
+read: nothing that a file names is ever imported or called.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ def tables_in(file: h5py.File) -> list[str]:
     found: list[str] = []
 
     def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Group) and "pandas_type" in item.attrs and "/meta/" not in f"/{name}/":
+        if (
+            isinstance(item, h5py.Group)
+            and "pandas_type" in item.attrs
+            and "/meta/" not in f"/{name}/"
+        ):
             found.append(name)
 
     file.visititems(note)
@@ -78,13 +83,20 @@ def columns_of(group: h5py.Group, path: str, name: str) -> list[Column]:
         return _fixed(group, name, where, kind)
     if kind in ("frame_table", "series_table") and isinstance(group.get("table"), h5py.Dataset):
         return _table(group, name, where)
-    raise FormatError(f"{where} is a {kind} of pandas, which is not supported: write it with to_hdf(..., format='table')")
+    raise FormatError(
+        f"{where} is a {kind} of pandas, which is not supported: write it with to_hdf(..., "
+        "format='table')"
+    )
 
 
 def _fixed(group: h5py.Group, name: str, where: str, kind: str) -> list[Column]:
     if kind == "series":
         label = _text(group.attrs.get("name", b"")) or "values"
-        return [_array_column(group, f"{name}/values", "values", "values" if label == "N." else label, None, where)]
+        return [
+            _array_column(
+                group, f"{name}/values", "values", "values" if label == "N." else label, None, where
+            )
+        ]
     columns: dict[str, Column] = {}
     for number in range(int(group.attrs.get("nblocks", 0))):
         items, values = f"block{number}_items", f"block{number}_values"
@@ -96,11 +108,17 @@ def _fixed(group: h5py.Group, name: str, where: str, kind: str) -> list[Column]:
     return [columns[label] for label in order if label in columns]
 
 
-def _array_column(group: h5py.Group, array: str, values: str, label: str, place: int | None, where: str) -> Column:
+def _array_column(
+    group: h5py.Group, array: str, values: str, label: str, place: int | None, where: str
+) -> Column:
     dataset = readable(group[values], f"{where}: {label!r}")
-    if _text(dataset.attrs.get("PSEUDOATOM", b"")) == "object" or h5py.check_vlen_dtype(dataset.dtype) is not None:
+    if (
+        _text(dataset.attrs.get("PSEUDOATOM", b"")) == "object"
+        or h5py.check_vlen_dtype(dataset.dtype) is not None
+    ):
         raise FormatError(
-            f"{where}: {label!r} holds Python objects as a pickle, which is never opened: write strings with to_hdf(..., format='table')"
+            f"{where}: {label!r} holds Python objects as a pickle, which is never opened: write "
+            "strings with to_hdf(..., format='table')"
         )
     if "shape" in dataset.attrs:  # so pandas writes what is empty
         raise FormatError(f"{where} has no rows")
@@ -111,29 +129,50 @@ def _labels(group: h5py.Group, name: str, where: str) -> list[str]:
     """The labels of columns, as text."""
     dataset = group.get(name)
     if not isinstance(dataset, h5py.Dataset):
-        raise FormatError(f"{where}: {name!r} is missing, the labels of columns: labels of several levels are not supported")
+        raise FormatError(
+            f"{where}: {name!r} is missing, the labels of columns: labels of several levels are "
+            "not supported"
+        )
     if _text(dataset.attrs.get("PSEUDOATOM", b"")) == "object":
         raise FormatError(
-            f"{where}: the labels of its columns are Python objects as a pickle, which is never opened: write texts as labels"
+            f"{where}: the labels of its columns are Python objects as a pickle, which is never "
+            "opened: write texts as labels"
         )
-    return [one.decode() if isinstance(one, bytes) else str(one) for one in np.asarray(dataset).reshape(-1).tolist()]
+    return [
+        one.decode() if isinstance(one, bytes) else str(one)
+        for one in np.asarray(dataset).reshape(-1).tolist()
+    ]
 
 
 def _table(group: h5py.Group, name: str, where: str) -> list[Column]:
     table = readable(group["table"], where)
     kind, array = table.id.get_type(), f"{name}/table"
-    index = {_text(one) for one in np.atleast_1d(_unpickled(group.attrs.get("index_cols"), where) or []).reshape(-1).tolist()}
+    index = {
+        _text(one)
+        for one in np.atleast_1d(_unpickled(group.attrs.get("index_cols"), where) or [])
+        .reshape(-1)
+        .tolist()
+    }
     found: list[Column] = []
     for field in table.dtype.names or ():
         if field == "index" or field in index:
             continue
         labels = _unpickled(table.attrs.get(f"{field}_kind"), where)
         labels = [field] if not isinstance(labels, (list, tuple)) else [str(one) for one in labels]
-        member = kind.get_member_type(kind.get_member_index(field.encode("utf-8", "surrogateescape")))
+        member = kind.get_member_type(
+            kind.get_member_index(field.encode("utf-8", "surrogateescape"))
+        )
         is_truth = _is_truth(member) or _text(table.attrs.get(f"{field}_dtype", b"")) == "bool"
-        categories = _categories(group, field) if _text(table.attrs.get(f"{field}_meta", b"")) == "category" else None
+        categories = (
+            _categories(group, field)
+            if _text(table.attrs.get(f"{field}_meta", b"")) == "category"
+            else None
+        )
         is_array = table.dtype[field].subdtype is not None
-        found += [Column(label, array, field, place if is_array else None, is_truth, categories) for place, label in enumerate(labels)]
+        found += [
+            Column(label, array, field, place if is_array else None, is_truth, categories)
+            for place, label in enumerate(labels)
+        ]
     axes = _unpickled(group.attrs.get("non_index_axes"), where)
     order = {str(label): place for place, label in enumerate(axes[0][1])} if axes else {}
     return sorted(found, key=lambda column: order.get(column.name, len(order)))
@@ -160,7 +199,9 @@ def _text(value: Any) -> str:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Opens pickles of lists, texts and numbers; whatever names a class or a function is refused."""
+    """Opens pickles of lists, texts and numbers; whatever names a class or a function is
+    refused.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -174,6 +215,7 @@ def _unpickled(value: Any, where: str) -> Any:
         return _PlainUnpickler(io.BytesIO(bytes(value))).load()
     except Exception as error:  # pickles that are damaged raise anything
         raise FormatError(
-            f"{where}: the labels of its columns can't be read ({' '.join(str(error).split()) or type(error).__name__}): write plain texts "
+            f"{where}: the labels of its columns can't be read "
+            f"({' '.join(str(error).split()) or type(error).__name__}): write plain texts "
             "as labels"
         ) from error

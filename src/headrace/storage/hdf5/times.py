@@ -2,8 +2,9 @@
 
 Times that PyTables stored are of HDF5's class H5T_TIME, for which h5py has no dtype.
 
-PyTables stores a Time32 as a whole number of seconds, and a Time64 as two numbers of 32 bits: seconds in the upper half, microseconds in
-the lower one. HDF5 itself copies times, and converts them to nothing else, so they are read as integers of their size.
+PyTables stores a Time32 as a whole number of seconds, and a Time64 as two numbers of 32 bits:
+seconds in the upper half, microseconds in the lower one. HDF5 itself copies times, and converts
+them to nothing else, so they are read as integers of their size.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _WRITERS = (b"TABLE", b"ARRAY", b"CARRAY", b"EARRAY")  # what PyTables notes of 
 
 
 class TimedDataset(h5py.Dataset):  # type: ignore[misc]
-    """A dataset of times, or of compounds with times, as it is stored: a time is an integer of its size.
+    """A dataset of times, or of compounds with times, as it is stored: a time is an integer of its
+    size.
 
     Args:
         dataset: of which h5py says no dtype.
@@ -49,15 +51,25 @@ class TimedDataset(h5py.Dataset):  # type: ignore[misc]
         at = next((at for at, one in enumerate(parts) if one is ...), len(parts))
         rest = (slice(None),) * (self.ndim - len(parts) + (at < len(parts)))
         parts = (*parts[:at], *rest, *parts[at + 1 :])
-        edges = [(one if isinstance(one, slice) else slice(one, one + 1)).indices(n)[:2] for one, n in zip(parts, self.shape, strict=True)]
+        edges = [
+            (one if isinstance(one, slice) else slice(one, one + 1)).indices(n)[:2]
+            for one, n in zip(parts, self.shape, strict=True)
+        ]
         counts = tuple(max(0, stop - start) for start, stop in edges)
-        shape = tuple(count for count, one in zip(counts, parts, strict=True) if isinstance(one, slice))
+        shape = tuple(
+            count for count, one in zip(counts, parts, strict=True) if isinstance(one, slice)
+        )
         elements = () if self._stored.subdtype is None else self._stored.shape
         out = np.zeros((*counts, *elements), self._stored.base)
         if out.size:
             space = self.id.get_space()
             space.select_hyperslab(tuple(start for start, _ in edges), counts)
-            self.id.read(h5py.h5s.create_simple(counts), space, out, _memory_type(self.id.get_type(), self._stored))
+            self.id.read(
+                h5py.h5s.create_simple(counts),
+                space,
+                out,
+                _memory_type(self.id.get_type(), self._stored),
+            )
         return out.reshape((*shape, *elements))
 
     def __array__(self, dtype: Any = None, copy: bool | None = True) -> npt.NDArray[Any]:
@@ -89,7 +101,9 @@ class OrderedDataset(h5py.Dataset):  # type: ignore[misc]
 
 
 def with_ordered_fields(dataset: h5py.Dataset) -> h5py.Dataset:
-    """A dataset that h5py has a dtype for, with the fields of compounds in the order of their bytes."""
+    """A dataset that h5py has a dtype for, with the fields of compounds in the order of their
+    bytes.
+    """
     if isinstance(dataset, TimedDataset | OrderedDataset):
         return dataset
     ordered = _ordered(dataset.dtype)
@@ -103,8 +117,8 @@ def check_has_values(dataset: h5py.Dataset, where: str) -> None:
 
 
 def readable(dataset: Any, where: str) -> Any:
-    """A dataset whose dtype h5py knows, with the fields of compounds in the order of their bytes; one
-    with times as a `TimedDataset`. What is no dataset stays as it is.
+    """A dataset whose dtype h5py knows, with the fields of compounds in the order of their bytes;
+    one with times as a `TimedDataset`. What is no dataset stays as it is.
 
     Args:
         dataset: open.
@@ -120,16 +134,25 @@ def readable(dataset: Any, where: str) -> Any:
         return with_ordered_fields(dataset)
     stored = stored_dtype(kind)
     if stored is None:
-        raise FormatError(f"{where} holds times (H5T_TIME) among elements of any size, which h5py can't read: {_REMEDY}")
+        raise FormatError(
+            f"{where} holds times (H5T_TIME) among elements of any size, which h5py can't read: "
+            f"{_REMEDY}"
+        )
     writer = dataset.attrs.get("CLASS")
     if (writer.encode() if isinstance(writer, str) else writer) not in _WRITERS:
-        raise FormatError(f"{where} holds times (H5T_TIME) that PyTables did not write, whose unit the file does not say: {_REMEDY}")
+        raise FormatError(
+            f"{where} holds times (H5T_TIME) that PyTables did not write, whose unit the file "
+            f"does not say: {_REMEDY}"
+        )
     return TimedDataset(dataset, stored)
 
 
-def decoding_of(dataset: h5py.Dataset) -> tuple[Callable[[npt.NDArray[Any]], npt.NDArray[Any]], np.dtype[Any]] | None:
-    """What makes values of stored elements, and their dtype: seconds since 1970, int32 of a Time32 and float64 of a Time64. None: there is
-    nothing to decode."""
+def decoding_of(
+    dataset: h5py.Dataset,
+) -> tuple[Callable[[npt.NDArray[Any]], npt.NDArray[Any]], np.dtype[Any]] | None:
+    """What makes values of stored elements, and their dtype: seconds since 1970, int32 of a Time32
+    and float64 of a Time64. None: there is nothing to decode.
+    """
     if not isinstance(dataset, TimedDataset):
         return None
     kind = dataset.id.get_type()
@@ -138,19 +161,27 @@ def decoding_of(dataset: h5py.Dataset) -> tuple[Callable[[npt.NDArray[Any]], npt
 
 
 def _ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The same dtype with the fields of compounds in the order of their bytes; itself if they are."""
+    """The same dtype with the fields of compounds in the order of their bytes; itself if they
+    are.
+    """
     if dtype.subdtype is not None:
         base = _ordered(dtype.base)
         return dtype if base is dtype.base else np.dtype((base, dtype.shape))
     if dtype.fields is None:
         return dtype
-    fields = sorted(((name, *dtype.fields[name][:2]) for name in dtype.names or ()), key=lambda field: field[2])
+    fields = sorted(
+        ((name, *dtype.fields[name][:2]) for name in dtype.names or ()), key=lambda field: field[2]
+    )
     names = [name for name, *_ in fields]
     formats = [_ordered(inner) for _, inner, _ in fields]
-    if names == list(dtype.names or ()) and all(inner is dtype[name] for name, inner in zip(names, formats, strict=True)):
+    if names == list(dtype.names or ()) and all(
+        inner is dtype[name] for name, inner in zip(names, formats, strict=True)
+    ):
         return dtype
     offsets = [offset for *_, offset in fields]
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize})
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
+    )
 
 
 def _members(kind: Any) -> list[tuple[str, Any, int]]:
@@ -201,7 +232,9 @@ def stored_dtype(kind: Any) -> np.dtype[Any] | None:
         if None in formats:
             return None
         names, offsets = [name for name, *_ in members], [offset for *_, offset in members]
-        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": kind.get_size()})
+        return np.dtype(
+            {"names": names, "formats": formats, "offsets": offsets, "itemsize": kind.get_size()}
+        )
     if isinstance(kind, h5py.h5t.TypeVlenID):
         return None
     dtype: np.dtype[Any] = kind.dtype
@@ -209,15 +242,21 @@ def stored_dtype(kind: Any) -> np.dtype[Any] | None:
 
 
 def _memory_type(kind: Any, stored: np.dtype[Any]) -> Any:
-    """What HDF5 converts elements to: times stay as they are, all else becomes what h5py makes of it."""
+    """What HDF5 converts elements to: times stay as they are, all else becomes what h5py makes
+    of it.
+    """
     if isinstance(kind, h5py.h5t.TypeTimeID):
         return kind
     if isinstance(kind, h5py.h5t.TypeArrayID) and _has_times(kind):
-        return h5py.h5t.array_create(_memory_type(kind.get_super(), stored.base), kind.get_array_dims())
+        return h5py.h5t.array_create(
+            _memory_type(kind.get_super(), stored.base), kind.get_array_dims()
+        )
     if isinstance(kind, h5py.h5t.TypeCompoundID) and _has_times(kind):
         memory = h5py.h5t.create(h5py.h5t.COMPOUND, stored.itemsize)
         for name, member, offset in _members(kind):
-            memory.insert(name.encode("utf-8", "surrogateescape"), offset, _memory_type(member, stored[name]))
+            memory.insert(
+                name.encode("utf-8", "surrogateescape"), offset, _memory_type(member, stored[name])
+            )
         return memory
     return h5py.h5t.py_create(stored, logical=True)
 
@@ -229,7 +268,9 @@ def _decoded(kind: Any, stored: np.dtype[Any]) -> np.dtype[Any]:
     if isinstance(kind, h5py.h5t.TypeArrayID):
         return np.dtype((_decoded(kind.get_super(), stored.base), stored.shape))
     if isinstance(kind, h5py.h5t.TypeCompoundID) and _has_times(kind):
-        return np.dtype([(name, _decoded(member, stored[name])) for name, member, _ in _members(kind)])
+        return np.dtype(
+            [(name, _decoded(member, stored[name])) for name, member, _ in _members(kind)]
+        )
     return stored
 
 
@@ -242,6 +283,7 @@ def _decode(kind: Any, stored: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.ND
             values[name] = _decode(member, stored[name], dtype[name].base)
         return values
     if isinstance(kind, h5py.h5t.TypeTimeID) and dtype.kind == "f":
-        whole = stored.astype(np.int64)  # seconds, and in the lower half microseconds, negative ones too
+        # seconds, and in the lower half microseconds, negative ones too
+        whole = stored.astype(np.int64)
         return np.asarray(1e-6 * whole.astype(np.int32) + (whole >> 32))
     return stored.astype(dtype, copy=False)

@@ -1,7 +1,7 @@
 """Columns of the tables beside a matrix: what AnnData knows of rows (`obs`) and of columns (`var`).
 
-A table is a group with an array a column; or, in files of AnnData before 0.7, one array of compounds. A categorical column has codes, and
-the categories that they number.
+A table is a group with an array a column; or, in files of AnnData before 0.7, one array of
+compounds. A categorical column has codes, and the categories that they number.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ class Column(NamedTuple):
 def tables_of(file: GroupFile, group: str) -> tuple[str | None, str | None]:
     """Where the tables of the rows and of the columns of a matrix lie; None: there is none.
 
-    Those of ``X`` and ``layers/...`` lie beside them; ``raw/X`` shares its rows with the rest of the file, and so does ``obsm/...``, which
-    has columns of its own.
+    Those of ``X`` and ``layers/...`` lie beside them; ``raw/X`` shares its rows with the rest of
+    the file, and so does ``obsm/...``, which has columns of its own.
     """
     parts = group.split("/")
     if len(parts) > 1 and parts[-2] == _OF_ROWS:
         beside = "/".join([*parts[:-2], "obs"])
         return (beside if file.is_group(beside) or file.is_array(beside) else None), None
-    base = parts[:-2] if len(parts) > 1 and parts[-2] == _LAYERS else parts[:-1] if parts[-1] == "X" else None
+    base = (
+        parts[:-2]
+        if len(parts) > 1 and parts[-2] == _LAYERS
+        else parts[:-1]
+        if parts[-1] == "X"
+        else None
+    )
     if base is None:
         return None, None
     rows = [*(base[:-1] if base[-1:] == ["raw"] else base), "obs"]
@@ -49,16 +55,25 @@ def names_in(file: GroupFile, table: str) -> npt.NDArray[Any]:
     """The names of a table's rows: [rows] str objects."""
     if file.is_array(table):
         compounds = file.column(table)
-        return as_text(compounds[(compounds.dtype.names or ("index",))[0]], f"{file.path}: {table!r}")
+        return as_text(
+            compounds[(compounds.dtype.names or ("index",))[0]], f"{file.path}: {table!r}"
+        )
     index = file.attribute(table, "_index")
     name = index if isinstance(index, str) else "_index"
     if not (file.is_array(f"{table}/{name}") or file.is_group(f"{table}/{name}")):
-        raise FormatError(f"{file.path}: {table!r} has no {name!r}, where the names of its rows should be: the file is damaged")
+        raise FormatError(
+            f"{file.path}: {table!r} has no {name!r}, where the names of its rows should be: the "
+            "file is damaged"
+        )
     column = read_column(file, table, name)
     if column.categories is not None:
         names: npt.NDArray[Any] = np.array(column.categories, object)[column.values]
         return names
-    return column.values if column.values.dtype == object else np.array([*map(str, column.values.tolist())], object)
+    return (
+        column.values
+        if column.values.dtype == object
+        else np.array([*map(str, column.values.tolist())], object)
+    )
 
 
 def read_column(file: GroupFile, table: str, name: str, rows: int | None = None) -> Column:
@@ -71,7 +86,8 @@ def read_column(file: GroupFile, table: str, name: str, rows: int | None = None)
 
     Raises:
         MissingNameError: there is no such column; the message lists those there are.
-        FormatError: it is of an encoding that is not known here, has another number of rows, or is damaged.
+        FormatError: it is of an encoding that is not known here, has another number of rows, or is
+            damaged.
     """
     where, place = f"{file.path}: {table}/{name}", f"{table}/{name}"
     if file.is_array(table):
@@ -85,14 +101,18 @@ def read_column(file: GroupFile, table: str, name: str, rows: int | None = None)
     else:
         raise file.missing(f"column in {table}:", name, column_names(file, table))
     if column.values.ndim != 1 or (rows is not None and len(column.values) != rows):
-        raise FormatError(f"{where} has shape {list(column.values.shape)}, and not one value for each of {rows:,} rows")
+        raise FormatError(
+            f"{where} has shape {list(column.values.shape)}, and not one value for each of "
+            f"{rows:,} rows"
+        )
     if column.categories is not None:
         _check_codes(column.values, len(column.categories), where)
     return column
 
 
 def column_of_group(file: GroupFile, place: str, rows: int) -> Column | None:
-    """A column of a table of AnnData that is a group: categories, or values of which some may be missing; None: it is none.
+    """A column of a table of AnnData that is a group: categories, or values of which some may be
+    missing; None: it is none.
 
     Args:
         file, place: where it lies.
@@ -114,8 +134,13 @@ def column_names(file: GroupFile, table: str) -> list[str]:
         return [*(file.column(table).dtype.names or ())]
     order = file.attribute(table, "column-order")
     if order is not None:
-        return [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in np.asarray(order).reshape(-1).tolist()]
-    return [name.removeprefix(f"{table}/") for name in file.names() if name.rpartition("/")[0] == table]
+        return [
+            one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
+            for one in np.asarray(order).reshape(-1).tolist()
+        ]
+    return [
+        name.removeprefix(f"{table}/") for name in file.names() if name.rpartition("/")[0] == table
+    ]
 
 
 def _as_names(values: npt.NDArray[Any]) -> list[str]:
@@ -135,12 +160,14 @@ def _of_group(file: GroupFile, place: str, where: str) -> Column:
         missing = np.asarray(file.column(f"{place}/mask"), bool)
         if missing.any():
             raise FormatError(
-                f"{where} has no value for {int(missing.sum()):,} of {len(missing):,} rows, such as row {int(np.argmax(missing)):,}: give "
+                f"{where} has no value for {int(missing.sum()):,} of {len(missing):,} rows, such "
+                f"as row {int(np.argmax(missing)):,}: give "
                 "each one, or choose another column (SparseDataset takes targets= as an array, too)"
             )
         return Column(file.column(f"{place}/values"))
     raise FormatError(
-        f"{where} has encoding-type {encoding!r}; columns of numbers, strings and categories are read: pass targets= an array"
+        f"{where} has encoding-type {encoding!r}; columns of numbers, strings and categories are "
+        "read: pass targets= an array"
     )
 
 
@@ -164,28 +191,46 @@ def _check_codes(codes: npt.NDArray[Any], count: int, where: str) -> None:
     wrong = (codes < -1) | (codes >= count)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise FormatError(f"{where}: row {row:,} has code {int(codes[row])}, and there are {count:,} categories: the file is damaged")
+        raise FormatError(
+            f"{where}: row {row:,} has code {int(codes[row])}, and there are {count:,} "
+            "categories: the file is damaged"
+        )
 
 
 def joined_column(columns: list[Column], name: str) -> Column:
-    """A column of several files: of categories those of all, in the order in which files name them, without those that come again.
+    """A column of several files: of categories those of all, in the order in which files name them,
+    without those that come again.
 
     Raises:
         FormatError: it is categorical, or of strings, in some files and not in others.
     """
-    if len({(column.categories is not None, column.values.dtype == object) for column in columns}) > 1:
-        raise FormatError(f"column {name!r} is not of one kind in all files (categories, strings, numbers): make it so")
+    if (
+        len({(column.categories is not None, column.values.dtype == object) for column in columns})
+        > 1
+    ):
+        raise FormatError(
+            f"column {name!r} is not of one kind in all files (categories, strings, numbers): "
+            "make it so"
+        )
     if columns[0].categories is None:
-        return Column(np.concatenate([column.values for column in columns]) if len(columns) > 1 else columns[0].values)
+        return Column(
+            np.concatenate([column.values for column in columns])
+            if len(columns) > 1
+            else columns[0].values
+        )
     numbers: dict[str, int] = {}
     for column in columns:
         for category in column.categories or ():
             numbers.setdefault(category, len(numbers))
     parts = []
     for column in columns:
-        new = np.array([*(numbers[category] for category in column.categories or ()), -1], np.int64)  # the last one is that of -1
+        # the last one is that of -1
+        new = np.array([*(numbers[category] for category in column.categories or ()), -1], np.int64)
         parts.append(new[column.values])
     codes = np.concatenate(parts)
     if missing := int((codes < 0).sum()):
-        warn(f"{missing:,} of {len(codes):,} rows have no category in {name!r}: their target is -1, which no class has")
+        warn(
+            f"{missing:,} of {len(codes):,} rows have no category in {name!r}: their target is "
+            "-1, which no class has"
+        )
     return Column(codes, list(numbers))

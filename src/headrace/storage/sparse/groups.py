@@ -1,4 +1,6 @@
-"""Files of groups and arrays, as AnnData and replay buffers lay them out, while a dataset is opened: HDF5 or Zarr alike."""
+"""Files of groups and arrays, as AnnData and replay buffers lay them out, while a dataset is
+opened: HDF5 or Zarr alike.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from headrace.storage.arrays.spans import SpanReader
 
 
 class GroupFile(ABC):
-    """An HDF5 file or a Zarr store. Names are paths in it, without slashes at their ends; "" is its root.
+    """An HDF5 file or a Zarr store. Names are paths in it, without slashes at their ends; "" is its
+    root.
 
     Attributes:
         path: of the file, as messages show it.
@@ -36,7 +39,9 @@ class GroupFile(ABC):
 
     @abstractmethod
     def attribute(self, name: str, key: str) -> Any:
-        """An attribute of a group or array: str, a number, an array or a list of these; None: there is none."""
+        """An attribute of a group or array: str, a number, an array or a list of these; None:
+        there is none.
+        """
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -52,7 +57,8 @@ class GroupFile(ABC):
 
     @abstractmethod
     def spans(self, name: str) -> tuple[SpanReader, int | None]:
-        """What reads an array of numbers, and how many of them a chunk has; None: there are no chunks.
+        """What reads an array of numbers, and how many of them a chunk has; None: there are no
+        chunks.
 
         Raises:
             FormatError: it holds something else, or is damaged.
@@ -87,12 +93,15 @@ class GroupFile(ABC):
         missing = [name for name in names if not self.is_array(self.child(group, name))]
         if missing:
             raise FormatError(
-                f"{self.path}: {shown(group)} has no {' and no '.join(map(repr, missing))}: the file is damaged, or cut short"
+                f"{self.path}: {shown(group)} has no {' and no '.join(map(repr, missing))}: the "
+                "file is damaged, or cut short"
             )
 
     def missing(self, what: str, name: str, others: list[str]) -> MissingNameError:
         """The error of a name that is not there, which lists those that are."""
-        return MissingNameError(f"{self.path} has no {what} {name!r}; it has: {listed_names(others, name, repr)}")
+        return MissingNameError(
+            f"{self.path} has no {what} {name!r}; it has: {listed_names(others, name, repr)}"
+        )
 
 
 def shown(name: str) -> str:

@@ -84,18 +84,32 @@ class HDF5Groups(GroupFile):
 
     def _chunks(self, dataset: h5py.Dataset, name: str) -> Chunks | ObjectRows:
         opened = self.opened
-        return rows_of(dataset, self._place, name, opened.hdf5, opened.library, direct=self._direct, cache_dir=self._cache_dir)
+        return rows_of(
+            dataset,
+            self._place,
+            name,
+            opened.hdf5,
+            opened.library,
+            direct=self._direct,
+            cache_dir=self._cache_dir,
+        )
 
     def spans(self, name: str) -> tuple[SpanReader, int | None]:
         dataset = self._dataset(name)
         rows = self._chunks(dataset, name)
         if isinstance(rows, ObjectRows):
             raise FormatError(f"{self.path}: {name!r} holds {rows.dtype}, and no numbers")
-        return SpanReader(rows, self.opened.chunks, f"{self._place}\0{name}"), None if dataset.chunks is None else int(dataset.chunks[0])
+        return SpanReader(
+            rows, self.opened.chunks, f"{self._place}\0{name}"
+        ), None if dataset.chunks is None else int(dataset.chunks[0])
 
     def rows(self, name: str) -> ArrayReader | LibraryRows:
         rows = self._chunks(self._dataset(name), name)
-        return rows if isinstance(rows, ObjectRows) else ArrayReader(rows, self.opened.chunks, f"{self._place}\0{name}")
+        return (
+            rows
+            if isinstance(rows, ObjectRows)
+            else ArrayReader(rows, self.opened.chunks, f"{self._place}\0{name}")
+        )
 
     def column(self, name: str) -> npt.NDArray[Any]:
         dataset = self._dataset(name)

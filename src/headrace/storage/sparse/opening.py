@@ -1,4 +1,6 @@
-"""Opens the CSR matrices that a path means, with the names of their columns and what is known of their rows."""
+"""Opens the CSR matrices that a path means, with the names of their columns and what is known of
+their rows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from headrace.io.resolve.resolver import kind_of, resolve
 from headrace.storage.arrays.reader import OpenArrays
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import open_files
-from headrace.storage.sparse.frames import Column, column_names, joined_column, names_in, read_column, tables_of
+from headrace.storage.sparse.frames import (
+    Column,
+    column_names,
+    joined_column,
+    names_in,
+    read_column,
+    tables_of,
+)
 from headrace.storage.sparse.groups import GroupFile
 from headrace.storage.sparse.hdf5 import HDF5Groups
 from headrace.storage.sparse.join import Columns, FileColumns, Join, join_columns
@@ -52,7 +61,8 @@ class _Place(NamedTuple):
 
 
 class RowTable(Mapping[str, npt.NDArray[Any]]):
-    """The columns of `obs`, by name: [rows] numbers or str objects, of categories their codes. Each is read when it is asked for.
+    """The columns of `obs`, by name: [rows] numbers or str objects, of categories their codes. Each
+    is read when it is asked for.
 
     Args:
         place: of the matrices.
@@ -64,14 +74,22 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
         self._names: list[str] | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        each = _look_into_each(self._place, ["obs", f"obs/{name}"], lambda file: _row_columns(file, self._place.group, [name]))
+        each = _look_into_each(
+            self._place,
+            ["obs", f"obs/{name}"],
+            lambda file: _row_columns(file, self._place.group, [name]),
+        )
         if len(each) != len(self._rows):
-            raise FileChangedError(f"there are {len(each):,} files now, and {len(self._rows):,} when they were opened: open them again")
+            raise FileChangedError(
+                f"there are {len(each):,} files now, and {len(self._rows):,} when they were "
+                "opened: open them again"
+            )
         columns = [column for _, (column,) in each]
         for (path, _), column, rows in zip(each, columns, self._rows, strict=True):
             if len(column.values) != rows:
                 raise FileChangedError(
-                    f"{redact(path)}: column {name!r} has {len(column.values):,} rows, and the matrix had {rows:,}: open it again"
+                    f"{redact(path)}: column {name!r} has {len(column.values):,} rows, and the "
+                    f"matrix had {rows:,}: open it again"
                 )
         return joined_column(columns, name).values
 
@@ -125,14 +143,30 @@ def open_rows(
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.
-        MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`, `join_columns`.
+        MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`,
+            `join_columns`.
     """
     wanted = group.strip("/")
-    place = _Place(data_path, reach, kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True) is ZARR, wanted)
-    nodes = [*(f"{wanted}{end}".strip("/") for end in _OF_MATRIX), "obs", "var", "var/_index", *(f"obs/{name}" for name in targets)]
-    looked = _look_into_each(place, nodes, lambda file: _look_into(file, wanted, targets), direct=direct, keeps=True)
+    place = _Place(
+        data_path,
+        reach,
+        kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True) is ZARR,
+        wanted,
+    )
+    nodes = [
+        *(f"{wanted}{end}".strip("/") for end in _OF_MATRIX),
+        "obs",
+        "var",
+        "var/_index",
+        *(f"obs/{name}" for name in targets),
+    ]
+    looked = _look_into_each(
+        place, nodes, lambda file: _look_into(file, wanted, targets), direct=direct, keeps=True
+    )
     found = [one for _, one in looked]
-    joined = join_columns([FileColumns(one.path, one.matrix.shape[1], one.names) for one in found], join, columns)
+    joined = join_columns(
+        [FileColumns(one.path, one.matrix.shape[1], one.names) for one in found], join, columns
+    )
     if dtype is None:
         _check_dtypes(found)
     chosen = _column_print(joined) if columns is not None or len(found) > 1 else ""
@@ -140,15 +174,21 @@ def open_rows(
         SparseSource(one.path, one.opened, one.matrix, joined.width, numbers, dtype, chosen)
         for one, numbers in zip(found, joined.numbers, strict=True)
     ]
-    of_rows = {name: joined_column([one.targets[at] for one in found], name) for at, name in enumerate(targets)}
+    of_rows = {
+        name: joined_column([one.targets[at] for one in found], name)
+        for at, name in enumerate(targets)
+    }
     table = RowTable(place, [one.matrix.shape[0] for one in found])
-    return OpenedRows(sources[0] if len(sources) == 1 else JoinedRows(sources), joined, of_rows, table)
+    return OpenedRows(
+        sources[0] if len(sources) == 1 else JoinedRows(sources), joined, of_rows, table
+    )
 
 
 def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | None:
-    """The group of the sparse matrix that the first of some HDF5 files or Zarr stores is about: "X"; the file itself ("/"); the only
-    one, where nothing lies beside it; or of AnnData without X the only layer. None: there is none, or the file can't be opened, which a
-    dataset says."""
+    """The group of the sparse matrix that the first of some HDF5 files or Zarr stores is about:
+    "X"; the file itself ("/"); the only one, where nothing lies beside it; or of AnnData without X
+    the only layer. None: there is none, or the file can't be opened, which a dataset says.
+    """
 
     def find(file: GroupFile) -> str | None:
         if format_of(file, "X") is not None:
@@ -158,8 +198,14 @@ def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | 
         names = [] if file.opened.files.is_remote else file.top_names()
         if len(names) == 1 and format_of(file, names[0]) is not None:
             return names[0]
-        is_cells = "layers" in names and "X" not in names and file.attribute("", "encoding-type") == "anndata"
-        layers = [name for name in sparse_groups(file) if name.startswith("layers/")] if is_cells else []
+        is_cells = (
+            "layers" in names
+            and "X" not in names
+            and file.attribute("", "encoding-type") == "anndata"
+        )
+        layers = (
+            [name for name in sparse_groups(file) if name.startswith("layers/")] if is_cells else []
+        )
         return layers[0] if len(layers) == 1 else None
 
     try:
@@ -189,7 +235,10 @@ def _look_into_each(
         files = resolve(data_path, ZARR, reach)
         stores = OpenZarr(files.server, direct=direct)
         try:
-            return [(path, look(ZarrGroups(stores.store(path, nodes), stores))) for path in files.urls()[:first]]
+            return [
+                (path, look(ZarrGroups(stores.store(path, nodes), stores)))
+                for path in files.urls()[:first]
+            ]
         finally:
             if not keeps:
                 stores.close()
@@ -197,7 +246,9 @@ def _look_into_each(
 
     def one(path: str) -> tuple[str, _T]:
         with opened.hdf5.reading(path) as file:
-            return path, look(HDF5Groups(file, path, opened, direct=direct, cache_dir=reach.cache_dir))
+            return path, look(
+                HDF5Groups(file, path, opened, direct=direct, cache_dir=reach.cache_dir)
+            )
 
     try:
         return opened.hdf5.read_each(paths[:first], one)
@@ -212,17 +263,23 @@ def _look_into(file: GroupFile, group: str, targets: Sequence[str]) -> _File:
     names = None if columns is None else names_in(file, columns)
     if names is not None and len(names) != matrix.shape[1]:
         raise FormatError(
-            f"{file.path}: {columns!r} names {len(names):,} columns, and {group!r} has {matrix.shape[1]:,}: the file is damaged"
+            f"{file.path}: {columns!r} names {len(names):,} columns, and {group!r} has "
+            f"{matrix.shape[1]:,}: the file is damaged"
         )
-    return _File(file.path, file.opened, matrix, names, _row_columns(file, group, targets, matrix.shape[0]))
+    return _File(
+        file.path, file.opened, matrix, names, _row_columns(file, group, targets, matrix.shape[0])
+    )
 
 
-def _row_columns(file: GroupFile, group: str, names: Sequence[str], rows: int | None = None) -> list[Column]:
+def _row_columns(
+    file: GroupFile, group: str, names: Sequence[str], rows: int | None = None
+) -> list[Column]:
     """Columns of the table of the rows."""
     table, _ = tables_of(file, group)
     if names and table is None:
         raise ConfigError(
-            f"{file.path} has no table obs beside {group or '/'!r}, so there is no column {names[0]!r}: pass targets= an array with one "
+            f"{file.path} has no table obs beside {group or '/'!r}, so there is no column "
+            f"{names[0]!r}: pass targets= an array with one "
             "target a row"
         )
     return [read_column(file, str(table), name, rows) for name in names]
@@ -234,12 +291,15 @@ def _check_dtypes(files: Sequence[_File]) -> None:
         one, its = (file.matrix.data.dtype.newbyteorder("=") for file in (first, other))
         if one != its:
             raise FormatError(
-                f"{other.path} and {first.path} can't be one dataset: values are {its} here, and {one} there: pass dtype='float32', say"
+                f"{other.path} and {first.path} can't be one dataset: values are {its} here, and "
+                f"{one} there: pass dtype='float32', say"
             )
 
 
 def _column_print(columns: Columns) -> str:
-    """Says which columns samples have: their names, or where there are none the numbers of those that are taken."""
+    """Says which columns samples have: their names, or where there are none the numbers of those
+    that are taken.
+    """
     told = "\0".join(columns.names).encode() if columns.names is not None else b""
     if columns.names is None and columns.numbers[0] is not None:
         told = columns.numbers[0].astype("<i4").tobytes()

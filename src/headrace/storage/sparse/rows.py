@@ -41,7 +41,11 @@ class CSRRows(NamedTuple):
     def joined(cls, records: Sequence[Record]) -> CSRRows:
         """Rows that are there one by one; one at least."""
         sizes = np.fromiter((len(values) for _, values in records), np.int64, len(records))
-        return cls.of(sizes, np.concatenate([indices for indices, _ in records]), np.concatenate([values for _, values in records]))
+        return cls.of(
+            sizes,
+            np.concatenate([indices for indices, _ in records]),
+            np.concatenate([values for _, values in records]),
+        )
 
     @property
     def sizes(self) -> IntArray:
@@ -61,8 +65,9 @@ class CSRRows(NamedTuple):
         return CSRRows(indptr, self.indices[places], self.values[places])
 
     def is_canonical(self, columns: int) -> bool:
-        """True if columns rise within each row, and a matrix of so many has them: of each row only the first and the last are compared with
-        that."""
+        """True if columns rise within each row, and a matrix of so many has them: of each row only
+        the first and the last are compared with that.
+        """
         indices, indptr = self.indices, self.indptr
         if not len(indices):
             return True
@@ -73,10 +78,15 @@ class CSRRows(NamedTuple):
         is_wrong[lasts[:-1]] = False
         if is_wrong.any():
             return False
-        return bool(indices[lasts].max() < columns and (indices.dtype.kind == "u" or indices[firsts].min() >= 0))
+        return bool(
+            indices[lasts].max() < columns
+            and (indices.dtype.kind == "u" or indices[firsts].min() >= 0)
+        )
 
     def outside(self, columns: int) -> tuple[int, int] | None:
-        """The first row with a column that a matrix of so many does not have, and that column; None: there is none."""
+        """The first row with a column that a matrix of so many does not have, and that column;
+        None: there is none.
+        """
         indices = self.indices
         if not len(indices) or (indices.min() >= 0 and indices.max() < columns):
             return None
@@ -84,7 +94,8 @@ class CSRRows(NamedTuple):
         return int(np.searchsorted(self.indptr, at, side="right")) - 1, int(indices[at])
 
     def canonical(self, columns: int) -> CSRRows:
-        """The same rows in canonical form: values of one column are summed in their order, as SciPy does; their dtype stays.
+        """The same rows in canonical form: values of one column are summed in their order, as SciPy
+        does; their dtype stays.
 
         Args:
             columns: of the matrix.
@@ -104,7 +115,9 @@ class CSRRows(NamedTuple):
             np.add.at(sums, np.cumsum(is_new) - 1, values)
             keys, values = keys[is_new], sums
         row_of, indices = np.divmod(keys, columns)
-        return CSRRows.of(np.bincount(row_of, minlength=rows), indices.astype(self.indices.dtype), values)
+        return CSRRows.of(
+            np.bincount(row_of, minlength=rows), indices.astype(self.indices.dtype), values
+        )
 
     def _row_of(self) -> IntArray:
         return np.repeat(np.arange(len(self.indptr) - 1, dtype=np.int64), self.sizes)

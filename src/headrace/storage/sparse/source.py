@@ -23,11 +23,13 @@ from headrace.storage.source import ArraySource
 from headrace.storage.sparse.matrix import Matrix
 from headrace.storage.sparse.rows import CSRRows, Record
 
-_LEAST_CHUNKS = 2  # of a block: a row that begins in its last chunk ends in one more, which is decoded for it
+# of a block: a row that begins in its last chunk ends in one more, which is decoded for it
+_LEAST_CHUNKS = 2
 
 
 class SparseSource(ArraySource):
-    """The rows of a CSR matrix. Records are pairs of columns (int32; int64 where there are more than 2^31) and values, in canonical form.
+    """The rows of a CSR matrix. Records are pairs of columns (int32; int64 where there are more
+    than 2^31) and values, in canonical form.
 
     A batch reads the spans of its rows out of `indices` together, and those out of `data`.
 
@@ -36,7 +38,8 @@ class SparseSource(ArraySource):
         opened: what is open and decoded.
         matrix: in the file.
         columns: that a record may have.
-        numbers: [columns of the matrix] the column of records that each becomes, -1 where it is left out; None: as they are.
+        numbers: [columns of the matrix] the column of records that each becomes, -1 where it is
+            left out; None: as they are.
         dtype: that values are cast to; None: that of the matrix.
         of_columns: says which columns they are, for the fingerprint.
     """
@@ -60,7 +63,9 @@ class SparseSource(ArraySource):
         self._keeps_order = numbers is None or bool(np.all(np.diff(numbers[numbers >= 0]) > 0))
         self.stored_dtype: np.dtype[Any] = matrix.data.dtype.newbyteorder("=")
         self.dtype: np.dtype[Any] = self.stored_dtype if dtype is None else dtype
-        self._index_dtype = np.dtype(np.int32 if max(columns, self._width) <= np.iinfo(np.int32).max else np.int64)
+        self._index_dtype = np.dtype(
+            np.int32 if max(columns, self._width) <= np.iinfo(np.int32).max else np.int64
+        )
         self._of_columns = of_columns
 
     def __len__(self) -> int:
@@ -79,19 +84,28 @@ class SparseSource(ArraySource):
         """The rows of `indices` ([n] int64), in canonical form.
 
         Args:
-            room: makes the arrays of columns, which are int64 then, and of values, where these can be read straight into one; None:
-                columns are those of records.
+            room: makes the arrays of columns, which are int64 then, and of values, where these can
+                be read straight into one; None: columns are those of records.
 
         Raises:
             FormatError: a row has a column that the matrix does not have; a chunk is damaged.
             OSError: a file can't be read.
         """
         firsts, ends = self._spans(indices)
-        if self.files.is_remote and not (self._indices.chunks.decodes or self._data.chunks.decodes):  # both at once
-            self.files.prefetch([reader.span_ranges(firsts, ends) for reader in (self._indices, self._data)], True)
+        # both at once
+        if self.files.is_remote and not (self._indices.chunks.decodes or self._data.chunks.decodes):
+            self.files.prefetch(
+                [reader.span_ranges(firsts, ends) for reader in (self._indices, self._data)], True
+            )
         of_values = room if self._numbers is None and self._data.dtype == self.dtype else None
-        columns, values = read_joined([self._indices, self._data], firsts, ends, self.run, [None, of_values])
-        rows = CSRRows.of(ends - firsts, columns, values if values.dtype.isnative else values.astype(self.stored_dtype))
+        columns, values = read_joined(
+            [self._indices, self._data], firsts, ends, self.run, [None, of_values]
+        )
+        rows = CSRRows.of(
+            ends - firsts,
+            columns,
+            values if values.dtype.isnative else values.astype(self.stored_dtype),
+        )
         if not rows.is_canonical(self._width):
             rows = self._in_canonical_form(rows, indices)
         if self._numbers is not None:
@@ -108,14 +122,19 @@ class SparseSource(ArraySource):
         if (wrong := rows.outside(self._width)) is not None:
             row, column = wrong
             raise FormatError(
-                f"{self.location(int(indices[row]))}: column {column:,} is outside of the {self._width:,} columns that the matrix has: the "
+                f"{self.location(int(indices[row]))}: column {column:,} is outside of the "
+                f"{self._width:,} columns that the matrix has: the "
                 "file is damaged"
             )
-        return rows._replace(indices=rows.indices.astype(self._index_dtype, copy=False)).canonical(self._width)
+        return rows._replace(indices=rows.indices.astype(self._index_dtype, copy=False)).canonical(
+            self._width
+        )
 
     def _spans(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         indptr = self._indptr.array
-        return indptr[indices].astype(np.int64, copy=False), indptr[indices + 1].astype(np.int64, copy=False)
+        return indptr[indices].astype(np.int64, copy=False), indptr[indices + 1].astype(
+            np.int64, copy=False
+        )
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
         self._opened.chunks.close()
@@ -125,7 +144,9 @@ class SparseSource(ArraySource):
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         firsts, ends = self._spans(indices)
-        return ByteRanges.joined([reader.span_ranges(firsts, ends) for reader in (self._indices, self._data)])
+        return ByteRanges.joined(
+            [reader.span_ranges(firsts, ends) for reader in (self._indices, self._data)]
+        )
 
     @property
     def locating_needs_io(self) -> bool:
@@ -133,7 +154,9 @@ class SparseSource(ArraySource):
 
     @property
     def is_remote(self) -> bool:
-        return super().is_remote and all(reader.chunks.is_direct for reader in (self._indices, self._data))
+        return super().is_remote and all(
+            reader.chunks.is_direct for reader in (self._indices, self._data)
+        )
 
     @property
     def stored_nbytes(self) -> int:
@@ -151,9 +174,15 @@ class SparseSource(ArraySource):
     # -- blocks
 
     def _block_values(self, nbytes: int) -> int:
-        """Values of a block: of several chunks that are decoded as a whole, or as many as take `nbytes`."""
+        """Values of a block: of several chunks that are decoded as a whole, or as many as take
+        `nbytes`.
+        """
         of_value = self._indices.dtype.itemsize + self._data.dtype.itemsize
-        heights = [reader.chunks.grid.chunks[0] for reader in (self._indices, self._data) if reader.caches_chunks]
+        heights = [
+            reader.chunks.grid.chunks[0]
+            for reader in (self._indices, self._data)
+            if reader.caches_chunks
+        ]
         if not heights:
             return max(1, nbytes // of_value)
         return max(heights) * max(_LEAST_CHUNKS, blocks.LONGEST // of_value // max(heights))
@@ -162,18 +191,25 @@ class SparseSource(ArraySource):
     def cut_nbytes(self) -> int:
         if self._indices.caches_chunks or self._data.caches_chunks:
             return 0
-        return int(self._indptr.array[-1]) * (self._indices.dtype.itemsize + self._data.dtype.itemsize)
+        return int(self._indptr.array[-1]) * (
+            self._indices.dtype.itemsize + self._data.dtype.itemsize
+        )
 
     def blocks(self) -> npt.NDArray[np.int64]:
         return self.blocks_of(blocks.block_length(self.cut_nbytes))
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         """Rows whose first values lie in the same chunks, or the same `nbytes`."""
-        return np.unique(self._indptr.array[:-1] // self._block_values(nbytes), return_counts=True)[1].astype(np.int64)
+        return np.unique(self._indptr.array[:-1] // self._block_values(nbytes), return_counts=True)[
+            1
+        ].astype(np.int64)
 
     @property
     def block_nbytes(self) -> int:
-        values, cached = self._block_values(0), [one.chunks for one in (self._indices, self._data) if one.caches_chunks]
+        values, cached = (
+            self._block_values(0),
+            [one.chunks for one in (self._indices, self._data) if one.caches_chunks],
+        )
         return sum(chunks.nbytes * (-(-values // chunks.grid.chunks[0]) + 1) for chunks in cached)
 
     def hold_chunks(self, nbytes: int) -> None:
@@ -190,22 +226,35 @@ class SparseSource(ArraySource):
 
     def how(self) -> dict[str, str]:
         prefix = f"{self.group}/" if self.group else ""
-        ways = {f"{prefix}{name}": reader.how for name, reader in (("indices", self._indices), ("data", self._data))}
+        ways = {
+            f"{prefix}{name}": reader.how
+            for name, reader in (("indices", self._indices), ("data", self._data))
+        }
         if self._numbers is not None:
-            ways["columns"] = f"{self.shape[1]:,}, by a table of the {self._width:,} that are stored"
+            ways["columns"] = (
+                f"{self.shape[1]:,}, by a table of the {self._width:,} that are stored"
+            )
         return ways
 
     def fingerprint(self) -> str:
-        """A hash of shape, dtypes and chunks of the matrix, of the lengths of its rows, and of the columns that samples have."""
-        indptr = hashlib.blake2b(self._indptr.array.astype("<i8").tobytes(), digest_size=16).hexdigest()
+        """A hash of shape, dtypes and chunks of the matrix, of the lengths of its rows, and of
+        the columns that samples have.
+        """
+        indptr = hashlib.blake2b(
+            self._indptr.array.astype("<i8").tobytes(), digest_size=16
+        ).hexdigest()
         dtypes = [reader.dtype.str for reader in (self._indices, self._data)]
-        return layout_fingerprint([self.group, [len(self), self._width], dtypes, self._chunks, indptr, self._of_columns])
+        return layout_fingerprint(
+            [self.group, [len(self), self._width], dtypes, self._chunks, indptr, self._of_columns]
+        )
 
     def location(self, index: int) -> str:
         return f"{self.path}, {self.group or '/'}, row {index}"
 
     def close(self) -> None:
-        """Closes what this process has open of this source and those that share it; decoded chunks are forgotten."""
+        """Closes what this process has open of this source and those that share it; decoded
+        chunks are forgotten.
+        """
         self._opened.close()
 
 
@@ -218,7 +267,9 @@ class JoinedRows(ConcatSource[SparseSource]):
         self._prefetch(parts)
         with self._counting(parts):
             room = room if len(parts) == 1 else None
-            found = [part.source.read_rows(np.asarray(part.indices, np.int64), room) for part in parts]
+            found = [
+                part.source.read_rows(np.asarray(part.indices, np.int64), room) for part in parts
+            ]
         if len(found) == 1:
             return found[0]
         rows = CSRRows.joined([(one.indices, one.values) for one in found])

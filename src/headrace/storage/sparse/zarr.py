@@ -71,7 +71,9 @@ class ZarrGroups(GroupFile):
         field = self._field(name)
         if isinstance(field, StringRows):
             raise FormatError(f"{self.path}: {name!r} holds strings, and no numbers")
-        return SpanReader(field.chunks, self.opened.chunks, f"{self._store.path}\0{name}"), int(field.chunks.grid.chunks[0])
+        return SpanReader(field.chunks, self.opened.chunks, f"{self._store.path}\0{name}"), int(
+            field.chunks.grid.chunks[0]
+        )
 
     def column(self, name: str) -> npt.NDArray[Any]:
         field = self._field(name, is_column=True)

@@ -1,4 +1,6 @@
-"""Arrays in .npy files, and those that lie in .npz files as they are: rows are read by ranges, straight into their batch."""
+"""Arrays in .npy files, and those that lie in .npz files as they are: rows are read by ranges,
+straight into their batch.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class _OneRange(ChunkIndex):
         self._path, self._files, self._begin, self._end = path, files, begin, end
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
-        return ByteRanges.in_file(self._path, np.full(len(numbers), self._begin), np.full(len(numbers), self._end))
+        return ByteRanges.in_file(
+            self._path, np.full(len(numbers), self._begin), np.full(len(numbers), self._end)
+        )
 
     @property
     def nbytes(self) -> int | None:
@@ -85,7 +89,12 @@ class NumpySource(ArraysSource):
     """
 
     def __init__(
-        self, path: str, shown: str, opened: OpenArrays[Any], arrays: dict[str, StoredArray], names: str | tuple[str, ...]
+        self,
+        path: str,
+        shown: str,
+        opened: OpenArrays[Any],
+        arrays: dict[str, StoredArray],
+        names: str | tuple[str, ...],
     ) -> None:
         self._file, self._arrays = path, arrays
         some = (names,) if isinstance(names, str) else names
@@ -93,7 +102,8 @@ class NumpySource(ArraysSource):
         if len({array.shape[0] for array in chosen.values()}) > 1:
             rows = ", ".join(f"{name!r} {array.shape[0]:,}" for name, array in chosen.items())
             raise FormatError(
-                f"{shown}: the arrays have different numbers of rows: {rows}: name those that belong together with columns=[...]"
+                f"{shown}: the arrays have different numbers of rows: {rows}: name those that "
+                "belong together with columns=[...]"
             )
         fields = {name: _reader(path, name, opened, array) for name, array in chosen.items()}
         super().__init__(shown, opened, names, fields, [None] * len(fields))
@@ -102,7 +112,10 @@ class NumpySource(ArraysSource):
         """All rows of an array of the file."""
         array = self._arrays[name]
         if array.shape[0] != len(self):
-            raise FormatError(f"{self.path}: {name!r} has {array.shape[0]:,} rows, not one for each of {len(self):,} samples")
+            raise FormatError(
+                f"{self.path}: {name!r} has {array.shape[0]:,} rows, not one for each of "
+                f"{len(self):,} samples"
+            )
         out = np.empty(array.shape, array.dtype)
         _reader(self._file, name, self._opened, array).read_rows(range(len(self)), out, self.run)
         return out
@@ -111,11 +124,15 @@ class NumpySource(ArraysSource):
 def _reader(path: str, name: str, opened: OpenArrays[Any], array: StoredArray) -> ArrayReader:
     grid = Grid(array.shape, (max(1, array.shape[0]), *array.shape[1:]))
     index = _OneRange(path, opened.files, array.begin, array.begin + array.nbytes)
-    chunks = DirectChunks(grid, array.dtype, index, Pipeline(), opened.files, where=ChunkNames(path, name, grid))
+    chunks = DirectChunks(
+        grid, array.dtype, index, Pipeline(), opened.files, where=ChunkNames(path, name, grid)
+    )
     return ArrayReader(chunks, opened.chunks, f"{path}\0{name}")
 
 
-def open_arrays(files: FileSet, columns: str | Sequence[str] | None, target_name: str | None) -> list[NumpySource]:
+def open_arrays(
+    files: FileSet, columns: str | Sequence[str] | None, target_name: str | None
+) -> list[NumpySource]:
     """The sources of .npy and .npz files.
 
     Args:
@@ -124,7 +141,8 @@ def open_arrays(files: FileSet, columns: str | Sequence[str] | None, target_name
         target_name: of the targets, which are no column.
 
     Raises:
-        FormatError: a file is none of these, damaged, cut short, or holds an array that can't be read in place.
+        FormatError: a file is none of these, damaged, cut short, or holds an array that can't be
+            read in place.
         MissingNameError: there is no such array; the message lists those there are.
         ConfigError: names are given for .npy files.
     """
@@ -139,18 +157,34 @@ def open_arrays(files: FileSet, columns: str | Sequence[str] | None, target_name
         if "" in arrays:
             if columns is not None or target_name is not None:
                 raise ConfigError(
-                    f"{shown} is one array without names: leave out columns and target_name (targets= goes with .npz and others)"
+                    f"{shown} is one array without names: leave out columns and target_name "
+                    "(targets= goes with .npz and others)"
                 )
             names = ""
         else:
-            for name in [columns] if isinstance(columns, str) else [*(columns or ()), *([target_name] if target_name else [])]:
+            for name in (
+                [columns]
+                if isinstance(columns, str)
+                else [*(columns or ()), *([target_name] if target_name else [])]
+            ):
                 if name not in arrays:
-                    raise MissingNameError(f"{shown} has no array {name!r}; it has: {listed_names(arrays, name)}")
-            names = columns if isinstance(columns, str) else tuple(columns or (name for name in arrays if name != target_name))
+                    raise MissingNameError(
+                        f"{shown} has no array {name!r}; it has: {listed_names(arrays, name)}"
+                    )
+            names = (
+                columns
+                if isinstance(columns, str)
+                else tuple(columns or (name for name in arrays if name != target_name))
+            )
             if not names:
-                raise FormatError(f"{shown} holds no array{' beside the targets' if target_name else ''}")
+                raise FormatError(
+                    f"{shown} holds no array{' beside the targets' if target_name else ''}"
+                )
         found: dict[str, StoredArray] = {}
-        for name in {*([names] if isinstance(names, str) else names), *([target_name] if target_name else [])}:
+        for name in {
+            *([names] if isinstance(names, str) else names),
+            *([target_name] if target_name else []),
+        }:
             array = arrays[name]
             if isinstance(array, FormatError):
                 raise array
@@ -160,7 +194,8 @@ def open_arrays(files: FileSet, columns: str | Sequence[str] | None, target_name
 
 
 def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
-    """The arrays of a .npy file (its name is "") or of a .npz file; of one that can't be read in place the reason.
+    """The arrays of a .npy file (its name is "") or of a .npz file; of one that can't be read in
+    place the reason.
 
     Raises:
         FormatError: it is neither, or damaged.
@@ -169,14 +204,27 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
 
     def read(start: int, stop: int) -> bytes:
         if not 0 <= start <= stop <= size:
-            raise FormatError(f"{shown} refers to bytes {start:,} to {stop:,}, and has {size:,}: the file is damaged")
+            raise FormatError(
+                f"{shown} refers to bytes {start:,} to {stop:,}, and has {size:,}: the file is "
+                "damaged"
+            )
         return files.read_joined(ByteRanges.of([(path, start, stop)]))
 
     head = read(0, min(size, _HEAD))
     if head.startswith(NPY_MAGIC):
-        return {"": _array_at(0, size, lambda start, stop: head[start:stop] if stop <= len(head) else read(start, stop), shown)}
+        return {
+            "": _array_at(
+                0,
+                size,
+                lambda start, stop: head[start:stop] if stop <= len(head) else read(start, stop),
+                shown,
+            )
+        }
     if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        raise FormatError(f"{shown} is no .npy and no .npz file, whatever its name says: it is damaged, or a server's page: fetch it again")
+        raise FormatError(
+            f"{shown} is no .npy and no .npz file, whatever its name says: it is damaged, or a "
+            "server's page: fetch it again"
+        )
     arrays: dict[str, StoredArray | FormatError] = {}
     for info, begin in _members(path, size, read, shown):
         name, where = info.filename.removesuffix(".npy"), f"{shown}, {info.filename!r}"
@@ -184,12 +232,16 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
             raise FormatError(f"{where} is no array: the zip file was not written by numpy.savez")
         if info.compress_type != zipfile.ZIP_STORED:
             arrays[name] = FormatError(
-                f"{where} is compressed, so its rows can't be read in place: write the file with numpy.savez instead of "
+                f"{where} is compressed, so its rows can't be read in place: write the file with "
+                "numpy.savez instead of "
                 "numpy.savez_compressed, or the arrays to HDF5 in compressed chunks"
             )
             continue
         if begin + info.file_size > size:
-            raise FormatError(f"{where} would end at byte {begin + info.file_size:,}, and the file has {size:,}: it is cut short")
+            raise FormatError(
+                f"{where} would end at byte {begin + info.file_size:,}, and the file has "
+                f"{size:,}: it is cut short"
+            )
         try:
             arrays[name] = _array_at(begin, begin + info.file_size, read, where)
         except FormatError as error:  # of no matter where it is not chosen
@@ -197,17 +249,26 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
     return arrays
 
 
-def _members(path: str, size: int, read: Callable[[int, int], bytes], shown: str) -> Iterator[tuple[zipfile.ZipInfo, int]]:
+def _members(
+    path: str, size: int, read: Callable[[int, int], bytes], shown: str
+) -> Iterator[tuple[zipfile.ZipInfo, int]]:
     """The members of a zip file, and where the bytes of each begin."""
     begin = max(0, size - _TAIL)
-    held = HeldBytes(size, [(begin, memoryview(read(begin, size)))], lambda start, stop: memoryview(read(start, stop)))
+    held = HeldBytes(
+        size,
+        [(begin, memoryview(read(begin, size)))],
+        lambda start, stop: memoryview(read(start, stop)),
+    )
     with asking("zipfile", shown), zipfile.ZipFile(io.BufferedReader(_Raw(held))) as file:
         infos = file.infolist()
     for info in infos:
         start = max(0, min(size, info.header_offset))  # of a damaged directory it may be any number
         head = read(start, min(size, start + _ZIP_HEAD))
         if len(head) < _ZIP_HEAD or not head.startswith(b"PK\x03\x04"):
-            raise FormatError(f"{shown}, {info.filename!r}: there is no member at byte {info.header_offset:,}: the file is damaged")
+            raise FormatError(
+                f"{shown}, {info.filename!r}: there is no member at byte {info.header_offset:,}: "
+                "the file is damaged"
+            )
         yield info, info.header_offset + _ZIP_HEAD + sum(struct.unpack("<HH", head[26:30]))
 
 
@@ -240,27 +301,50 @@ def _array_at(begin: int, end: int, read: Callable[[int, int], bytes], where: st
     first = read(begin, min(end, begin + 12))
     if not first.startswith(NPY_MAGIC) or len(first) < 12:
         raise FormatError(f"{where} does not begin as an array does: the file is damaged")
-    at, length = (10, int.from_bytes(first[8:10], "little")) if first[6] == 1 else (12, int.from_bytes(first[8:12], "little"))
+    at, length = (
+        (10, int.from_bytes(first[8:10], "little"))
+        if first[6] == 1
+        else (12, int.from_bytes(first[8:12], "little"))
+    )
     if first[6] not in (1, 2, 3) or length > min(_LONGEST, end - begin - at):
-        raise FormatError(f"{where}: its header would have {length:,} bytes: the file is damaged or cut short")
+        raise FormatError(
+            f"{where}: its header would have {length:,} bytes: the file is damaged or cut short"
+        )
     try:
-        header = ast.literal_eval(read(begin + at, begin + at + length).decode("utf-8" if first[6] == 3 else "latin-1").strip())
-        dtype, shape, is_fortran = np.lib.format.descr_to_dtype(header["descr"]), tuple(header["shape"]), bool(header["fortran_order"])
+        header = ast.literal_eval(
+            read(begin + at, begin + at + length)
+            .decode("utf-8" if first[6] == 3 else "latin-1")
+            .strip()
+        )
+        dtype, shape, is_fortran = (
+            np.lib.format.descr_to_dtype(header["descr"]),
+            tuple(header["shape"]),
+            bool(header["fortran_order"]),
+        )
         if not all(type(extent) is int and extent >= 0 for extent in shape):
             raise ValueError(f"shape {shape}")
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
-        raise FormatError(f"{where}: its header can't be read ({error}): the file is damaged") from error
+        raise FormatError(
+            f"{where}: its header can't be read ({error}): the file is damaged"
+        ) from error
     if dtype.hasobject:
         raise FormatError(
-            f"{where} holds Python objects (dtype {dtype}), which are pickles and may run code: write numbers, or texts of a fixed size "
+            f"{where} holds Python objects (dtype {dtype}), which are pickles and may run code: "
+            "write numbers, or texts of a fixed size "
             "(dtype 'U20')"
         )
     if not shape:
         raise FormatError(f"{where} is a single value, and no array of samples")
     # The order is of no matter where at most one axis has several elements.
     if is_fortran and 0 not in shape and sum(extent > 1 for extent in shape) > 1:
-        raise FormatError(f"{where} lies column by column (Fortran order), and no row in one piece: write numpy.ascontiguousarray of it")
+        raise FormatError(
+            f"{where} lies column by column (Fortran order), and no row in one piece: write "
+            "numpy.ascontiguousarray of it"
+        )
     array = StoredArray(begin + at + length, shape, dtype)
     if array.begin + array.nbytes > end:
-        raise FormatError(f"{where} is cut short: {dtype} {list(shape)} takes {array.nbytes:,} bytes, and there are {end - array.begin:,}")
+        raise FormatError(
+            f"{where} is cut short: {dtype} {list(shape)} takes {array.nbytes:,} bytes, and there "
+            f"are {end - array.begin:,}"
+        )
     return array

@@ -1,7 +1,8 @@
 """The decoded columns of a row group or record batch, whose rows are taken by number.
 
-A column lies in the memory that pyarrow decoded it to, or in a mapped file: numbers as NumPy arrays, texts, bytes and lists by their
-offsets. Its rows become values only when they are asked for.
+A column lies in the memory that pyarrow decoded it to, or in a mapped file: numbers as NumPy
+arrays, texts, bytes and lists by their offsets. Its rows become values only when they are asked
+for.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Column(ABC):
 
     @abstractmethod
     def values(self, rows: IntArray) -> list[Any]:
-        """The values of rows: NumPy arrays, str, bytes, lists and dicts of these; None where there is none.
+        """The values of rows: NumPy arrays, str, bytes, lists and dicts of these; None where there
+        is none.
 
         Raises:
             FormatError: a number is missing, or a text is no UTF-8.
@@ -45,7 +47,9 @@ class Column(ABC):
         return self.values(np.array([row]))[0]
 
     def settle(self) -> None:  # noqa: B027
-        """Does once what each row would take anew, where the column lies in memory that it was decoded to."""
+        """Does once what each row would take anew, where the column lies in memory that it was
+        decoded to.
+        """
 
     def _has(self, rows: IntArray) -> list[bool]:
         return [True] * len(rows) if self.valid is None else self.valid[rows].tolist()
@@ -68,14 +72,16 @@ class Numbers(Column):
 
         Args:
             rows: their numbers.
-            out: where they go, C-contiguous, of their shape and dtype; None: to memory of their own.
+            out: where they go, C-contiguous, of their shape and dtype; None: to memory of their
+                own.
 
         Raises:
             FormatError: one is missing.
         """
         if self.valid is not None and not self.valid[rows].all():
             raise self._missing()
-        if out is None or not self.data.flags.aligned:  # of an array that is not aligned `take` would copy the whole
+        # of an array that is not aligned `take` would copy the whole
+        if out is None or not self.data.flags.aligned:
             taken: npt.NDArray[Any] = self.data[rows]
             if out is not None:
                 out[...] = taken
@@ -97,7 +103,8 @@ class Numbers(Column):
 
     def _missing(self) -> FormatError:
         return FormatError(
-            f"column {self.name!r} has no value (null) there, and {self.data.dtype} has none for that: fill it, or leave it out"
+            f"column {self.name!r} has no value (null) there, and {self.data.dtype} has none for "
+            "that: fill it, or leave it out"
         )
 
     def values(self, rows: IntArray) -> list[Any]:
@@ -116,9 +123,23 @@ class Texts(Column):
         valid: see `Column`.
     """
 
-    def __init__(self, name: str, offsets: npt.NDArray[Any], data: memoryview, is_text: bool, valid: Mask | None) -> None:
-        self.name, self._offsets, self._data, self._is_text, self.valid = name, offsets, data, is_text, valid
-        self._whole: str | None = None  # all texts as one, if they are ASCII: then a byte is a character
+    def __init__(
+        self,
+        name: str,
+        offsets: npt.NDArray[Any],
+        data: memoryview,
+        is_text: bool,
+        valid: Mask | None,
+    ) -> None:
+        self.name, self._offsets, self._data, self._is_text, self.valid = (
+            name,
+            offsets,
+            data,
+            is_text,
+            valid,
+        )
+        # all texts as one, if they are ASCII: then a byte is a character
+        self._whole: str | None = None
 
     def settle(self) -> None:
         if not self._is_text:
@@ -130,11 +151,21 @@ class Texts(Column):
         self._data = memoryview(b"")
 
     def values(self, rows: IntArray) -> list[Any]:
-        data, begins, ends = self._data, self._offsets[rows].tolist(), self._offsets[rows + 1].tolist()
+        data, begins, ends = (
+            self._data,
+            self._offsets[rows].tolist(),
+            self._offsets[rows + 1].tolist(),
+        )
         if self._whole is not None:
             whole = self._whole
             texts: list[Any] = [whole[begin:end] for begin, end in zip(begins, ends, strict=True)]
-            return texts if self.valid is None else [text if has else None for text, has in zip(texts, self._has(rows), strict=True)]
+            return (
+                texts
+                if self.valid is None
+                else [
+                    text if has else None for text, has in zip(texts, self._has(rows), strict=True)
+                ]
+            )
         spans = zip(begins, ends, self._has(rows), strict=True)
         if not self._is_text:
             return [bytes(data[begin:end]) if has else None for begin, end, has in spans]
@@ -172,11 +203,18 @@ class Lists(Column):
         self._offsets, self._items, self.valid = offsets, items, valid
 
     def values(self, rows: IntArray) -> list[Any]:
-        begins, ends = self._offsets[rows].astype(np.int64), self._offsets[rows + 1].astype(np.int64)
+        begins, ends = (
+            self._offsets[rows].astype(np.int64),
+            self._offsets[rows + 1].astype(np.int64),
+        )
         lengths = ends - begins
         starts = np.cumsum(lengths) - lengths
         inside = np.arange(int(lengths.sum())) + np.repeat(begins - starts, lengths)
-        items: Any = self._items.take(inside) if isinstance(self._items, Numbers) else self._items.values(inside)
+        items: Any = (
+            self._items.take(inside)
+            if isinstance(self._items, Numbers)
+            else self._items.values(inside)
+        )
         spans = zip(starts.tolist(), (starts + lengths).tolist(), self._has(rows), strict=True)
         return [items[start:stop] if has else None for start, stop, has in spans]
 
@@ -206,8 +244,16 @@ class Coded(Column):
         valid: see `Column`.
     """
 
-    def __init__(self, name: str, codes: npt.NDArray[Any], items: Column, count: int, valid: Mask | None) -> None:
-        self.name, self._codes, self._items, self._count, self.valid = name, codes, items, count, valid
+    def __init__(
+        self, name: str, codes: npt.NDArray[Any], items: Column, count: int, valid: Mask | None
+    ) -> None:
+        self.name, self._codes, self._items, self._count, self.valid = (
+            name,
+            codes,
+            items,
+            count,
+            valid,
+        )
 
     def settle(self) -> None:
         self._items.settle()
@@ -232,7 +278,8 @@ class Coded(Column):
     def _check(self, code: int) -> None:
         if not 0 <= code < self._count:
             raise FormatError(
-                f"column {self.name!r} refers to item {code:,} of its dictionary, which has {self._count:,}: the file is damaged"
+                f"column {self.name!r} refers to item {code:,} of its dictionary, which has "
+                f"{self._count:,}: the file is damaged"
             )
 
 
@@ -247,18 +294,35 @@ class Nothing(Column):
 
 
 def refused(kind: Any) -> str | None:
-    """What a type, or one inside of it, is called that no sample can hold; None: samples can hold it."""
+    """What a type, or one inside of it, is called that no sample can hold; None: samples can
+    hold it.
+    """
     types = pyarrow().types
     kind = _plain_type(kind)
     if types.is_struct(kind):
-        return next((name for name in (refused(kind.field(number).type) for number in range(kind.num_fields)) if name), None)
+        return next(
+            (
+                name
+                for name in (refused(kind.field(number).type) for number in range(kind.num_fields))
+                if name
+            ),
+            None,
+        )
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return refused(kind.value_type)
     is_known = (
-        types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind)
-        or types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind) or types.is_string_view(kind) or types.is_binary_view(kind)
-    )  # fmt: skip
+        types.is_boolean(kind)
+        or types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_null(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+        or types.is_string_view(kind)
+        or types.is_binary_view(kind)
+    )
     return None if is_known else str(kind)
 
 
@@ -279,7 +343,12 @@ def is_categorical(kind: Any) -> bool:
 def is_bytes(kind: Any) -> bool:
     """True for a type of bytes."""
     types, kind = pyarrow().types, _plain_type(kind)
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind))
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
 
 
 def holds_images(kind: Any) -> bool:
@@ -296,14 +365,21 @@ def holds_chats(kind: Any) -> bool:
     if not (types.is_list(kind) or types.is_large_list(kind)):
         return False
     kind = _plain_type(kind.value_type)
-    return bool(types.is_struct(kind)) and max(kind.get_field_index("role"), kind.get_field_index("from")) >= 0
+    return (
+        bool(types.is_struct(kind))
+        and max(kind.get_field_index("role"), kind.get_field_index("from")) >= 0
+    )
 
 
 def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
-    """Shape and dtype of the values of a column, if they are numbers or arrays of one shape; `shape` is that of rows that are lists."""
+    """Shape and dtype of the values of a column, if they are numbers or arrays of one shape;
+    `shape` is that of rows that are lists.
+    """
     shape = _tensor_shape(kind) if shape is None else shape
     types, kind, sizes = pyarrow().types, _plain_type(kind), list[int]()
-    while types.is_fixed_size_list(kind) or (shape is not None and (types.is_list(kind) or types.is_large_list(kind))):
+    while types.is_fixed_size_list(kind) or (
+        shape is not None and (types.is_list(kind) or types.is_large_list(kind))
+    ):
         sizes.append(kind.list_size if types.is_fixed_size_list(kind) else -1)
         kind = _plain_type(kind.value_type)
     if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
@@ -347,9 +423,16 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if types.is_dictionary(array.type):
-        if is_text(array.type.value_type) or is_bytes(array.type.value_type):  # decoded, they may take any memory
+        # decoded, they may take any memory
+        if is_text(array.type.value_type) or is_bytes(array.type.value_type):
             codes = _numbers(name, array.indices, None).data
-            return Coded(name, codes, column_of(name, array.dictionary), len(array.dictionary), _valid_of(array))
+            return Coded(
+                name,
+                codes,
+                column_of(name, array.dictionary),
+                len(array.dictionary),
+                _valid_of(array),
+            )
         array = array.dictionary_decode()
     if types.is_string_view(array.type):
         array = array.cast(pa.large_string())
@@ -359,10 +442,18 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     if shape is not None or types.is_fixed_size_list(kind):
         return _shaped(name, array, valid, shape)
     if types.is_struct(kind):
-        return Structs({field.name: column_of(f"{name}.{field.name}", array.field(at)) for at, field in enumerate(kind)}, valid)
+        return Structs(
+            {
+                field.name: column_of(f"{name}.{field.name}", array.field(at))
+                for at, field in enumerate(kind)
+            },
+            valid,
+        )
     if types.is_list(kind) or types.is_large_list(kind):
         wide = types.is_large_list(kind)
-        offsets = _flat(array.buffers()[1], np.int64 if wide else np.int32, array.offset, len(array) + 1)
+        offsets = _flat(
+            array.buffers()[1], np.int64 if wide else np.int32, array.offset, len(array) + 1
+        )
         return Lists(offsets, column_of(name, array.values), valid)
     if types.is_fixed_size_binary(kind):
         width = kind.byte_width
@@ -378,19 +469,24 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     wide = types.is_large_string(kind) or types.is_large_binary(kind)
     _, places, data = array.buffers()
     offsets = _flat(places, np.int64 if wide else np.int32, array.offset, len(array) + 1)
-    return Texts(name, offsets, _bytes(data), types.is_string(kind) or types.is_large_string(kind), valid)
+    return Texts(
+        name, offsets, _bytes(data), types.is_string(kind) or types.is_large_string(kind), valid
+    )
 
 
 def _tensors(name: str, array: Any, shape: tuple[int, ...]) -> Column:
     """Of Arrow's type of tensors, whose axes may be stored in another order."""
     axes, column = array.type.permutation, column_of(name, array.storage)
-    if not isinstance(column, Numbers):  # values without numbers are refused where they are asked for
+    # values without numbers are refused where they are asked for
+    if not isinstance(column, Numbers):
         return column
     rows = len(column.data)
     if axes is None:
         return Numbers(name, column.data.reshape(rows, *shape), column.valid)
     stored = column.data.reshape(rows, *array.type.shape)
-    return Numbers(name, np.ascontiguousarray(stored.transpose(0, *(axis + 1 for axis in axes))), column.valid)
+    return Numbers(
+        name, np.ascontiguousarray(stored.transpose(0, *(axis + 1 for axis in axes))), column.valid
+    )
 
 
 def _numbers(name: str, array: Any, valid: Mask | None) -> Numbers:
@@ -405,7 +501,11 @@ def _numbers(name: str, array: Any, valid: Mask | None) -> Numbers:
 def _shaped(name: str, array: Any, valid: Mask | None, shape: tuple[int, ...] | None) -> Column:
     """Arrays of one shape: lists of a fixed size, and those of which the file says a shape."""
     types, count, sizes = pyarrow().types, len(array), list[int]()
-    while types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
+    while (
+        types.is_fixed_size_list(array.type)
+        or types.is_list(array.type)
+        or types.is_large_list(array.type)
+    ):
         if types.is_fixed_size_list(array.type):
             size = array.type.list_size
             sizes.append(size)
@@ -420,7 +520,8 @@ def _shaped(name: str, array: Any, valid: Mask | None, shape: tuple[int, ...] | 
         return Lists(steps, items, valid)
     if math.prod(shape) * count != len(items.data):
         raise FormatError(
-            f"column {name!r} holds {len(items.data):,} numbers in {count:,} rows, and rows of shape {list(shape)} by its schema"
+            f"column {name!r} holds {len(items.data):,} numbers in {count:,} rows, and rows of "
+            f"shape {list(shape)} by its schema"
         )
     data = items.data.reshape(count, *shape)
     if items.valid is not None:

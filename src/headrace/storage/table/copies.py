@@ -1,7 +1,9 @@
-"""Plain copies of tables: what has to be decoded is decoded once, to record batches in `cache_dir` that are mapped.
+"""Plain copies of tables: what has to be decoded is decoded once, to record batches in `cache_dir`
+that are mapped.
 
-A random row of a Parquet file costs the decoding of its row group; one of its plain copy is read where it lies. The copy holds the columns
-that are read, has one record batch for each row group, and is made anew where the file is another one.
+A random row of a Parquet file costs the decoding of its row group; one of its plain copy is read
+where it lies. The copy holds the columns that are read, has one record batch for each row group,
+and is made anew where the file is another one.
 """
 
 from __future__ import annotations
@@ -50,12 +52,15 @@ class CopiedTable(TableFile):
         self.kind, self.block_is, self.blocks_are = table.kind, table.block_is, table.blocks_are
         self._table, self.chosen = table, table.chosen
         self._path = arrays.path
-        self._spans = arrays.short[0].reshape(-1, 2).copy()  # `arrays` may hold the whole copy in memory
+        # `arrays` may hold the whole copy in memory
+        self._spans = arrays.short[0].reshape(-1, 2).copy()
         self._maps = WorkerFiles[mmap.mmap](map_file, unmap)
 
     def choose(self, names: Sequence[str]) -> None:
         if tuple(names) != self.chosen.names:
-            raise FormatError(f"{self.shown}: the plain copy holds {list(self.chosen.names)}, not {list(names)}")
+            raise FormatError(
+                f"{self.shown}: the plain copy holds {list(self.chosen.names)}, not {list(names)}"
+            )
 
     @property
     def nbytes(self) -> IntArray:
@@ -68,15 +73,20 @@ class CopiedTable(TableFile):
         start, stop = self._spans[block]
         with self._maps.reading(self._path) as whole:
             stream = memoryview(whole)[HEAD + start : HEAD + stop]
-            return read_batch(b"", stream, pyarrow().ipc.open_stream(stream).schema, self.chosen.names)
+            return read_batch(
+                b"", stream, pyarrow().ipc.open_stream(stream).schema, self.chosen.names
+            )
 
     def close(self) -> None:
         """Unmaps the copy."""
         self._maps.close()
 
 
-def with_copy(table: TableFile, files: Files, folder: str, read: ReadBlock, progress: bool | None) -> TableFile:
-    """A table that is read from its plain copy, which is found or made; the table itself, if it needs none, or none can be kept.
+def with_copy(
+    table: TableFile, files: Files, folder: str, read: ReadBlock, progress: bool | None
+) -> TableFile:
+    """A table that is read from its plain copy, which is found or made; the table itself, if it
+    needs none, or none can be kept.
 
     Args:
         table: whose columns were chosen.
@@ -90,7 +100,11 @@ def with_copy(table: TableFile, files: Files, folder: str, read: ReadBlock, prog
     """
     if table.is_mapped or files.version(table.path).tag is None:
         return table
-    about = {"version": _VERSION, "of": files.identity(table.path), "columns": list(table.kinds.items())}
+    about = {
+        "version": _VERSION,
+        "of": files.identity(table.path),
+        "columns": list(table.kinds.items()),
+    }
     kept = ArrayFile(folder, "table", about)
 
     def build() -> FileArrays:
@@ -98,17 +112,27 @@ def with_copy(table: TableFile, files: Files, folder: str, read: ReadBlock, prog
             writer.short([np.array(_write(table, writer, read, progress), np.int64)])
         return kept.open()
 
-    with Unkept(folder, f"the plain copy of {table.shown} is", "its blocks are decoded when they are read"):
+    with Unkept(
+        folder, f"the plain copy of {table.shown} is", "its blocks are decoded when they are read"
+    ):
         return CopiedTable(table, found_or_built(kept, _PATIENCE_S, build))
     return table
 
 
-def _write(table: TableFile, writer: ArrayWriter, read: ReadBlock, progress: bool | None) -> list[tuple[int, int]]:
+def _write(
+    table: TableFile, writer: ArrayWriter, read: ReadBlock, progress: bool | None
+) -> list[tuple[int, int]]:
     """Writes each block as a stream with its own dictionaries; where each begins and ends."""
     pa, spans = pyarrow(), list[tuple[int, int]]()
     names = list(table.chosen.names)
     end = 0
-    with progress_bar(progress, is_short=len(table.rows) < 100, total=len(table.rows), desc="copying tables", unit="block") as bar:
+    with progress_bar(
+        progress,
+        is_short=len(table.rows) < 100,
+        total=len(table.rows),
+        desc="copying tables",
+        unit="block",
+    ) as bar:
         for number in range(len(table.rows)):
             if not table.rows[number]:
                 spans.append((end, end))  # it is never read

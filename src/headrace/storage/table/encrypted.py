@@ -1,4 +1,5 @@
-"""Finds the encrypted columns of a Parquet file whose footer is plain, at whose metadata pyarrow aborts the process.
+"""Finds the encrypted columns of a Parquet file whose footer is plain, at whose metadata pyarrow
+aborts the process.
 
 The footer is a struct of Thrift's compact protocol
 (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md).

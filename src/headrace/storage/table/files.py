@@ -1,4 +1,6 @@
-"""Which files are tables, and what each has in common, whatever its format: a schema, and blocks of rows that are decoded together."""
+"""Which files are tables, and what each has in common, whatever its format: a schema, and blocks
+of rows that are decoded together.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from headrace.storage.table.messages import CONTINUED, MAGIC
 PARQUET_MAGIC, NPY_MAGIC = b"PAR1", b"\x93NUMPY"
 _ARRAYS = (".npy", ".npz")
 _VIEW = 512  # bytes that the description of a mapped column takes, about
-_SPLIT = re.compile(r"(?:(?P<split>[\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)")
+_SPLIT = re.compile(
+    r"(?:(?P<split>[\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)"
+)
 """Names of the files of one split of a data set, as HuggingFace has them."""
 _SPLITS = re.compile(r"(?:train|test|val|valid|validation|dev|eval|unsupervised|extra)(?:[\W_].*)?")
 
@@ -40,16 +44,23 @@ def is_table(path: str) -> bool:
             head = file.read(8)
     except OSError:
         return False
-    return head.startswith((PARQUET_MAGIC, MAGIC, NPY_MAGIC)) or (head.startswith(CONTINUED) and len(head) == 8 and head[6:] == b"\0\0")
+    return head.startswith((PARQUET_MAGIC, MAGIC, NPY_MAGIC)) or (
+        head.startswith(CONTINUED) and len(head) == 8 and head[6:] == b"\0\0"
+    )
 
 
 TABLES = Kind(
-    "tables", READERS["TableDataset"], keeps_order=True, recognizes=is_table, bookkeeping=frozenset(map(os.fsdecode, BOOKKEEPING))
+    "tables",
+    READERS["TableDataset"],
+    keeps_order=True,
+    recognizes=is_table,
+    bookkeeping=frozenset(map(os.fsdecode, BOOKKEEPING)),
 )
 
 
 def table_paths(files: FileSet, shown: str) -> list[int]:
-    """The numbers of the files that are the table: without those that HuggingFace's `datasets` caches beside it.
+    """The numbers of the files that are the table: without those that HuggingFace's `datasets`
+    caches beside it.
 
     Args:
         files: that were found.
@@ -60,8 +71,14 @@ def table_paths(files: FileSet, shown: str) -> list[int]:
     """
     names = [os.fsdecode(files.names[number]) for number in range(len(files))]
     parts = [name.rpartition("/") for name in names]
-    saved = {folder for folder, _, name in parts if _SPLIT.fullmatch(name) or name == "dataset.arrow"}
-    chosen = [at for at, (folder, _, name) in enumerate(parts) if not (folder in saved and name.startswith(("cache-", "tmp")))]
+    saved = {
+        folder for folder, _, name in parts if _SPLIT.fullmatch(name) or name == "dataset.arrow"
+    }
+    chosen = [
+        at
+        for at, (folder, _, name) in enumerate(parts)
+        if not (folder in saved and name.startswith(("cache-", "tmp")))
+    ]
     if files.searched:
         splits = set[str]()
         for number in chosen:
@@ -72,14 +89,16 @@ def table_paths(files: FileSet, shown: str) -> list[int]:
                     splits.add(word)
         if len(splits) > 1:
             raise FormatError(
-                f"{shown} holds the splits of a data set ({', '.join(sorted(splits))}), which are not one table: pass the files of one, "
+                f"{shown} holds the splits of a data set ({', '.join(sorted(splits))}), which are "
+                "not one table: pass the files of one, "
                 "by its folder or by a glob such as 'folder/train-*.parquet'"
             )
     return chosen
 
 
 def hold_arrays(files: FileSet, shown: str) -> bool:
-    """True if files are NumPy's, and False if they are tables, by their names, or else by their content.
+    """True if files are NumPy's, and False if they are tables, by their names, or else by their
+    content.
 
     Raises:
         FormatError: some are, and some are not.
@@ -87,7 +106,10 @@ def hold_arrays(files: FileSet, shown: str) -> bool:
     found = [_is_array(files.url(number)) for number in range(len(files))]
     if any(found) != all(found):
         one, other = (redact(files.url(found.index(which))) for which in (True, False))
-        raise FormatError(f"{shown} holds NumPy arrays, such as {one}, and tables, such as {other}: make one dataset of each")
+        raise FormatError(
+            f"{shown} holds NumPy arrays, such as {one}, and tables, such as {other}: make one "
+            "dataset of each"
+        )
     return bool(found) and found[0]
 
 
@@ -171,10 +193,13 @@ class TableFile(ABC):
         for name in names:
             if (count := self.schema.names.count(name)) != 1:
                 what = f"has no column {name!r}" if not count else f"has {count} columns {name!r}"
-                raise MissingNameError(f"{self.shown} {what}; it has: {listed_names(set(self.schema.names), name)}")
+                raise MissingNameError(
+                    f"{self.shown} {what}; it has: {listed_names(set(self.schema.names), name)}"
+                )
             if (kind := refused(self.schema.field(name).type)) is not None:
                 raise FormatError(
-                    f"{self.shown}: column {name!r} is of type {kind}, which no tensor can hold: leave it out with columns=[...], or write "
+                    f"{self.shown}: column {name!r} is of type {kind}, which no tensor can hold: "
+                    "leave it out with columns=[...], or write "
                     "it as a number or a text"
                 )
 
@@ -196,7 +221,11 @@ class TableFile(ABC):
     @property
     def mask_nbytes(self) -> int:
         """Bytes of the bits that say which numbers of a row are there, of the same columns."""
-        return sum(-(-math.prod(spec.shape) // 8) for name in self.chosen.names if (spec := self.spec(name)) is not None)
+        return sum(
+            -(-math.prod(spec.shape) // 8)
+            for name in self.chosen.names
+            if (spec := self.spec(name)) is not None
+        )
 
     @abstractmethod
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
@@ -223,7 +252,10 @@ class TableFile(ABC):
         with asking("pyarrow", self.where(block)):
             table = self.read(block, held)
             if table.num_rows != self.rows[block]:
-                raise FormatError(f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: the file is damaged")
+                raise FormatError(
+                    f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: "
+                    "the file is damaged"
+                )
             shapes = self.chosen.shapes
             columns = dict[str, Column]()
             for name in self.chosen.names:
@@ -232,7 +264,9 @@ class TableFile(ABC):
                 columns[name] = column_of(name, array, shapes.get(name))
             for column in () if self.is_mapped else columns.values():
                 column.settle()
-            return Block(columns, table.num_rows, _VIEW * len(columns) if self.is_mapped else table.nbytes)
+            return Block(
+                columns, table.num_rows, _VIEW * len(columns) if self.is_mapped else table.nbytes
+            )
 
     @property
     @abstractmethod
@@ -248,19 +282,33 @@ class TableFile(ABC):
 
 
 def shapes_in(schema: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes that HuggingFace's `datasets` notes of columns that are lists of lists in the file (`Array2D` and so on)."""
+    """The shapes that HuggingFace's `datasets` notes of columns that are lists of lists in the
+    file (`Array2D` and so on).
+    """
     found: dict[str, tuple[int, ...]] = {}
     for name, feature in features_in(schema).items():
-        shape = feature.get("shape") if isinstance(feature, dict) and str(feature.get("_type", "")).startswith("Array") else None
-        if isinstance(shape, list) and all(isinstance(extent, int) and extent >= 0 for extent in shape):
+        shape = (
+            feature.get("shape")
+            if isinstance(feature, dict) and str(feature.get("_type", "")).startswith("Array")
+            else None
+        )
+        if isinstance(shape, list) and all(
+            isinstance(extent, int) and extent >= 0 for extent in shape
+        ):
             found[name] = tuple(shape)
     return found
 
 
 def classes_in(schema: Any, name: str) -> list[str]:
-    """The names of the classes that HuggingFace's `datasets` notes of a column of class numbers (`ClassLabel`); else []."""
+    """The names of the classes that HuggingFace's `datasets` notes of a column of class numbers
+    (`ClassLabel`); else [].
+    """
     feature = features_in(schema).get(name)
-    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    names = (
+        feature.get("names")
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        else None
+    )
     return [str(one) for one in names] if isinstance(names, list) else []
 
 

@@ -1,6 +1,7 @@
 """Imports pyarrow when it is first needed, and gives it bytes that were read already.
 
-Its threads are not used, and it opens no file: what is read, where and when is `headrace.io`'s business, and workers may be forked.
+Its threads are not used, and it opens no file: what is read, where and when is `headrace.io`'s
+business, and workers may be forked.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ def pyarrow() -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise ConfigError("Parquet and Arrow files need the package pyarrow: pip install 'headrace[arrow]'") from error
+        raise ConfigError(
+            "Parquet and Arrow files need the package pyarrow: pip install 'headrace[arrow]'"
+        ) from error
     return pyarrow
 
 
 class HeldBytes:
-    """A file, of which some ranges are held: what libraries read that take an open file. Other ranges are fetched when they are read.
+    """A file, of which some ranges are held: what libraries read that take an open file. Other
+    ranges are fetched when they are read.
 
     Args:
         size: of the file.
@@ -39,13 +43,20 @@ class HeldBytes:
     closed = False
     mode = "rb"
 
-    def __init__(self, size: int, held: Sequence[tuple[int, memoryview]], fetch: Callable[[int, int], memoryview]) -> None:
+    def __init__(
+        self,
+        size: int,
+        held: Sequence[tuple[int, memoryview]],
+        fetch: Callable[[int, int], memoryview],
+    ) -> None:
         self._size, self._fetch, self._at = size, fetch, 0
         ranges = sorted(held, key=lambda one: one[0])
         self._starts, self._views = [start for start, _ in ranges], [view for _, view in ranges]
 
     def read(self, count: int | None = -1) -> memoryview | bytes:
-        """The next so many bytes, without a copy; all that are left, if `count` is negative or None."""
+        """The next so many bytes, without a copy; all that are left, if `count` is negative or
+        None.
+        """
         start = self._at
         stop = self._size if count is None or count < 0 else min(start + count, self._size)
         if stop <= start:

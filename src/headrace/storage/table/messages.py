@@ -1,8 +1,9 @@
 """Finds the record batches of Arrow files and streams.
 
-An Arrow file ends with a footer that says where its record batches lie; a stream, as HuggingFace's `datasets` writes it under the same
-ending, is a chain of messages, each of which says how long it is. Both are FlatBuffers (https://flatbuffers.dev/internals), of which this
-module reads what it needs; the schema, and what is in a record batch, pyarrow reads.
+An Arrow file ends with a footer that says where its record batches lie; a stream, as HuggingFace's
+`datasets` writes it under the same ending, is a chain of messages, each of which says how long it
+is. Both are FlatBuffers (https://flatbuffers.dev/internals), of which this module reads what it
+needs; the schema, and what is in a record batch, pyarrow reads.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ class _Table:
         count, size = struct.unpack_from("<I", self._data, at)[0], struct.calcsize(layout)
         if at + 4 + count * size > len(self._data):
             raise FormatError("a list is longer than what it lies in")
-        return [struct.unpack_from(layout, self._data, at + 4 + number * size) for number in range(count)]
+        return [
+            struct.unpack_from(layout, self._data, at + 4 + number * size)
+            for number in range(count)
+        ]
 
 
 def layout_of(read: Read, size: int, window: int) -> Layout:
@@ -119,18 +123,38 @@ def layout_of(read: Read, size: int, window: int) -> Layout:
 def _of_file(read: Read, size: int) -> Layout:
     tail = read([(max(0, size - _TAIL), size)])[0]
     if not tail.endswith(MAGIC) or size < 20:
-        raise FormatError("it does not end as an Arrow file does: it is cut short, or was never closed")
+        raise FormatError(
+            "it does not end as an Arrow file does: it is cut short, or was never closed"
+        )
     length = struct.unpack_from("<i", tail, len(tail) - 10)[0]
     if not 0 < length <= size - 18:
         raise FormatError(f"its footer would have {length:,} bytes")
-    footer = tail[-10 - length : -10] if length + 10 <= len(tail) else read([(size - 10 - length, size - 10)])[0]
+    footer = (
+        tail[-10 - length : -10]
+        if length + 10 <= len(tail)
+        else read([(size - 10 - length, size - 10)])[0]
+    )
     table = _Table.root(footer)
     blocks = table.structs(3, "<qi4xq")
     heads = [(start, start + metadata) for start, metadata, _ in blocks]
-    others = [Message(start, start + metadata + body) for start, metadata, body in table.structs(2, "<qi4xq")]
-    for start, metadata, body in [*blocks, *((one.start, 8, one.stop - one.start - 8) for one in others)]:
-        if not (start >= 8 and 8 <= metadata <= _LONGEST and body >= 0 and start + metadata + body <= size):
-            raise FormatError(f"its footer names bytes {start:,} to {start + metadata + body:,}, and it has {size:,}")
+    others = [
+        Message(start, start + metadata + body)
+        for start, metadata, body in table.structs(2, "<qi4xq")
+    ]
+    for start, metadata, body in [
+        *blocks,
+        *((one.start, 8, one.stop - one.start - 8) for one in others),
+    ]:
+        if not (
+            start >= 8
+            and 8 <= metadata <= _LONGEST
+            and body >= 0
+            and start + metadata + body <= size
+        ):
+            raise FormatError(
+                f"its footer names bytes {start:,} to {start + metadata + body:,}, and it has "
+                f"{size:,}"
+            )
     first = next(_messages(read, 8, size, _TAIL), None)
     if first is None:
         raise FormatError("there is no message behind its first bytes")
@@ -160,7 +184,9 @@ def _of_stream(read: Read, size: int, window: int) -> Layout:
 
 
 def _messages(read: Read, start: int, size: int, window: int) -> Iterator[tuple[int, Message]]:
-    """The kind of each message, and where it lies; a stream ends with its file, or with a message of no bytes."""
+    """The kind of each message, and where it lies; a stream ends with its file, or with a
+    message of no bytes.
+    """
     head, begin = b"", 0
     while start < size:
         if not begin <= start <= start + 8 <= begin + len(head):
@@ -170,20 +196,36 @@ def _messages(read: Read, start: int, size: int, window: int) -> Iterator[tuple[
         if not length:
             return
         if not 0 < length <= min(_LONGEST, size - start - at):
-            if not start and (text := head[:40].decode("ascii", "replace").partition("\n")[0].rstrip()).isprintable():
-                raise FormatError(f"it is no Arrow file, but text that begins with {text[:20]!r}: write the table as Parquet")
-            raise FormatError(f"a message at byte {start:,} would have {length:,} bytes: it is cut short, or no Arrow file")
+            if (
+                not start
+                and (
+                    text := head[:40].decode("ascii", "replace").partition("\n")[0].rstrip()
+                ).isprintable()
+            ):
+                raise FormatError(
+                    f"it is no Arrow file, but text that begins with {text[:20]!r}: write the "
+                    "table as Parquet"
+                )
+            raise FormatError(
+                f"a message at byte {start:,} would have {length:,} bytes: it is cut short, or no "
+                "Arrow file"
+            )
         if start + at + length > begin + len(head):
             head, begin = read([(start, min(size, start + max(window, at + length)))])[0], start
         kind, message = _parsed(head[start - begin : start - begin + at + length], start, at)
         if message.stop > size:
-            raise FormatError(f"a message at byte {start:,} would end at byte {message.stop:,}, and it has {size:,}: it is cut short")
+            raise FormatError(
+                f"a message at byte {start:,} would end at byte {message.stop:,}, and it has "
+                f"{size:,}: it is cut short"
+            )
         yield kind, message
         start = message.stop
 
 
 def _parsed(head: bytes, start: int, at: int) -> tuple[int, Message]:
-    """The kind of a message, and where it lies, of its first bytes: its length, which has `at` of them, and its metadata."""
+    """The kind of a message, and where it lies, of its first bytes: its length, which has `at`
+    of them, and its metadata.
+    """
     length = struct.unpack_from("<i", head, at - 4)[0]
     table = _Table.root(head[at : at + length])
     kind, body, record = table.number(1, "B"), table.number(3, "q"), table.table(2)

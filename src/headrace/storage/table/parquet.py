@@ -1,6 +1,7 @@
 """Parquet files: the column chunks of row groups are read by ranges, and decoded by pyarrow.
 
-The footer, which says where they lie, is read when the file is opened, by one or two requests, and travels to workers.
+The footer, which says where they lie, is read when the file is opened, by one or two requests, and
+travels to workers.
 """
 
 from __future__ import annotations
@@ -48,13 +49,22 @@ class ParquetTable(TableFile):
         self._size = files.version(path).size
         if tail.endswith(_ENCRYPTED_MAGIC):
             raise FormatError(
-                f"{redact(shown)} is a Parquet file with an encrypted footer, which is not supported: write it again without encryption"
+                f"{redact(shown)} is a Parquet file with an encrypted footer, which is not "
+                "supported: write it again without encryption"
             )
         if len(tail) < 12 or not tail.endswith(PARQUET_MAGIC):
-            raise unknown(shown, "Parquet", "it does not end as one does, and is cut short, or was never closed")
+            raise unknown(
+                shown,
+                "Parquet",
+                "it does not end as one does, and is cut short, or was never closed",
+            )
         length = int.from_bytes(tail[-8:-4], "little")
         if length + 12 > self._size:
-            raise unknown(shown, "Parquet", f"its footer would have {length:,} bytes, and it has {self._size:,} in all")
+            raise unknown(
+                shown,
+                "Parquet",
+                f"its footer would have {length:,} bytes, and it has {self._size:,} in all",
+            )
         self._end = self._size - length - 8  # of the row groups
         if length + 8 > len(tail):
             tail = files.read_joined(ByteRanges.of([(path, self._size - length - 8, self._size)]))
@@ -62,7 +72,10 @@ class ParquetTable(TableFile):
         with asking("pyarrow", shown):
             self._metadata = pyarrow().parquet.read_metadata(held)
             schema = self._metadata.schema.to_arrow_schema()
-            rows = [self._metadata.row_group(number).num_rows for number in range(self._metadata.num_row_groups)]
+            rows = [
+                self._metadata.row_group(number).num_rows
+                for number in range(self._metadata.num_row_groups)
+            ]
             self._encrypted: frozenset[int] = frozenset()
             if length - self._metadata.serialized_size == _SIGNATURE:
                 self._encrypted = encrypted_leaves(bytes(tail[-8 - length : -8]))
@@ -75,7 +88,10 @@ class ParquetTable(TableFile):
             count = _leaves(field.type)
             leaves[field.name], at = range(at, at + count), at + count
         if at != self._metadata.num_columns:
-            raise FormatError(f"{self.shown}: its schema has {at} columns, and its row groups have {self._metadata.num_columns}")
+            raise FormatError(
+                f"{self.shown}: its schema has {at} columns, and its row groups have "
+                f"{self._metadata.num_columns}"
+            )
         return leaves
 
     @property
@@ -90,7 +106,8 @@ class ParquetTable(TableFile):
         for name in names:
             if name in encrypted:
                 raise FormatError(
-                    f"{self.shown}: column {name!r} is encrypted, which is not supported: leave it out with "
+                    f"{self.shown}: column {name!r} is encrypted, which is not supported: leave "
+                    "it out with "
                     "columns=[...], or write the file again without encryption"
                 )
 
@@ -99,7 +116,9 @@ class ParquetTable(TableFile):
         leaves = self._leaves_of_columns()
         wanted = [leaf for name in names for leaf in leaves[name]]
         ends = np.cumsum([0, *(len(leaves[name]) for name in names)]).tolist()
-        self._leaves = {name: slice(*edges) for name, edges in zip(names, itertools.pairwise(ends), strict=True)}
+        self._leaves = {
+            name: slice(*edges) for name, edges in zip(names, itertools.pairwise(ends), strict=True)
+        }
         places = np.zeros((3, len(self.rows), len(wanted)), np.int64)
         with asking("pyarrow", self.shown):
             widths = [self._width(leaf) for leaf in wanted]
@@ -116,14 +135,17 @@ class ParquetTable(TableFile):
                         nbytes += 4 * chunk.num_values
                     nbytes = max(nbytes, widths[at] * chunk.num_values)
                     places[:, number, at] = start, start + chunk.total_compressed_size, nbytes
-            self._coded = [self._metadata.schema.column(wanted[at]).path for at in np.flatnonzero(coded)]
+            self._coded = [
+                self._metadata.schema.column(wanted[at]).path for at in np.flatnonzero(coded)
+            ]
         places[:, self.rows == 0] = 4  # of no rows nothing is read, wherever it is said to lie
         self._starts, self._stops, sizes = places
         wrong = (self._starts < 4) | (self._stops < self._starts) | (self._stops > self._end)
         if wrong.any():
             number, at = (int(one[0]) for one in np.nonzero(wrong))
             raise FormatError(
-                f"{self.where(number)} would lie at bytes {self._starts[number, at]:,} to {self._stops[number, at]:,}, and the row "
+                f"{self.where(number)} would lie at bytes {self._starts[number, at]:,} to "
+                f"{self._stops[number, at]:,}, and the row "
                 f"groups of the file end at byte {self._end:,}: it is cut short"
             )
         self._nbytes: IntArray = np.maximum(sizes.sum(axis=1), self.rows * self.fixed_nbytes)
@@ -153,14 +175,20 @@ class ParquetTable(TableFile):
         return int((self._stops - self._starts)[:, self._leaves[name]].sum())
 
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
-        return [ByteRanges.in_file(self.path, self._starts[block], self._stops[block]) for block in blocks]
+        return [
+            ByteRanges.in_file(self.path, self._starts[block], self._stops[block])
+            for block in blocks
+        ]
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
         pa = pyarrow()
         file = pa.parquet.ParquetFile(
-            pa.PythonFile(HeldBytes(self._size, held, self._read), mode="r"), metadata=self._metadata, pre_buffer=False,
-            read_dictionary=self._coded, page_checksum_verification=True,
-        )  # fmt: skip
+            pa.PythonFile(HeldBytes(self._size, held, self._read), mode="r"),
+            metadata=self._metadata,
+            pre_buffer=False,
+            read_dictionary=self._coded,
+            page_checksum_verification=True,
+        )
         return file.read_row_group(block, columns=list(self.chosen.names), use_threads=False)
 
     def _read(self, start: int, stop: int) -> memoryview:
@@ -171,11 +199,16 @@ class ParquetTable(TableFile):
 def _is_coded(chunk: Any) -> bool:
     """True if a column chunk holds texts or bytes as numbers of values in its dictionary.
 
-    Decoded, its repeated values may take any multiple of what is stored. A writer whose dictionary becomes too large
-    goes on with plain values: then the data pages are longer than numbers of values would be.
+    Decoded, its repeated values may take any multiple of what is stored. A writer whose dictionary
+    becomes too large goes on with plain values: then the data pages are longer than numbers of
+    values would be.
     """
     first = chunk.dictionary_page_offset
-    if chunk.physical_type != "BYTE_ARRAY" or first is None or not 0 < first < chunk.data_page_offset:
+    if (
+        chunk.physical_type != "BYTE_ARRAY"
+        or first is None
+        or not 0 < first < chunk.data_page_offset
+    ):
         return False
     data_nbytes = chunk.total_compressed_size - (chunk.data_page_offset - first)
     return bool(data_nbytes <= _PAGE_HEADS + 4 * chunk.num_values)

@@ -1,12 +1,16 @@
-"""The rows of Parquet and Arrow files as records: row groups and record batches are read and decoded once for all rows of a batch.
+"""The rows of Parquet and Arrow files as records: row groups and record batches are read and
+decoded once for all rows of a batch.
 
 NOTE [ from a batch's indices to the rows of tables ]
 
-1. The block of each row is looked up in the numbers of the blocks' first rows. Each block of a batch is taken once.
-2. Blocks that need decoding come from the cache of decoded chunks, an LRU within the memory budget. The bytes of the others are read, all
-by one call, and decoded, in threads if there are any. A block that has yielded all its rows is dropped, unless there is memory for all:
-under a block shuffle it is not needed again.
-3. Record batches of local uncompressed files are not decoded: their columns are views of the mapped file, and only the bytes of the rows
+1. The block of each row is looked up in the numbers of the blocks' first rows. Each block of a
+  batch is taken once.
+2. Blocks that need decoding come from the cache of decoded chunks, an LRU within the memory budget.
+  The bytes of the others are read, all
+by one call, and decoded, in threads if there are any. A block that has yielded all its rows is
+dropped, unless there is memory for all: under a block shuffle it is not needed again.
+3. Record batches of local uncompressed files are not decoded: their columns are views of the mapped
+  file, and only the bytes of the rows
 are read from disk.
 """
 
@@ -44,7 +48,8 @@ from headrace.storage.table.files import PARQUET_MAGIC, TABLES, Block, TableFile
 from headrace.storage.table.library import pyarrow
 from headrace.storage.table.parquet import TAIL, ParquetTable
 
-_GROUP = 64 << 20  # decoded bytes of the blocks whose stored bytes are fetched from a server, and held, at once
+# decoded bytes of the blocks whose stored bytes are fetched from a server, and held, at once
+_GROUP = 64 << 20
 _LOCAL_GROUP = 16 << 20  # the same of local files, which are read into memory that is used again
 _MAPPED = 1 << 15  # mapped record batches whose columns are known, a few kB each
 _WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
@@ -80,13 +85,21 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
         if not size:
             raise FormatError(f"{redact(path)} is empty (0 bytes): fetch or write it again")
     are_parquet = [_is_parquet(path, reader) for path in paths]
-    of_parquet = [(path, max(0, size - TAIL), size) for path, size, fits in zip(paths, sizes, are_parquet, strict=True) if fits]
+    of_parquet = [
+        (path, max(0, size - TAIL), size)
+        for path, size, fits in zip(paths, sizes, are_parquet, strict=True)
+        if fits
+    ]
     tails = iter(reader.read_each(ByteRanges.of(of_parquet)))
     maps = None if server is not None else WorkerFiles[mmap.mmap](map_file, unmap)
     opened: list[TableFile] = []
     for path, is_parquet in zip(paths, are_parquet, strict=True):
         shown_path = redact(path)
-        opened.append(ParquetTable(path, shown_path, reader, next(tails)) if is_parquet else ArrowTable(path, shown_path, reader, maps))
+        opened.append(
+            ParquetTable(path, shown_path, reader, next(tails))
+            if is_parquet
+            else ArrowTable(path, shown_path, reader, maps)
+        )
     if server is None:
         reader.close()  # each process opens what it reads
     return opened, reader
@@ -115,24 +128,32 @@ class TableSource(RowSource, Locatable):
         is_one: True if a record is the value of the one column.
 
     Raises:
-        MissingNameError, FormatError: a file lacks one of the columns, or has it in another type than the first.
+        MissingNameError, FormatError: a file lacks one of the columns, or has it in another type
+            than the first.
     """
 
-    def __init__(self, tables: Sequence[TableFile], files: Files, names: Sequence[str], is_one: bool) -> None:
+    def __init__(
+        self, tables: Sequence[TableFile], files: Files, names: Sequence[str], is_one: bool
+    ) -> None:
         self.tables, self.files, self.names, self.is_one = list(tables), files, tuple(names), is_one
-        first = self.first = next((table for table in self.tables if table.rows.any()), self.tables[0])
+        first = self.first = next(
+            (table for table in self.tables if table.rows.any()), self.tables[0]
+        )
         """The first one with rows: of a table without any the types may be anything."""
         for table in self.tables:
             table.choose(self.names)
             for name in self.names if table.rows.any() and table.kinds != first.kinds else ():
                 if table.kinds[name] != first.kinds[name]:
                     raise FormatError(
-                        f"{table.shown} and {first.shown} can't be one table: column {name!r} is {table.kinds[name]} here, and "
+                        f"{table.shown} and {first.shown} can't be one table: column {name!r} is "
+                        f"{table.kinds[name]} here, and "
                         f"{first.kinds[name]} there"
                     )
         rows = [table.rows for table in self.tables]
         filled = np.concatenate(rows) > 0
-        self._starts = SharedArray(np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(rows)[filled])]))
+        self._starts = SharedArray(
+            np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(rows)[filled])])
+        )
         self._table_of = SharedArray(np.repeat(np.arange(len(rows)), list(map(len, rows)))[filled])
         self._number_of = SharedArray(np.concatenate([np.arange(len(one)) for one in rows])[filled])
         self._firsts = np.cumsum([0, *(int(one.sum()) for one in rows)])
@@ -145,7 +166,8 @@ class TableSource(RowSource, Locatable):
         self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
         """Shape and dtype of the values of each column, if they are alike."""
         self._decoded = ChunkCache(0)
-        self._drops_used = True  # there is no room for all blocks, which the next epoch would find decoded
+        # there is no room for all blocks, which the next epoch would find decoded
+        self._drops_used = True
         self._mapped: dict[int, Block] = {}  # views of mapped record batches
         self._counts = Counter[str]()
 
@@ -179,12 +201,18 @@ class TableSource(RowSource, Locatable):
 
     def fingerprint(self) -> str:
         """A hash of names and types of the columns, and of the rows of each block."""
-        said = [list(self.first.kinds.items()), self.is_one, [table.rows.tolist() for table in self.tables]]
+        said = [
+            list(self.first.kinds.items()),
+            self.is_one,
+            [table.rows.tolist() for table in self.tables],
+        ]
         return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
 
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
-        """As `TextFilesSource.of_one_version`: each read is of the version that was found at the start."""
+        """As `TextFilesSource.of_one_version`: each read is of the version that was found at the
+        start.
+        """
         of = [self.files.identity(table.path) for table in self.tables]
         yield None if any(tag is None for *_, tag in of) else of
 
@@ -195,9 +223,16 @@ class TableSource(RowSource, Locatable):
     def how(self) -> dict[str, str]:
         read, said = "ranges" if self.files.is_remote else "pread", dict[str, Counter[str]]()
         for table in self.tables:
-            way = "views of the mapped file" if table.is_mapped else f"{read} + pyarrow, a {table.block_is} at a time"
+            way = (
+                "views of the mapped file"
+                if table.is_mapped
+                else f"{read} + pyarrow, a {table.block_is} at a time"
+            )
             said.setdefault(table.kind, Counter())[f"{table.blocks_are}, {way}"] += len(table.rows)
-        ways = {kind: "; ".join(f"{count:,} {way}" for way, count in some.items()) for kind, some in said.items()}
+        ways = {
+            kind: "; ".join(f"{count:,} {way}" for way, count in some.items())
+            for kind, some in said.items()
+        }
         return {**ways, "files": self.files.explain()} if self.files.is_remote else ways
 
     def take_counts(self) -> Counter[str]:
@@ -245,7 +280,8 @@ class TableSource(RowSource, Locatable):
         return super().read_afresh(indices)
 
     def read_columns(self, indices: Sequence[int] | IntArray, outs: Mapping[str, Out]) -> None:
-        """Writes the values of rows into the rows of arrays, of the shapes and dtypes in `specs`, or into lists.
+        """Writes the values of rows into the rows of arrays, of the shapes and dtypes in `specs`,
+        or into lists.
 
         Args:
             indices: of the rows.
@@ -268,9 +304,17 @@ class TableSource(RowSource, Locatable):
         self._check({int(table) for table in self._table_of.array[of].tolist()})
         missing, few, many = list[int](), list[_Row](), list[tuple[Block, int, int]]()
         each, places = inner.tolist(), order.tolist()
-        cached: Sequence[Any] = [None] * len(of) if self.is_mapped else self._decoded.get_many("", of)
-        for at, (number, kept, first, last) in enumerate(zip(of, cached, edges, edges[1:], strict=False)):
-            block = self._mapped.get(number) or self._view(number) if kept is None else self._used(number, kept, last - first)
+        cached: Sequence[Any] = (
+            [None] * len(of) if self.is_mapped else self._decoded.get_many("", of)
+        )
+        for at, (number, kept, first, last) in enumerate(
+            zip(of, cached, edges, edges[1:], strict=False)
+        ):
+            block = (
+                self._mapped.get(number) or self._view(number)
+                if kept is None
+                else self._used(number, kept, last - first)
+            )
             if block is None:
                 missing.append(at)
             elif last - first < _FEW:
@@ -294,7 +338,9 @@ class TableSource(RowSource, Locatable):
             self.run(work, len(some))
 
     def _check(self, tables: set[int]) -> None:
-        """Compares local files with what they were when they were opened; a FileChangedError, if they are others. A server is not asked."""
+        """Compares local files with what they were when they were opened; a FileChangedError, if
+        they are others. A server is not asked.
+        """
         if not self.files.is_remote:
             for number in tables:
                 self.files.check(self.tables[number].path)
@@ -303,7 +349,9 @@ class TableSource(RowSource, Locatable):
         return self.tables[int(self._table_of.array[number])]
 
     def _used(self, number: int, held: Decoded, rows: int) -> Block:
-        """A decoded block, of which so many rows are taken: it stays in the cache, if others are left."""
+        """A decoded block, of which so many rows are taken: it stays in the cache, if others are
+        left.
+        """
         if self._drops_used:
             held.left -= rows
             if held.left <= 0:
@@ -323,7 +371,11 @@ class TableSource(RowSource, Locatable):
 
     def _in_groups(self, missing: list[int], of: list[int]) -> list[list[int]]:
         """Places of blocks that are read together."""
-        groups, nbytes, most = list[list[int]](), math.inf, _GROUP if self.files.is_remote else _LOCAL_GROUP
+        groups, nbytes, most = (
+            list[list[int]](),
+            math.inf,
+            _GROUP if self.files.is_remote else _LOCAL_GROUP,
+        )
         for at in missing:
             size = int(self._nbytes.array[of[at]])
             if nbytes + size > most:
@@ -334,13 +386,23 @@ class TableSource(RowSource, Locatable):
         return groups
 
     def _ranges(self, numbers: Sequence[int]) -> list[ByteRanges]:
-        return [self._table(number).ranges([int(self._number_of.array[number])])[0] for number in numbers]
+        return [
+            self._table(number).ranges([int(self._number_of.array[number])])[0]
+            for number in numbers
+        ]
 
     def _read_blocks(self, numbers: Sequence[int]) -> list[list[tuple[int, memoryview]]]:
         """First byte and bytes of the ranges of blocks."""
         each = self._ranges(numbers)
         views = iter(self.files.read(ByteRanges.joined(each)))
-        return [[(start, view) for start, view in zip(one.start.tolist(), views, strict=False) if view is not None] for one in each]
+        return [
+            [
+                (start, view)
+                for start, view in zip(one.start.tolist(), views, strict=False)
+                if view is not None
+            ]
+            for one in each
+        ]
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         if not len(indices):
@@ -351,7 +413,8 @@ class TableSource(RowSource, Locatable):
     # -- plain copies
 
     def copied(self, folder: str, progress: bool | None) -> TableSource:
-        """The same rows, read from plain copies of what has to be decoded: see `headrace.storage.table.copies`.
+        """The same rows, read from plain copies of what has to be decoded: see
+        `headrace.storage.table.copies`.
 
         Args:
             folder: where they are kept.
@@ -372,7 +435,8 @@ class TableSource(RowSource, Locatable):
     # -- whole columns
 
     def column(self, name: str) -> list[Any] | npt.NDArray[Any]:
-        """All values of a column, which may be one that is not read else: numbers as an array [n], others as a list.
+        """All values of a column, which may be one that is not read else: numbers as an array [n],
+        others as a list.
 
         Raises:
             FormatError: a number is missing; the message says in which row.
@@ -381,14 +445,20 @@ class TableSource(RowSource, Locatable):
 
         def read(rows: range) -> Out:
             spec = alone.array_spec
-            out: Out = [None] * len(rows) if spec is None else np.empty((len(rows), *spec.shape), spec.dtype)
+            out: Out = (
+                [None] * len(rows)
+                if spec is None
+                else np.empty((len(rows), *spec.shape), spec.dtype)
+            )
             alone.read_columns(rows, {name: out})
             return out
 
         try:
             return read(range(len(alone)))
         except FormatError as error:
-            raise FormatError(f"{alone.location(_first_failing(read, len(alone)))}: {error}") from error
+            raise FormatError(
+                f"{alone.location(_first_failing(read, len(alone)))}: {error}"
+            ) from error
 
 
 def _first_failing(read: Callable[[range], object], count: int) -> int:
@@ -405,18 +475,35 @@ def _first_failing(read: Callable[[range], object], count: int) -> int:
     return first
 
 
-def _write_blocks(parts: Sequence[tuple[Block, int, int]], rows: IntArray, places: IntArray, outs: Mapping[str, Out]) -> None:
-    """Copies rows of several blocks to their places: of each block the rows from a first number to an end, among all `rows`."""
+def _write_blocks(
+    parts: Sequence[tuple[Block, int, int]],
+    rows: IntArray,
+    places: IntArray,
+    outs: Mapping[str, Out],
+) -> None:
+    """Copies rows of several blocks to their places: of each block the rows from a first number
+    to an end, among all `rows`.
+    """
     if not parts:
         return
-    those = places[parts[0][1] : parts[0][2]] if len(parts) == 1 else np.concatenate([places[first:last] for _, first, last in parts])
+    those = (
+        places[parts[0][1] : parts[0][2]]
+        if len(parts) == 1
+        else np.concatenate([places[first:last] for _, first, last in parts])
+    )
     for name, out in outs.items():
         if not isinstance(out, np.ndarray):
-            values = [value for block, first, last in parts for value in block.columns[name].values(rows[first:last])]
+            values = [
+                value
+                for block, first, last in parts
+                for value in block.columns[name].values(rows[first:last])
+            ]
             for place, value in zip(those.tolist(), values, strict=True):
                 out[place] = value
             continue
-        numbers = [(cast(Numbers, block.columns[name]), first, last) for block, first, last in parts]
+        numbers = [
+            (cast(Numbers, block.columns[name]), first, last) for block, first, last in parts
+        ]
         if out[:1].nbytes < _WIDE:
             taken, at = np.empty((len(those), *out.shape[1:]), out.dtype), 0
             for column, first, last in numbers:
@@ -424,7 +511,10 @@ def _write_blocks(parts: Sequence[tuple[Block, int, int]], rows: IntArray, place
             out[those] = taken
             continue
         for column, first, last in numbers:
-            for row, place in zip(rows[first:last].tolist(), places[first:last].tolist(), strict=True):  # each is copied once
+            # each is copied once
+            for row, place in zip(
+                rows[first:last].tolist(), places[first:last].tolist(), strict=True
+            ):
                 out[place] = column.view(row)
 
 

@@ -1,6 +1,7 @@
 """The index of a tar: its samples, and where their bytes lie.
 
-A tar has no table: each member has a header, which says how far it is to the next one. `scanned` goes from header to header.
+A tar has no table: each member has a header, which says how far it is to the next one. `scanned`
+goes from header to header.
 """
 
 from __future__ import annotations
@@ -35,16 +36,27 @@ BLOCK = tarfile.BLOCKSIZE
 """Bytes of a header; members begin at multiples of it."""
 RESERVED = "__key__", "__url__"
 """Fields of a record that are no members."""
-_LONGEST = 1 << 20  # bytes of a header's extension, such as a long name; a damaged length would ask for anything
+# bytes of a header's extension, such as a long name; a damaged length would ask for anything
+_LONGEST = 1 << 20
 _TOGETHER = 1 << 14  # keys that are Python objects at the same time
-_OF_THE_NEXT = frozenset({tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
+_OF_THE_NEXT = frozenset(
+    {
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+    }
+)
 """Headers that say something of the next member, or of all that follow."""
 _META = re.compile(rb"__[^/]*__($|/)")  # names that WebDataset keeps for itself
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BEHIND = 1 << 20  # bytes behind the end mark that are taken for the padding of some program
 
 KEPT_FROM = 1 << 12
-"""Members from which on an index is cached without a `cache_dir` too, in the user's cache folder: fewer are read in a tenth of a second."""
+"""Members from which on an index is cached without a `cache_dir` too, in the user's cache
+folder: fewer are read in a tenth of a second.
+"""
 THREADS = 16
 """Remote tars whose headers are read at the same time."""
 _VERSION = 2
@@ -52,8 +64,10 @@ _log = logging.getLogger(__name__)
 
 _LOCAL = 64 << 10, 4 << 10, 256 << 10, 256 << 10
 _REMOTE = 1 << 20, 16 << 10, 1 << 20, 16 << 20  # a round trip takes as long as some 100 kB or more
-"""How much is read at a time: bytes from one header to the next that are rather read than left out; bytes that are read where the next
-header is farther away; where headers are near, bytes that are read at first, and after these were doubled some times."""
+"""How much is read at a time: bytes from one header to the next that are rather read than left out;
+bytes that are read where the next header is farther away; where headers are near, bytes that are
+read at first, and after these were doubled some times.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +87,9 @@ class TarIndex:
     extensions: PackedNames
     """In lower case, each once."""
     notes: dict[str, Any]
-    """What was left out: {"links": number, "link": name of the first, "others": number of members without key or extension,
-    "other": name of the first, "behind": bytes behind the end mark}."""
+    """What was left out: {"links": number, "link": name of the first, "others": number of members
+    without key or extension, "other": name of the first, "behind": bytes behind the end mark}.
+    """
 
     TYPES = ("<i8", "<i8", "<i8", "<i4", "|u1", "<i8", "|u1", "<i8", "|u1")
     """Of `arrays`."""
@@ -82,25 +97,47 @@ class TarIndex:
     def arrays(self) -> list[npt.NDArray[Any]]:
         """All of it, to be cached."""
         notes = np.frombuffer(json.dumps(self.notes).encode(), np.uint8)
-        return [self.first, self.offsets, self.sizes, self.kinds, *self.keys.arrays, *self.extensions.arrays, notes]
+        return [
+            self.first,
+            self.offsets,
+            self.sizes,
+            self.kinds,
+            *self.keys.arrays,
+            *self.extensions.arrays,
+            notes,
+        ]
 
     @classmethod
     def from_arrays(cls, arrays: list[npt.NDArray[Any]]) -> TarIndex:
         """From what `arrays` gave; a ValueError if it can't have been that."""
-        first, offsets, sizes, kinds, keys, key_offsets, extensions, extension_offsets, notes = arrays
-        if not (len(first) == len(key_offsets) and len(offsets) == len(sizes) == len(kinds) == (first[-1] if len(first) else -1)):
+        first, offsets, sizes, kinds, keys, key_offsets, extensions, extension_offsets, notes = (
+            arrays
+        )
+        if not (
+            len(first) == len(key_offsets)
+            and len(offsets) == len(sizes) == len(kinds) == (first[-1] if len(first) else -1)
+        ):
             raise ValueError("the arrays don't fit one another")
-        names = PackedNames.from_arrays(keys, key_offsets), PackedNames.from_arrays(extensions, extension_offsets)
+        names = (
+            PackedNames.from_arrays(keys, key_offsets),
+            PackedNames.from_arrays(extensions, extension_offsets),
+        )
         return cls(first, offsets, sizes, kinds, *names, json.loads(bytes(notes)))
 
 
-def tar_indices(files: Files, paths: Sequence[str], cache_dir: str | os.PathLike[str] | None, progress: bool | None) -> list[TarIndex]:
+def tar_indices(
+    files: Files,
+    paths: Sequence[str],
+    cache_dir: str | os.PathLike[str] | None,
+    progress: bool | None,
+) -> list[TarIndex]:
     """The indices of tars, cached or made now; of remote ones several at the same time.
 
     Args:
         files: by which they are read.
         paths: of the tars.
-        cache_dir: where indices of local tars are cached; None: the user's cache folder, for large ones.
+        cache_dir: where indices of local tars are cached; None: the user's cache folder, for large
+            ones.
         progress: show a progress bar; None: only on a terminal.
 
     Raises:
@@ -114,9 +151,16 @@ def tar_indices(files: Files, paths: Sequence[str], cache_dir: str | os.PathLike
     else:
         make = functools.partial(_local_index, files, cache_dir)
     sizes = [files.version(path).size for path in paths]
-    bar = progress_bar(progress, total=sum(sizes), desc="reading tar headers", unit="B", unit_scale=True, delay=1)
+    bar = progress_bar(
+        progress, total=sum(sizes), desc="reading tar headers", unit="B", unit_scale=True, delay=1
+    )
     indices = list[TarIndex]()
-    with bar, ThreadPoolExecutor(min(THREADS, len(paths)) if files.is_remote else 1, "headrace-tar-index") as pool:
+    with (
+        bar,
+        ThreadPoolExecutor(
+            min(THREADS, len(paths)) if files.is_remote else 1, "headrace-tar-index"
+        ) as pool,
+    ):
         for index, size in zip(pool.map(make, paths), sizes, strict=True):
             indices.append(index)
             bar.update(size)
@@ -152,7 +196,10 @@ def _remote_index(files: RemoteFiles, url: str) -> TarIndex:
     try:
         return TarIndex.from_arrays(arrays)
     except ValueError as error:
-        raise FormatError(f"{redact(url)}: its index makes no sense ({error}): remove it from cache_dir, or from beside the tar") from None
+        raise FormatError(
+            f"{redact(url)}: its index makes no sense ({error}): remove it from cache_dir, or "
+            "from beside the tar"
+        ) from None
 
 
 INDEX = IndexKind("tar", _VERSION, TarIndex.TYPES, lambda files, url: scanned(files, url).arrays())
@@ -185,26 +232,35 @@ def scanned(files: Files, path: str) -> TarIndex:
     """The index of a tar, made from its headers.
 
     Raises:
-        FormatError: it is no tar, or a damaged one, cut short, compressed, or holds what can't be a sample; the message names the offset.
+        FormatError: it is no tar, or a damaged one, cut short, compressed, or holds what can't be a
+            sample; the message names the offset.
         Exception: what `Files.read_into` raises.
     """
     shown, headers = redact(path), _Headers(files, path)
     size = headers.size
     builder, at = _IndexBuilder(shown), 0
-    overrides: list[dict[bytes, bytes]] = []  # what extensions say of the next member, the first one being the outermost
+    # what extensions say of the next member, the first one being the outermost
+    overrides: list[dict[bytes, bytes]] = []
     if size == 0:
         raise FormatError(f"{shown} is empty (0 bytes), and so no tar: was it written to its end?")
     begin = headers.read(0, min(size, BLOCK))
-    if (how := next((name for magic, name in _PACKED.items() if begin.startswith(magic)), None)) is not None:
+    if (
+        how := next((name for magic, name in _PACKED.items() if begin.startswith(magic)), None)
+    ) is not None:
         raise compressed(shown, how)
     while True:
         if at + BLOCK > size:
             what = "within a header" if at < size else "without the mark of a tar's end"
-            raise FormatError(f"{shown} ends at byte {size:,} {what}: it is cut short, copy or write it again")
+            raise FormatError(
+                f"{shown} ends at byte {size:,} {what}: it is cut short, copy or write it again"
+            )
         block = headers.read(at, BLOCK)
         if block.count(0) == BLOCK:
             if overrides:
-                raise FormatError(f"{shown}: the header at byte {at:,} should describe a member, and is empty: the file is damaged")
+                raise FormatError(
+                    f"{shown}: the header at byte {at:,} should describe a member, and is empty: "
+                    "the file is damaged"
+                )
             return builder.index(size - at - BLOCK)
         data = at + BLOCK
         if not overrides and (plain := _plain_member(block)) is not None:
@@ -217,17 +273,26 @@ def scanned(files: Files, path: str) -> TarIndex:
         member = _header(block, shown, at)
         if member.type in _OF_THE_NEXT:
             if member.size > _LONGEST:
-                raise FormatError(f"{shown}: the header at byte {at:,} says that {member.size:,} bytes of names follow: it is damaged")
+                raise FormatError(
+                    f"{shown}: the header at byte {at:,} says that {member.size:,} bytes of names "
+                    "follow: it is damaged"
+                )
             if data + member.size > size:
                 raise _cut(shown, "the names", data, member.size, size)
             content = headers.read(data, member.size)
             if member.type == tarfile.GNUTYPE_LONGNAME:
                 overrides.append({b"path": content.partition(b"\0")[0]})
             elif member.type == tarfile.XGLTYPE:
-                wrong = [word for word in _pax(content, shown, data) if word in (b"path", b"size") or word.startswith(b"GNU.sparse.")]
+                wrong = [
+                    word
+                    for word in _pax(content, shown, data)
+                    if word in (b"path", b"size") or word.startswith(b"GNU.sparse.")
+                ]
                 if wrong:  # it may say who wrote the tar, and no name or size
                     what = f"gives all members that follow one {_text(wrong[0])}"
-                    raise FormatError(f"{shown}: the header at byte {at:,} {what}: the file is damaged")
+                    raise FormatError(
+                        f"{shown}: the header at byte {at:,} {what}: the file is damaged"
+                    )
             elif member.type != tarfile.GNUTYPE_LONGLINK:
                 overrides.append(_pax(content, shown, data))
             at = data + _up(member.size)
@@ -239,7 +304,10 @@ def scanned(files: Files, path: str) -> TarIndex:
             name = extension.get(b"path", name).rstrip(b"/")
             if (digits := extension.get(b"size")) is not None:
                 if not digits.isdigit() or len(digits) > 18:
-                    raise FormatError(f"{shown}: the extended header of byte {at:,} says a size of {_text(digits)!r}: the file is damaged")
+                    raise FormatError(
+                        f"{shown}: the extended header of byte {at:,} says a size of "
+                        f"{_text(digits)!r}: the file is damaged"
+                    )
                 nbytes = int(digits)
         overrides = []
         if member.type == tarfile.GNUTYPE_SPARSE:
@@ -259,13 +327,24 @@ class _IndexBuilder:
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
-        self._first, self._offsets, self._sizes, self._kinds = array.array("q"), array.array("q"), array.array("q"), array.array("i")
+        self._first, self._offsets, self._sizes, self._kinds = (
+            array.array("q"),
+            array.array("q"),
+            array.array("q"),
+            array.array("i"),
+        )
         self._keys, self._new_keys = NamesBuilder(), list[bytes]()
         self._numbers: dict[str, int] = {}  # of extensions
         self._key: bytes | None = None
         self._hashes = array.array("q")  # of each sample's key
         self._of_sample: set[int] = set()
-        self._notes: dict[str, Any] = {"links": 0, "link": "", "others": 0, "other": "", "behind": 0}
+        self._notes: dict[str, Any] = {
+            "links": 0,
+            "link": "",
+            "others": 0,
+            "other": "",
+            "behind": 0,
+        }
 
     def leave_out(self, what: str, name: bytes) -> None:
         self._notes[what] = self._notes[what] or _text(name)
@@ -276,7 +355,8 @@ class _IndexBuilder:
         folder, slash, base = name.rpartition(b"/")
         stem, dot, extension = base.partition(b".")
         if base.startswith(b".") or _META.match(name):
-            return  # a hidden file, such as macOS adds one to each; or about the shard, and not of a sample
+            # a hidden file, such as macOS adds one to each; or about the shard, and not of a sample
+            return
         if not (stem and dot):
             self.leave_out("other", name)
             return
@@ -294,8 +374,10 @@ class _IndexBuilder:
                 self._flush()
         if number in self._of_sample or lower in RESERVED:
             raise FormatError(
-                f"{self._shown}: member {_text(name)!r}, whose bytes begin at {offset:,}, is the second {_text(lower)!r} of sample "
-                f"{_text(key)!r}: give each sample a key of its own (the path up to the first dot of the name)"
+                f"{self._shown}: member {_text(name)!r}, whose bytes begin at {offset:,}, is the "
+                f"second {_text(lower)!r} of sample "
+                f"{_text(key)!r}: give each sample a key of its own (the path up to the first dot "
+                "of the name)"
             )
         self._of_sample.add(number)
         self._offsets.append(offset)
@@ -310,13 +392,24 @@ class _IndexBuilder:
         self._flush()
         self._first.append(len(self._offsets))
         self._notes["behind"] = behind if behind > _BEHIND else 0
-        first, offsets, sizes, kinds = (np.array(column) for column in (self._first, self._offsets, self._sizes, self._kinds))
-        index = TarIndex(first, offsets, sizes, kinds, self._keys.build(), PackedNames(map(os.fsencode, self._numbers)), self._notes)
+        first, offsets, sizes, kinds = (
+            np.array(column) for column in (self._first, self._offsets, self._sizes, self._kinds)
+        )
+        index = TarIndex(
+            first,
+            offsets,
+            sizes,
+            kinds,
+            self._keys.build(),
+            PackedNames(map(os.fsencode, self._numbers)),
+            self._notes,
+        )
         self._check_halves(index)
         return index
 
     def _check_halves(self, index: TarIndex) -> None:
-        """Raises a FormatError where members of one key lie in several places, each with other extensions: these are parts of one sample.
+        """Raises a FormatError where members of one key lie in several places, each with other
+        extensions: these are parts of one sample.
 
         Where an extension comes again, it is another sample of the same key.
         """
@@ -325,24 +418,35 @@ class _IndexBuilder:
         is_again = np.diff(hashes[order]) == 0
         pairs = np.stack([order[:-1][is_again], order[1:][is_again]], axis=1)
         for former, latter in pairs[np.argsort(pairs[:, 1])].tolist():
-            kinds = [set(index.kinds[index.first[one] : index.first[one + 1]].tolist()) for one in (former, latter)]
+            kinds = [
+                set(index.kinds[index.first[one] : index.first[one + 1]].tolist())
+                for one in (former, latter)
+            ]
             if kinds[0].isdisjoint(kinds[1]):
                 places = [
-                    f"{_text(index.extensions[min(of_one)])!r} at byte {index.offsets[index.first[one]]:,}"
+                    f"{_text(index.extensions[min(of_one)])!r} at byte "
+                    f"{index.offsets[index.first[one]]:,}"
                     for one, of_one in zip((former, latter), kinds, strict=True)
                 ]
                 raise FormatError(
-                    f"{self._shown}: the members of sample {_text(index.keys[former])!r} lie apart ({' and '.join(places)}), with others "
-                    "between them: write those of a sample one after the other, for example with `tar --sort=name`"
+                    f"{self._shown}: the members of sample {_text(index.keys[former])!r} lie "
+                    f"apart ({' and '.join(places)}), with others "
+                    "between them: write those of a sample one after the other, for example with "
+                    "`tar --sort=name`"
                 )
 
 
 def _plain_member(block: bytes) -> tuple[bytes, int] | None:
-    """Name and size of a file, of the usual kind of header; None: `_header` is to look at it. As that, at a fraction of the time."""
+    """Name and size of a file, of the usual kind of header; None: `_header` is to look at it. As
+    that, at a fraction of the time.
+    """
     if block[156] != 0x30 or block[124] & 0x80:
         return None
     try:
-        size, checksum = int(block[124:136].partition(b"\0")[0] or b"0", 8), int(block[148:156].partition(b"\0")[0] or b"0", 8)
+        size, checksum = (
+            int(block[124:136].partition(b"\0")[0] or b"0", 8),
+            int(block[148:156].partition(b"\0")[0] or b"0", 8),
+        )
     except ValueError:
         return None
     if size < 0 or sum(block) - sum(block[148:156]) + 8 * 0x20 != checksum:
@@ -355,42 +459,60 @@ def _header(block: bytes, shown: str, at: int) -> tarfile.TarInfo:
     try:
         member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
-        what = "is no tar, whatever its name says" if at == 0 else "is damaged, or was not written to its end"
-        raise FormatError(f"{shown}: the header at byte {at:,} is none ({error}): the file {what}") from None
+        what = (
+            "is no tar, whatever its name says"
+            if at == 0
+            else "is damaged, or was not written to its end"
+        )
+        raise FormatError(
+            f"{shown}: the header at byte {at:,} is none ({error}): the file {what}"
+        ) from None
     if member.size < 0:
-        raise FormatError(f"{shown}: the header at byte {at:,} says that its member has {member.size:,} bytes: the file is damaged")
+        raise FormatError(
+            f"{shown}: the header at byte {at:,} says that its member has {member.size:,} bytes: "
+            "the file is damaged"
+        )
     return member
 
 
 def compressed(shown: str, how: str) -> FormatError:
     """Why no compressed tar is read."""
     return FormatError(
-        f"{shown} is compressed as a whole ({how}), so nothing in it can be read without all that comes before: unpack it "
-        "(`gunzip`, `unzstd`, ...) to a .tar; images and most other samples are compressed themselves, and it hardly grows"
+        f"{shown} is compressed as a whole ({how}), so nothing in it can be read without all that "
+        "comes before: unpack it "
+        "(`gunzip`, `unzstd`, ...) to a .tar; images and most other samples are compressed "
+        "themselves, and it hardly grows"
     )
 
 
 def _cut(shown: str, what: str, begin: int, nbytes: int, size: int) -> FormatError:
     return FormatError(
-        f"{shown} ends at byte {size:,}, and {what} should go from {begin:,} to {begin + nbytes:,}: it is cut short, or damaged"
+        f"{shown} ends at byte {size:,}, and {what} should go from {begin:,} to "
+        f"{begin + nbytes:,}: it is cut short, or damaged"
     )
 
 
 def _sparse(shown: str, name: bytes, at: int) -> FormatError:
     return FormatError(
-        f"{shown}: member {_text(name)!r} at byte {at:,} is sparse (its holes are not stored): write the tar without `tar --sparse`"
+        f"{shown}: member {_text(name)!r} at byte {at:,} is sparse (its holes are not stored): "
+        "write the tar without `tar --sparse`"
     )
 
 
 def _pax(data: bytes, shown: str, begin: int) -> dict[bytes, bytes]:
-    """The keywords of an extended header: ``length keyword=value`` and an LF, one after the other."""
+    """The keywords of an extended header: ``length keyword=value`` and an LF, one after the
+    other.
+    """
     found, at = dict[bytes, bytes](), 0
     while at < len(data) and data[at]:
         length, space, _ = data[at : at + 20].partition(b" ")
         end = at + (int(length) if length.isdigit() else 0)
         keyword, equals, value = data[at + len(length) + 1 : end - 1].partition(b"=")
         if not (space and equals and keyword and end <= len(data) and data[end - 1 : end] == b"\n"):
-            raise FormatError(f"{shown}: the extended header at byte {begin + at:,} can't be understood: the file is damaged")
+            raise FormatError(
+                f"{shown}: the extended header at byte {begin + at:,} can't be understood: the "
+                "file is damaged"
+            )
         found[keyword] = value
         at = end
     return found

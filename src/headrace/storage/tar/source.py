@@ -1,7 +1,7 @@
 """The samples of tar shards, with random access.
 
-Members are located through an index, built once from the headers (`headrace.storage.tar.index`). The members of a sample are adjacent, so a
-sample takes one read.
+Members are located through an index, built once from the headers (`headrace.storage.tar.index`).
+The members of a sample are adjacent, so a sample takes one read.
 """
 
 from __future__ import annotations
@@ -37,25 +37,29 @@ _FEW = 1000  # extensions that are held as Python objects: there are seldom more
 
 
 class TarSource(Locatable):
-    """The samples of tar shards in WebDataset format: consecutive members of a shard whose names are equal up to the first dot.
+    """The samples of tar shards in WebDataset format: consecutive members of a shard whose names
+    are equal up to the first dot.
 
-    A record is a dict from extension (in lower case, without its first dot: "jpg", "cls", "seg.png") to bytes, with ``"__key__"``, the path
-    up to that dot, and ``"__url__"``, the shard. Hidden files, and members without key or extension, are not part of a sample. Neither are
-    links and devices, which have no bytes of their own; this is reported.
+    A record is a dict from extension (in lower case, without its first dot: "jpg", "cls",
+    "seg.png") to bytes, with ``"__key__"``, the path up to that dot, and ``"__url__"``, the shard.
+    Hidden files, and members without key or extension, are not part of a sample. Neither are links
+    and devices, which have no bytes of their own; this is reported.
 
-    The index is built once and cached in `cache_dir` by path, size, times and inode (or URL, size and
-    version) of each shard. Only new shards are indexed again.
+    The index is built once and cached in `cache_dir` by path, size, times and inode (or URL, size
+    and version) of each shard. Only new shards are indexed again.
 
     Args:
-        data_path: a shard, a folder (searched recursively for .tar), a glob, or a list of these: paths, or URLs of one server.
-        cache_dir: folder for indexes. None: the user's cache folder; for local shards only large ones are cached there.
+        data_path: a shard, a folder (searched recursively for .tar), a glob, or a list of these:
+            paths, or URLs of one server.
+        cache_dir: folder for indexes. None: the user's cache folder; for local shards only large
+            ones are cached there.
         progress: show a progress bar. None: only on a terminal.
         reach: options for URLs, instead of `cache_dir`.
 
     Raises:
         DataNotFoundError: the path does not exist, or contains no tar.
-        FormatError: a tar is damaged, truncated or compressed as a whole, or has sparse members, two members of one name in a sample, or
-            members of a sample that lie apart.
+        FormatError: a tar is damaged, truncated or compressed as a whole, or has sparse members,
+            two members of one name in a sample, or members of a sample that lie apart.
         AccessError: a tar can't be read.
         ConfigError: URLs and paths are mixed, or URLs of several servers.
         RemoteError: a request to a server failed.
@@ -84,13 +88,20 @@ class TarSource(Locatable):
 
     def _join(self, indices: Sequence[TarIndex]) -> None:
         """The indices of all shards as one."""
-        samples, members = [len(index.keys) for index in indices], [len(index.offsets) for index in indices]
+        samples, members = (
+            [len(index.keys) for index in indices],
+            [len(index.offsets) for index in indices],
+        )
         self._starts = np.cumsum([0, *samples])
         before = np.cumsum([0, *members])
         first = [index.first[:-1] + start for index, start in zip(indices, before, strict=False)]
         self._first = SharedArray(np.concatenate([*first, before[-1:]]).astype(np.int64))
-        self._offsets = SharedArray(np.concatenate([np.empty(0, np.int64), *(index.offsets for index in indices)]))
-        self._sizes = SharedArray(np.concatenate([np.empty(0, np.int64), *(index.sizes for index in indices)]))
+        self._offsets = SharedArray(
+            np.concatenate([np.empty(0, np.int64), *(index.offsets for index in indices)])
+        )
+        self._sizes = SharedArray(
+            np.concatenate([np.empty(0, np.int64), *(index.sizes for index in indices)])
+        )
         keys, numbers, kinds = NamesBuilder(), dict[bytes, int](), list[npt.NDArray[np.int32]]()
         for index in indices:
             data, offsets = index.keys.arrays
@@ -106,29 +117,54 @@ class TarSource(Locatable):
 
     def _warn(self) -> None:
         for what, said in (
-            ("links", "{0:,} members are links or devices, which have no bytes here, and are left out; the first: {1}, {2!r}. "
-             "`tar --dereference --hard-dereference` stores what they lead to"),
-            ("behind", "{0:,} bytes follow the end mark of {1} and are not read: were tars simply joined? `tar --concatenate` does it"),
-        ):  # fmt: skip
+            (
+                "links",
+                "{0:,} members are links or devices, which have no bytes here, and are left out; "
+                "the first: {1}, {2!r}. "
+                "`tar --dereference --hard-dereference` stores what they lead to",
+            ),
+            (
+                "behind",
+                "{0:,} bytes follow the end mark of {1} and are not read: were tars simply "
+                "joined? `tar --concatenate` does it",
+            ),
+        ):
             number = sum(notes[what] for notes in self._notes)
             if number:
                 place = next(place for place, notes in enumerate(self._notes) if notes[what])
                 warn(said.format(number, redact(self._paths[place]), self._notes[place]["link"]))
-        others = [(path, notes["other"]) for path, notes in zip(self._paths, self._notes, strict=True) if notes["others"]]
+        others = [
+            (path, notes["other"])
+            for path, notes in zip(self._paths, self._notes, strict=True)
+            if notes["others"]
+        ]
         if others and not len(self):
-            warn(f"there is no sample: members need a key and an extension, as in 'key.jpg'; {redact(others[0][0])} has {others[0][1]!r}")
+            warn(
+                "there is no sample: members need a key and an extension, as in 'key.jpg'; "
+                f"{redact(others[0][0])} has {others[0][1]!r}"
+            )
 
     # -- reading
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def _spans(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
-        """For each sample its shard, first member, one past the last, and where its bytes begin and end."""
+    def _spans(
+        self, indices: Sequence[int] | npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], ...]:
+        """For each sample its shard, first member, one past the last, and where its bytes begin
+        and end.
+        """
         rows = np.asarray(indices, np.int64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         first, last = self._first.array[rows], self._first.array[rows + 1]
-        return shards, first, last, self._offsets.array[first], self._offsets.array[last - 1] + self._sizes.array[last - 1]
+        return (
+            shards,
+            first,
+            last,
+            self._offsets.array[first],
+            self._offsets.array[last - 1] + self._sizes.array[last - 1],
+        )
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         shards, _, _, begins, ends = self._spans(indices)
@@ -140,20 +176,46 @@ class TarSource(Locatable):
         edges = self._first.array[self._starts]  # members
         filled = np.flatnonzero(np.diff(edges))
         last = edges[filled + 1] - 1
-        return int((self._offsets.array[last] + self._sizes.array[last] - self._offsets.array[edges[filled]]).sum())
+        return int(
+            (
+                self._offsets.array[last]
+                + self._sizes.array[last]
+                - self._offsets.array[edges[filled]]
+            ).sum()
+        )
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         shards, first, last, begins, ends = self._spans(indices)
         views = self.files.read(ByteRanges(self._paths, shards, begins, ends))
-        samples = zip(indices, shards.tolist(), first.tolist(), last.tolist(), begins.tolist(), views, strict=True)
+        samples = zip(
+            indices,
+            shards.tolist(),
+            first.tolist(),
+            last.tolist(),
+            begins.tolist(),
+            views,
+            strict=True,
+        )
         return [self._record(*sample) for sample in samples]
 
-    def _record(self, index: int, shard: int, first: int, last: int, begin: int, view: memoryview | None) -> dict[str, Any]:
+    def _record(
+        self, index: int, shard: int, first: int, last: int, begin: int, view: memoryview | None
+    ) -> dict[str, Any]:
         assert view is not None
-        record: dict[str, Any] = {"__key__": os.fsdecode(self.keys[index]), "__url__": self._shown[shard]}
-        starts, sizes = self._offsets.array[first:last].tolist(), self._sizes.array[first:last].tolist()
-        for kind, start, size in zip(self._kinds.array[first:last].tolist(), starts, sizes, strict=True):
-            extension = self._names_of_kinds[kind] if kind < _FEW else os.fsdecode(self.extensions[kind])
+        record: dict[str, Any] = {
+            "__key__": os.fsdecode(self.keys[index]),
+            "__url__": self._shown[shard],
+        }
+        starts, sizes = (
+            self._offsets.array[first:last].tolist(),
+            self._sizes.array[first:last].tolist(),
+        )
+        for kind, start, size in zip(
+            self._kinds.array[first:last].tolist(), starts, sizes, strict=True
+        ):
+            extension = (
+                self._names_of_kinds[kind] if kind < _FEW else os.fsdecode(self.extensions[kind])
+            )
             record[extension] = bytes(view[start - begin : start - begin + size])
         return record
 
@@ -175,12 +237,19 @@ class TarSource(Locatable):
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         """Number of samples that start in each range of `nbytes` of a shard."""
-        shards, begins = np.repeat(np.arange(len(self._paths)), np.diff(self._starts)), self._offsets.array[self._first.array[:-1]]
-        begin_anew = (np.diff(shards, prepend=-1) != 0) | (np.diff(begins // nbytes, prepend=-1) != 0)
+        shards, begins = (
+            np.repeat(np.arange(len(self._paths)), np.diff(self._starts)),
+            self._offsets.array[self._first.array[:-1]],
+        )
+        begin_anew = (np.diff(shards, prepend=-1) != 0) | (
+            np.diff(begins // nbytes, prepend=-1) != 0
+        )
         return np.diff(np.flatnonzero(begin_anew), append=len(shards)).astype(np.int64)
 
     def fingerprint(self) -> str:
-        """A hash of the shards' names, the samples' keys, and the extensions and sizes of their members."""
+        """A hash of the shards' names, the samples' keys, and the extensions and sizes of their
+        members.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for names in (self.names, self.keys, self.extensions):
             digest.update(fingerprint_names(*names.arrays).encode())
@@ -195,7 +264,16 @@ class TarSource(Locatable):
     def how(self) -> dict[str, str]:
         """Describes the number of samples, and what is left out."""
         others = sum(notes["others"] for notes in self._notes)
-        left_out = f"; {others:,} members have no key or no extension, and are no part of a sample" if others else ""
+        left_out = (
+            f"; {others:,} members have no key or no extension, and are no part of a sample"
+            if others
+            else ""
+        )
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
         way = f"; {self.files.explain()}" if self.files.is_remote else ""
-        return {"samples": f"{len(self):,} in {shards}, each read at once by an index of {len(self._offsets):,} members{left_out}{way}"}
+        return {
+            "samples": (
+                f"{len(self):,} in {shards}, each read at once by an index of "
+                f"{len(self._offsets):,} members{left_out}{way}"
+            )
+        }

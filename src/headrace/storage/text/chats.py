@@ -1,7 +1,9 @@
-"""Conversations in records: messages with a role and a content each, checked, in the form that chat templates take.
+"""Conversations in records: messages with a role and a content each, checked, in the form that chat
+templates take.
 
-A record holds ``messages: [{"role": ..., "content": ...}, ...]`` as OpenAI and TRL have it, or ``conversations: [{"from": ...,
-"value": ...}, ...]`` as ShareGPT has it, and may hold ``system``, ``tools`` and ``chat_template_kwargs``.
+A record holds ``messages: [{"role": ..., "content": ...}, ...]`` as OpenAI and TRL have it, or
+``conversations: [{"from": ..., "value": ...}, ...]`` as ShareGPT has it, and may hold ``system``,
+``tools`` and ``chat_template_kwargs``.
 """
 
 from __future__ import annotations
@@ -14,15 +16,25 @@ from headrace.errors import FormatError
 from headrace.storage.text.records import TEXT_FIELD, field_of, made_by
 
 CHAT_FIELDS = ("messages", "conversations")
-"""The fields that hold a chat, where none is named; the first that a record has counts, and null is none."""
+"""The fields that hold a chat, where none is named; the first that a record has counts, and null
+is none.
+"""
 SYSTEM, TOOLS, OPTIONS = "system", "tools", "chat_template_kwargs"
 """Further fields of a record: a message that comes first, and what its template is given."""
 _FIRST_ROLES = ("system", "developer")
 ASSISTANT = "assistant"
 _SENDERS = {
-    "human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "chatgpt": ASSISTANT, "model": ASSISTANT,
-    "system": "system", "tool": "tool", "observation": "tool", "function_response": "tool",
-}  # fmt: skip
+    "human": "user",
+    "user": "user",
+    "gpt": ASSISTANT,
+    "assistant": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "model": ASSISTANT,
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
 INSTEAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """What a message may have instead of a content."""
 
@@ -31,8 +43,10 @@ class Chat(NamedTuple):
     """A conversation.
 
     Attributes:
-        messages: each has a "role", and a "content" or something instead of it; what is None elsewhere is left out.
-        is_trained: for each message whether it is supervised: assistant's turns, but those of ``"weight": 0``.
+        messages: each has a "role", and a "content" or something instead of it; what is None
+            elsewhere is left out.
+        is_trained: for each message whether it is supervised: assistant's turns, but those of
+            ``"weight": 0``.
         tools: descriptions of tools, or None.
         options: further arguments of the template.
     """
@@ -49,7 +63,11 @@ def chat_field(record: Any) -> str | None:
         return None
     for name in CHAT_FIELDS:
         messages = record.get(name)
-        if isinstance(messages, list) and messages and all(_has_role(message) for message in messages):
+        if (
+            isinstance(messages, list)
+            and messages
+            and all(_has_role(message) for message in messages)
+        ):
             return name
     return None
 
@@ -57,7 +75,11 @@ def chat_field(record: Any) -> str | None:
 def roles_of(record: Any) -> list[str]:
     """The roles of the messages of a record, in their order; none where it holds no chat."""
     name = chat_field(record)
-    return [] if name is None else [str(message.get("role", message.get("from"))) for message in record[name]]
+    return (
+        []
+        if name is None
+        else [str(message.get("role", message.get("from"))) for message in record[name]]
+    )
 
 
 def _has_role(message: Any) -> bool:
@@ -69,7 +91,8 @@ def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
 
     Args:
         record: as its file has it.
-        field: the name of the field that holds the messages, or a callable from the record to them; "text": see `CHAT_FIELDS`.
+        field: the name of the field that holds the messages, or a callable from the record to them;
+            "text": see `CHAT_FIELDS`.
 
     Raises:
         FormatError: there is none, or it is not of the form above.
@@ -78,7 +101,9 @@ def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
     if isinstance(messages, str):  # as cells of tables hold them
         messages = _json_field({"messages": messages}, "messages", list, "a list of messages")
     if not isinstance(messages, list) or not messages:
-        raise FormatError(f"its messages are {_short(messages)}: they must be a list of at least one {_FORM}")
+        raise FormatError(
+            f"its messages are {_short(messages)}: they must be a list of at least one {_FORM}"
+        )
     made, weights = [], []
     for number, message in enumerate(messages, 1):
         try:
@@ -90,29 +115,49 @@ def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
     fields = record if isinstance(record, Mapping) else {}
     if not callable(field) and _is_missing(system := fields.get(SYSTEM), made[0]):
         made, weights = [{"role": "system", "content": system}, *made], [1, *weights]
-    is_trained = [one["role"] == ASSISTANT and weight != 0 for one, weight in zip(made, weights, strict=True)]
+    is_trained = [
+        one["role"] == ASSISTANT and weight != 0 for one, weight in zip(made, weights, strict=True)
+    ]
     if not any(is_trained):
-        has = "every assistant's turn has the weight 0" if any(one["role"] == ASSISTANT for one in made) else "it has no assistant's turn"
-        raise FormatError(f"{has}, so there is nothing to learn from it; its roles are {', '.join(one['role'] for one in made)}")
+        has = (
+            "every assistant's turn has the weight 0"
+            if any(one["role"] == ASSISTANT for one in made)
+            else "it has no assistant's turn"
+        )
+        raise FormatError(
+            f"{has}, so there is nothing to learn from it; its roles are "
+            f"{', '.join(one['role'] for one in made)}"
+        )
     tools = _json_field(fields, TOOLS, list, "a list of descriptions of tools")
-    return Chat(made, is_trained, tools or None, _json_field(fields, OPTIONS, dict, "an object of keywords") or {})
+    return Chat(
+        made,
+        is_trained,
+        tools or None,
+        _json_field(fields, OPTIONS, dict, "an object of keywords") or {},
+    )
 
 
 _FORM = '{"role": ..., "content": ...}'
 
 
 def _is_missing(system: Any, first: Mapping[str, Any]) -> bool:
-    """True if the field `SYSTEM` of a record holds a message that its messages, of which the first is given, have not."""
+    """True if the field `SYSTEM` of a record holds a message that its messages, of which the
+    first is given, have not.
+    """
     if system is None or (isinstance(system, str) and not system.strip()):
         return False
     if not isinstance(system, str):
         raise FormatError(
-            f"its field {SYSTEM!r} is {_short(system)}: it must be a text, or pass as text_field= a callable, which leaves it out"
+            f"its field {SYSTEM!r} is {_short(system)}: it must be a text, or pass as text_field= "
+            "a callable, which leaves it out"
         )
     if first["role"] not in _FIRST_ROLES:
         return True
     if (first.get("content") or "").strip() != system.strip():
-        raise FormatError(f"its field {SYSTEM!r} and its first message, the {first['role']}'s, are different texts: leave one of them out")
+        raise FormatError(
+            f"its field {SYSTEM!r} and its first message, the {first['role']}'s, are different "
+            "texts: leave one of them out"
+        )
     return False
 
 
@@ -121,10 +166,15 @@ def _messages_of(record: Any, field: str | Callable[[Any], Any]) -> Any:
         return made_by(field, record)
     if field == TEXT_FIELD and isinstance(record, Mapping):
         there = [name for name in CHAT_FIELDS if name in record]
-        name = next((name for name in there if record[name] is not None), there[0] if there else None)
+        name = next(
+            (name for name in there if record[name] is not None), there[0] if there else None
+        )
         if name is None:
             has = ", ".join(map(repr, record)) or "none"
-            raise FormatError(f"it has no field {' or '.join(map(repr, CHAT_FIELDS))}; it has {has}: pass text_field=")
+            raise FormatError(
+                f"it has no field {' or '.join(map(repr, CHAT_FIELDS))}; it has {has}: pass "
+                "text_field="
+            )
         return record[name]
     return record if isinstance(record, list) and field == TEXT_FIELD else field_of(record, field)
 
@@ -135,25 +185,34 @@ def _message(message: Any) -> tuple[dict[str, Any], float]:
         raise FormatError(f"is {_short(message)}: it must be {_FORM}")
     if "role" in message:
         role, content = message["role"], message.get("content")
-        made = {key: value for key, value in message.items() if value is not None or key == "content"}
+        made = {
+            key: value for key, value in message.items() if value is not None or key == "content"
+        }
         if not isinstance(role, str) or not role:
             raise FormatError(f"has the role {_short(role)}: it must be a text such as 'user'")
     else:
         sender, content = message["from"], message.get("value")
         if not isinstance(sender, str) or sender not in _SENDERS:
-            raise FormatError(f"is from {_short(sender)}: it must be from one of {', '.join(map(repr, _SENDERS))}")
+            raise FormatError(
+                f"is from {_short(sender)}: it must be from one of {', '.join(map(repr, _SENDERS))}"
+            )
         role = _SENDERS[sender]
         made = {"role": role, "content": content}
     weight = made.pop("weight", 1)
     if weight not in (0, 1):
         raise FormatError(f"has the weight {_short(weight)}: it must be 0 or 1")
     if isinstance(content, list):
-        made["content"] = content = "".join(_text_of_part(part, number) for number, part in enumerate(content, 1))
+        made["content"] = content = "".join(
+            _text_of_part(part, number) for number, part in enumerate(content, 1)
+        )
     has_instead = any(made.get(name) for name in INSTEAD)
     if content is None and not has_instead:
         raise FormatError(f"({role}) has no content, and no {INSTEAD[0]!r}: give it a text")
     if content is not None and not isinstance(content, str):
-        raise FormatError(f"({role}) has a content of type {type(content).__name__}: it must be a text, or a list of parts")
+        raise FormatError(
+            f"({role}) has a content of type {type(content).__name__}: it must be a text, or a "
+            "list of parts"
+        )
     if role == ASSISTANT and not has_instead and not (content or "").strip():
         raise FormatError("(assistant) has an empty content, so there is nothing to learn from it")
     return made, weight
@@ -165,7 +224,10 @@ def _text_of_part(part: Any, number: int) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     text = part.get("text") if isinstance(part, Mapping) else None
     if kind not in ("text", None) or not isinstance(text, str):
-        raise FormatError(f'has at part {number} of its content {_short(part)}: only parts {{"type": "text", "text": ...}} are read')
+        raise FormatError(
+            f'has at part {number} of its content {_short(part)}: only parts {{"type": "text", '
+            f'"text": ...}} are read'
+        )
     return text
 
 

@@ -1,4 +1,6 @@
-"""Text files, local or remote: read whole as samples, or listed with their versions for readers of lines."""
+"""Text files, local or remote: read whole as samples, or listed with their versions for readers
+of lines.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,18 @@ class Texts(NamedTuple):
 
 def local_texts(listing: FileSet) -> Texts:
     """The texts of a listing of local files."""
-    paths = [os.path.abspath(os.fsdecode(listing.path(number))) for number in range(len(listing.names))]
+    paths = [
+        os.path.abspath(os.fsdecode(listing.path(number))) for number in range(len(listing.names))
+    ]
     return Texts(LocalFiles(), listing, paths)
 
 
-def remote_texts(data_path: DataPath | FileSet, extensions: Sequence[str], options: RemoteOptions, listing: FileSet | None = None) -> Texts:
+def remote_texts(
+    data_path: DataPath | FileSet,
+    extensions: Sequence[str],
+    options: RemoteOptions,
+    listing: FileSet | None = None,
+) -> Texts:
     """The texts that some URLs lead to, with size and version of each.
 
     Args:
@@ -46,7 +55,8 @@ def remote_texts(data_path: DataPath | FileSet, extensions: Sequence[str], optio
 
     Raises:
         ConfigError: URLs and paths are mixed, or of several servers.
-        DataNotFoundError, AccessError, RemoteError: nothing there, or nothing that fits; see `Remote.versions`.
+        DataNotFoundError, AccessError, RemoteError: nothing there, or nothing that fits; see
+            `Remote.versions`.
     """
     if listing is None:
         listing = resolve(data_path, Kind("texts", tuple(map(str.lower, extensions))), options)
@@ -58,7 +68,9 @@ def remote_texts(data_path: DataPath | FileSet, extensions: Sequence[str], optio
         urls = listing.urls()
         for url, version in zip(urls, files.learn(urls, beside=True), strict=True):
             if not version.size and files.is_folder(url):
-                raise DataNotFoundError(f"{redact(url)} is a folder with the name of a file: add a slash to its end")
+                raise DataNotFoundError(
+                    f"{redact(url)} is a folder with the name of a file: add a slash to its end"
+                )
     except BaseException:
         files.close()
         raise
@@ -68,7 +80,9 @@ def remote_texts(data_path: DataPath | FileSet, extensions: Sequence[str], optio
 class TextFilesSource(FilesSource):
     """Whole files, of which none is read that is too large for the budget."""
 
-    def __init__(self, data_path: DataPath, extensions: Sequence[str], reach: RemoteOptions, room: Room) -> None:
+    def __init__(
+        self, data_path: DataPath, extensions: Sequence[str], reach: RemoteOptions, room: Room
+    ) -> None:
         super().__init__(data_path, extensions, reach)
         self._room = room
         self._still: list[Version] | None = None  # of all files, inside of `of_one_version`
@@ -78,7 +92,8 @@ class TextFilesSource(FilesSource):
         """Inside, remote files are read in the version that they have now.
 
         Yields:
-            What tells the files from others, and from what they were before; None: the server does not say.
+            What tells the files from others, and from what they were before; None: the server does
+            not say.
 
         Raises:
             RemoteError, DataNotFoundError, AccessError: see `RemoteFiles.learn`.
@@ -90,7 +105,10 @@ class TextFilesSource(FilesSource):
             return
         server.forget(paths)
         self._still = versions = server.learn(paths)
-        of = [[server.place, self.location(number), version.size, version.tag] for number, version in enumerate(versions)]
+        of = [
+            [server.place, self.location(number), version.size, version.tag]
+            for number, version in enumerate(versions)
+        ]
         try:
             yield None if any(version.tag is None for version in versions) else of
         finally:
@@ -98,7 +116,9 @@ class TextFilesSource(FilesSource):
             server.forget(paths)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        """The files' bytes, as they lie there. The size of a remote file is known when it has come."""
+        """The files' bytes, as they lie there. The size of a remote file is known when it has
+        come.
+        """
         if self._server is None:
             for index in indices:
                 self._room.check(os.stat(self._paths[index]).st_size)

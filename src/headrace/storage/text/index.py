@@ -18,7 +18,10 @@ from headrace.storage.text.source import LinesSource
 def _index(files: RemoteFiles, url: str) -> Arrays:
     path = without_query(url)
     if is_compressed(path):
-        raise FormatError(f"{redact(url)} is compressed: it is read through a plain copy, and has no use for an index")
+        raise FormatError(
+            f"{redact(url)} is compressed: it is read through a plain copy, and has no use for an "
+            "index"
+        )
     unit = "record" if path.lower().endswith(records.FORMATS) else "line"
     listing = resolve([url], Kind("texts", ("",)), server=files)
     texts, folder = Texts(files, listing, [url]), cache_folder(files.options.cache_dir)

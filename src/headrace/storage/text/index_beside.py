@@ -1,7 +1,9 @@
-"""Line indices beside remote texts: where lines begin, although nobody here has gone through the text before.
+"""Line indices beside remote texts: where lines begin, although nobody here has gone through the
+text before.
 
-From what lies beside it (NOTE [ life of an index ] in `headrace.io.index`): the distances from each line to the next, in as few bytes
-as the longest takes. Lines of .txt and .md, records of .csv, .tsv, .json and .jsonl, of UTF-8, as they are read where nothing else is said.
+From what lies beside it (NOTE [ life of an index ] in `headrace.io.index`): the distances from each
+line to the next, in as few bytes as the longest takes. Lines of .txt and .md, records of .csv,
+.tsv, .json and .jsonl, of UTF-8, as they are read where nothing else is said.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ class LineIndex:
         head, distances, blank = arrays
         try:
             said = json.loads(head.tobytes())
-            self.unit, self.header, self._begin = str(said["unit"]), [str(name) for name in said["header"]], int(said["begin"])
+            self.unit, self.header, self._begin = (
+                str(said["unit"]),
+                [str(name) for name in said["header"]],
+                int(said["begin"]),
+            )
             self._distances = distances.view(_WIDTHS[_WIDTHS.index(said["width"])])
         except (ValueError, TypeError, KeyError) as error:
             raise UntrustedError("it is damaged") from error
@@ -60,7 +66,9 @@ class LineIndex:
             yield places
 
 
-def arrays_of(unit: str, header: list[str], begin: int, distances: IntArray, blank: IntArray) -> Arrays:
+def arrays_of(
+    unit: str, header: list[str], begin: int, distances: IntArray, blank: IntArray
+) -> Arrays:
     """The arrays of an index.
 
     Args:
@@ -68,9 +76,17 @@ def arrays_of(unit: str, header: list[str], begin: int, distances: IntArray, bla
         begin: where the first line begins.
         distances: from each line to the next, and from the last one to its end.
     """
-    width = _WIDTHS[int(np.searchsorted([1 << 8, 1 << 16, 1 << 32], int(distances.max(initial=0)), side="right"))]
+    width = _WIDTHS[
+        int(
+            np.searchsorted([1 << 8, 1 << 16, 1 << 32], int(distances.max(initial=0)), side="right")
+        )
+    ]
     said = {"unit": unit, "header": header, "begin": begin, "width": width}
-    return [np.frombuffer(json.dumps(said).encode(), np.uint8), distances.astype(width).view(np.uint8), blank]
+    return [
+        np.frombuffer(json.dumps(said).encode(), np.uint8),
+        distances.astype(width).view(np.uint8),
+        blank,
+    ]
 
 
 def index_beside(files: RemoteFiles, url: str) -> LineIndex | None:
@@ -81,7 +97,10 @@ def index_beside(files: RemoteFiles, url: str) -> LineIndex | None:
     try:
         return LineIndex(from_bytes(data, KIND, files.version(url).size))
     except UntrustedError as error:
-        warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
+        warn(
+            f"{redact(url)}: the index beside it is not used: {error}; write it again with "
+            "headrace.write_index"
+        )
         return None
 
 

@@ -1,7 +1,8 @@
 """Positions of very many lines, stored in little more than a byte per line.
 
-Distances between lines are stored in groups. Each group uses as many bytes per distance as its largest one needs, and stores the position
-of every 64th line. So a line's position is the last stored one before it plus a sum of at most 63 distances.
+Distances between lines are stored in groups. Each group uses as many bytes per distance as its
+largest one needs, and stores the position of every 64th line. So a line's position is the last
+stored one before it plus a sum of at most 63 distances.
 """
 
 from __future__ import annotations
@@ -41,8 +42,17 @@ class HeldArrays:
 
     path = None
 
-    def __init__(self, long: npt.NDArray[Any], short: Sequence[npt.NDArray[Any]], reserved: Reservation | None = None) -> None:
-        self._long, self._short, self._reserved = SharedArray(long), list(map(SharedArray, short)), reserved
+    def __init__(
+        self,
+        long: npt.NDArray[Any],
+        short: Sequence[npt.NDArray[Any]],
+        reserved: Reservation | None = None,
+    ) -> None:
+        self._long, self._short, self._reserved = (
+            SharedArray(long),
+            list(map(SharedArray, short)),
+            reserved,
+        )
 
     @property
     def long(self) -> npt.NDArray[Any]:
@@ -88,7 +98,8 @@ class PlacesEncoder:
     """
 
     def __init__(self) -> None:
-        self._left: list[IntArray] = []  # places that don't fill a group yet; the last of them is known to have no distance yet
+        # places that don't fill a group yet; the last of them is known to have no distance yet
+        self._left: list[IntArray] = []
         self._waiting = 0
         self.edges: list[int] = [0]
 
@@ -102,7 +113,8 @@ class PlacesEncoder:
         self._waiting += places.size
         if self._waiting > _TOGETHER * GROUP:
             joined = np.concatenate(self._left)
-            full = (joined.size - 1) // GROUP * GROUP  # the last distance of a group is that to the next group's first place
+            # the last distance of a group is that to the next group's first place
+            full = (joined.size - 1) // GROUP * GROUP
             yield from self._groups(joined[: full + 1])
             self._left, self._waiting = [joined[full:].copy()], joined.size - full
 
@@ -111,7 +123,9 @@ class PlacesEncoder:
         joined = np.concatenate([*self._left, np.empty(0, np.int64)])
         if joined.size:
             filled = -(-joined.size // GROUP) * GROUP
-            yield from self._groups(np.concatenate([joined, np.full(filled + 1 - joined.size, joined[-1])]))
+            yield from self._groups(
+                np.concatenate([joined, np.full(filled + 1 - joined.size, joined[-1])])
+            )
         self._left, self._waiting = [], 0
 
     def encoded(self, pieces: Iterable[IntArray]) -> Iterator[npt.NDArray[np.uint8]]:
@@ -130,7 +144,9 @@ class PlacesEncoder:
             made = np.empty((end - begin, _NOTED + GROUP * width), np.uint8)
             made[:, :_NOTED] = np.ascontiguousarray(noted[begin:end], "<i8").view(np.uint8)
             made[:, _NOTED:] = distances[begin:end].astype(dtype).view(np.uint8)
-            self.edges.extend(range(self.edges[-1] + made.shape[1], self.edges[-1] + made.size + 1, made.shape[1]))
+            self.edges.extend(
+                range(self.edges[-1] + made.shape[1], self.edges[-1] + made.size + 1, made.shape[1])
+            )
             yield made.reshape(-1)
 
 
@@ -167,12 +183,17 @@ class Places:
         ends, widths = np.empty_like(starts), self._widths.take(groups)
         for width in distinct(widths).tolist():
             chosen = widths == width
-            starts[chosen], ends[chosen] = self._summed(width, begins[chosen], blocks[chosen], steps[chosen], starts[chosen])
+            starts[chosen], ends[chosen] = self._summed(
+                width, begins[chosen], blocks[chosen], steps[chosen], starts[chosen]
+            )
         return starts, ends
 
-    def _summed(self, width: int, begins: IntArray, blocks: IntArray, steps: IntArray, starts: IntArray) -> tuple[IntArray, IntArray]:
+    def _summed(
+        self, width: int, begins: IntArray, blocks: IntArray, steps: IntArray, starts: IntArray
+    ) -> tuple[IntArray, IntArray]:
         """The places so many steps behind `starts`, and those that follow."""
-        rows = (begins + _NOTED) // (width * BLOCK) + blocks  # groups begin at multiples of 512 bytes
+        # groups begin at multiples of 512 bytes
+        rows = (begins + _NOTED) // (width * BLOCK) + blocks
         distances = self._arrays.rows(_DTYPES[width], BLOCK, rows)
         own = distances.reshape(-1).take(steps + np.arange(0, distances.size, BLOCK))
         places = starts + (distances * _BEFORE.take(steps, axis=0)).sum(axis=1, dtype=np.int64)
@@ -182,7 +203,10 @@ class Places:
         """From each of the first so many places to the next ([count] int64)."""
         made = np.empty((len(self._widths), GROUP // BLOCK, BLOCK), np.int64)
         for number, width in enumerate(self._widths.tolist()):
-            begin, end = self._edges[number : number + 1] + _NOTED, self._edges[number + 1 : number + 2]
+            begin, end = (
+                self._edges[number : number + 1] + _NOTED,
+                self._edges[number + 1 : number + 2],
+            )
             (group,) = self._arrays.parts(begin, end)
             made[number] = group.view(_DTYPES[width]).reshape(-1, BLOCK)
         return made.reshape(-1)[:count]

@@ -1,8 +1,9 @@
 """Finds where the lines of a text start.
 
-A vectorised scan, piece by piece, so that only the positions of a few pieces are in memory. For a large text, threads read the next pieces
-and look for LFs in them, eight bytes at a time; whatever depends on the previous piece (a CR at its end, an open quote) is done in order.
-Line endings are those of Python's ``open(newline=...)``.
+A vectorised scan, piece by piece, so that only the positions of a few pieces are in memory. For a
+large text, threads read the next pieces and look for LFs in them, eight bytes at a time; whatever
+depends on the previous piece (a CR at its end, an open quote) is done in order. Line endings are
+those of Python's ``open(newline=...)``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class LineScanner:
 
     Args:
         newline: what ends a line: one of these texts; or None: any of them.
-        quote: a character (its code) between two of which no line ends, as in CSV files; None: there is none.
+        quote: a character (its code) between two of which no line ends, as in CSV files; None:
+            there is none.
         at: the place of the text's first byte.
 
     Attributes:
@@ -58,11 +60,13 @@ class LineScanner:
     def __init__(self, newline: Newline = None, quote: int | None = None, at: int = 0) -> None:
         self._newline, self._quote = newline, quote
         self._at = at  # of the next piece
-        self._after_cr = False  # was a CR the last byte, of which nobody knows yet whether an LF follows?
+        # was a CR the last byte, of which nobody knows yet whether an LF follows?
+        self._after_cr = False
         self.is_open: bool = False
 
     def feed(self, data: npt.NDArray[np.uint8]) -> IntArray:
-        """The places in the next bytes, ascending; one that only those that follow can tell comes with them.
+        """The places in the next bytes, ascending; one that only those that follow can tell comes
+        with them.
 
         Args:
             data: [bytes] uint8.
@@ -122,7 +126,8 @@ def line_starts(
     quote: int | None = None,
     watch: Callable[[npt.NDArray[np.uint8]], None] | None = None,
 ) -> Iterator[IntArray]:
-    """The places where the lines of a part of a file begin, and at last the place where the last one ends.
+    """The places where the lines of a part of a file begin, and at last the place where the last
+    one ends.
 
     So of n lines n + 1 places come, in pieces; of nothing one.
 
@@ -165,13 +170,19 @@ def file_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
         yield from (buffers[0].read(fd, at, min(PIECE, end - at)) for at in starts)
         return
     with ThreadPoolExecutor(threads, "headrace-lines") as pool:
-        tasks = ((at, pool.submit(buffers[number % len(buffers)].read, fd, at, min(PIECE, end - at))) for number, at in enumerate(starts))
-        with contextlib.closing(in_order(tasks, len(buffers))) as pieces:  # when all are taken the next one's buffer is that of the first
+        tasks = (
+            (at, pool.submit(buffers[number % len(buffers)].read, fd, at, min(PIECE, end - at)))
+            for number, at in enumerate(starts)
+        )
+        # when all are taken the next one's buffer is that of the first
+        with contextlib.closing(in_order(tasks, len(buffers))) as pieces:
             yield from (piece for _, piece in pieces)
 
 
 class _Buffer:
-    """Room for a piece, and for what is found out about its bytes: used again and again, since fresh memory costs more than looking."""
+    """Room for a piece, and for what is found out about its bytes: used again and again, since
+    fresh memory costs more than looking.
+    """
 
     def __init__(self, size: int) -> None:
         self._bytes = bytearray(size)
@@ -192,10 +203,15 @@ class _Scratch:
 
     def __init__(self, size: int) -> None:
         words = -(-size // 8)
-        self._is_feed, self._has_feed = np.empty(8 * words, bool), np.empty(words + words // 8 + 1, bool)
+        self._is_feed, self._has_feed = (
+            np.empty(8 * words, bool),
+            np.empty(words + words // 8 + 1, bool),
+        )
 
     def behind_feeds(self, data: npt.NDArray[np.uint8]) -> IntArray:
-        """The places right behind LFs: first the words of eight bytes that have one, and then where in its word it stands."""
+        """The places right behind LFs: first the words of eight bytes that have one, and then
+        where in its word it stands.
+        """
         words = -(-data.size // 8)
         is_feed, has_feed = self._is_feed[: 8 * words], self._has_feed[:words]
         is_feed[data.size :] = False
@@ -203,7 +219,8 @@ class _Scratch:
         by_word = is_feed.view("<u8")
         np.not_equal(by_word, 0, out=has_feed)
         count = np.count_nonzero(has_feed)
-        # Below a tenth NumPy jumps from one to the next, and the processor guesses wrong each time: so there are more of them at the end.
+        # Below a tenth NumPy jumps from one to the next, and the processor guesses wrong each time:
+        # so there are more of them at the end.
         more = words // 8 + 1 if words <= 50 * count and 10 * count <= words else 0
         self._has_feed[words : words + more] = True
         found = np.flatnonzero(self._has_feed[: words + more])[:count]
@@ -212,7 +229,8 @@ class _Scratch:
             inside = np.flatnonzero(chosen.view(bool))
             behind: IntArray = (found.take(inside >> 3) << 3) + (inside & 7) + 1
             return behind
-        places: IntArray = chosen.astype(np.float64).view(np.int64)  # 256 to the power of its number in the word: an exponent alone
+        # 256 to the power of its number in the word: an exponent alone
+        places: IntArray = chosen.astype(np.float64).view(np.int64)
         places -= _EXPONENT
         places >>= 55
         found <<= 3

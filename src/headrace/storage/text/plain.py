@@ -32,7 +32,8 @@ LARGE = 16 << 20
 _VERSION = 1
 _BROKEN: tuple[Any, ...] = (zlib.error, igzip.BadGzipFile, igzip_lib.IsalError)
 _PIECE = 1 << 20
-_ZSTD_PIECE = 1 << 13  # of input: what comes out of it, at most some thousand times as much, is in memory at once
+# of input: what comes out of it, at most some thousand times as much, is in memory at once
+_ZSTD_PIECE = 1 << 13
 
 
 def without_compression(name: str) -> str:
@@ -47,7 +48,8 @@ def is_compressed(name: str) -> bool:
 
 
 def check_encoding(encoding: str, errors: str) -> str:
-    """The encoding's name as Python has it; "utf-8" for "utf-8-sig", since a mark is no part of a text anyway.
+    """The encoding's name as Python has it; "utf-8" for "utf-8-sig", since a mark is no part of a
+    text anyway.
 
     Raises:
         ConfigError: there is no such encoding, or no such way to handle errors.
@@ -59,13 +61,16 @@ def check_encoding(encoding: str, errors: str) -> str:
         codecs.lookup_error(errors)
         with contextlib.suppress(UnicodeDecodeError):
             b"\xff".decode("ascii", errors)
-    except (LookupError, TypeError, ValueError) as error:  # a handler for encoding alone is a TypeError
+    # a handler for encoding alone is a TypeError
+    except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"encoding={encoding!r}, errors={errors!r}: {error}") from None
     return "utf-8" if name == "utf-8-sig" else name
 
 
 def shows_lines(encoding: str) -> bool:
-    """True if a byte 10 or 13 is always the end of a line in this encoding: so in UTF-8, and where each byte is a character."""
+    """True if a byte 10 or 13 is always the end of a line in this encoding: so in UTF-8, and
+    where each byte is a character.
+    """
     if encoding in ("utf-8", "ascii"):
         return True
     if "escape" in encoding:
@@ -74,7 +79,11 @@ def shows_lines(encoding: str) -> bool:
         each = bytes(range(256)).decode(encoding, "replace")
         ends = [place for place, character in enumerate(each) if character in "\r\n"]
         escapes = (b"+AAo-", b"\x1b$B0!", b"~{<:Ky~}")  # some encodings have such
-        return len(each) == 256 and ends == [10, 13] and all(len(some.decode(encoding)) == len(some) for some in escapes)
+        return (
+            len(each) == 256
+            and ends == [10, 13]
+            and all(len(some.decode(encoding)) == len(some) for some in escapes)
+        )
     except (UnicodeError, LookupError):
         return False
 
@@ -118,10 +127,12 @@ def decompressed(data: bytes, name: str, room: Room) -> bytes:
 
 
 class Room:
-    """How long may a text be that is read at once? As a part of it may be wanted only, that is asked before it is read.
+    """How long may a text be that is read at once? As a part of it may be wanted only, that is
+    asked before it is read.
 
     Args:
-        budget: that the text must leave room in, for itself and for what is made of it; None: there is none.
+        budget: that the text must leave room in, for itself and for what is made of it; None: there
+            is none.
     """
 
     def __init__(self, budget: MemoryBudget | None = None) -> None:
@@ -135,10 +146,12 @@ class Room:
         """
         if nbytes <= LARGE or self._budget is None:
             return
-        most = max(LARGE, self._budget.available // 4)  # its bytes, its characters, their codes or ids
+        # its bytes, its characters, their codes or ids
+        most = max(LARGE, self._budget.available // 4)
         if nbytes > most:
             raise FormatError(
-                f"a text of {format_size(nbytes)} (or more) is too large for the memory budget, which leaves room for {format_size(most)}: "
+                f"a text of {format_size(nbytes)} (or more) is too large for the memory budget, "
+                f"which leaves room for {format_size(most)}: "
                 "split it, or raise max_memory_usage"
             )
 
@@ -157,11 +170,15 @@ def _from_gzip(file: BinaryIO, path: Any) -> Iterator[bytes]:
                 yield piece
             is_there = is_there or file.tell() > 0
     except EOFError:
-        raise FormatError(f"{redact(path)} is cut short: the end of its gzip stream is missing") from None
+        raise FormatError(
+            f"{redact(path)} is cut short: the end of its gzip stream is missing"
+        ) from None
     except _BROKEN as error:
         raise FormatError(f"{redact(path)} is no sound gzip file: {error}") from None
     if not is_there:
-        raise FormatError(f"{redact(path)} is cut short: it has no bytes, and a gzip file of nothing has some")
+        raise FormatError(
+            f"{redact(path)} is cut short: it has no bytes, and a gzip file of nothing has some"
+        )
 
 
 def _from_zstd(file: BinaryIO, path: Any) -> Iterator[bytes]:
@@ -172,7 +189,11 @@ def _from_zstd(file: BinaryIO, path: Any) -> Iterator[bytes]:
                 yield frame.decompress(piece)
                 is_fed, piece = True, b""
                 if frame.eof:
-                    piece, frame, is_fed = frame.unused_data, zstandard.ZstdDecompressor().decompressobj(), False
+                    piece, frame, is_fed = (
+                        frame.unused_data,
+                        zstandard.ZstdDecompressor().decompressobj(),
+                        False,
+                    )
                     frames += 1
     except zstandard.ZstdError as error:
         raise FormatError(f"{redact(path)} is no sound zstd file: {error}") from None
@@ -184,36 +205,57 @@ _READERS = {".gz": _from_gzip, ".zst": _from_zstd}
 
 
 def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: str) -> FileArrays:
-    """The text as the long array (uint8) of a file in `cache_dir`: in its encoding where that shows lines, else in UTF-8, where lone
-    surrogates stand as they are. It is read once, in order; of several processes that want it at once one makes it.
+    """The text as the long array (uint8) of a file in `cache_dir`: in its encoding where that shows
+    lines, else in UTF-8, where lone surrogates stand as they are. It is read once, in order; of
+    several processes that want it at once one makes it.
 
     Raises:
-        FormatError: the file is damaged, fetched a second time too; or a byte of it is none of the encoding; the message names its offset.
-        AccessError: the file can't be read, `cache_dir` not written to; or a server has no version of it to keep a copy by.
+        FormatError: the file is damaged, fetched a second time too; or a byte of it is none of the
+            encoding; the message names its offset.
+        AccessError: the file can't be read, `cache_dir` not written to; or a server has no version
+            of it to keep a copy by.
         RemoteError, FileChangedError, DataNotFoundError: see `Files.read`.
     """
     version = files.version(path)
     if version.tag is None:
         raise AccessError(
-            f"{redact(path)} is read through a plain copy of its text, and the server gives it neither an ETag nor a time, so that nobody "
-            "can tell an old copy from a new one: copy the file to this machine, or decompress and convert it to UTF-8 where it lies"
+            f"{redact(path)} is read through a plain copy of its text, and the server gives it "
+            "neither an ETag nor a time, so that nobody "
+            "can tell an old copy from a new one: copy the file to this machine, or decompress "
+            "and convert it to UTF-8 where it lies"
         )
-    about = [_VERSION, *files.identity(path if files.is_remote else os.path.realpath(path)), encoding, errors]
+    about = [
+        _VERSION,
+        *files.identity(path if files.is_remote else os.path.realpath(path)),
+        encoding,
+        errors,
+    ]
     cached = ArrayFile(cache_dir, "plain", {"of": about})
 
     def build() -> FileArrays:
         try:
-            return _copied(cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path))
+            return _copied(
+                cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path)
+            )
         except FormatError:
             if not files.is_remote:
                 raise
         with files.bypassing_cache():  # perhaps of the way, or of what is cached of it here
-            return _copied(cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path))
+            return _copied(
+                cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path)
+            )
 
     return found_or_built(cached, files.patience, build)
 
 
-def _copied(kept: ArrayFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO]) -> FileArrays:
+def _copied(
+    kept: ArrayFile,
+    path: str,
+    encoding: str,
+    errors: str,
+    cache_dir: str,
+    opened: Callable[[], BinaryIO],
+) -> FileArrays:
     try:
         with kept.writing("u1") as writer:
             for piece in _readable(path, _plainly(path, encoding, errors, opened)):
@@ -222,9 +264,14 @@ def _copied(kept: ArrayFile, path: str, encoding: str, errors: str, cache_dir: s
     except HeadraceError:
         raise
     except (OSError, UntrustedError) as error:
-        said = f"{redact(path)} is read through a plain copy of its text, in {redact(cache_dir)}, which can't be made"
+        said = (
+            f"{redact(path)} is read through a plain copy of its text, in {redact(cache_dir)}, "
+            "which can't be made"
+        )
         why = getattr(error, "strerror", None) or error
-        raise AccessError(f"{said} ({why}): pass another cache_dir=, or decompress and convert the file to UTF-8") from error
+        raise AccessError(
+            f"{said} ({why}): pass another cache_dir=, or decompress and convert the file to UTF-8"
+        ) from error
 
 
 def _readable(path: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -237,7 +284,9 @@ def _readable(path: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
 
 
-def _plainly(path: str, encoding: str, errors: str, opened: Callable[[], BinaryIO]) -> Iterator[bytes]:
+def _plainly(
+    path: str, encoding: str, errors: str, opened: Callable[[], BinaryIO]
+) -> Iterator[bytes]:
     if shows_lines(encoding):  # decoded line by line, later
         yield from pieces_of(path, opened)
         return
@@ -252,7 +301,11 @@ def _plainly(path: str, encoding: str, errors: str, opened: Callable[[], BinaryI
         at = fed + len(piece or b"") - len(error.object) + error.start
         where = "offset" if not is_compressed(path) else "offset (of the decompressed text)"
         raise FormatError(
-            f"{redact(path)}: the bytes at {where} {at:,} are no {encoding}: {error.reason}; pass encoding= or errors="
+            f"{redact(path)}: the bytes at {where} {at:,} are no {encoding}: {error.reason}; pass "
+            "encoding= or errors="
         ) from None
     except UnicodeError as error:  # of a decoder that does not say where
-        raise FormatError(f"{redact(path)}: a byte after offset {fed:,} is no {encoding}: {error}; pass encoding= or errors=") from None
+        raise FormatError(
+            f"{redact(path)}: a byte after offset {fed:,} is no {encoding}: {error}; pass "
+            "encoding= or errors="
+        ) from None

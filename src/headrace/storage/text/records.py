@@ -30,8 +30,12 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
 """Two names of one format."""
 FORMATS = (*DELIMITERS, ".json", *JSON_LINES)
-BY_RECORD = tuple(ending + packed for ending in (*JSON_LINES, *DELIMITERS) for packed in ("", *COMPRESSED))
-"""Endings of files of which a sample is a record, where nobody says otherwise. Of a .json its content decides."""
+BY_RECORD = tuple(
+    ending + packed for ending in (*JSON_LINES, *DELIMITERS) for packed in ("", *COMPRESSED)
+)
+"""Endings of files of which a sample is a record, where nobody says otherwise. Of a .json its
+content decides.
+"""
 _JSON = tuple(os.fsencode(".json" + packed) for packed in ("", *COMPRESSED))
 _BY_RECORD = tuple(map(os.fsencode, BY_RECORD))
 _field_limit = PerProcess(threading.Lock)
@@ -47,15 +51,16 @@ def format_of(path: str) -> str:
     if ending not in FORMATS:
         known = ", ".join(FORMATS)
         raise FormatError(
-            f"{redact(path)}: records are read from {known} (also .gz and .zst), not from this one; pass unit='line' or unit='file', "
+            f"{redact(path)}: records are read from {known} (also .gz and .zst), not from this "
+            "one; pass unit='line' or unit='file', "
             "and no text_field= or target_field="
         )
     return ".jsonl" if ending in JSON_LINES else ending
 
 
 def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
-    """What a sample is where nobody says so: "record" of .jsonl, .ndjson, .csv and .tsv, and of .json if
-    the first one is a list of records; else "file".
+    """What a sample is where nobody says so: "record" of .jsonl, .ndjson, .csv and .tsv, and of
+    .json if the first one is a list of records; else "file".
 
     Args:
         files: of the data.
@@ -67,14 +72,20 @@ def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
     names = files.names
     are_of_records = np.logical_or.reduce([names.end_in(ending) for ending in _BY_RECORD])
     are_json = np.logical_or.reduce([names.end_in(ending) for ending in _JSON])
-    if are_json.any() and (are_json | are_of_records).all() and _is_list_of_records(head_of(int(are_json.argmax()))):
+    if (
+        are_json.any()
+        and (are_json | are_of_records).all()
+        and _is_list_of_records(head_of(int(are_json.argmax())))
+    ):
         return "record"
     count = int(are_of_records.sum())
     if 0 < count < len(names):
         row, other = names[int(are_of_records.argmax())], names[int(are_of_records.argmin())]
         raise ConfigError(
-            f"there are {count:,} files of records, such as {redact(row)}, and {len(names) - count:,} other texts, such as "
-            f"{redact(other)}: pass unit='file' or unit='record', or name the files of one kind by a glob, such as 'data/*.jsonl'"
+            f"there are {count:,} files of records, such as {redact(row)}, and "
+            f"{len(names) - count:,} other texts, such as "
+            f"{redact(other)}: pass unit='file' or unit='record', or name the files of one kind "
+            "by a glob, such as 'data/*.jsonl'"
         )
     return "record" if count else "file"
 
@@ -87,14 +98,22 @@ def delimiters_of(delimiter: str | None) -> Mapping[str, str]:
     """
     if delimiter is None:
         return DELIMITERS
-    if not isinstance(delimiter, str) or len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
-        raise ConfigError(f"delimiter must be one ASCII character, such as ';', or None, not {delimiter!r}")
+    if (
+        not isinstance(delimiter, str)
+        or len(delimiter) != 1
+        or not delimiter.isascii()
+        or delimiter in '"\r\n\0'
+    ):
+        raise ConfigError(
+            f"delimiter must be one ASCII character, such as ';', or None, not {delimiter!r}"
+        )
     return dict.fromkeys(DELIMITERS, delimiter)
 
 
 def another_delimiter(line: str, delimiter: str) -> str:
-    """A part of a message where another character than `delimiter` seems to stand between the fields
-    of a line; else ""."""
+    """A part of a message where another character than `delimiter` seems to stand between the
+    fields of a line; else "".
+    """
     if delimiter in line:
         return ""
     likely = max(",;|\t", key=line.count)
@@ -105,7 +124,10 @@ def another_delimiter(line: str, delimiter: str) -> str:
 
 def _is_list_of_records(head: bytes) -> bool:
     """True if a JSON file begins as a list of objects or texts, in UTF-8 or UTF-16."""
-    return re.match(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*\[\s*[{\"]", head.replace(b"\0", b"")) is not None
+    return (
+        re.match(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*\[\s*[{\"]", head.replace(b"\0", b""))
+        is not None
+    )
 
 
 def newline_of(ending: str, newline: Newline) -> Newline:
@@ -145,7 +167,12 @@ def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:
         FormatError: a quote is never closed, or else no CSV.
     """
     with _any_field():
-        reader, before = csv.reader((line.decode("latin-1") for line in lines), delimiter=delimiter, strict=True), 0
+        reader, before = (
+            csv.reader(
+                (line.decode("latin-1") for line in lines), delimiter=delimiter, strict=True
+            ),
+            0,
+        )
         try:
             for _ in reader:
                 yield reader.line_num - before
@@ -194,17 +221,23 @@ def json_places(data: bytes | bytearray) -> tuple[IntArray, IntArray]:
     Raises:
         FormatError: it is no list, or no JSON; the message names the offset.
     """
-    text, decoder = data.decode("latin-1"), json.JSONDecoder()  # a character is a byte: structure is ASCII
+    # a character is a byte: structure is ASCII
+    text, decoder = data.decode("latin-1"), json.JSONDecoder()
     starts, ends = array.array("q"), array.array("q")
     at = _space(text, 0)
     if text[at : at + 1] != "[":
-        raise FormatError("it holds no list of records: a .json file must be one list, [{...}, {...}]; for a record a line name it .jsonl")
+        raise FormatError(
+            "it holds no list of records: a .json file must be one list, [{...}, {...}]; for a "
+            "record a line name it .jsonl"
+        )
     at = _space(text, at + 1)
     while starts or text[at : at + 1] != "]":
         try:
             _, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"record {len(starts) + 1:,} at byte {at:,} is no JSON: {_without_place(error)}") from None
+            raise FormatError(
+                f"record {len(starts) + 1:,} at byte {at:,} is no JSON: {_without_place(error)}"
+            ) from None
         starts.append(at)
         ends.append(end)
         at = _space(text, end)
@@ -214,7 +247,9 @@ def json_places(data: bytes | bytearray) -> tuple[IntArray, IntArray]:
             raise FormatError(f"the list breaks off at byte {at:,}, after {len(starts):,} records")
         at = _space(text, at + 1)
     if _space(text, at + 1) < len(text):
-        raise FormatError(f"something follows the end of the list, at byte {_space(text, at + 1):,}")
+        raise FormatError(
+            f"something follows the end of the list, at byte {_space(text, at + 1):,}"
+        )
     return np.array(starts, np.int64), np.array(ends, np.int64)
 
 
@@ -237,7 +272,9 @@ def csv_fields(text: str, delimiter: str, names: list[str]) -> dict[str, str]:
     """
     row = csv_row(text, delimiter)
     if len(row) != len(names):
-        raise FormatError(f"it has {len(row)} fields, and the first line of its file names {len(names)}")
+        raise FormatError(
+            f"it has {len(row)} fields, and the first line of its file names {len(names)}"
+        )
     return dict(zip(names, row, strict=True))
 
 
@@ -260,7 +297,8 @@ def json_record(text: str, has_more: bool) -> Any:
 
 
 def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
-    """The text of a record: of a field, or what a callable makes of the record. A record that is a text is its own if no field is named.
+    """The text of a record: of a field, or what a callable makes of the record. A record that is a
+    text is its own if no field is named.
 
     Raises:
         FormatError: there is none.
@@ -314,7 +352,12 @@ def field_of(record: Any, name: str) -> Any:
         FormatError: there is none.
     """
     if not isinstance(record, dict):
-        raise FormatError(f'it is a {type(record).__name__} and no object with fields, such as {{"text": ...}}')
+        raise FormatError(
+            f'it is a {type(record).__name__} and no object with fields, such as {{"text": ...}}'
+        )
     if name not in record:
-        raise FormatError(f"it has no field {name!r}; it has {', '.join(map(repr, record)) or 'none'}: pass text_field= or target_field=")
+        raise FormatError(
+            f"it has no field {name!r}; it has {', '.join(map(repr, record)) or 'none'}: pass "
+            "text_field= or target_field="
+        )
     return record[name]

@@ -1,7 +1,7 @@
 """The pass over texts that finds where their lines and records begin.
 
-A piece at a time, file by file: `headrace.storage.text.lines` looks for the ends of lines, and here is known which of them end a
-record, where the header of a table ends, and which lines are blank.
+A piece at a time, file by file: `headrace.storage.text.lines` looks for the ends of lines, and here
+is known which of them end a record, where the header of a table ends, and which lines are blank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ import numpy.typing as npt
 
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
-from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, RemoteError
+from headrace.errors import (
+    AccessError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    RemoteError,
+)
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -28,7 +34,17 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.io.sequential import Part, in_order
 from headrace.storage.text import records
 from headrace.storage.text.index_beside import LineIndex
-from headrace.storage.text.lines import QUOTE, Newline, Piece, Pieces, file_pieces, is_blank, line_starts, looked_at, strip_end
+from headrace.storage.text.lines import (
+    QUOTE,
+    Newline,
+    Piece,
+    Pieces,
+    file_pieces,
+    is_blank,
+    line_starts,
+    looked_at,
+    strip_end,
+)
 from headrace.storage.text.plain import Room
 
 UTF8_MARK = b"\xef\xbb\xbf"
@@ -66,11 +82,14 @@ class TextBytes(NamedTuple):
 
 
 class OddQuotesError(Exception):
-    """A table has a quote where the parity of quotes would misjudge: another scan must check that first, and go through tables twice."""
+    """A table has a quote where the parity of quotes would misjudge: another scan must check
+    that first, and go through tables twice.
+    """
 
 
 class Scan:
-    """The pass over all files: gives the places where lines begin, and each file's end, as if all files were one.
+    """The pass over all files: gives the places where lines begin, and each file's end, as if all
+    files were one.
 
     Args:
         texts: the files.
@@ -102,14 +121,30 @@ class Scan:
         delimiters: Mapping[str, str],
     ) -> None:
         self._delimiters = delimiters
-        self._texts, self._formats, self._newline_in, self._codec = texts, formats, newline_in, codec
+        self._texts, self._formats, self._newline_in, self._codec = (
+            texts,
+            formats,
+            newline_in,
+            codec,
+        )
         self._room, self._bases, self._known, self._checks = room, bases, known, checks_quotes
-        self._remote = _in_order([text for number, text in enumerate(texts) if text.files.is_remote and number not in known])
+        self._remote = _in_order(
+            [
+                text
+                for number, text in enumerate(texts)
+                if text.files.is_remote and number not in known
+            ]
+        )
         self._counts: list[int] = []
         self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
         self._headers: list[list[str]] = []
         self._bar = progress_bar(
-            progress, is_short=bases[-1] < _SHOWN_FROM, total=bases[-1], desc="finding lines", unit="B", unit_scale=True
+            progress,
+            is_short=bases[-1] < _SHOWN_FROM,
+            total=bases[-1],
+            desc="finding lines",
+            unit="B",
+            unit_scale=True,
         )
 
     def __iter__(self) -> Iterator[IntArray]:
@@ -122,15 +157,23 @@ class Scan:
                     raise
                 except (OSError, EOFError) as error:
                     said = getattr(error, "strerror", None) or error
-                    raise AccessError(f"{redact(text.shown)} can't be read to its end: {said}") from error
+                    raise AccessError(
+                        f"{redact(text.shown)} can't be read to its end: {said}"
+                    ) from error
                 except FormatError as error:
                     raise FormatError(f"{redact(text.shown)}: {error}") from error
 
     def short(self) -> list[npt.NDArray[Any]]:
-        """Once the scan is through: the number of the first line of each file, and of all; for each line that is no record how many come
-        before it; the headers."""
+        """Once the scan is through: the number of the first line of each file, and of all; for each
+        line that is no record how many come before it; the headers.
+        """
         first = np.concatenate([[0], np.cumsum(np.array(self._counts, np.int64))])
-        blank = np.concatenate([np.empty(0, np.int64), *(some + start for some, start in zip(self._blank, first, strict=False))])
+        blank = np.concatenate(
+            [
+                np.empty(0, np.int64),
+                *(some + start for some, start in zip(self._blank, first, strict=False)),
+            ]
+        )
         headers = np.frombuffer(json.dumps(self._headers).encode(), np.uint8)
         return [first, blank - np.arange(len(blank)), headers]
 
@@ -142,7 +185,9 @@ class Scan:
             return
         with open(text.path, "rb", buffering=0) as file:
             fd = file.fileno()
-            yield TextBytes(lambda begin, size: os.pread(fd, size, begin), functools.partial(file_pieces, fd))
+            yield TextBytes(
+                lambda begin, size: os.pread(fd, size, begin), functools.partial(file_pieces, fd)
+            )
 
     def _file(self, file: TextBytes, number: int, text: TextFile) -> Iterator[IntArray]:
         shift = self._bases[number] - text.begin
@@ -159,16 +204,25 @@ class Scan:
         for places in self._places(file, number, text, kind):
             if kind and kind != ".json":
                 joined = np.concatenate([last, places])
-                blank.append(np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined))) + max(0, count - 1))
+                blank.append(
+                    np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined)))
+                    + max(0, count - 1)
+                )
                 last = joined[-1:]
             count += places.size
             yield places + shift if shift else places
         self._counts.append(count - 1)
         self._blank.append(np.concatenate([np.empty(0, np.int64), *blank]))
 
-    def _places(self, file: TextBytes, number: int, text: TextFile, kind: str) -> Iterator[IntArray]:
+    def _places(
+        self, file: TextBytes, number: int, text: TextFile, kind: str
+    ) -> Iterator[IntArray]:
         newline = self._newline_in(number)
-        if text.files.is_remote and self._codec[0] == "utf-8" and file.at(0, min(3, text.end)) == UTF8_MARK:
+        if (
+            text.files.is_remote
+            and self._codec[0] == "utf-8"
+            and file.at(0, min(3, text.end)) == UTF8_MARK
+        ):
             text = replace(text, begin=3)  # of a local one it was looked at before
         if kind == ".json":
             self._headers.append([])
@@ -179,7 +233,9 @@ class Scan:
             starts, ends = records.json_places(data)
             yield np.concatenate([starts, ends[-1:] if ends.size else [0]]) + text.begin
         elif kind in records.DELIMITERS:
-            yield from self._without_header(file, self._csv_places(file, text, newline, self._delimiters[kind]), kind)
+            yield from self._without_header(
+                file, self._csv_places(file, text, newline, self._delimiters[kind]), kind
+            )
         else:
             self._headers.append([])
             yield from line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch)
@@ -187,8 +243,12 @@ class Scan:
     def _watch(self, piece: npt.NDArray[np.uint8]) -> None:
         self._bar.update(piece.size)
 
-    def _csv_places(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
-        """By the parity of quotes; where a quote stands that this would misjudge, by Python's own reader."""
+    def _csv_places(
+        self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str
+    ) -> Iterator[IntArray]:
+        """By the parity of quotes; where a quote stands that this would misjudge, by Python's
+        own reader.
+        """
         check = records.QuoteCheck(delimiter)
         if self._checks:
             for piece in file.pieces(text.begin, text.end):
@@ -208,12 +268,16 @@ class Scan:
         if check.count % 2:
             raise OddQuotesError
 
-    def _csv_places_slowly(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
+    def _csv_places_slowly(
+        self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str
+    ) -> Iterator[IntArray]:
         at = text.begin  # the end of the line that the reader asked for last
 
         def lines() -> Iterator[bytes]:
             nonlocal at
-            for places in line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch):
+            for places in line_starts(
+                file.pieces, text.begin, text.end, newline, watch=self._watch
+            ):
                 for place in places.tolist():
                     if place > at:
                         self._room.check(place - at)
@@ -228,7 +292,9 @@ class Scan:
                 found = []
         yield np.array(found, np.int64)
 
-    def _without_header(self, file: TextBytes, stream: Iterator[IntArray], kind: str) -> Iterator[IntArray]:
+    def _without_header(
+        self, file: TextBytes, stream: Iterator[IntArray], kind: str
+    ) -> Iterator[IntArray]:
         last, names = np.empty(0, np.int64), None
         for places in stream:
             if names is not None:
@@ -241,9 +307,14 @@ class Scan:
                 line = read(number)
                 if line.strip(b"\r\n"):
                     try:
-                        names = records.csv_row(strip_end(line, None).decode(*self._codec), self._delimiters[kind])
+                        names = records.csv_row(
+                            strip_end(line, None).decode(*self._codec), self._delimiters[kind]
+                        )
                     except UnicodeDecodeError as error:
-                        said = f"a byte of the first line, which names the fields, is no {error.encoding} ({error.reason})"
+                        said = (
+                            "a byte of the first line, which names the fields, is no "
+                            f"{error.encoding} ({error.reason})"
+                        )
                         raise FormatError(f"{said}; pass encoding= or errors=") from None
                     self._headers.append(names)
                     yield joined[number + 1 :]
@@ -270,7 +341,9 @@ class _SequentialBytes:
         self._behind: deque[Part] = deque(maxlen=_BEHIND)
 
     def pieces(self, begin: int, end: int) -> Iterator[Piece]:
-        """From a byte of the first piece on; when they are asked for a second time they are fetched again."""
+        """From a byte of the first piece on; when they are asked for a second time they are
+        fetched again.
+        """
         if self._is_begun:
             self._parts = _in_order([self._text])
             self._behind.clear()
@@ -298,10 +371,19 @@ class _SequentialBytes:
             if start < stop:
                 found.append(part[start - first : stop - first])
         data = b"".join(found)
-        return data if len(data) == size else self._text.files.read_joined(ByteRanges.of([(self._text.path, begin, begin + size)]))
+        return (
+            data
+            if len(data) == size
+            else self._text.files.read_joined(
+                ByteRanges.of([(self._text.path, begin, begin + size)])
+            )
+        )
 
 
 def _in_order(texts: Sequence[TextFile]) -> Generator[Part]:
     """The bytes of remote texts of one server, in order."""
     if texts:
-        yield from in_order(cast(RemoteFiles, texts[0].files), ByteRanges.of((text.path, 0, text.end) for text in texts))
+        yield from in_order(
+            cast(RemoteFiles, texts[0].files),
+            ByteRanges.of((text.path, 0, text.end) for text in texts),
+        )

@@ -1,8 +1,8 @@
 """The lines and records of many text files, local or remote, with random access.
 
-They are located through a table of their positions: little more than a byte per line (see `headrace.storage.text.line_index`), built in one
-pass, and cached in `cache_dir`: a large one is read by ranges, so that no process holds it in memory. In the table the files are
-concatenated.
+They are located through a table of their positions: little more than a byte per line (see
+`headrace.storage.text.line_index`), built in one pass, and cached in `cache_dir`: a large one is
+read by ranges, so that no process holds it in memory. In the table the files are concatenated.
 """
 
 from __future__ import annotations
@@ -39,25 +39,32 @@ from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_l
 from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
 
 KEPT_FROM = 64 << 20
-"""Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
+"""Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache
+folder: smaller ones are scanned anew.
+"""
 _VERSION = 3
-_AHEAD = 32 << 20  # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the midst of it
+# bytes that are fetched ahead of who reads all lines in order, and as many that are held in the
+# midst of it
+_AHEAD = 32 << 20
 
 
 class LinesSource(Locatable):
-    """Lines, or records of more than one line, as bytes without their end. Remote ones are those of a copy on this machine: the same lines,
-    blocks and fingerprint.
+    """Lines, or records of more than one line, as bytes without their end. Remote ones are those of
+    a copy on this machine: the same lines, blocks and fingerprint.
 
-    What can't be read at random, since it is compressed or its bytes don't show where its lines end, is read through a plain copy.
+    What can't be read at random, since it is compressed or its bytes don't show where its lines
+    end, is read through a plain copy.
 
     Args:
         texts: which.
         unit: "line" or "record".
         newline: see `headrace.storage.text.lines`.
-        encoding, errors: of the text, as Python has them; only what shows no lines, or is compressed, is decoded here.
+        encoding, errors: of the text, as Python has them; only what shows no lines, or is
+            compressed, is decoded here.
         folder: where the table, and plain copies, are kept.
         is_kept: False: only tables of large local texts are kept.
-        room: for one line or record; a file in the form of one JSON list is read as a whole, at the start.
+        room: for one line or record; a file in the form of one JSON list is read as a whole, at the
+            start.
         progress: show a progress bar; None: only on a terminal.
         delimiter: what stands between the fields of tables; None: a comma in .csv, a tab in .tsv.
 
@@ -88,9 +95,13 @@ class LinesSource(Locatable):
         self._is_kept = is_kept
         self.room: Room = room or Room()
         self._cache_dir = os.path.abspath(folder)
-        self._formats = [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
+        self._formats = (
+            [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
+        )
         self.is_transcoded: bool = not shows_lines(encoding)
-        self.codec: tuple[str, str] = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
+        self.codec: tuple[str, str] = (
+            ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
+        )
         """How the bytes that `read` gives are decoded."""
         self._known = self._beside(paths, encoding)
         self._checks_quotes = False
@@ -99,15 +110,22 @@ class LinesSource(Locatable):
             cast(RemoteFiles, self.files).check_ranges(self._texts[0].path)
         self._read_paths = [text.path for text in self._texts]
         self._is_copy = np.array([text.is_copy for text in self._texts], bool)
-        self._bases = np.concatenate([[0], np.cumsum([text.end - text.begin for text in self._texts])])  # of each file, in the table
+        # of each file, in the table
+        self._bases = np.concatenate(
+            [[0], np.cumsum([text.end - text.begin for text in self._texts])]
+        )
         self._moved = np.array([text.begin for text in self._texts]) - self._bases[:-1]
         self._table = PlacesTable(self._made(progress))
-        self._first = np.array(self._table.short[0])  # the number of the first line of each file, and of all
+        # the number of the first line of each file, and of all
+        self._first = np.array(self._table.short[0])
         blanks = self._shift + np.arange(len(self._shift))
-        self._first_row = self._first - np.searchsorted(blanks, self._first)  # the same of what is no blank line
+        # the same of what is no blank line
+        self._first_row = self._first - np.searchsorted(blanks, self._first)
         self.headers: list[list[str]] = json.loads(bytes(self._table.short[2]))
         """The names of the fields, of each CSV or TSV file."""
-        self._is_alike = len(set(self._formats)) <= 1 and all(names == self.headers[0] for names in self.headers)
+        self._is_alike = len(set(self._formats)) <= 1 and all(
+            names == self.headers[0] for names in self.headers
+        )
         self._known = {}
         if not self.files.is_remote:
             self.files.close()  # each process opens what it reads
@@ -117,10 +135,15 @@ class LinesSource(Locatable):
         """What lies beside remote texts, where it is of what is wanted of them."""
         if not self.files.is_remote:
             return {}
-        found = [index_beside(cast(RemoteFiles, self.files), path) for path in paths]  # all of them: each is handed out once
+        # all of them: each is handed out once
+        found = [index_beside(cast(RemoteFiles, self.files), path) for path in paths]
         if self._newline is not None or encoding != "utf-8" or self.delimiter is not None:
             return {}
-        return {number: index for number, index in enumerate(found) if index is not None and index.unit == self._unit}
+        return {
+            number: index
+            for number, index in enumerate(found)
+            if index is not None and index.unit == self._unit
+        }
 
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
         files, read, begin = self.files, path, 0
@@ -139,28 +162,49 @@ class LinesSource(Locatable):
 
     @property
     def keeps_tables(self) -> bool:
-        """True if what is found out about the texts is kept on disk: where a folder is named, and of large texts."""
-        if any(text.files.is_remote and text.files.version(text.path).tag is None for text in self._texts):
+        """True if what is found out about the texts is kept on disk: where a folder is named,
+        and of large texts.
+        """
+        if any(
+            text.files.is_remote and text.files.version(text.path).tag is None
+            for text in self._texts
+        ):
             return False  # nobody could say whether it still holds
         return self._is_kept or (self._bases[-1] >= KEPT_FROM and not self.files.is_remote)
 
     def _scan(self, progress: bool | None) -> Scan:
         bases = self._bases.tolist()
         of_texts = (self._texts, self._formats, self._newline_in, self.codec)
-        return Scan(*of_texts, self.room, bases, self._known, self._checks_quotes, progress, self._delimiters)
+        return Scan(
+            *of_texts,
+            self.room,
+            bases,
+            self._known,
+            self._checks_quotes,
+            progress,
+            self._delimiters,
+        )
 
     def _made(self, progress: bool | None) -> Arrays:
         if not self.keeps_tables:
             return self._checked(lambda: self._held(progress))
         of = [
-            [*([text.path, text.end, 0] if text.is_copy else text.files.identity(text.path)), text.begin]  # a copy is named by its text
+            # a copy is named by its text
+            [
+                *([text.path, text.end, 0] if text.is_copy else text.files.identity(text.path)),
+                text.begin,
+            ]
             for text in self._texts
         ]
         about = {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline}
         if self.delimiter is not None:
             about["delimiter"] = self.delimiter
         cached = ArrayFile(self._cache_dir, "lines", about)
-        return found_or_built(cached, self.files.patience, lambda: self._checked(lambda: self._written(cached, progress)))
+        return found_or_built(
+            cached,
+            self.files.patience,
+            lambda: self._checked(lambda: self._written(cached, progress)),
+        )
 
     def _checked(self, make: Callable[[], Arrays]) -> Arrays:
         try:
@@ -170,7 +214,11 @@ class LinesSource(Locatable):
             return make()
 
     def _written(self, cached: ArrayFile, progress: bool | None) -> Arrays:
-        with Unkept(self._cache_dir, "the table of lines is", "it is held in memory, and made at every start"):
+        with Unkept(
+            self._cache_dir,
+            "the table of lines is",
+            "it is held in memory, and made at every start",
+        ):
             with cached.writing("u1") as writer:
                 scan, encoder = self._scan(progress), PlacesEncoder()
                 for piece in encoder.encoded(scan):
@@ -187,8 +235,13 @@ class LinesSource(Locatable):
     def line_index(self) -> IndexArrays:
         """The arrays of the line index of one text."""
         places = self._table.places
-        begin, distances = int(places.reach(np.zeros(1, np.int64))[0][0]), places.distances(int(self._first[-1]))
-        return arrays_of(self._unit, self.headers[0], begin, distances, self._shift + np.arange(len(self._shift)))
+        begin, distances = (
+            int(places.reach(np.zeros(1, np.int64))[0][0]),
+            places.distances(int(self._first[-1])),
+        )
+        return arrays_of(
+            self._unit, self.headers[0], begin, distances, self._shift + np.arange(len(self._shift))
+        )
 
     # -- reading
 
@@ -206,7 +259,11 @@ class LinesSource(Locatable):
         if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
             raise IndexError(f"lines {rows.min()} to {rows.max()} of {len(self):,}")
         is_one = len(self._texts) == 1
-        files = np.zeros(rows.size, np.int64) if is_one else np.searchsorted(self._first_row, rows, side="right") - 1
+        files = (
+            np.zeros(rows.size, np.int64)
+            if is_one
+            else np.searchsorted(self._first_row, rows, side="right") - 1
+        )
         places = rows if is_one else rows + files  # in the table: of each file it holds the end too
         if len(self._shift):
             places = places + np.searchsorted(self._shift, rows, side="right")
@@ -224,18 +281,29 @@ class LinesSource(Locatable):
         return self.blocks_of(block_length(self.cut_nbytes))
 
     def blocks_of(self, nbytes: int) -> IntArray:
-        """Lines that begin in the same `nbytes` of their file, or of its plain copy; each file begins a block."""
+        """Lines that begin in the same `nbytes` of their file, or of its plain copy; each file
+        begins a block.
+        """
         if nbytes not in self._blocks:
-            counts = np.array([-(-(text.end - (HEAD if text.is_copy else 0)) // nbytes) for text in self._texts], np.int64)
+            counts = np.array(
+                [-(-(text.end - (HEAD if text.is_copy else 0)) // nbytes) for text in self._texts],
+                np.int64,
+            )
             numbers = np.repeat(np.arange(len(counts)), counts)
             heads = np.array([HEAD if text.is_copy else 0 for text in self._texts], np.int64)
-            inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each block in its file
+            # of each block in its file
+            inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
             wanted = heads[numbers] + inside * nbytes
             low, high = self._first_row[numbers], self._first_row[numbers + 1]
             while (low < high).any():  # the first line of each that begins there or later
                 middle = (low + high) // 2
-                is_before = (low < high) & (self._places(np.minimum(middle, len(self) - 1).tolist())[1] < wanted)
-                low, high = np.where(is_before, middle + 1, low), np.where(is_before, high, np.minimum(middle, high))
+                is_before = (low < high) & (
+                    self._places(np.minimum(middle, len(self) - 1).tolist())[1] < wanted
+                )
+                low, high = (
+                    np.where(is_before, middle + 1, low),
+                    np.where(is_before, high, np.minimum(middle, high)),
+                )
             edges = distinct(np.concatenate([low, [0, len(self)]]))
             self._blocks[nbytes] = np.diff(edges)
         return self._blocks[nbytes]
@@ -245,17 +313,24 @@ class LinesSource(Locatable):
         lines = self._read_all(files, starts, ends)
         if not self._formats:
             return _without_ends(lines, self._newline)
-        return [strip_end(line, self._newline_in(number)) for line, number in zip(lines, files.tolist(), strict=True)]
+        return [
+            strip_end(line, self._newline_in(number))
+            for line, number in zip(lines, files.tolist(), strict=True)
+        ]
 
     def read_joined(self, indices: IntArray) -> tuple[bytes, IntArray]:
-        """What `read` gives of lines, one behind the other, and how many bytes each has ([n] int64)."""
+        """What `read` gives of lines, one behind the other, and how many bytes each has ([n]
+        int64).
+        """
         if self._formats or self._newline not in (None, "\n"):
             return _joined(self.read(indices.tolist()))
         files, starts, ends = self._places(indices)
         sizes = ends - starts
         if len(self._texts) == 1:
             self.room.check(int(sizes.max(initial=0)))
-            joined = self._texts[0].files.read_joined(ByteRanges(self._read_paths, files, starts, ends))
+            joined = self._texts[0].files.read_joined(
+                ByteRanges(self._read_paths, files, starts, ends)
+            )
         else:
             joined = b"".join(self._read_all(files, starts, ends))
         if b"\r" in joined:
@@ -263,7 +338,10 @@ class LinesSource(Locatable):
         if joined.count(b"\n") == len(sizes):  # of each line it is the end: inside there is none
             return joined.replace(b"\n", b""), sizes - 1
         ends = np.cumsum(sizes)
-        lines = [joined[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+        lines = [
+            joined[end - size : end]
+            for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)
+        ]
         return _joined(_without_ends(lines, self._newline))
 
     def _read_all(self, files: IntArray, starts: IntArray, ends: IntArray) -> list[bytes]:
@@ -272,8 +350,13 @@ class LinesSource(Locatable):
         if not is_copy.any():
             return self.files.read_each(ranges)
         found: list[Any] = [None] * len(files)
-        for reader, chosen in ((self.files, np.flatnonzero(~is_copy)), (self._copies, np.flatnonzero(is_copy))):
-            for number, line in zip(chosen.tolist(), reader.read_each(ranges.take(chosen)), strict=True):
+        for reader, chosen in (
+            (self.files, np.flatnonzero(~is_copy)),
+            (self._copies, np.flatnonzero(is_copy)),
+        ):
+            for number, line in zip(
+                chosen.tolist(), reader.read_each(ranges.take(chosen)), strict=True
+            ):
                 found[number] = line
         return found
 
@@ -290,7 +373,9 @@ class LinesSource(Locatable):
 
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
-        """As `TextFilesSource.of_one_version`: each read is of the version that was found at the start."""
+        """As `TextFilesSource.of_one_version`: each read is of the version that was found at the
+        start.
+        """
         of = [self.files.identity(text.shown) for text in self._texts]
         yield None if any(tag is None for *_, tag in of) else of
 
@@ -306,7 +391,9 @@ class LinesSource(Locatable):
 
         def expect(some: range) -> None:
             nonlocal at
-            while at < len(edges) - 1 and (edges[at] < some.stop or self.files.bytes_prefetched < _AHEAD):
+            while at < len(edges) - 1 and (
+                edges[at] < some.stop or self.files.bytes_prefetched < _AHEAD
+            ):
                 self.files.prefetch([self.byte_ranges(np.arange(edges[at], edges[at + 1]))])
                 at += 1
 
@@ -318,7 +405,11 @@ class LinesSource(Locatable):
             self.files.hold_prefetched(0)
 
     def _newline_in(self, file: int) -> Newline:
-        return records.newline_of(self._formats[file], self._newline) if self._formats else self._newline
+        return (
+            records.newline_of(self._formats[file], self._newline)
+            if self._formats
+            else self._newline
+        )
 
     @property
     def newline(self) -> Newline:
@@ -346,7 +437,10 @@ class LinesSource(Locatable):
 
     def is_of_table(self, index: int) -> bool:
         """True if a record is a row of a CSV or TSV file, whose fields are all texts."""
-        return bool(self._formats) and self._formats[0 if self._is_alike else self._file_of(index)] in records.DELIMITERS
+        return (
+            bool(self._formats)
+            and self._formats[0 if self._is_alike else self._file_of(index)] in records.DELIMITERS
+        )
 
     def delimiter_in(self, file: int) -> str:
         """What stands between the fields of a file, which is a table."""
@@ -392,15 +486,29 @@ class LinesSource(Locatable):
         text, kind = self._texts[file], self._formats[file] if self._formats else ""
         if kind and kind != ".jsonl":
             return f"{redact(text.shown)}, record {index - int(self._first_row[file]) + 1:,}"
-        line = index + int(np.searchsorted(self._shift, index, side="right")) - int(self._first[file]) + 1
+        line = (
+            index
+            + int(np.searchsorted(self._shift, index, side="right"))
+            - int(self._first[file])
+            + 1
+        )
         return f"{redact(text.shown)}, line {line:,}"
 
     def how(self) -> dict[str, str]:
         copies = sum(text.is_copy for text in self._texts)
         path = self._table.path
         where = "in memory" if path is None else f"read from {redact(path)}"
-        copied = f", {copies} of them through plain copies in {redact(self._cache_dir)}" if copies else ""
-        said = {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
+        copied = (
+            f", {copies} of them through plain copies in {redact(self._cache_dir)}"
+            if copies
+            else ""
+        )
+        said = {
+            f"{self._unit}s": (
+                f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is "
+                f"{where}"
+            )
+        }
         return {**said, "files": self.files.explain()} if self.files.is_remote else said
 
 

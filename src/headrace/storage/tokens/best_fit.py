@@ -2,13 +2,17 @@
 
 NOTE [ from documents to rows ]
 
-1. Documents that begin within the same so many tokens are a window: it follows from `length` and the documents alone. Rows are made of the
-   documents of one window, so that a row is read near one place, and a window is a block of the storage.
-2. Inside a window the longest document comes first, and goes to the row with the least room that it fits; to a new row, where it fits none.
+1. Documents that begin within the same so many tokens are a window: it follows from `length` and
+  the documents alone. Rows are made of the
+   documents of one window, so that a row is read near one place, and a window is a block of the
+   storage.
+2. Inside a window the longest document comes first, and goes to the row with the least room that it
+  fits; to a new row, where it fits none.
    Those of one size go together: what k rows with equal room take of them is known at once.
 3. Rows are numbered by their first document, and their documents stand in the order of the storage.
 
-So rows are the same in each epoch, on each machine and rank, and which rows a batch has is the business of `headrace.order` alone.
+So rows are the same in each epoch, on each machine and rank, and which rows a batch has is the
+business of `headrace.order` alone.
 """
 
 from __future__ import annotations
@@ -30,11 +34,13 @@ from headrace.storage.tokens.source import Tokens, TokensSource
 PADDING = -1
 """The number of the document that padding is of."""
 _VERSION = 1  # another number whenever documents come to other rows than before
-_ROWS, _LEAST = 128, 1 << 17  # full rows, and tokens, of a window at least: with fewer, more of a row is padding
+# full rows, and tokens, of a window at least: with fewer, more of a row is padding
+_ROWS, _LEAST = 128, 1 << 17
 
 
 def best_fit(sizes: IntArray, length: int) -> IntArray:
-    """Packs items into bins by best fit decreasing (Johnson, 1973). Items of equal size go to bins together, without a search for each.
+    """Packs items into bins by best fit decreasing (Johnson, 1973). Items of equal size go to bins
+    together, without a search for each.
 
     Args:
         sizes: [n] of the items, in [1, length].
@@ -45,7 +51,8 @@ def best_fit(sizes: IntArray, length: int) -> IntArray:
     """
     bins, order = np.empty(len(sizes), np.int64), np.argsort(-sizes, kind="stable")
     edges = np.flatnonzero(np.diff(sizes[order], prepend=-1, append=-1)).tolist()
-    with_room, occupied, made = dict[int, IntArray](), 0, 0  # bins by the room that is left in them; a bit for each such room
+    # bins by the room that is left in them; a bit for each such room
+    with_room, occupied, made = dict[int, IntArray](), 0, 0
 
     def leave(some: IntArray, room: int) -> int:
         if not room or not len(some):
@@ -79,7 +86,8 @@ def best_fit(sizes: IntArray, length: int) -> IntArray:
 
 
 class BestFitSource(TokensSource):
-    """Rows of at most `length` tokens, of whole documents. A document that is longer is cut at its end; an empty one is in no row.
+    """Rows of at most `length` tokens, of whole documents. A document that is longer is cut at its
+    end; an empty one is in no row.
 
     Args:
         length: tokens of a row, with its padding.
@@ -103,12 +111,18 @@ class BestFitSource(TokensSource):
         sizes[np.empty(0, np.int64) if left_out is None else left_out] = 0
         chosen = np.flatnonzero(sizes)
         if not len(chosen) and self.count:
-            raise ConfigError(f"max_length={length}: with packing='bfd' no document is left: raise max_length")
+            raise ConfigError(
+                f"max_length={length}: with packing='bfd' no document is left: raise max_length"
+            )
         windows = edges[chosen] // max(_ROWS * length, _LEAST)
         cuts = [0, *(np.flatnonzero(np.diff(windows)) + 1).tolist(), len(chosen)]
         documents, counts, rows = list[IntArray](), list[IntArray](), list[int]()
         for first, last in itertools.pairwise(cuts):
-            bins = best_fit(sizes[chosen[first:last]], length) if last > first else np.empty(0, np.int64)
+            bins = (
+                best_fit(sizes[chosen[first:last]], length)
+                if last > first
+                else np.empty(0, np.int64)
+            )
             _, firsts, of = np.unique(bins, return_index=True, return_inverse=True)
             ranks = np.empty(len(firsts), np.int64)
             ranks[np.argsort(firsts)] = np.arange(len(firsts))  # by the first document of each
@@ -117,7 +131,9 @@ class BestFitSource(TokensSource):
             counts.append(np.bincount(numbers, minlength=len(firsts)))
             rows.append(len(firsts))
         self._documents = SharedArray(np.concatenate(documents))
-        self._firsts = SharedArray(np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64))
+        self._firsts = SharedArray(
+            np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
+        )
         self._rows = SharedArray(np.array([count for count in rows if count], np.int64))
         self.filled: int = int(sizes.sum())
         """Tokens of all rows, without padding."""
@@ -130,7 +146,9 @@ class BestFitSource(TokensSource):
         rows, firsts = np.asarray(indices, np.int64), self._firsts.array
         counts = firsts[rows + 1] - firsts[rows]
         starts = np.cumsum(counts) - counts
-        return self._documents.array[np.arange(int(counts.sum())) + np.repeat(firsts[rows] - starts, counts)], counts
+        return self._documents.array[
+            np.arange(int(counts.sum())) + np.repeat(firsts[rows] - starts, counts)
+        ], counts
 
     def _ranges_of(self, documents: IntArray) -> tuple[IntArray, IntArray]:
         edges = self.tokens.short[0]
@@ -169,19 +187,26 @@ class BestFitSource(TokensSource):
 
     def how(self) -> dict[str, str]:
         share = self.filled / max(1, len(self) * self.length)
-        rows = f"{len(self):,} of {self.length:,} tokens, of whole documents by best fit decreasing; {share:.2%} of them no padding"
+        rows = (
+            f"{len(self):,} of {self.length:,} tokens, of whole documents by best fit decreasing; "
+            f"{share:.2%} of them no padding"
+        )
         return {**super().how(), "rows": rows}
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """For each row a dict of "input_ids", "document_ids" and "position_ids"."""
         dtypes = {"input_ids": np.int64, "document_ids": np.int32, "position_ids": np.int64}
-        columns = {name: np.empty((len(indices), self.length), dtype) for name, dtype in dtypes.items()}
+        columns = {
+            name: np.empty((len(indices), self.length), dtype) for name, dtype in dtypes.items()
+        }
         self.read_columns(indices, columns)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def read_columns(self, indices: Sequence[int], outs: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Writes rows into the rows of arrays [rows, length]: "input_ids"; "document_ids", numbered from 0 in each row, and `PADDING`; and
-        "position_ids", which begin anew with each document and with the padding."""
+        """Writes rows into the rows of arrays [rows, length]: "input_ids"; "document_ids", numbered
+        from 0 in each row, and `PADDING`; and "position_ids", which begin anew with each document
+        and with the padding.
+        """
         ids, length = outs["input_ids"], self.length
         documents, counts = self.documents_of(indices)
         begins, ends = self._ranges_of(documents)
@@ -190,15 +215,20 @@ class BestFitSource(TokensSource):
         before = np.cumsum(sizes) - sizes
         starts = before - before[firsts][rows]  # of each document, in its row
         flat = ids.reshape(-1)
-        for part, to in zip(self.tokens.parts(begins, ends), (rows * length + starts).tolist(), strict=True):
+        for part, to in zip(
+            self.tokens.parts(begins, ends), (rows * length + starts).tolist(), strict=True
+        ):
             flat[to : to + len(part)] = part
         used = _sums(sizes, firsts)
         for row, end in enumerate(used.tolist()):
             ids[row, end:] = self.padding
-        each = np.insert(sizes, firsts + counts, length - used)  # with the padding of each row as one more document
+        # with the padding of each row as one more document
+        each = np.insert(sizes, firsts + counts, length - used)
         numbers = np.insert(np.arange(len(sizes)) - firsts[rows], firsts + counts, PADDING)
         outs["document_ids"].reshape(-1)[:] = np.repeat(numbers, each)
-        outs["position_ids"].reshape(-1)[:] = np.arange(len(counts) * length) - np.repeat(np.cumsum(each) - each, each)
+        outs["position_ids"].reshape(-1)[:] = np.arange(len(counts) * length) - np.repeat(
+            np.cumsum(each) - each, each
+        )
 
 
 def _sums(sizes: IntArray, firsts: IntArray) -> IntArray:

@@ -1,7 +1,8 @@
 """Documents, windows and blocks of one long array of tokens, read at random.
 
-A document is a stretch of it, a window a part of a document, a block the next so many tokens whatever documents they are of. All are
-found by arithmetic, and read where they lie: in memory, or by ranges of a file.
+A document is a stretch of it, a window a part of a document, a block the next so many tokens
+whatever documents they are of. All are found by arithmetic, and read where they lie: in memory, or
+by ranges of a file.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Tokens(ABC):
     @property
     @abstractmethod
     def short(self) -> list[npt.NDArray[Any]]:
-        """Where each document begins and the last one ends ([documents + 1] int64); and the numbers of documents that are left out, where
-        there may be such.
+        """Where each document begins and the last one ends ([documents + 1] int64); and the numbers
+        of documents that are left out, where there may be such.
 
         Raises:
             AccessError, FileChangedError: their file is gone, or has been changed.
@@ -116,7 +117,8 @@ class TokensSource(Locatable):
     Args:
         tokens: of all documents.
         fingerprint: of the texts and of what they were made with.
-        where: for messages: what the tokens are of; or what says where a document lies, by its number.
+        where: for messages: what the tokens are of; or what says where a document lies, by its
+            number.
 
     Attributes:
         count: of all tokens.
@@ -133,11 +135,15 @@ class TokensSource(Locatable):
 
     @abstractmethod
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the tokens of each sample begin and end. Later samples begin at later tokens, or at the same."""
+        """Where the tokens of each sample begin and end. Later samples begin at later tokens, or
+        at the same.
+        """
 
     @abstractmethod
     def _first_from(self, places: IntArray) -> IntArray:
-        """The number of the first sample that begins at a token or behind it, for each of some tokens; where none does, `len`."""
+        """The number of the first sample that begins at a token or behind it, for each of some
+        tokens; where none does, `len`.
+        """
 
     def document_of(self, indices: IntArray) -> IntArray:
         """The number of the document that each sample begins in."""
@@ -160,8 +166,11 @@ class TokensSource(Locatable):
 
     def blocks_of(self, nbytes: int) -> IntArray:
         """Samples that begin within the same `nbytes` of the tokens, as they are stored."""
-        places = np.arange(0, self.count, nbytes // self.dtype.itemsize)  # the first token of each block
-        return np.diff(distinct(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
+        # the first token of each block
+        places = np.arange(0, self.count, nbytes // self.dtype.itemsize)
+        return np.diff(
+            distinct(np.concatenate([[0], self._first_from(places), [len(self)]]))
+        ).astype(np.int64)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         return self.tokens.byte_ranges(*self._reach(distinct(indices)))
@@ -172,9 +181,16 @@ class TokensSource(Locatable):
 
     def how(self) -> dict[str, str]:
         tokens = self.tokens
-        where = f"by ranges from {tokens.shown}" if tokens.shown else "in memory, which workers share"
+        where = (
+            f"by ranges from {tokens.shown}" if tokens.shown else "in memory, which workers share"
+        )
         made = f", made with {tokens.made_with}" if tokens.made_with else ""
-        said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {where}{made}"}
+        said = {
+            "tokens": (
+                f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, "
+                f"{where}{made}"
+            )
+        }
         return {**said, "files": self.files.explain()} if self.is_remote else said
 
     def fingerprint(self) -> str:
@@ -182,7 +198,9 @@ class TokensSource(Locatable):
 
     def location(self, index: int) -> str:
         document = int(self.document_of(np.array([index]))[0])
-        return self.where(document) if callable(self.where) else f"{self.where}, document {document:,}"
+        return (
+            self.where(document) if callable(self.where) else f"{self.where}, document {document:,}"
+        )
 
 
 class DocumentsSource(TokensSource):
@@ -190,7 +208,8 @@ class DocumentsSource(TokensSource):
 
     Args:
         max_length: tokens of a sample, at most; None: all.
-        stride: tokens from the beginning of one window to that of the next; a document's last window is as long as what is left.
+        stride: tokens from the beginning of one window to that of the next; a document's last
+            window is as long as what is left.
         left_out: numbers of documents that have no windows.
     """
 
@@ -208,7 +227,11 @@ class DocumentsSource(TokensSource):
         sizes = np.diff(tokens.short[0])
         self._nbytes = self.count * self.dtype.itemsize
         if stride is None and max_length is not None:
-            self._nbytes = int(np.minimum(sizes * self.dtype.itemsize, max_length * self.dtype.itemsize + GAP).sum())
+            self._nbytes = int(
+                np.minimum(
+                    sizes * self.dtype.itemsize, max_length * self.dtype.itemsize + GAP
+                ).sum()
+            )
         self._first: SharedArray | None = None  # the number of each document's first window
         if stride is not None and max_length is not None:
             counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
@@ -224,17 +247,23 @@ class DocumentsSource(TokensSource):
             begins, ends = edges[indices], edges[indices + 1]
         else:
             documents = self.document_of(indices)
-            begins = edges[documents] + (indices - self._first.array[documents]) * (self._stride or 1)
+            begins = edges[documents] + (indices - self._first.array[documents]) * (
+                self._stride or 1
+            )
             ends = edges[documents + 1]
-        return begins, ends if self._max_length is None else np.minimum(ends, begins + self._max_length)
+        return begins, ends if self._max_length is None else np.minimum(
+            ends, begins + self._max_length
+        )
 
     def _first_from(self, places: IntArray) -> IntArray:
         edges = self.tokens.short[0]
-        documents = np.searchsorted(edges[:-1], places, side="left")  # the first of each that begins there
+        # the first of each that begins there
+        documents = np.searchsorted(edges[:-1], places, side="left")
         if self._first is None:
             return documents
         first, before = self._first.array, np.maximum(documents - 1, 0)
-        inside = first[before] + -(-np.maximum(0, places - edges[before]) // (self._stride or 1))  # a window of the one before it
+        # a window of the one before it
+        inside = first[before] + -(-np.maximum(0, places - edges[before]) // (self._stride or 1))
         return np.where(documents > 0, np.minimum(first[documents], inside), 0)
 
     @property
@@ -244,21 +273,31 @@ class DocumentsSource(TokensSource):
 
     def document_of(self, indices: IntArray) -> IntArray:
         """The number of each sample's document: an empty one begins where the next does."""
-        return indices if self._first is None else np.searchsorted(self._first.array, indices, side="right") - 1
+        return (
+            indices
+            if self._first is None
+            else np.searchsorted(self._first.array, indices, side="right") - 1
+        )
 
 
 class BlocksSource(TokensSource):
-    """Blocks of `length` tokens, over all documents as if they were one; what is left at the end is no block.
+    """Blocks of `length` tokens, over all documents as if they were one; what is left at the end is
+    no block.
 
     Args:
         length: tokens of a block.
     """
 
-    def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str], length: int) -> None:
+    def __init__(
+        self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str], length: int
+    ) -> None:
         super().__init__(tokens, f"{fingerprint}:blocks of {length}", where)
         self.length = length
         if not len(self) and self.count:
-            raise ConfigError(f"max_length={length}: with packing=True a sample has so many tokens, and there are {self.count:,} in all")
+            raise ConfigError(
+                f"max_length={length}: with packing=True a sample has so many tokens, and there "
+                f"are {self.count:,} in all"
+            )
 
     def __len__(self) -> int:
         return self.count // self.length
@@ -275,20 +314,28 @@ class BlocksSource(TokensSource):
         documents = np.empty((len(indices), self.length), np.int32)
         self.documents_into(indices, documents)
         ids = super().read(indices)
-        return [{"input_ids": one, "document_ids": numbers} for one, numbers in zip(ids, documents, strict=True)]
+        return [
+            {"input_ids": one, "document_ids": numbers}
+            for one, numbers in zip(ids, documents, strict=True)
+        ]
 
     def read_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
         """Writes blocks into rows [blocks, length], which may be of a wider dtype."""
-        np.copyto(rows, self.tokens.blocks(np.asarray(indices, np.int64), self.length))  # narrow, so they stay in the processor's cache
+        # narrow, so they stay in the processor's cache
+        np.copyto(rows, self.tokens.blocks(np.asarray(indices, np.int64), self.length))
 
     def documents_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
-        """Writes the number of each token's document into rows [blocks, length]; numbered from 0 in each block."""
+        """Writes the number of each token's document into rows [blocks, length]; numbered from 0
+        in each block.
+        """
         edges, length = self.tokens.short[0], self.length
         begins = np.asarray(indices, np.int64) * length
         firsts = np.searchsorted(edges, begins, side="right")
-        counts = np.searchsorted(edges, begins + length, side="left") - firsts  # of the edges inside of each block
+        # of the edges inside of each block
+        counts = np.searchsorted(edges, begins + length, side="left") - firsts
         blocks = np.repeat(np.arange(len(begins)), counts)
         inside = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
         rows[...] = 0
-        rows[blocks, edges[inside] - begins[blocks]] = 1  # an empty document begins where the next one does, and is none
+        # an empty document begins where the next one does, and is none
+        rows[blocks, edges[inside] - begins[blocks]] = 1
         np.cumsum(rows, axis=1, out=rows)

@@ -1,6 +1,7 @@
 """Finds episodes in groups of Zarr stores, as hdmf-zarr writes the time series of NWB.
 
-Links are attributes of groups there (``zarr_link``), and single values are arrays of one element (``zarr_dtype``: "scalar").
+Links are attributes of groups there (``zarr_link``), and single values are arrays of one element
+(``zarr_dtype``: "scalar").
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from headrace.errors import FormatError, MissingNameError
 from headrace.io.paths import redact
 from headrace.storage.arrays.decoded import DecodedReader
 from headrace.storage.arrays.reader import ArrayReader
-from headrace.storage.episodes.look import GROUP, EpisodeArray, EpisodeLook, EpisodeOptions, check_static
+from headrace.storage.episodes.look import (
+    GROUP,
+    EpisodeArray,
+    EpisodeLook,
+    EpisodeOptions,
+    check_static,
+)
 from headrace.storage.hdf5.conventions import conversion_by
 from headrace.storage.source import one_after_the_other
 from headrace.storage.zarr.library import StringRows
@@ -56,15 +63,26 @@ class ZarrLook(EpisodeLook[Store, _Group]):
         return [name for name in _nodes(file) if name and _kind(file, name) == GROUP]
 
     def listed(self, file: Store, path: str, name: str) -> list[str]:
-        return [one.decode() if isinstance(one, bytes) else str(one) for one in self._whole(file, name).reshape(-1).tolist()]
+        return [
+            one.decode() if isinstance(one, bytes) else str(one)
+            for one in self._whole(file, name).reshape(-1).tolist()
+        ]
 
     def group(self, file: Store, name: str) -> _Group:
         return _Group(file, name)
 
     def arrays(self, group: _Group) -> Collection[str]:
         below = f"{group.name}/".lstrip("/")
-        names = [name for name in _nodes(group.store) if name.startswith(below) and _kind(group.store, name) == "array"]
-        return [name.removeprefix(below) for name in names if group.store.array(name)[1]["shape"] and not _is_single(group.store, name)]
+        names = [
+            name
+            for name in _nodes(group.store)
+            if name.startswith(below) and _kind(group.store, name) == "array"
+        ]
+        return [
+            name.removeprefix(below)
+            for name in names
+            if group.store.array(name)[1]["shape"] and not _is_single(group.store, name)
+        ]
 
     def attributes(self, group: _Group) -> Mapping[str, Any]:
         return group.store.attributes(group.name)
@@ -76,14 +94,26 @@ class ZarrLook(EpisodeLook[Store, _Group]):
         where = f"{redact(path)}: {place!r}"
         reader: Any = self._opened.rows(group.store, *group.store.array(place))
         if not reader.shape:
-            raise FormatError(f"{where} is a single value, it has no axis of time: name it as static=")
+            raise FormatError(
+                f"{where} is a single value, it has no axis of time: name it as static="
+            )
         if self.options.decode_nwb and isinstance(reader, ArrayReader):
             attributes = group.store.attributes(place)
-            beside = _followed(_Group(group.store, place.rpartition("/")[0]), _CHANNELS) if place.rpartition("/")[2] == _DATA else None
-            packing = conversion_by(
-                reader.dtype, reader.shape, attributes, None if beside is None else lambda: self._whole(group.store, beside), where
+            beside = (
+                _followed(_Group(group.store, place.rpartition("/")[0]), _CHANNELS)
+                if place.rpartition("/")[2] == _DATA
+                else None
             )
-            reader = reader if packing is None else DecodedReader(reader, packing.decode, packing.dtype)
+            packing = conversion_by(
+                reader.dtype,
+                reader.shape,
+                attributes,
+                None if beside is None else lambda: self._whole(group.store, beside),
+                where,
+            )
+            reader = (
+                reader if packing is None else DecodedReader(reader, packing.decode, packing.dtype)
+            )
         return EpisodeArray(tuple(reader.shape), reader.dtype, path, -1, reader)
 
     def value(self, group: _Group, key: str) -> Any:
@@ -92,13 +122,21 @@ class ZarrLook(EpisodeLook[Store, _Group]):
             return None
         metadata = group.store.array(place)[1]
         reader = self._opened.rows(group.store, place, metadata, is_column=True)
-        check_static(key, math.prod(reader.shape) * (1 if reader.dtype.hasobject else reader.dtype.itemsize))
+        check_static(
+            key, math.prod(reader.shape) * (1 if reader.dtype.hasobject else reader.dtype.itemsize)
+        )
         value = self._whole(group.store, place)
-        return value.reshape(())[()] if _is_single(group.store, place) and value.size == 1 else value[()]
+        return (
+            value.reshape(())[()]
+            if _is_single(group.store, place) and value.size == 1
+            else value[()]
+        )
 
     def _whole(self, store: Store, name: str) -> Any:
         reader = self._opened.rows(store, *store.array(name), is_column=True)
-        return reader.whole() if isinstance(reader, StringRows) else reader.whole(one_after_the_other)
+        return (
+            reader.whole() if isinstance(reader, StringRows) else reader.whole(one_after_the_other)
+        )
 
 
 def _nodes(store: Store) -> list[str]:
@@ -115,7 +153,11 @@ def _kind(store: Store, name: str) -> str | None:
 
 def _children(store: Store, parent: str) -> list[str]:
     below = f"{parent}/".lstrip("/")
-    found = (name.removeprefix(below).partition("/")[0] for name in _nodes(store) if name and name.startswith(below))
+    found = (
+        name.removeprefix(below).partition("/")[0]
+        for name in _nodes(store)
+        if name and name.startswith(below)
+    )
     return list(dict.fromkeys(found))
 
 
@@ -124,7 +166,8 @@ def _is_single(store: Store, name: str) -> bool:
 
 
 def _followed(group: _Group, key: str) -> str | None:
-    """The path of an array of a group, which may be a link to another one of the store; None: there is none.
+    """The path of an array of a group, which may be a link to another one of the store; None: there
+    is none.
 
     Raises:
         FormatError: the link leads out of the store.
@@ -137,10 +180,14 @@ def _followed(group: _Group, key: str) -> str | None:
         if isinstance(link, Mapping) and link.get("name") == last:
             target = str(link.get("path", "")).strip("/")
             if ".." in target.split("/"):
-                raise FormatError(f"{redact(group.store.path)}: {path!r} is a link to {target!r}, which leads out of the store")
+                raise FormatError(
+                    f"{redact(group.store.path)}: {path!r} is a link to {target!r}, which leads "
+                    "out of the store"
+                )
             if link.get("source") not in (".", "", None):
                 raise FormatError(
-                    f"{redact(group.store.path)}: {path!r} is a link into {redact(link['source'])!r}: open that store, or leave the key "
+                    f"{redact(group.store.path)}: {path!r} is a link into "
+                    f"{redact(link['source'])!r}: open that store, or leave the key "
                     "out of keys="
                 )
             return target if _kind(group.store, target) == "array" else None

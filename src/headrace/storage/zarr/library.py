@@ -21,7 +21,8 @@ from headrace.storage.zarr.store import Store, key_of
 
 
 class LibraryArrays:
-    """Opens arrays with zarr-python, each process for itself, and each array alone: what else is in a store may be anything. Picklable.
+    """Opens arrays with zarr-python, each process for itself, and each array alone: what else is in
+    a store may be anything. Picklable.
 
     Attributes:
         remote: stores by their URL.
@@ -56,20 +57,25 @@ class LibraryArrays:
             raise
         except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
             where, cause = shown_array(path, name), " ".join(str(error).split())
-            if isinstance(error, ImportError) or type(error).__name__ == "UnknownCodecError":  # of zarr, and of numcodecs
+            # of zarr, and of numcodecs
+            if isinstance(error, ImportError) or type(error).__name__ == "UnknownCodecError":
                 raise FormatError(
-                    f"{where} needs a codec that is not installed ({cause}): install and import the package that registers it with "
+                    f"{where} needs a codec that is not installed ({cause}): install and import "
+                    "the package that registers it with "
                     "zarr; some are extras of numcodecs, such as numcodecs[pcodec]"
                 ) from error
             raise FormatError(
-                f"{where} can't be opened by zarr-python: {cause}; where a data type is unknown, install and import the package that "
+                f"{where} can't be opened by zarr-python: {cause}; where a data type is unknown, "
+                "install and import the package that "
                 "registers it with zarr"
             ) from error
         return array
 
 
 def _load_codecs(codecs: Sequence[dict[str, Any]]) -> None:
-    """Loads what zarr-python takes from numcodecs, which it would not do before it decodes the first chunk."""
+    """Loads what zarr-python takes from numcodecs, which it would not do before it decodes the
+    first chunk.
+    """
     import numcodecs
 
     for codec in codecs:
@@ -98,14 +104,18 @@ class LibraryArray:
 
     @contextlib.contextmanager
     def reading(self, why: str = "") -> Iterator[Any]:
-        """The array, inside of the context; what it raises there names it, and why zarr-python reads it.
+        """The array, inside of the context; what it raises there names it, and why zarr-python
+        reads it.
 
         Raises:
             FileChangedError: it was changed after the store was opened.
         """
         self._store.check_version(self._name)
         key = f"{self._store.path}\0{self._store.library_root}{self._name}"
-        with asking("zarr-python", f"{shown_array(self._store.path, self._name)}{why}"), self._opened.reading(key) as array:
+        with (
+            asking("zarr-python", f"{shown_array(self._store.path, self._name)}{why}"),
+            self._opened.reading(key) as array,
+        ):
             yield array
 
     def check(self, part: tuple[slice, ...]) -> None:
@@ -122,7 +132,10 @@ class LibraryArray:
         if self._store.files.is_remote or not all(array.shape):
             return
         extents = array.shards or array.chunks
-        files = [range(cut.start // extent, -(-cut.stop // extent)) for cut, extent in zip(part, extents, strict=True)]
+        files = [
+            range(cut.start // extent, -(-cut.stop // extent))
+            for cut, extent in zip(part, extents, strict=True)
+        ]
         keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
         self._store.ranges([key_of(self._name, key) for key in keys], checked=False)
 
@@ -146,25 +159,37 @@ def library_chunks(load: LibraryArray, where: str, why: str) -> LibraryChunks:
     """
     with load.reading(f" ({why})") as array:
         shape, chunks, dtype = tuple(array.shape), tuple(array.chunks), array.dtype
-        if 0 not in shape and (min(chunks, default=1) < 1 or math.prod(chunks) * dtype.itemsize > COUNTABLE):
-            raise FormatError(f"{where} has chunks of {list(chunks)} elements: its metadata are damaged")
+        if 0 not in shape and (
+            min(chunks, default=1) < 1 or math.prod(chunks) * dtype.itemsize > COUNTABLE
+        ):
+            raise FormatError(
+                f"{where} has chunks of {list(chunks)} elements: its metadata are damaged"
+            )
         fill = 0 if array.fill_value is None else array.fill_value
     if dtype.hasobject or dtype.kind not in "biufcSUV":
-        raise FormatError(f"{where} holds {dtype}, of which samples can't be made: numbers can, and strings as rows")
+        raise FormatError(
+            f"{where} holds {dtype}, of which samples can't be made: numbers can, and strings as "
+            "rows"
+        )
     return LibraryChunks(Grid(shape, chunks), dtype, load, f"zarr-python: {why}", fill)
 
 
 def holds_strings(metadata: dict[str, Any]) -> bool:
-    """True if metadata describe an array of variable-length strings: of version 2 by the codec vlen-utf8, of version 3 by their type."""
+    """True if metadata describe an array of variable-length strings: of version 2 by the codec
+    vlen-utf8, of version 3 by their type.
+    """
     if metadata.get("zarr_format") == 3:
         return metadata.get("data_type") == "string"
     filters = metadata.get("filters")
     first = filters[0] if isinstance(filters, list) and filters else None
-    return metadata.get("dtype") == "|O" and isinstance(first, dict) and first.get("id") == "vlen-utf8"
+    return (
+        metadata.get("dtype") == "|O" and isinstance(first, dict) and first.get("id") == "vlen-utf8"
+    )
 
 
 class StringRows(LibraryRows):
-    """Rows of strings. What a batch needs is read by one call, so that each chunk is decoded once a batch.
+    """Rows of strings. What a batch needs is read by one call, so that each chunk is decoded once a
+    batch.
 
     Args:
         array: reads them.

@@ -1,4 +1,5 @@
-"""A remote Zarr store as zarr-python sees it, so that its bytes come by the same requests, with the same retries, as all others.
+"""A remote Zarr store as zarr-python sees it, so that its bytes come by the same requests, with the
+same retries, as all others.
 
 Imported where it is needed, since zarr-python takes its time.
 """
@@ -9,7 +10,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
 
 from headrace.storage.zarr.store import Store as ZarrStore
 
@@ -24,7 +31,9 @@ class LibraryStore(Store):
         super().__init__(read_only=True)
         self._store = store
 
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
         start, stop = _bounds(byte_range)
         data = await asyncio.to_thread(self._store.content, key, start, stop)
         return None if data is None else prototype.buffer.from_bytes(data)

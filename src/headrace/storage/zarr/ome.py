@@ -1,8 +1,9 @@
 """Images of OME-NGFF in a Zarr store: their arrays, and where in space their voxels lie.
 
-Versions 0.4 and 0.5 (https://ngff.openmicroscopy.org): a group whose attributes list "multiscales": the axes, and the same image at
-several voxel sizes. A voxel's index is that of its centre: the centre of voxel i lies at ``scale * i + translation``, where both are
-made of the level's transformations and, after these, of those of the whole image.
+Versions 0.4 and 0.5 (https://ngff.openmicroscopy.org): a group whose attributes list "multiscales":
+the axes, and the same image at several voxel sizes. A voxel's index is that of its centre: the
+centre of voxel i lies at ``scale * i + translation``, where both are made of the level's
+transformations and, after these, of those of the whole image.
 """
 
 from __future__ import annotations
@@ -67,26 +68,38 @@ class Image:
         """The level whose voxels are nearest in size; None: the first.
 
         Args:
-            scale: a number: the least of a voxel's extents; several: those along all axes of space; a mapping: along the axes it names.
+            scale: a number: the least of a voxel's extents; several: those along all axes of space;
+                a mapping: along the axes it names.
 
         Raises:
-            ConfigError: it names no such extents, or no level is within a factor of 2 along each axis.
+            ConfigError: it names no such extents, or no level is within a factor of 2 along each
+                axis.
         """
         if scale is None:
             return self.levels[0]
-        space = [number for number, axis in enumerate(self.axes) if axis.kind == "space"] or [*range(len(self.axes))]
+        space = [number for number, axis in enumerate(self.axes) if axis.kind == "space"] or [
+            *range(len(self.axes))
+        ]
         is_one = isinstance(scale, int | float)
         if isinstance(scale, int | float):
             wanted = [float(scale)]
         elif isinstance(scale, Mapping):
             if not scale or set(scale) - set(self.names):
-                raise ConfigError(f"scale={dict(scale)} must name some of the axes {', '.join(self.names)} of {self.where}")
-            space, wanted = [self.names.index(name) for name in scale], [float(extent) for extent in scale.values()]
+                raise ConfigError(
+                    f"scale={dict(scale)} must name some of the axes {', '.join(self.names)} of "
+                    f"{self.where}"
+                )
+            space, wanted = (
+                [self.names.index(name) for name in scale],
+                [float(extent) for extent in scale.values()],
+            )
         else:
             wanted = [float(extent) for extent in scale]
             if len(wanted) != len(space):
                 names = ", ".join(self.names[number] for number in space)
-                raise ConfigError(f"scale={wanted} needs {len(space)} extents, along {names} of {self.where}")
+                raise ConfigError(
+                    f"scale={wanted} needs {len(space)} extents, along {names} of {self.where}"
+                )
         if not all(extent > 0 and math.isfinite(extent) for extent in wanted):
             raise ConfigError(f"scale={scale!r}: the extents of a voxel are positive numbers")
 
@@ -97,13 +110,22 @@ class Image:
 
         found = min(self.levels, key=lambda level: sum(off(level)))
         if max(off(found)) > math.log(_FARTHEST) + _TIE:
-            has = "; ".join(f"{level.path!r} {[level.scale[number] for number in space]}" for level in self.levels)
-            raise ConfigError(f"scale={scale!r}: no level of {self.where} is within a factor of 2; voxels have, along the same axes: {has}")
+            has = "; ".join(
+                f"{level.path!r} {[level.scale[number] for number in space]}"
+                for level in self.levels
+            )
+            raise ConfigError(
+                f"scale={scale!r}: no level of {self.where} is within a factor of 2; voxels have, "
+                f"along the same axes: {has}"
+            )
         return found
 
 
-def nearest(here: tuple[float, float], extent: int, there: tuple[float, float], size: int) -> npt.NDArray[np.int64]:
-    """For each voxel along an axis of one array the one of another array whose centre is nearest, [extent]; -1: none covers it.
+def nearest(
+    here: tuple[float, float], extent: int, there: tuple[float, float], size: int
+) -> npt.NDArray[np.int64]:
+    """For each voxel along an axis of one array the one of another array whose centre is nearest,
+    [extent]; -1: none covers it.
 
     Args:
         here: scale and translation of the first array along the axis.
@@ -111,7 +133,8 @@ def nearest(here: tuple[float, float], extent: int, there: tuple[float, float], 
         there, size: the same of the other array.
     """
     centres = (np.arange(extent) * here[0] + (here[1] - there[1])) / there[0]
-    places = np.floor(centres + 0.5 + _TIE).astype(np.int64)  # of two that are as near the upper one, also after rounding errors
+    # of two that are as near the upper one, also after rounding errors
+    places = np.floor(centres + 0.5 + _TIE).astype(np.int64)
     return np.where((places >= 0) & (places < size), places, -1)
 
 
@@ -129,7 +152,8 @@ def image_at(store: Store, name: str) -> Image | None:
         return None
     try:
         version = str(ome.get("version", images[0].get("version", "")))
-        if [int(part) for part in version.split(".")[:2] if part.isdecimal()] > [0, 5]:  # such as 0.6 and 0.6.dev1
+        # such as 0.6 and 0.6.dev1
+        if [int(part) for part in version.split(".")[:2] if part.isdecimal()] > [0, 5]:
             raise FormatError(
                 f"{where} is of OME-NGFF {version}, which is not supported yet; 0.4 and 0.5 are: "
                 "pass the path of an array as dataset_name, or convert it"
@@ -138,14 +162,21 @@ def image_at(store: Store, name: str) -> Image | None:
     except FormatError:
         raise
     except (TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError) as error:
-        raise FormatError(f"{where}: its OME-NGFF metadata are damaged: {type(error).__name__}: {error}") from error
+        raise FormatError(
+            f"{where}: its OME-NGFF metadata are damaged: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _image(metadata: dict[str, Any], name: str, where: str, version: str) -> Image:
     if not all(isinstance(axis, dict) for axis in metadata.get("axes", [None])):
         remedy = "give the path of an array as dataset_name, or convert it"
-        raise FormatError(f"{where} is of OME-NGFF {version or '0.3 or older'}; 0.4 and 0.5 are read: {remedy}")
-    axes = tuple(Axis(str(one["name"]), str(one.get("type", "")), str(one.get("unit") or "")) for one in metadata["axes"])
+        raise FormatError(
+            f"{where} is of OME-NGFF {version or '0.3 or older'}; 0.4 and 0.5 are read: {remedy}"
+        )
+    axes = tuple(
+        Axis(str(one["name"]), str(one.get("type", "")), str(one.get("unit") or ""))
+        for one in metadata["axes"]
+    )
     if len({axis.name for axis in axes}) != len(axes):
         raise ValueError(f"two axes of one name: {[axis.name for axis in axes]}")
     after, levels = _transform(metadata, len(axes)), list[Level]()
@@ -161,7 +192,9 @@ def _image(metadata: dict[str, Any], name: str, where: str, version: str) -> Ima
     return Image(name, where, axes, tuple(levels))
 
 
-def _transform(metadata: dict[str, Any], axes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _transform(
+    metadata: dict[str, Any], axes: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Scale and translation that the transformations of an image or level make together."""
     scale, translation = np.ones(axes), np.zeros(axes)
     for one in metadata.get("coordinateTransformations", []):
@@ -169,7 +202,9 @@ def _transform(metadata: dict[str, Any], axes: int) -> tuple[npt.NDArray[np.floa
         if kind == "identity":
             continue
         if kind not in ("scale", "translation"):
-            raise ValueError(f"a transformation of type {kind!r}, where a scale and a translation may stand")
+            raise ValueError(
+                f"a transformation of type {kind!r}, where a scale and a translation may stand"
+            )
         values = np.array(one[kind], np.float64)
         if values.shape != (axes,) or not np.isfinite(values).all():
             raise ValueError(f"a {kind} of {one[kind]} for {axes} axes")
@@ -183,7 +218,9 @@ def _transform(metadata: dict[str, Any], axes: int) -> tuple[npt.NDArray[np.floa
 
 
 def labels_at(store: Store, group: str, name: str) -> str | None:
-    """The path of a group of labels that belongs to an image; None: the image has none of that name."""
+    """The path of a group of labels that belongs to an image; None: the image has none of that
+    name.
+    """
     for path in (key_of(group, f"labels/{name}"), name.strip("/")):
         if store.metadata(path) is not None:
             return path
@@ -196,4 +233,6 @@ def missing_labels(store: Store, group: str, name: str) -> MissingNameError:
     ome = said.get("ome", said)
     names = ome.get("labels", []) if isinstance(ome, dict) else []
     has = ", ".join(map(repr, names)) if isinstance(names, list) and names else "none"
-    return MissingNameError(f"{redact(store.path)} has no labels {name!r}; its image {group or '/'!r} lists: {has}")
+    return MissingNameError(
+        f"{redact(store.path)} has no labels {name!r}; its image {group or '/'!r} lists: {has}"
+    )

@@ -1,10 +1,12 @@
 """Rows of Zarr arrays as samples, and the readers of arrays, directly or through zarr-python.
 
-Chunks come straight from their files where the metadata say nothing but what is known here: a regular grid, the codecs of
-`headrace.storage.arrays.codecs`, perhaps shards. Everything else goes through zarr-python. `Chunks.how` says which, and why.
+Chunks come straight from their files where the metadata say nothing but what is known here: a
+regular grid, the codecs of `headrace.storage.arrays.codecs`, perhaps shards. Everything else goes
+through zarr-python. `Chunks.how` says which, and why.
 
-Remote chunks that are files of their own are fetched whole: so nobody needs to ask for their sizes first. Where rows lie in chunks of
-several rows as they are, the sizes are asked for, and rows are fetched.
+Remote chunks that are files of their own are fetched whole: so nobody needs to ask for their sizes
+first. Where rows lie in chunks of several rows as they are, the sizes are asked for, and rows are
+fetched.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
-from headrace.storage.zarr.library import LibraryArray, LibraryArrays, StringRows, close_array, holds_strings, library_chunks
+from headrace.storage.zarr.library import (
+    LibraryArray,
+    LibraryArrays,
+    StringRows,
+    close_array,
+    holds_strings,
+    library_chunks,
+)
 from headrace.storage.zarr.shards import ArrayFiles, shards_of
 from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import open_store
@@ -36,11 +45,14 @@ class OpenZarr(OpenArrays[Any]):
 
     Args:
         files: of the server that they lie on; None: of this machine.
-        direct: read the files themselves where their layout is known; False: through zarr-python alone.
+        direct: read the files themselves where their layout is known; False: through zarr-python
+            alone.
         missing: "fill": a chunk that was never written has the fill value; "error": it is an error.
     """
 
-    def __init__(self, files: Files | None = None, *, direct: bool = True, missing: str = "fill") -> None:
+    def __init__(
+        self, files: Files | None = None, *, direct: bool = True, missing: str = "fill"
+    ) -> None:
         self._direct, self._missing = direct, missing
         self._arrays = LibraryArrays()
         super().__init__(files or LocalFiles(), self._arrays, close_array)
@@ -55,7 +67,10 @@ class OpenZarr(OpenArrays[Any]):
         Raises:
             DataNotFoundError, AccessError, FormatError, RemoteError: see `open_store`.
         """
-        nodes, known = [name.strip("/") for name in names if name], self._arrays.remote.get(os.fspath(path))
+        nodes, known = (
+            [name.strip("/") for name in names if name],
+            self._arrays.remote.get(os.fspath(path)),
+        )
         if known is not None:
             known.fetch_metadata(nodes)
             return known
@@ -81,46 +96,84 @@ class OpenZarr(OpenArrays[Any]):
             store, name: of the array.
             metadata: of it.
             by_row: True if rows will be read, and not boxes.
-            is_column: True for targets, which are read directly where they can be, with fill values.
+            is_column: True for targets, which are read directly where they can be, with fill
+                values.
             axis: along which rows lie.
-            required: True for the columns of a pack, which are read directly, and of which no chunk may be missing.
+            required: True for the columns of a pack, which are read directly, and of which no chunk
+                may be missing.
 
         Raises:
             FormatError: zarr-python can't open it either, or its elements are no numbers.
             ConfigError: missing="error", and only zarr-python can read it, which does not tell.
         """
-        direct, missing = (True, "error" if required else "fill") if is_column or required else (self._direct, self._missing)
-        chunks: Chunks | str = self._direct_chunks(store, name, metadata, missing, by_row and not axis) if direct else "direct=False"
+        direct, missing = (
+            (True, "error" if required else "fill")
+            if is_column or required
+            else (self._direct, self._missing)
+        )
+        chunks: Chunks | str = (
+            self._direct_chunks(store, name, metadata, missing, by_row and not axis)
+            if direct
+            else "direct=False"
+        )
         if isinstance(chunks, str):
-            chunks = library_chunks(self._library_array(store, name, missing, chunks), shown_array(store.path, name), chunks)
+            chunks = library_chunks(
+                self._library_array(store, name, missing, chunks),
+                shown_array(store.path, name),
+                chunks,
+            )
             self.library.close()
         key = f"{store.path}\0{name}"
-        return AxisReader(chunks, self.chunks, key, axis, in_bands=False) if axis else ArrayReader(chunks, self.chunks, key)
+        return (
+            AxisReader(chunks, self.chunks, key, axis, in_bands=False)
+            if axis
+            else ArrayReader(chunks, self.chunks, key)
+        )
 
     def rows(
-        self, store: Store, name: str, metadata: dict[str, Any], is_column: bool = False, axis: int | str = 0
+        self,
+        store: Store,
+        name: str,
+        metadata: dict[str, Any],
+        is_column: bool = False,
+        axis: int | str = 0,
     ) -> ArrayReader | StringRows:
         """A reader of the rows of an array, which lie along an axis, given by its number or name.
 
         Raises:
-            FormatError, ConfigError: see `reader`; no such axis, or one of strings, whose rows lie along the first axis only.
+            FormatError, ConfigError: see `reader`; no such axis, or one of strings, whose rows lie
+                along the first axis only.
         """
         where = shown_array(store.path, name)
-        number = axis_number(axis, metadata["shape"], store.axis_names(name, metadata), where) if axis and metadata["shape"] else 0
+        number = (
+            axis_number(axis, metadata["shape"], store.axis_names(name, metadata), where)
+            if axis and metadata["shape"]
+            else 0
+        )
         if not holds_strings(metadata):
             return self.reader(store, name, metadata, is_column=is_column, axis=number)
         if number:
-            raise ConfigError(f"axis={axis!r}: {where} has elements of any size, so its samples lie along the first axis only")
-        rows = StringRows(self._library_array(store, name, "fill" if is_column else self._missing, "strings"))
+            raise ConfigError(
+                f"axis={axis!r}: {where} has elements of any size, so its samples lie along the "
+                "first axis only"
+            )
+        rows = StringRows(
+            self._library_array(store, name, "fill" if is_column else self._missing, "strings")
+        )
         self.library.close()
         return rows
 
     def _library_array(self, store: Store, name: str, missing: str, why: str) -> LibraryArray:
         if missing == "error":
-            raise ConfigError(f"missing='error' can't be had for {shown_array(store.path, name)}, which zarr-python reads: {why}")
+            raise ConfigError(
+                f"missing='error' can't be had for {shown_array(store.path, name)}, which "
+                f"zarr-python reads: {why}"
+            )
         return LibraryArray(self.library, store, name)
 
-    def _direct_chunks(self, store: Store, name: str, metadata: dict[str, Any], missing: str, by_row: bool) -> DirectChunks | str:
+    def _direct_chunks(
+        self, store: Store, name: str, metadata: dict[str, Any], missing: str, by_row: bool
+    ) -> DirectChunks | str:
         """The chunks of an array; or why only zarr-python can read it."""
         if not self.files.is_remote and not hasattr(os, "preadv"):
             return "this system has no preadv"
@@ -132,16 +185,35 @@ class OpenZarr(OpenArrays[Any]):
             return "a zip file that is compressed itself"
         if not layout.shape or 0 in layout.shape:
             return "it has no elements"
-        grid, pipeline, is_sharded = Grid(layout.shape, layout.chunks), Pipeline(layout.codecs), layout.index_at is not None
+        grid, pipeline, is_sharded = (
+            Grid(layout.shape, layout.chunks),
+            Pipeline(layout.codecs),
+            layout.index_at is not None,
+        )
         in_parts = by_row and not pipeline and layout.order == "C" and layout.chunks[0] > 1
         as_files = store.reads_whole and not is_sharded and not in_parts
-        index = shards_of(store, name, layout) if is_sharded else ArrayFiles(store, name, layout, as_files)
+        index = (
+            shards_of(store, name, layout)
+            if is_sharded
+            else ArrayFiles(store, name, layout, as_files)
+        )
         way = "files fetched whole" if as_files else "ranges" if self.files.is_remote else "pread"
-        how = (f"{way} + {pipeline}" if pipeline else way) + (" out of shards" if is_sharded else "")
+        how = (f"{way} + {pipeline}" if pipeline else way) + (
+            " out of shards" if is_sharded else ""
+        )
         return DirectChunks(
-            grid, layout.dtype, index, pipeline, self.files, fill=layout.fill, order=layout.order, where=ChunkNames(store.path, name, grid),
-            how=how, check=None if is_sharded else store.check_content, required=missing == "error",
-        )  # fmt: skip
+            grid,
+            layout.dtype,
+            index,
+            pipeline,
+            self.files,
+            fill=layout.fill,
+            order=layout.order,
+            where=ChunkNames(store.path, name, grid),
+            how=how,
+            check=None if is_sharded else store.check_content,
+            required=missing == "error",
+        )
 
 
 class ZarrSource(ArraysSource):
@@ -150,13 +222,15 @@ class ZarrSource(ArraysSource):
     Args:
         path: a local folder or zip file, or a URL.
         name: array inside the store, or several of equal length; None: the only one there is.
-        opened: what is open and decoded, to be shared with other sources; for a URL it knows the server.
+        opened: what is open and decoded, to be shared with other sources; for a URL it knows the
+            server.
         column: the name of an array of which `column` will be asked for.
         axis: along which samples lie: its number, or its name.
         **options: of `OpenZarr`, where there is none.
 
     Raises:
-        DataNotFoundError, FormatError, MissingNameError: see `open_store`, `Store.array`, `OpenZarr.reader`.
+        DataNotFoundError, FormatError, MissingNameError: see `open_store`, `Store.array`,
+            `OpenZarr.reader`.
     """
 
     _opened: OpenZarr
@@ -175,15 +249,25 @@ class ZarrSource(ArraysSource):
         wanted = [name] if name is None or isinstance(name, str) else list(name)
         self._store = opened.store(path, [*wanted, column])
         shown, arrays = redact(self._store.path), dict(self._store.array(one) for one in wanted)
-        fields = {one: opened.rows(self._store, one, metadata, axis=axis) for one, metadata in arrays.items()}
+        fields = {
+            one: opened.rows(self._store, one, metadata, axis=axis)
+            for one, metadata in arrays.items()
+        }
         for one, field in fields.items():
             if not field.shape:
-                raise FormatError(f"{shown_array(shown, one)} is a single value, it has no axis of samples")
-        chunks: list[Any] = [field.chunks.grid.chunks if isinstance(field, ArrayReader) else None for field in fields.values()]
+                raise FormatError(
+                    f"{shown_array(shown, one)} is a single value, it has no axis of samples"
+                )
+        chunks: list[Any] = [
+            field.chunks.grid.chunks if isinstance(field, ArrayReader) else None
+            for field in fields.values()
+        ]
         if axis:  # of arrays that are read along another axis the fingerprint is another one
             chunks = [[extents, axis] for extents in chunks]
         is_one = name is None or isinstance(name, str)
-        super().__init__(shown, opened, next(iter(arrays)) if is_one else tuple(arrays), fields, chunks)
+        super().__init__(
+            shown, opened, next(iter(arrays)) if is_one else tuple(arrays), fields, chunks
+        )
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets.
@@ -193,7 +277,10 @@ class ZarrSource(ArraysSource):
         """
         reader = self._opened.rows(self._store, *self._store.array(name), is_column=True)
         if not reader.shape or reader.shape[0] != len(self):
-            raise FormatError(f"{shown_array(self.path, name)} has shape {reader.shape}, not one row for each of {len(self)} samples")
+            raise FormatError(
+                f"{shown_array(self.path, name)} has shape {reader.shape}, not one row for each "
+                f"of {len(self)} samples"
+            )
         if isinstance(reader, StringRows):
             return reader.whole()
         return reader.whole(self.run)

@@ -2,15 +2,17 @@
 
 NOTE [ remote shards ]
 
-* Before its chunks can be read, a shard's version must be requested and its index read: two round trips, for all needed shards together.
-  For arrays with a limited number of shards this is done when they are first opened, and cached (see `headrace.io.index`): the index of the
-  shards holds the size, version and index of each.
-* When the store is opened again, some shards are compared with the cached index, and every read requests the cached version. A shard that
-  was replaced is an error, and the cached index is removed, so that the next start builds it again.
-* An index that was written elsewhere (`headrace.write_index`) has no versions. They are requested when a shard is first read. A shard whose
-  size differs from that in the index is an error.
-* For an array with very many shards and no index, versions and indexes are requested when they are needed; in mode streaming, for the next
-  batches together.
+* Before its chunks can be read, a shard's version must be requested and its index read: two round
+  trips, for all needed shards together. For arrays with a limited number of shards this is done
+  when they are first opened, and cached (see `headrace.io.index`): the index of the shards holds
+  the size, version and index of each.
+* When the store is opened again, some shards are compared with the cached index, and every read
+  requests the cached version. A shard that was replaced is an error, and the cached index is
+  removed, so that the next start builds it again.
+* An index that was written elsewhere (`headrace.write_index`) has no versions. They are requested
+  when a shard is first read. A shard whose size differs from that in the index is an error.
+* For an array with very many shards and no index, versions and indexes are requested when they are
+  needed; in mode streaming, for the next batches together.
 """
 
 from __future__ import annotations
@@ -50,11 +52,17 @@ class ArrayFiles(ChunkIndex):
 
     Args:
         store, name, layout: of the array.
-        whole: say nothing of the files' sizes, which would have to be asked for, and nothing of whether they are there.
+        whole: say nothing of the files' sizes, which would have to be asked for, and nothing of
+            whether they are there.
     """
 
     def __init__(self, store: Store, name: str, layout: Layout, whole: bool = False) -> None:
-        self.store, self.name, self._separator, self._is_sharded = store, name, layout.separator, layout.index_at is not None
+        self.store, self.name, self._separator, self._is_sharded = (
+            store,
+            name,
+            layout.separator,
+            layout.index_at is not None,
+        )
         self._counts = Grid(layout.shape, layout.files).counts
         first = "/".join(part for part in (name, layout.prefix) if part)
         self._first = first + (layout.separator if layout.prefix else "/") if first else ""
@@ -72,8 +80,13 @@ class ArrayFiles(ChunkIndex):
     def _names(self, start: str, numbers: IntArray | Sequence[int]) -> list[str]:
         if math.prod(self._counts[1:]) == 1:
             end = f"{self._separator}0" * (len(self._counts) - 1)
-            return [f"{start}{number}{end}" for number in (numbers.tolist() if isinstance(numbers, np.ndarray) else numbers)]
-        places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), self._counts), axis=1).tolist()
+            return [
+                f"{start}{number}{end}"
+                for number in (numbers.tolist() if isinstance(numbers, np.ndarray) else numbers)
+            ]
+        places = np.stack(
+            np.unravel_index(np.asarray(numbers, np.int64), self._counts), axis=1
+        ).tolist()
         return [start + self._separator.join(map(str, place)) for place in places]
 
     def read_files(self, numbers: Sequence[int]) -> list[bytes | None]:
@@ -92,7 +105,8 @@ class ArrayFiles(ChunkIndex):
         if self.whole_files:
             return ByteRanges.of((url, 0, WHOLE) for url in self.urls(numbers))
         self.store.check_version(self.name)
-        return self.store.ranges(self.keys(numbers), checked=not self._is_sharded)  # parts of shards have checksums of their own
+        # parts of shards have checksums of their own
+        return self.store.ranges(self.keys(numbers), checked=not self._is_sharded)
 
     def check(self, number: int) -> None:
         if not self.store.files.is_remote:
@@ -105,8 +119,8 @@ class _Index(NamedTuple):
     Attributes:
         path: of the file.
         size: of the shard.
-        rows: for each chunk its offset in the file and its bytes, one after the other; -1 where nothing was written. A memoryview gives
-            single numbers faster than an array does.
+        rows: for each chunk its offset in the file and its bytes, one after the other; -1 where
+            nothing was written. A memoryview gives single numbers faster than an array does.
     """
 
     path: str
@@ -115,17 +129,23 @@ class _Index(NamedTuple):
 
 
 class Shards(ChunkIndex):
-    """Where the chunks in shards lie, by the shards' indices, of which each process holds those it used last; see NOTE [ remote shards ].
+    """Where the chunks in shards lie, by the shards' indices, of which each process holds those it
+    used last; see NOTE [ remote shards ].
 
     Args:
         whole, layout: of the array.
         cached: what is cached of remote shards.
     """
 
-    def __init__(self, whole: ArrayFiles, layout: Layout, cached: CachedShards | None = None) -> None:
+    def __init__(
+        self, whole: ArrayFiles, layout: Layout, cached: CachedShards | None = None
+    ) -> None:
         self.whole, self._at, self._cached = whole, layout.index_at, cached
         self._files: Files = whole.store.files
-        self._shards, self._chunks = Grid(layout.shape, layout.files), Grid(layout.shape, layout.chunks)
+        self._shards, self._chunks = (
+            Grid(layout.shape, layout.files),
+            Grid(layout.shape, layout.chunks),
+        )
         self._inside = tuple(f // c for f, c in zip(layout.files, layout.chunks, strict=True))
         self.chunks_each: int = math.prod(self._inside)
         self._is_flat = self._chunks.inner == 1
@@ -158,7 +178,9 @@ class Shards(ChunkIndex):
             sizes.append(0 if row is None else row[2 * chunk + 1])
         paths = ["" if index is None else index.path for index in indices]
         start, nbytes = np.array([starts, sizes], np.int64)
-        return ByteRanges(paths, np.array(which, np.int64), start, np.where(start < 0, -1, start + nbytes))
+        return ByteRanges(
+            paths, np.array(which, np.int64), start, np.where(start < 0, -1, start + nbytes)
+        )
 
     def check(self, number: int) -> None:
         if self._files.is_remote:
@@ -187,7 +209,8 @@ class Shards(ChunkIndex):
         if new and self._cached is not None:
             for shard, url in zip(new, self.whole.urls(new), strict=True):
                 index = self._cached.index(shard, url)
-                if index is not None:  # one that was missing, or damaged, may have been written since
+                # one that was missing, or damaged, may have been written since
+                if index is not None:
                     found[shard] = self._learn(shard, index)
             new = [shard for shard in new if shard not in found]
         if new:
@@ -201,7 +224,9 @@ class Shards(ChunkIndex):
         is_short = whole.is_written & (whole.nbytes < self._index_bytes)
         numbers = np.flatnonzero(whole.is_written & ~is_short)
         starts = whole.start if self._at == "start" else whole.stop - self._index_bytes
-        ranges = ByteRanges(whole.paths, whole.file, starts, starts + self._index_bytes).take(numbers)
+        ranges = ByteRanges(whole.paths, whole.file, starts, starts + self._index_bytes).take(
+            numbers
+        )
         failure: FormatError | None = None
         if is_short.any():
             path, size = whole.paths[whole.file[is_short][0]], int(whole.nbytes[is_short][0])
@@ -216,9 +241,15 @@ class Shards(ChunkIndex):
             for path in ranges.paths:
                 self._files.version(path)  # all later reads are compared with it
         for number, data in zip(numbers.tolist(), self._files.read(ranges), strict=True):
-            path, begin, size = whole.paths[whole.file[number]], int(whole.start[number]), int(whole.nbytes[number])
+            path, begin, size = (
+                whole.paths[whole.file[number]],
+                int(whole.start[number]),
+                int(whole.nbytes[number]),
+            )
             try:
-                found[shards[number]] = self._learn(shards[number], _Index(path, size, self._rows(data, path, begin, size)))
+                found[shards[number]] = self._learn(
+                    shards[number], _Index(path, size, self._rows(data, path, begin, size))
+                )
             except FormatError as error:
                 failure = failure or error
         if failure is not None:
@@ -231,15 +262,21 @@ class Shards(ChunkIndex):
         except FormatError as error:
             raise FormatError(f"{redact(path)}, the index of the shard: {error}") from None
         missing = (raw == _NOWHERE).all(axis=1)
-        beyond = ~missing & ((raw[:, 0] > size) | (raw[:, 1] > size) | (raw[:, 0] + raw[:, 1] > size))
+        beyond = ~missing & (
+            (raw[:, 0] > size) | (raw[:, 1] > size) | (raw[:, 0] + raw[:, 1] > size)
+        )
         if beyond.any():
-            raise FormatError(f"{redact(path)}: chunk {int(np.flatnonzero(beyond)[0])} of the shard lies beyond its {size:,} bytes")
+            raise FormatError(
+                f"{redact(path)}: chunk {int(np.flatnonzero(beyond)[0])} of the shard lies beyond "
+                f"its {size:,} bytes"
+            )
         rows = np.where(missing[:, None], -1, raw.astype(np.int64) + np.array([begin, 0]))
         return np.ascontiguousarray(rows, np.int64).reshape(-1).data
 
     def _learn(self, shard: int, index: _Index | None) -> _Index | None:
         if len(self._known) >= self._most:
-            self._known = {}  # they are read again soon enough; keeping count of their use would cost more
+            # they are read again soon enough; keeping count of their use would cost more
+            self._known = {}
         self._known[shard] = index
         return index
 
@@ -270,13 +307,18 @@ class CachedShards:
     def fits(self, urls: Sequence[str], chunks_each: int, files: RemoteFiles) -> bool:
         """True if it is of so many shards, of so many chunks, and some of them are as they were."""
         written = int((self._sizes.array >= 0).sum())
-        if not len(self._sizes) == len(self._tags) == len(urls) or len(self._rows) != written * 2 * chunks_each:
+        if (
+            not len(self._sizes) == len(self._tags) == len(urls)
+            or len(self._rows) != written * 2 * chunks_each
+        ):
             return False
         if not self.has_versions or not urls:
             return True  # their sizes are compared when they are first read
         some = distinct(np.linspace(0, len(urls) - 1, _LOOKED_AT).astype(np.int64)).tolist()
         versions = files.find_versions([urls[shard] for shard in some], afresh=True)
-        return all(version == self.version(shard) for shard, version in zip(some, versions, strict=True))
+        return all(
+            version == self.version(shard) for shard, version in zip(some, versions, strict=True)
+        )
 
     def version(self, shard: int) -> Version | None:
         """Size and tag; None: there was no such shard."""
@@ -286,7 +328,13 @@ class CachedShards:
     def index(self, shard: int, url: str) -> _Index | None:
         """The index of a shard; None: there was no such shard then."""
         size, place = int(self._sizes.array[shard]), int(self._places.array[shard])
-        return None if size < 0 else _Index(url, size, self._rows.array[place * self._length : (place + 1) * self._length].data)
+        return (
+            None
+            if size < 0
+            else _Index(
+                url, size, self._rows.array[place * self._length : (place + 1) * self._length].data
+            )
+        )
 
 
 def shards_of(store: Store, name: str, layout: Layout) -> Shards:
@@ -298,12 +346,18 @@ def shards_of(store: Store, name: str, layout: Layout) -> Shards:
     shards = Shards(ArrayFiles(store, name, layout), layout)
     if not store.reads_whole:
         return shards
-    return Shards(shards.whole, layout, _cached(shards, store.path_of(key_of(name, V3_NODE)), cast(RemoteFiles, store.files)))
+    return Shards(
+        shards.whole,
+        layout,
+        _cached(shards, store.path_of(key_of(name, V3_NODE)), cast(RemoteFiles, store.files)),
+    )
 
 
 def _cached(shards: Shards, url: str, files: RemoteFiles) -> CachedShards | None:
     """What is cached of the shards, or is to be found out now."""
-    is_small = shards.whole.count <= _MADE and 16 * shards.whole.count * shards.chunks_each <= _INDEX_BYTES
+    is_small = (
+        shards.whole.count <= _MADE and 16 * shards.whole.count * shards.chunks_each <= _INDEX_BYTES
+    )
     learn_indexed(files, [url], INDEX)
     arrays = found_index(files, url, INDEX)
     if arrays is None and not is_small:
@@ -329,7 +383,9 @@ def _make(files: RemoteFiles, url: str) -> Arrays:
     try:
         layout = layout_of(store.metadata("") or {})
     except UnknownLayout as why:
-        raise FormatError(f"{redact(url)} is no array of shards whose layout is known: {why}") from None
+        raise FormatError(
+            f"{redact(url)} is no array of shards whose layout is known: {why}"
+        ) from None
     shards, indices = Shards(ArrayFiles(store, "", layout), layout), list[_Index | None]()
     for start in range(0, shards.whole.count, _TOGETHER):
         numbers = range(start, min(start + _TOGETHER, shards.whole.count))
@@ -340,7 +396,10 @@ def _make(files: RemoteFiles, url: str) -> Arrays:
                 indices += [_if_sound(shards, shard) for shard in numbers]
     tags = [None if index is None else files.version(index.path).tag for index in indices]
     sizes = np.array([-1 if index is None else index.size for index in indices], np.int64)
-    rows = [np.empty(0, np.int64), *(np.frombuffer(index.rows, np.int64) for index in indices if index is not None)]
+    rows = [
+        np.empty(0, np.int64),
+        *(np.frombuffer(index.rows, np.int64) for index in indices if index is not None),
+    ]
     about = json.dumps({"of": [redact(url), files.place], "tags": tags}).encode()
     return [sizes, np.concatenate(rows), np.frombuffer(about, np.uint8)]
 
@@ -353,9 +412,11 @@ def _if_sound(shards: Shards, shard: int) -> _Index | None:
 
 
 INDEX = IndexKind("zarr-shards", 1, ("<i8", "<i8", "u1"), _make)
-"""The shards of an array, by the URL of its metadata file: sizes [shards] (-1: never written), what their indices say [shards that were
-written x chunks x 2], and their tags with the URL that these are of; of damaged ones as if they had never been written, so that they
-are asked for when they are needed."""
+"""The shards of an array, by the URL of its metadata file: sizes [shards] (-1: never written), what
+their indices say [shards that were written x chunks x 2], and their tags with the URL that these
+are of; of damaged ones as if they had never been written, so that they are asked for when they are
+needed.
+"""
 
 
 def indexed(store: Store) -> Iterable[str]:

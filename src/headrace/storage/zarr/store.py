@@ -34,9 +34,13 @@ class Store(ABC):
     is_stored = True
     """True if files lie as they are, and can be read by ranges."""
     reads_whole = False
-    """True if a chunk is read as a whole file, whose size would have to be asked for, and which may be missing."""
+    """True if a chunk is read as a whole file, whose size would have to be asked for, and which
+    may be missing.
+    """
     reads_files = False
-    """True if chunks that are files of their own are read by `read_files`, which looks at them when they are open: of a local folder."""
+    """True if chunks that are files of their own are read by `read_files`, which looks at them
+    when they are open: of a local folder.
+    """
     library_root = ""
     """Where in `path` zarr-python finds the root."""
 
@@ -46,7 +50,9 @@ class Store(ABC):
     # -- files
 
     def fetch_metadata(self, nodes: Sequence[str]) -> None:  # noqa: B027
-        """Fetches the metadata of remote nodes together; an AccessError where all that could be there may not be read."""
+        """Fetches the metadata of remote nodes together; an AccessError where all that could be
+        there may not be read.
+        """
 
     @abstractmethod
     def read(self, key: str) -> bytes | None:
@@ -70,7 +76,8 @@ class Store(ABC):
         """
 
     def read_files(self, folder: str, names: Sequence[str]) -> list[bytes | None]:
-        """The contents of files of a local folder, by their names below one of its own; None for those that are missing.
+        """The contents of files of a local folder, by their names below one of its own; None for
+        those that are missing.
 
         Raises:
             FormatError: a folder lies there.
@@ -79,17 +86,23 @@ class Store(ABC):
         """
         raise NotImplementedError
 
-    def read_files_into(self, folder: str, names: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
+    def read_files_into(
+        self, folder: str, names: Sequence[str], buffers: Sequence[memoryview]
+    ) -> list[int]:
         """As `read_files`, into buffers, see `FolderReader.read_into`."""
         raise NotImplementedError
 
     @property
     def check_content(self) -> Callable[[int, Any], None] | None:
-        """First byte and stored bytes of a file -> nothing; raises a FormatError where they have another checksum. None: there is none."""
+        """First byte and stored bytes of a file -> nothing; raises a FormatError where they have
+        another checksum. None: there is none.
+        """
         return None
 
     def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        """The bytes of a remote file, or some of them (a negative start counts from the end); None: there is none."""
+        """The bytes of a remote file, or some of them (a negative start counts from the end);
+        None: there is none.
+        """
         raise NotImplementedError
 
     @abstractmethod
@@ -103,17 +116,21 @@ class Store(ABC):
     # -- local stores that change; of a remote file each read is of one version, or an error
 
     def note_last(self, key: str) -> None:  # noqa: B027
-        """Notes that the last file of an array may have been written now, by the clock of its server."""
+        """Notes that the last file of an array may have been written now, by the clock of its
+        server.
+        """
 
     def check_version(self, name: str) -> None:  # noqa: B027
-        """Compares the metadata file of a local array, or the zip file, with the one that was opened.
+        """Compares the metadata file of a local array, or the zip file, with the one that was
+        opened.
 
         Raises:
             FileChangedError: it is another one, or gone.
         """
 
     def check_open(self, paths: Sequence[str]) -> None:  # noqa: B027
-        """Compares local files with chunks, which this process has open, with the time when the store was opened.
+        """Compares local files with chunks, which this process has open, with the time when the
+        store was opened.
 
         Raises:
             FileChangedError: one was changed since.
@@ -134,7 +151,10 @@ class Store(ABC):
                 continue
             metadata = self._parsed(key, data)
             if file == V3_NODE and metadata.get("node_type") not in ("array", "group"):
-                raise FormatError(f"{redact(self.path)}: {key} is damaged: it has node_type {metadata.get('node_type')!r}")
+                raise FormatError(
+                    f"{redact(self.path)}: {key} is damaged: it has node_type "
+                    f"{metadata.get('node_type')!r}"
+                )
             if file == V2_ARRAY:
                 self._attributes_2(name)  # which must not be damaged either
             kind = {V2_ARRAY: "array", V2_GROUP: "group"}.get(file)
@@ -144,14 +164,24 @@ class Store(ABC):
     def attributes(self, name: str) -> dict[str, Any]:
         """The attributes of a node."""
         metadata = self.metadata(name) or {}
-        attributes = metadata.get("attributes", {}) if metadata.get("zarr_format") == 3 else self._attributes_2(name)
+        attributes = (
+            metadata.get("attributes", {})
+            if metadata.get("zarr_format") == 3
+            else self._attributes_2(name)
+        )
         return attributes if isinstance(attributes, dict) else {}
 
     def axis_names(self, name: str, metadata: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names of an array's axes; empty ones where the store doesn't say. (`metadata`: of the array.)"""
+        """The names of an array's axes; empty ones where the store doesn't say. (`metadata`: of
+        the array.)
+        """
         axes = len(metadata["shape"])
         names = metadata.get("dimension_names") or self.attributes(name).get("_ARRAY_DIMENSIONS")
-        return tuple(str(one or "") for one in names) if isinstance(names, list) and len(names) == axes else ("",) * axes
+        return (
+            tuple(str(one or "") for one in names)
+            if isinstance(names, list) and len(names) == axes
+            else ("",) * axes
+        )
 
     def _attributes_2(self, name: str) -> dict[str, Any]:
         key = key_of(name, V2_ATTRIBUTES)
@@ -163,13 +193,16 @@ class Store(ABC):
 
     def array_names(self) -> list[str]:
         """The arrays; "" is the root."""
-        return [name for name in self.nodes() if (self.metadata(name) or {}).get("node_type") == "array"]
+        return [
+            name for name in self.nodes() if (self.metadata(name) or {}).get("node_type") == "array"
+        ]
 
     def array(self, name: str | None) -> tuple[str, dict[str, Any]]:
         """The name of an array, and its metadata; without a name the only one there is.
 
         Raises:
-            MissingNameError: there is none of that name, or several and no name; the message lists them, where they are known.
+            MissingNameError: there is none of that name, or several and no name; the message lists
+                them, where they are known.
         """
         wanted = "" if name is None else name.strip("/")
         metadata = self.metadata(wanted)
@@ -178,20 +211,31 @@ class Store(ABC):
         try:
             names = self.array_names()
         except MissingNameError as why:
-            has_not = f"{redact(self.path)} has no array {name!r}; " if name is not None else f"{redact(self.path)}: "
+            has_not = (
+                f"{redact(self.path)} has no array {name!r}; "
+                if name is not None
+                else f"{redact(self.path)}: "
+            )
             raise MissingNameError(f"{has_not}{why}") from None
         if name is None and len(names) == 1:
             return names[0], self.metadata(names[0]) or {}
         if name is None:
             has = listed_names(names, show=repr)
-            raise MissingNameError(f"{redact(self.path)} has {len(names)} arrays, name one of them as dataset_name: {has}")
-        raise MissingNameError(f"{redact(self.path)} has no array {name!r}; it has: {listed_names(names, wanted, repr)}")
+            raise MissingNameError(
+                f"{redact(self.path)} has {len(names)} arrays, name one of them as dataset_name: "
+                f"{has}"
+            )
+        raise MissingNameError(
+            f"{redact(self.path)} has no array {name!r}; it has: "
+            f"{listed_names(names, wanted, repr)}"
+        )
 
 
 def replaced(path: str) -> FileChangedError:
     """The error of a local file that was changed."""
     return FileChangedError(
-        f"{redact(path)} was changed after the dataset was opened, and rows of both versions must not be mixed: open the dataset again"
+        f"{redact(path)} was changed after the dataset was opened, and rows of both versions must "
+        "not be mixed: open the dataset again"
     )
 
 
@@ -211,7 +255,8 @@ def nodes_among(keys: Iterable[str]) -> Iterator[str]:
 
 
 def root_among(keys: Collection[str]) -> str:
-    """Where in a zip file its store begins: "", or "a.zarr/" where a folder was packed with its name.
+    """Where in a zip file its store begins: "", or "a.zarr/" where a folder was packed with its
+    name.
 
     Raises:
         FormatError: there is no store, or several.
@@ -224,7 +269,10 @@ def root_among(keys: Collection[str]) -> str:
         if not any(node.startswith(f"{top}/") for top in tops):
             tops.append(node)
         if len(tops) > 1:
-            raise FormatError(f"it holds several Zarr stores, such as {tops[0]!r} and {tops[1]!r}: pack one of them alone")
+            raise FormatError(
+                f"it holds several Zarr stores, such as {tops[0]!r} and {tops[1]!r}: pack one of "
+                "them alone"
+            )
     if not tops:
         raise FormatError(f"it is no Zarr store: it has neither of {', '.join(NODE_FILES)}")
     return f"{tops[0]}/"

@@ -2,11 +2,13 @@
 
 NOTE [ a local store that changes ]
 
-Rows of two versions of a store must not be mixed. Each batch costs one `stat` of the array's metadata file, which must be the one that was
-read. A chunk file must not have been written after the store was opened. Its time is known without extra cost when the file is opened or
-looked up, so nothing needs to be known about each file in advance. A missing file counts as removed if its folder was written to since. If
-the clock of a file server is ahead of this machine's, files that were written just before opening would seem changed. Therefore the last
-chunk's file and its folders are checked at opening, and files that are not newer than these count as unchanged.
+Rows of two versions of a store must not be mixed. Each batch costs one `stat` of the array's
+metadata file, which must be the one that was read. A chunk file must not have been written after
+the store was opened. Its time is known without extra cost when the file is opened or looked up, so
+nothing needs to be known about each file in advance. A missing file counts as removed if its folder
+was written to since. If the clock of a file server is ahead of this machine's, files that were
+written just before opening would seem changed. Therefore the last chunk's file and its folders are
+checked at opening, and files that are not newer than these count as unchanged.
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ class ZarrFolder(Store):
                 self._check_missing(self.path_of(key_of(folder, name)))
         return found
 
-    def read_files_into(self, folder: str, names: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
+    def read_files_into(
+        self, folder: str, names: Sequence[str], buffers: Sequence[memoryview]
+    ) -> list[int]:
         try:
             sizes = self._reader(folder).read_into(names, buffers)
         except IsADirectoryError as error:
@@ -139,7 +143,9 @@ class ZarrFolder(Store):
             raise replaced(path)
 
     def _check_missing(self, path: str) -> None:
-        """Raises a FileChangedError where the nearest folder above a file that is missing was written to since the store was opened."""
+        """Raises a FileChangedError where the nearest folder above a file that is missing was
+        written to since the store was opened.
+        """
         while len(path) > len(self.path):
             path = os.path.dirname(path)
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -152,7 +158,8 @@ class ZarrFolder(Store):
             if key in self._inodes:
                 path = self.path_of(key)
                 is_same = self.files.is_same(path)
-                # An equal file with another inode: the store may be another one, with chunks of its own.
+                # An equal file with another inode: the store may be another one, with chunks of its
+                # own.
                 if not is_same or self.files.version(path).inode != self._inodes[key]:
                     raise replaced(path)
                 return
@@ -176,7 +183,9 @@ def _is_folder(path: str) -> FormatError:
 
 
 class ZarrUrl(Store):
-    """The files of a store that is a remote folder. Those with metadata are fetched once, all of a node, or of several, together."""
+    """The files of a store that is a remote folder. Those with metadata are fetched once, all of
+    a node, or of several, together.
+    """
 
     files: RemoteFiles
     reads_whole = True
@@ -189,7 +198,9 @@ class ZarrUrl(Store):
         keys = [*_ROOT, *(key_of(node, name) for node in nodes if node for name in _OF_A_NODE)]
         new = [key for key in dict.fromkeys(keys) if key not in self._contents]
         if new:
-            self._contents.update(zip(new, self.files.find_metadata([self.path_of(key) for key in new]), strict=True))
+            self._contents.update(
+                zip(new, self.files.find_metadata([self.path_of(key) for key in new]), strict=True)
+            )
 
     def path_of(self, key: str) -> str:
         return below(self.path, key)
@@ -213,15 +224,19 @@ class ZarrUrl(Store):
         """Sizes are asked for together."""
         urls = [self.path_of(key) for key in keys]
         versions = zip(urls, self.files.find_versions(urls), strict=True)
-        return ByteRanges.of(None if version is None else (url, 0, version.size) for url, version in versions)
+        return ByteRanges.of(
+            None if version is None else (url, 0, version.size) for url, version in versions
+        )
 
     def nodes(self) -> Iterator[str]:
         self.fetch_metadata([""])
         names = self._consolidated()
         if names is None and _has_no_listing(self.files.filesystem):
             raise MissingNameError(
-                f"the names of its arrays are not known, since it has no consolidated metadata and {self.path.partition('://')[0]} no "
-                "listing: name one as dataset_name, or consolidate the store (zarr.consolidate_metadata)"
+                "the names of its arrays are not known, since it has no consolidated metadata "
+                f"and {self.path.partition('://')[0]} no "
+                "listing: name one as dataset_name, or consolidate the store "
+                "(zarr.consolidate_metadata)"
             )
         if names is None:
             yield from self._walked("")
@@ -246,10 +261,16 @@ class ZarrUrl(Store):
             return
         except PermissionError as error:
             raise AccessError(
-                f"{redact(self.path_of(node))}: it may not be listed ({redact(error)}): name the array as dataset_name"
+                f"{redact(self.path_of(node))}: it may not be listed ({redact(error)}): name the "
+                "array as dataset_name"
             ) from None
-        names = {item["name"].rstrip("/").rpartition("/")[2]: item["type"] == "directory" for item in listing}
-        is_array = V2_ARRAY in names or (V3_NODE in names and is_v3_array(self.read(key_of(node, V3_NODE))))
+        names = {
+            item["name"].rstrip("/").rpartition("/")[2]: item["type"] == "directory"
+            for item in listing
+        }
+        is_array = V2_ARRAY in names or (
+            V3_NODE in names and is_v3_array(self.read(key_of(node, V3_NODE)))
+        )
         if is_array or V2_GROUP in names or V3_NODE in names:
             yield node
         if not is_array:
@@ -258,12 +279,18 @@ class ZarrUrl(Store):
 
 
 def _has_no_listing(filesystem: Any) -> bool:
-    protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple | list) else (filesystem.protocol,)
+    protocols = (
+        filesystem.protocol
+        if isinstance(filesystem.protocol, tuple | list)
+        else (filesystem.protocol,)
+    )
     return "http" in protocols or "https" in protocols
 
 
 def is_zarr(path: str | os.PathLike[Any]) -> bool:
-    """True if it is a folder that is a Zarr node, or a zip file with one store. Of a URL the name decides: ``.zarr`` or ``.zarr.zip``."""
+    """True if it is a folder that is a Zarr node, or a zip file with one store. Of a URL the
+    name decides: ``.zarr`` or ``.zarr.zip``.
+    """
     place = os.fspath(path)
     if is_url(place):
         return place.partition("?")[0].rstrip("/").lower().endswith((".zarr", ".zarr.zip"))
@@ -271,24 +298,43 @@ def is_zarr(path: str | os.PathLike[Any]) -> bool:
         return any(os.path.isfile(os.path.join(place, name)) for name in NODE_FILES)
     if not os.path.isfile(place) or not zipfile.is_zipfile(place):
         return False
-    with asking("zipfile", redact(place)), zipfile.ZipFile(place) as file, contextlib.suppress(FormatError):
+    with (
+        asking("zipfile", redact(place)),
+        zipfile.ZipFile(place) as file,
+        contextlib.suppress(FormatError),
+    ):
         root_among(set(file.namelist()))
         return True
     return False
 
 
 def _is_store(url: str, files: RemoteFiles) -> bool:
-    """True if metadata of a store lie below a URL, or it is not known: nothing may be read there."""
+    """True if metadata of a store lie below a URL, or it is not known: nothing may be read
+    there.
+    """
     try:
-        return any(data is not None for data in files.find_metadata([below(url, name) for name in NODE_FILES]))
+        return any(
+            data is not None
+            for data in files.find_metadata([below(url, name) for name in NODE_FILES])
+        )
     except AccessError:
         return True
 
 
-ZARR = Kind("Zarr stores", (), stores=(".zarr", ".zarr.zip"), keeps_order=True, recognizes=is_zarr, is_store=_is_store, holds_arrays=True)
+ZARR = Kind(
+    "Zarr stores",
+    (),
+    stores=(".zarr", ".zarr.zip"),
+    keeps_order=True,
+    recognizes=is_zarr,
+    is_store=_is_store,
+    holds_arrays=True,
+)
 
 
-def open_store(path: str | os.PathLike[Any], files: Files | None = None, nodes: Sequence[str] = ()) -> Store:
+def open_store(
+    path: str | os.PathLike[Any], files: Files | None = None, nodes: Sequence[str] = ()
+) -> Store:
     """The store at a path.
 
     Args:
@@ -297,7 +343,8 @@ def open_store(path: str | os.PathLike[Any], files: Files | None = None, nodes: 
         nodes: whose metadata will be read; remote ones are fetched with those of the root.
 
     Raises:
-        DataNotFoundError, AccessError, FormatError: there is nothing; it can't be read; it is no Zarr store.
+        DataNotFoundError, AccessError, FormatError: there is nothing; it can't be read; it is no
+            Zarr store.
         RemoteError: the server does not answer.
     """
     if files is not None and files.is_remote:
@@ -311,7 +358,10 @@ def open_store(path: str | os.PathLike[Any], files: Files | None = None, nodes: 
     if zipfile.is_zipfile(place):
         return ZarrZip(place, local)
     if not is_zarr(place):
-        raise FormatError(f"{redact(place)} is no Zarr store: it has neither of {V3_NODE}, {V2_GROUP} and {V2_ARRAY}")
+        raise FormatError(
+            f"{redact(place)} is no Zarr store: it has neither of {V3_NODE}, {V2_GROUP} and "
+            f"{V2_ARRAY}"
+        )
     return ZarrFolder(place, local)
 
 
@@ -322,6 +372,7 @@ def _remote_store(url: str, files: RemoteFiles, nodes: Sequence[str]) -> Store:
     store.fetch_metadata(nodes)
     if all(store.read(name) is None for name in NODE_FILES):
         raise DataNotFoundError(
-            f"{redact(url)}: there is no Zarr store: none of {V3_NODE}, {V2_GROUP} and {V2_ARRAY} is found below it: is the address right?"
+            f"{redact(url)}: there is no Zarr store: none of {V3_NODE}, {V2_GROUP} and {V2_ARRAY} "
+            "is found below it: is the address right?"
         )
     return store

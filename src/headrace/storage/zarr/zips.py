@@ -1,11 +1,13 @@
 """Zarr stores that are zip files, local or remote, read by their directory.
 
-The directory says where a member's head begins, and not how long that head is. Where the members follow one another without gaps, as
-nearly always, the next one's beginning tells; of others the heads are read.
+The directory says where a member's head begins, and not how long that head is. Where the members
+follow one another without gaps, as nearly always, the next one's beginning tells; of others the
+heads are read.
 
 NOTE [ index of a zip file ]
 
-It is the end of the file, from the directory on, and the members with metadata: what opening a remote store reads.
+It is the end of the file, from the directory on, and the members with metadata: what opening a
+remote store reads.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ _PIECE = 1 << 20  # bytes that are read at once to be checked
 
 
 class ZarrZip(Store):
-    """The files of a store that is a zip file. Those that are stored as they are can be read by ranges.
+    """The files of a store that is a zip file. Those that are stored as they are can be read by
+    ranges.
 
     Raises:
         FormatError: it is no zip file, or there is no store in it.
@@ -75,8 +78,10 @@ class ZarrZip(Store):
         self._heads = np.array([info.header_offset for info in infos], np.int64)
         self._sizes = np.array([info.file_size for info in infos], np.int64)
         self._checksums = np.array([info.CRC for info in infos], np.uint32)
-        self._begins = begins if files.is_remote else np.full(len(infos), -1)  # local heads are looked at
-        self._checked: dict[int, int] = {}  # checksums by where contents begin: of a local file of those that were compared
+        # local heads are looked at
+        self._begins = begins if files.is_remote else np.full(len(infos), -1)
+        # checksums by where contents begin: of a local file of those that were compared
+        self._checked: dict[int, int] = {}
         self.is_stored: bool = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
         try:
             self._root = root_among(self._numbers)
@@ -108,18 +113,28 @@ class ZarrZip(Store):
             self._read_heads([names[number] for number in np.flatnonzero(start < 0).tolist()])
         start = np.where(numbers >= 0, self._begins[numbers], -1)
         stop = np.where(numbers >= 0, start + self._sizes[numbers], -1)
-        for name, number, begin in zip(names, numbers.tolist(), start.tolist(), strict=True) if checked else ():
+        for name, number, begin in (
+            zip(names, numbers.tolist(), start.tolist(), strict=True) if checked else ()
+        ):
             if number >= 0:
                 self._compare(name, number, begin)
         return ByteRanges.in_file(self.path, start, stop)
 
     def _compare(self, name: str, number: int, begin: int) -> None:
-        """Compares the content of a local member with its checksum, once; that of a remote one is compared when it comes (`_check`)."""
+        """Compares the content of a local member with its checksum, once; that of a remote one
+        is compared when it comes (`_check`).
+        """
         expected, known = int(self._checksums[number]), self._checked.get(begin)
         if known is None:
-            known = expected if self.files.is_remote else self._checksum(name, begin, begin + int(self._sizes[number]))
+            known = (
+                expected
+                if self.files.is_remote
+                else self._checksum(name, begin, begin + int(self._sizes[number]))
+            )
         if known != expected:  # or the directory says of two members that they lie at one place
-            raise FormatError(f"{redact(self.path)}: {name} has a wrong checksum (zip), the file is damaged")
+            raise FormatError(
+                f"{redact(self.path)}: {name} has a wrong checksum (zip), the file is damaged"
+            )
         self._checked[begin] = expected
 
     def _checksum(self, name: str, begin: int, end: int) -> int:
@@ -146,12 +161,20 @@ class ZarrZip(Store):
         for name, number, data in zip(names, numbers, heads, strict=True):
             head = bytes(data or b"")
             if head[:4] != b"PK\x03\x04":
-                raise FormatError(f"{redact(self.path)} is damaged: no file begins where {name} should")
-            nbytes = _HEAD + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+                raise FormatError(
+                    f"{redact(self.path)} is damaged: no file begins where {name} should"
+                )
+            nbytes = (
+                _HEAD
+                + int.from_bytes(head[26:28], "little")
+                + int.from_bytes(head[28:30], "little")
+            )
             self._begins[number] = self._heads[number] + nbytes
 
     def nodes(self) -> Iterator[str]:
-        return nodes_among(key[len(self._root) :] for key in self._numbers if key.startswith(self._root))
+        return nodes_among(
+            key[len(self._root) :] for key in self._numbers if key.startswith(self._root)
+        )
 
     def check_version(self, name: str) -> None:
         if isinstance(self.files, LocalFiles) and not self.files.is_same(self.path):
@@ -226,8 +249,13 @@ def _make(files: RemoteFiles, url: str) -> Arrays:
         infos = [info for info in file.infolist() if info.filename.rpartition("/")[2] in _METADATA]
         end = whole.bytes_of(directory, size)
     starts = np.array([info.header_offset for info in infos], np.int64)
-    longest = [_HEAD + 2 * (len(_raw_name(info)) + len(info.extra)) + 64 + info.compress_size for info in infos]
-    ranges = ByteRanges.in_file(url, starts, np.minimum(starts + np.array(longest, np.int64), directory))
+    longest = [
+        _HEAD + 2 * (len(_raw_name(info)) + len(info.extra)) + 64 + info.compress_size
+        for info in infos
+    ]
+    ranges = ByteRanges.in_file(
+        url, starts, np.minimum(starts + np.array(longest, np.int64), directory)
+    )
     if ranges.nbytes.sum() > _MOST:
         ranges = ByteRanges.of([])
     parts = [*files.read_each(ranges), end]
