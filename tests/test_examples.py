@@ -251,7 +251,7 @@ def test_labels_lie_where_the_volume_is_bright(volume: Path) -> None:
 @pytest.mark.quick_every(1)
 @pytest.mark.slow
 def test_cloning_a_behaviour(tmp_path: Path) -> None:
-    assert len((EXAMPLES / "train_clone.py").read_text().splitlines()) < 80
+    assert len((EXAMPLES / "train_clone.py").read_text().splitlines()) < 160
     command = [sys.executable, EXAMPLES / "train_clone.py", "--epochs", "3", "--workers", "0"]
     losses = set()
     for mode in ("lazy", "cached"):
@@ -326,7 +326,7 @@ def test_training_on_a_text_of_its_own_and_on_a_packed_one(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["train_masks", "train_boxes"])
 def test_training_on_masks_and_on_boxes(name: str, tmp_path: Path) -> None:
     script = EXAMPLES / f"{name}.py"
-    assert len(script.read_text().splitlines()) < 80
+    assert len(script.read_text().splitlines()) < 160
     command = [
         sys.executable,
         script,

@@ -90,7 +90,7 @@ def test_chats_of_which_answers_are_learned(tmp_path: Path) -> None:
         )
         assert float(last) < float(first) / 2 and same == [labels, tokens] == ["5,983", "34,951"]
         assert re.search(r"labels: '((one|two|three|four|five|six|seven|eight|none)\\n)+'", output)
-    assert len((EXAMPLES / "train_chats.py").read_text(encoding="utf-8").splitlines()) < 80
+    assert len((EXAMPLES / "train_chats.py").read_text(encoding="utf-8").splitlines()) < 160
     wrong = _run(tmp_path, "train_chats", "nothing.jsonl", code=2)
     assert wrong.startswith("error: ") and wrong.count("\n") == 1
 

@@ -172,6 +172,8 @@ def check_regular(path: str) -> None:
                 has_bytes = bool(file.read(1))
         except PermissionError as error:
             raise AccessError(f"{redact(path)}: this user may not read it") from error
+        except OSError:  # of the disk: whoever reads the file says so
+            has_bytes = False
         if has_bytes:
             raise ConfigError(
                 f"{redact(path)} has no size, as files of /proc: copy it to a file, and pass that"

@@ -20,6 +20,7 @@ NOTE [ workers that never begin ]
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -389,7 +390,8 @@ def _end(workers: list[Any], flags: Flags, requests: list[Any]) -> None:
     alive = [number for number, worker in enumerate(workers) if worker.is_alive()]
     flags.set()
     for number in alive:
-        requests[number].put(None)
+        with contextlib.suppress(ValueError):  # the queue is closed: its worker was told already
+            requests[number].put(None)
     until = time.monotonic() + _PATIENCE
     for number in alive:
         workers[number].join(max(0.0, until - time.monotonic()))
