@@ -9,8 +9,8 @@ write it (Parquet, row groups of 4,096 rows, zstd). It stays in DIR. Sections:
 
 random: random rows of the Arrow file in batches of 64, as dicts of tensors and lists of texts:
 headrace beside HF datasets' ``with_format("torch")`` with torch's DataLoader, on the same file; and
-of the Parquet file, of which HF datasets makes a copy first, which is not timed: headrace with
-``plain_copy=True``, and without a copy, where all row groups are decoded before the timing.
+of the Parquet file, of which HF datasets makes a copy first, which is not timed: headrace, where
+all row groups are decoded before the timing.
 
 blocks: an epoch of the Parquet file under ``shuffle="block"``, in batches of 1,024, beside
 pyarrow's own scan of the same columns (``ParquetFile.iter_batches``), whose batches are counted and
@@ -126,8 +126,8 @@ def rows_of(batch: dict[str, Any]) -> int:
 # -- random rows
 
 
-def ours(job: Job, path: Path, plain_copy: bool) -> Runs:
-    dataset = headrace.TableDataset(path, plain_copy=plain_copy, cache_dir=job.work / "cache")
+def ours(job: Job, path: Path) -> Runs:
+    dataset = headrace.TableDataset(path)
     loader = headrace.create_dataloader(
         dataset, batch_size=BATCH, num_workers=job.workers, shuffle=True
     )
@@ -230,12 +230,7 @@ def sections(job: Job, workers: int) -> dict[str, list[Section]]:
     ):
         theirs = of("HF datasets", hf, path, packages=("datasets",))
         others = tuple(one.name for one in theirs)
-        ways = (
-            {"headrace": False}
-            if path.is_dir()
-            else {"headrace": False, "headrace, plain copy": True}
-        )
-        contestants = [one for name, copies in ways.items() for one in of(name, ours, path, copies)]
+        contestants = of("headrace", ours, path)
         random.append(
             Section(
                 f"random rows of {title}, batches of {BATCH}",

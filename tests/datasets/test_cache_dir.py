@@ -20,7 +20,6 @@ from headrace import (
     HeadraceWarning,
     ImageDataset,
     StreamingDataset,
-    TableDataset,
     TextDataset,
 )
 from headrace.errors import AccessError
@@ -30,7 +29,6 @@ from headrace.storage.hdf5 import chunks
 from tests.data.make import make_photos, make_tar
 
 pa = pytest.importorskip("pyarrow")
-import pyarrow.parquet as pq  # noqa: E402
 
 Opened = Callable[[Path, Path], Any]
 
@@ -64,11 +62,6 @@ def tar(folder: Path, cache_dir: Path) -> Any:
     return int(next(iter(StreamingDataset(str(folder / "a.tar"), cache_dir=cache_dir)))["cls"])
 
 
-def table(folder: Path, cache_dir: Path) -> Any:
-    pq.write_table(pa.table({"x": [1, 2]}), folder / "a.parquet")
-    return int(TableDataset(folder / "a.parquet", "x", plain_copy=True, cache_dir=cache_dir)[1])
-
-
 def chunk_table(folder: Path, cache_dir: Path) -> Any:
     with h5py.File(folder / "a.h5", "w") as file:
         file.create_dataset("data", data=np.arange(4), chunks=(1,), compression="gzip")
@@ -80,7 +73,7 @@ def listing(folder: Path, cache_dir: Path) -> Any:
     return len(ImageDataset(folder / "photos", cache_dir=cache_dir))
 
 
-KINDS = [lines, plain_copy, records, tokens, tar, table, chunk_table, listing]
+KINDS = [lines, plain_copy, records, tokens, tar, chunk_table, listing]
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,6 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     # tables
     image_column: str | None
     text_column: str | None
-    plain_copy: bool
     # arrays
     dataset_name: str | Sequence[str] | None
     target_name: str | Sequence[str] | None  # of arrays: a str

@@ -158,7 +158,7 @@ def _tell_costs(report: Report, source: TableSource, tables: list[TableFile]) ->
     sizes = np.concatenate([table.nbytes for table in tables])
     row, block = int(sizes.sum() // report.samples), int(np.median(sizes))
     way = "; ".join(f"{kind}: {how}" for kind, how in source.how().items() if kind != "files")
-    if source.is_mapped:
+    if source.is_in_place:
         report.access = [
             Access("", "a row", way, row, read=row, total=int(sizes.sum()), chunk_count=len(sizes))
         ]

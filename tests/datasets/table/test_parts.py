@@ -170,14 +170,12 @@ def test_tokens_are_kept_and_belong_to_their_files(tmp_path: Path) -> None:
     assert blocks() > count and sum(made) == 2 * N
 
 
-def test_by_url_and_from_a_plain_copy(tmp_path: Path) -> None:
+def test_by_url(tmp_path: Path) -> None:
     path, cut = write(tmp_path / "data" / "a.parquet", texts_table(), rows=7), CUTS[0]
     with RangeServer(path.parent) as server, TableDataset(path, text_column="text", **cut) as here:
-        for where, more in ((f"{server.url}/a.parquet", {}), (path, {"plain_copy": True})):
-            with TableDataset(
-                where, text_column="text", cache_dir=tmp_path / "cache", **cut, **more
-            ) as dataset:
-                assert all(same(dataset[at], here[at]) for at in range(len(here)))
+        url, kept = f"{server.url}/a.parquet", tmp_path / "cache"
+        with TableDataset(url, text_column="text", cache_dir=kept, **cut) as dataset:
+            assert all(same(dataset[at], here[at]) for at in range(len(here)))
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

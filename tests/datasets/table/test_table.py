@@ -5,14 +5,12 @@ files that are not as they should be.
 from __future__ import annotations
 
 import base64
-import gc
 import io
 import json
 import math
 import os
 import pickle
 import struct
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,6 @@ from headrace.inspecting import inspect
 from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.datasets.text.chat_tokenizer import CHATML, ChatTokenizer
-from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.quick_every(4)
 
@@ -52,7 +49,7 @@ pe = pytest.importorskip("pyarrow.parquet.encryption")
 
 N = 57
 WRITERS = ("parquet", "arrow", "stream", "feather")
-"""Parquet; Arrow files and streams as they are, which are mapped; Feather, whose buffers are
+"""Parquet; Arrow files and streams, of which only the rows are read; Feather, whose buffers are
 compressed.
 """
 
@@ -169,7 +166,7 @@ def test_parquet_and_arrow_files_are_one_table(tmp_path: Path) -> None:
     ]
     with TableDataset(paths, "number") as dataset:
         assert [int(sample) for sample in dataset] == [*range(7)] * 4
-        assert "row group" in dataset.explain() and "views of the mapped file" in dataset.explain()
+        assert "row group" in dataset.explain() and "pread of the rows" in dataset.explain()
 
 
 def test_one_column_alone_is_the_sample(tmp_path: Path) -> None:
@@ -319,7 +316,7 @@ def test_a_row_group_is_decoded_once_a_batch(tmp_path: Path) -> None:
         TableDataset(path, ["number"], max_memory_usage=50)
 
 
-def test_mapped_files_reserve_nothing(tmp_path: Path) -> None:
+def test_rows_in_place_reserve_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.arrow", some_table(400), "stream", rows=400)
     with TableDataset(path, ["number"], max_memory_usage=900) as dataset:
         assert int(dataset[399]["number"]) == 399 and dataset.sample_source.block_nbytes == 0
@@ -340,100 +337,6 @@ def test_pickles_and_workers_read_on(kind: str, tmp_path: Path, make_loader: Any
             multiprocessing_context="forkserver",
         )
         assert [number for batch in loader for number in batch["number"].tolist()] == list(range(N))
-
-
-# -- plain copies
-
-
-@pytest.mark.parametrize("kind", ["parquet", "feather"])
-def test_a_plain_copy_gives_the_same(kind: str, tmp_path: Path, make_loader: Any) -> None:
-    for number, n in enumerate((32, 0, 25)):
-        write(tmp_path / "data" / f"{number}-{name_of(kind)}", some_table(n, 100 * number), kind)
-    options: dict[str, Any] = {
-        "plain_copy": True,
-        "cache_dir": tmp_path / "cache",
-        "target_name": "half",
-    }
-    plain = TableDataset(tmp_path / "data", target_name="half")
-    # of an Arrow file without rows nothing is compressed
-    before, count = list[Path](), 3 if kind == "parquet" else 2
-    for _ in range(2):
-        with TableDataset(tmp_path / "data", **options) as copied:
-            made = sorted((tmp_path / "cache").glob("headrace-table-*"))
-            assert (
-                copied.fingerprint == plain.fingerprint
-                and copied.blocks().tolist() == plain.blocks().tolist()
-            )
-            assert (
-                copied.lanes(6) == plain.lanes(6)
-                and "mapped" in copied.explain()
-                and copied.source_of(40) == plain.source_of(40)
-            )
-            # NaN is not equal to itself
-            assert all(same(copied[row], plain[row]) for row in range(57) if row % 7 != 6)
-            assert len(made) == count and before in ([], made)
-            before = made
-    loader = make_loader(
-        TableDataset(tmp_path / "data", ["number"], **{**options, "target_name": None}),
-        batch_size=8,
-        num_workers=2,
-    )
-    assert sorted(number for batch in loader for number in batch["number"].tolist()) == [
-        *range(32),
-        *range(200, 225),
-    ]
-    os.utime(tmp_path / "data" / f"0-{name_of(kind)}", (1, 1))
-    with TableDataset(tmp_path / "data", **options):
-        made = sorted((tmp_path / "cache").glob("headrace-table-*"))
-        assert len(made) == 2 * count + 1  # of the other columns, and of the file that has changed
-
-
-def test_a_plain_copy_is_not_held_in_memory(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", pa.table({"number": np.arange(500_000)}), rows=50_000)
-    with TableDataset(path, "number", plain_copy=True, cache_dir=tmp_path / "cache"):
-        pass  # makes the copy of 4 MB
-    tracemalloc.start()
-    try:
-        with TableDataset(path, "number", plain_copy=True, cache_dir=tmp_path / "cache") as copied:
-            assert int(copied[499_999]) == 499_999
-            gc.collect()
-            assert tracemalloc.get_traced_memory()[0] < 2_000_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_plain_copy_that_can_not_be_kept(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", some_table())
-    (tmp_path / "cache").write_text("a file stands there")
-    with pytest.warns(
-        HeadraceWarning,
-        match=r"the plain copy of .*a\.parquet is not kept .*decoded when they are read",
-    ):
-        dataset = TableDataset(path, "number", plain_copy=True, cache_dir=tmp_path / "cache")
-    assert int(dataset[33]) == 33 and "row group" in dataset.explain()
-    with pytest.raises(ConfigError, match="plain_copy must be True or False"):
-        TableDataset(path, plain_copy="yes")
-
-
-def test_a_plain_copy_of_a_remote_file_asks_no_more(tmp_path: Path) -> None:
-    path = write(tmp_path / "served" / "a.parquet", some_table())
-    plain = TableDataset(path, ["number", "text"])
-    with RangeServer(tmp_path / "served") as server:
-        url, options = (
-            f"{server.url}/a.parquet",
-            {"plain_copy": True, "cache_dir": tmp_path / "cache", "loading_mode": "streaming"},
-        )
-        for _ in range(2):
-            with TableDataset(url, ["number", "text"], **options) as copied:
-                server.counts()
-                assert (
-                    same(sorted(copied, key=_number), list(plain))
-                    and not server.counts()["requests"]
-                )
-
-
-def _number(sample: dict[str, Any]) -> int:
-    return int(sample["number"])
 
 
 # -- images
@@ -1320,10 +1223,7 @@ def test_random_rows_of_too_large_blocks_are_advised(tmp_path: Path) -> None:
     dataset = TableDataset(tmp_path / "a.parquet", max_memory_usage="8MB")
     with pytest.warns(
         HeadraceWarning,
-        match=(
-            r"the blocks of TableDataset take 5\.\d MB .* Use shuffle='block', or "
-            r"plain_copy=True"
-        ),
+        match=r"the blocks of TableDataset take 5\.\d MB",
     ):
         create_dataloader(dataset, batch_size=8, shuffle=True, num_workers=0)
     # which decodes each once, in any case
@@ -1410,20 +1310,13 @@ def test_repeated_texts_stay_dictionaries(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path / f"a.{kind}", pa.table(columns), kind, rows=n)
     with TableDataset(path) as dataset:
         (table,) = dataset.sample_source.tables
-        held = dataset.sample_source._read_blocks([0])[0] if not table.is_mapped else []
-        block = table.decode(0, held)
-        assert block.nbytes < 1_000_000  # decoded texts are 40 MB
+        if not table.is_in_place:
+            block = table.decode(0, dataset.sample_source._read_blocks([0])[0])
+            assert block.nbytes < 1_000_000  # decoded texts are 40 MB
         assert dataset.sample_source.layout_nbytes >= 16 * n or kind == "feather"  # the lists
         assert dataset[n - 1]["x"] == long
         if kind == "parquet":
             assert dataset[3]["s"] == {"bytes": long.encode()}
-    with TableDataset(path, plain_copy=True, cache_dir=tmp_path / "kept") as copied:
-        assert copied[n - 1]["x"] == long
-        assert (
-            sum(file.stat().st_size for file in (tmp_path / "kept").glob("*")) < 2_000_000
-            if kind != "arrow"
-            else True
-        )
 
 
 class _Keys(pe.KmsClient):  # type: ignore[misc]

@@ -10,7 +10,6 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument, dtype_named
 from headrace.datasets.arrays import joined_rows, joined_targets
 from headrace.datasets.core.budgeting import DatasetBudget
@@ -34,7 +33,7 @@ from headrace.datasets.text.options import (
 )
 from headrace.datasets.text.units import TextUnit
 from headrace.errors import ConfigError, FormatError
-from headrace.io.paths import cache_folder, redact
+from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
@@ -114,10 +113,6 @@ class TableDataset(TokenizedDataset):
         stride, packing, end_token: for `text_column`, if no other column is read: samples are
             windows over the texts, blocks of tokens, or rows of whole texts or chats, as in
             `TextDataset`. With `stride` a window has the target of its row.
-        plain_copy: decode what needs decoding (Parquet, compressed and remote Arrow files) once, to
-            a copy in `cache_dir` that is memory-mapped. Random rows are then as cheap as those of
-            an uncompressed Arrow file. The copy has the decoded size of the columns, and later runs
-            use it again.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
@@ -162,7 +157,6 @@ class TableDataset(TokenizedDataset):
         stride: int | None = None,
         packing: bool | Literal["bfd"] = False,
         end_token: int | None = None,
-        plain_copy: bool = False,
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
@@ -190,7 +184,6 @@ class TableDataset(TokenizedDataset):
                 f"target_name must be the name of one column, or None, not {target_name!r}"
             )
         check_image_options(color, transform_input, decode, normalize)
-        check_flag("plain_copy", plain_copy)
         unit = None if chat_template is None else CHAT
         check_text_options(
             max_length,
@@ -232,7 +225,6 @@ class TableDataset(TokenizedDataset):
                 target_name=target_name,
                 tokenizer=self.tokenizer,
                 chat_template=chat_template,
-                plain_copy=plain_copy,
                 **of_reading,
                 **reach.keywords(),
             )
@@ -254,11 +246,6 @@ class TableDataset(TokenizedDataset):
                 raise ConfigError(
                     f"{shown} holds NumPy arrays, which have no columns of images or texts"
                 )
-            if plain_copy:
-                raise ConfigError(
-                    f"{shown} holds NumPy arrays, whose rows are read in place: leave out "
-                    "plain_copy"
-                )
             source, rows, targets = _numpy_rows(files, columns, target_name, cast_to)
         else:
             tables, reader = open_tables(files, shown)
@@ -275,8 +262,6 @@ class TableDataset(TokenizedDataset):
                     *(name for name in columns_along(tables[0].schema) if name not in names),
                 )
             source = TableSource(tables, reader, names, is_one and len(names) == 1)
-            if plain_copy:
-                source = source.copied(str(cache_folder(reach.cache_dir)), common.get("progress"))
             first = source.first
             _check_column(
                 first,
@@ -361,7 +346,7 @@ class TableDataset(TokenizedDataset):
         }
 
     def _layout_nbytes(self) -> int:
-        source = self.sample_source  # mapped or not, here or on a server
+        source = self.sample_source
         return source.layout_nbytes if isinstance(source, TableSource) else source.block_nbytes
 
     @property

@@ -36,7 +36,6 @@ _WHAT = {
     "zarr-shards-index": "indices of remote Zarr shards",
     "lines-index": "indices of remote texts",
     "arrow-index": "indices of remote Arrow files",
-    "table": "plain copies of tables",
 }
 BLOCKS, SAMPLES, REST = (
     "blocks of remote files",

@@ -1,29 +1,30 @@
-"""Arrow files and streams: record batches are mapped where they lie as they are on this machine,
-else read and decoded by pyarrow.
+"""Arrow files and streams: of record batches that lie on this machine as they are in memory only
+the rows are read, others are read as a whole and decoded by pyarrow.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import struct
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files
-from headrace.io.handles import WorkerFiles
 from headrace.io.index import IndexKind, index_of
 from headrace.io.library_errors import asking
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.table.files import TableFile, unknown
+from headrace.storage.table.columns import Column
+from headrace.storage.table.files import Block, TableFile, unknown
+from headrace.storage.table.in_place import Batch, StoredRows, batch_of, fits, nothing_else
 from headrace.storage.table.library import HeldBytes, pyarrow
-from headrace.storage.table.messages import Layout, Message, layout_of
+from headrace.storage.table.messages import CONTINUED, Layout, Message, layout_of
 
 # bytes of a stream that are read at once to look for its messages
 _LOCAL, _REMOTE = 4 << 10, 1 << 20
@@ -68,7 +69,6 @@ class ArrowTable(TableFile):
     Args:
         path, shown: see `TableFile`.
         files: by which it is read.
-        maps: keeps it mapped in each process; None: it is remote.
 
     Raises:
         FormatError: it is none, or cut short.
@@ -76,10 +76,8 @@ class ArrowTable(TableFile):
 
     kind, block_is, blocks_are = "Arrow", "record batch", "record batches"
 
-    def __init__(
-        self, path: str, shown: str, files: Files, maps: WorkerFiles[mmap.mmap] | None
-    ) -> None:
-        self._files, self._maps = files, maps
+    def __init__(self, path: str, shown: str, files: Files) -> None:
+        self._files = files
         try:
             if files.is_remote:
                 count, table, head = index_of(cast(RemoteFiles, files), path, INDEX)
@@ -97,10 +95,12 @@ class ArrowTable(TableFile):
         except FormatError as error:
             raise unknown(shown, "Arrow", error) from error
         places = np.array([batch[:3] for batch in layout.batches], np.int64).reshape(-1, 3)
+        self._arrays: list[Any]
+        self._known: IntArray
+        self._are_known: npt.NDArray[np.bool_]
         self._starts, self._stops = SharedArray(places[:, 0]), SharedArray(places[:, 1])
-        self.is_packed: bool = any(batch.is_packed for batch in layout.batches)
-        """True if buffers are compressed; and the bytes of schema and dictionaries."""
-        self.is_mapped: bool = maps is not None and not self.is_packed
+        self.is_packed: bool = any(batch.is_packed for batch in (layout.schema, *layout.batches))
+        """True if buffers are compressed, or of another byte order."""
         with asking("pyarrow", shown):
             schema = pyarrow().ipc.open_stream(self._head).schema
             names = schema.names
@@ -110,6 +110,19 @@ class ArrowTable(TableFile):
             )
         super().__init__(path, shown, schema, places[:, 2].copy())
 
+    def choose(self, names: Sequence[str]) -> None:
+        super().choose(names)
+        vars(self).update(self._nothing_known())
+        is_plain = not self._files.is_remote and not self.is_packed
+        self.is_in_place = is_plain and all(fits(self.schema.field(name).type) for name in names)
+
+    def _nothing_known(self) -> dict[str, Any]:
+        """The state before any record batch was read: arrays that say what columns are like, where
+        the buffers of some record batches lie, and of which.
+        """
+        known, are_known = np.empty((2, 0, 0), np.int64), np.zeros(len(self.rows), bool)
+        return {"_arrays": [], "_known": known, "_are_known": are_known}
+
     @property
     def nbytes(self) -> IntArray:
         # of compressed ones more, and nobody says how much
@@ -117,7 +130,7 @@ class ArrowTable(TableFile):
         return np.maximum(stored, self.rows * self.fixed_nbytes) if self.is_packed else stored
 
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
-        if self.is_mapped:
+        if self.is_in_place:
             return [ByteRanges.of([])] * len(blocks)
         numbers = np.asarray(blocks, np.int64)
         starts, stops = self._starts.array[numbers], self._stops.array[numbers]
@@ -127,49 +140,60 @@ class ArrowTable(TableFile):
         ]
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
-        if not self.is_mapped:
-            return read_batch(self._head, held[0][1], self.schema, self.chosen.names)
-        assert self._maps is not None
-        with self._maps.reading(self.path) as whole:
-            batch = memoryview(whole)[self._starts.array[block] : self._stops.array[block]]
-            return read_batch(self._head, batch, self.schema, self.chosen.names)
+        """As in `TableFile`: columns lie in what is held, where they are not compressed."""
+        pa, batch = pyarrow(), held[0][1]
+        size, head = len(self._head) + len(batch), memoryview(self._head)
+        parts = HeldBytes(size, [(0, head), (len(head), batch)], nothing_else)
+        options = pa.ipc.IpcReadOptions(
+            included_fields=[self.schema.get_field_index(name) for name in self.chosen.names],
+            use_threads=False,
+        )
+        stream = pa.ipc.open_stream(pa.PythonFile(parts, mode="r"), options=options)
+        return stream.read_next_batch()
 
-    def close(self) -> None:
-        """Gives the mapped file back."""
-        if self._maps is not None:
-            self._maps.close()
+    def take(self, blocks: IntArray, rows: IntArray) -> Block:
+        """Rows of record batches that lie as they are in memory.
 
+        Args:
+            blocks: [n] the record batch of each.
+            rows: [n] its number in that.
 
-def read_batch(head: bytes, batch: memoryview, schema: Any, names: Sequence[str]) -> Any:
-    """A record batch of pyarrow's, whose columns lie in `batch` where they are not compressed.
+        Raises:
+            FormatError: the file is damaged.
+            FileChangedError, OSError: it can't be read, or is another one.
+        """
+        with asking("pyarrow", self.shown):
+            places = self._places(blocks)
+            stored = StoredRows(self._files, self.path, rows, places[0].T, places[1].T)
+            columns = dict[str, Column]()
+            for name, array in zip(self.chosen.names, self._arrays, strict=True):
+                columns[name] = stored.column(name, array, self.chosen.shapes.get(name))
+            return Block(columns, len(rows), 0)
 
-    Args:
-        head: the messages with the schema and all dictionaries.
-        batch: the message.
-        schema: of the file.
-        names: of the columns that are wanted.
-    """
-    pa, size = pyarrow(), len(head) + len(batch)
-    parts = HeldBytes(size, [(0, memoryview(head)), (len(head), batch)], _nothing_else)
-    options = pa.ipc.IpcReadOptions(
-        included_fields=[schema.get_field_index(name) for name in names], use_threads=False
-    )
-    return pa.ipc.open_stream(pa.PythonFile(parts, mode="r"), options=options).read_next_batch()
+    def _places(self, blocks: IntArray) -> IntArray:
+        """[2, n, buffers] where the buffers of record batches begin and end."""
+        unknown_yet = blocks[~self._are_known[blocks]]
+        for number in np.unique(unknown_yet).tolist():
+            batch = self._batch(number)
+            if not self._are_known.any():
+                self._arrays = batch.arrays
+                self._known = np.empty((2, len(self.rows), len(batch.starts)), np.int64)
+            self._known[:, number] = batch.starts, batch.stops
+            self._are_known[number] = True
+        return self._known[:, blocks]
 
+    def _batch(self, number: int) -> Batch:
+        start, stop = int(self._starts.array[number]), int(self._stops.array[number])
+        begin = self._read(start, min(stop, start + _LOCAL))
+        at = 8 if begin.startswith(CONTINUED) else 4  # before Arrow 0.15
+        body = start + at + struct.unpack_from("<i", begin, at - 4)[0]
+        metadata = begin[: body - start]
+        if body - start > len(begin):
+            metadata = self._read(start, body)
+        return batch_of(self._head, metadata, (body, stop), self.chosen.names)
 
-def _nothing_else(start: int, stop: int) -> memoryview:
-    raise FormatError("it ends before its last message does")
+    def _read(self, start: int, stop: int) -> bytes:
+        return self._files.read_joined(ByteRanges.of([(self.path, start, stop)]))
 
-
-def map_file(path: str) -> mmap.mmap:
-    """A local file, mapped."""
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def unmap(whole: mmap.mmap) -> None:
-    """Gives a mapped file back; while somebody still has a part of it, that happens when he is
-    through.
-    """
-    with contextlib.suppress(BufferError):
-        whole.close()
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), **self._nothing_known()}

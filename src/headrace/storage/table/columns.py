@@ -1,8 +1,8 @@
 """The decoded columns of a row group or record batch, whose rows are taken by number.
 
-A column lies in the memory that pyarrow decoded it to, or in a mapped file: numbers as NumPy
-arrays, texts, bytes and lists by their offsets. Its rows become values only when they are asked
-for.
+A column lies in the memory that pyarrow decoded it to, or that its rows were read to: numbers as
+NumPy arrays, texts, bytes and lists by their offsets. Its rows become values only when they are
+asked for.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def refused(kind: Any) -> str | None:
             ),
             None,
         )
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind) or types.is_fixed_size_list(kind):
         return refused(kind.value_type)
     is_known = (
         types.is_boolean(kind)
@@ -362,7 +362,7 @@ def holds_images(kind: Any) -> bool:
 def holds_chats(kind: Any) -> bool:
     """True for lists of structs with a field "role" or "from", as conversations are stored."""
     types, kind = pyarrow().types, _plain_type(kind)
-    if not (types.is_list(kind) or types.is_large_list(kind)):
+    if not is_list(kind):
         return False
     kind = _plain_type(kind.value_type)
     return (
@@ -375,11 +375,9 @@ def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
     """Shape and dtype of the values of a column, if they are numbers or arrays of one shape;
     `shape` is that of rows that are lists.
     """
-    shape = _tensor_shape(kind) if shape is None else shape
+    shape = tensor_shape(kind) if shape is None else shape
     types, kind, sizes = pyarrow().types, _plain_type(kind), list[int]()
-    while types.is_fixed_size_list(kind) or (
-        shape is not None and (types.is_list(kind) or types.is_large_list(kind))
-    ):
+    while types.is_fixed_size_list(kind) or (shape is not None and is_list(kind)):
         sizes.append(kind.list_size if types.is_fixed_size_list(kind) else -1)
         kind = _plain_type(kind.value_type)
     if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
@@ -387,7 +385,13 @@ def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
     return ArraySpec(tuple(sizes) if shape is None else shape, np.dtype(kind.to_pandas_dtype()))
 
 
-def _tensor_shape(kind: Any) -> tuple[int, ...] | None:
+def is_list(kind: Any) -> bool:
+    """True for a type of lists of any length."""
+    types = pyarrow().types
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+def tensor_shape(kind: Any) -> tuple[int, ...] | None:
     """The shape of a row of Arrow's type of tensors of one shape; None: another type."""
     if not isinstance(kind, pyarrow().FixedShapeTensorType):
         return None
@@ -418,8 +422,8 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     """
     pa = pyarrow()
     types = pa.types
-    if shape is None and (of_tensor := _tensor_shape(array.type)) is not None:
-        return _tensors(name, array, of_tensor)
+    if shape is None and tensor_shape(array.type) is not None:
+        return in_axes_of(array.type, column_of(name, array.storage))
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if types.is_dictionary(array.type):
@@ -449,7 +453,7 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
             },
             valid,
         )
-    if types.is_list(kind) or types.is_large_list(kind):
+    if is_list(kind):
         wide = types.is_large_list(kind)
         offsets = _flat(
             array.buffers()[1], np.int64 if wide else np.int32, array.offset, len(array) + 1
@@ -474,25 +478,29 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     )
 
 
-def _tensors(name: str, array: Any, shape: tuple[int, ...]) -> Column:
-    """Of Arrow's type of tensors, whose axes may be stored in another order."""
-    axes, column = array.type.permutation, column_of(name, array.storage)
+def in_axes_of(kind: Any, column: Column) -> Column:
+    """The rows of a column as Arrow's type of tensors says, whose axes may be stored in another
+    order.
+    """
     # values without numbers are refused where they are asked for
     if not isinstance(column, Numbers):
         return column
-    rows = len(column.data)
-    if axes is None:
-        return Numbers(name, column.data.reshape(rows, *shape), column.valid)
-    stored = column.data.reshape(rows, *array.type.shape)
-    return Numbers(
-        name, np.ascontiguousarray(stored.transpose(0, *(axis + 1 for axis in axes))), column.valid
-    )
+    data = column.data.reshape(len(column.data), *kind.shape)
+    if kind.permutation is not None:
+        axes = [axis + 1 for axis in kind.permutation]
+        data = np.ascontiguousarray(data.transpose(0, *axes))
+    return Numbers(column.name, data, column.valid)
 
 
 def _numbers(name: str, array: Any, valid: Mask | None) -> Numbers:
     if pyarrow().types.is_boolean(array.type):
         return Numbers(name, _bits(array.buffers()[1], array.offset, len(array)), valid)
     data = _flat(array.buffers()[1], array.type.to_pandas_dtype(), array.offset, len(array))
+    return numbers_of(name, data, valid)
+
+
+def numbers_of(name: str, data: npt.NDArray[Any], valid: Mask | None) -> Numbers:
+    """A column of numbers; floating-point numbers that are missing are NaN."""
     if valid is None or data.dtype.kind != "f":
         return Numbers(name, data, valid)
     return Numbers(name, np.where(valid, data, data.dtype.type(np.nan)), None)
@@ -501,11 +509,12 @@ def _numbers(name: str, array: Any, valid: Mask | None) -> Numbers:
 def _shaped(name: str, array: Any, valid: Mask | None, shape: tuple[int, ...] | None) -> Column:
     """Arrays of one shape: lists of a fixed size, and those of which the file says a shape."""
     types, count, sizes = pyarrow().types, len(array), list[int]()
-    while (
-        types.is_fixed_size_list(array.type)
-        or types.is_list(array.type)
-        or types.is_large_list(array.type)
-    ):
+    while types.is_fixed_size_list(array.type) or is_list(array.type):
+        if sizes and array.null_count:  # lists inside are missing
+            inner = _valid_of(array)
+            assert inner is not None
+            whole: Mask = np.logical_and.reduce(inner.reshape(count, -1), axis=1)
+            valid = whole if valid is None else whole & valid
         if types.is_fixed_size_list(array.type):
             size = array.type.list_size
             sizes.append(size)
@@ -525,8 +534,8 @@ def _shaped(name: str, array: Any, valid: Mask | None, shape: tuple[int, ...] | 
         )
     data = items.data.reshape(count, *shape)
     if items.valid is not None:
-        inner: Mask = np.logical_and.reduce(items.valid.reshape(count, -1), axis=1)
-        valid = inner if valid is None else inner & valid
+        whole = np.logical_and.reduce(items.valid.reshape(count, -1), axis=1)
+        valid = whole if valid is None else whole & valid
     return Numbers(name, data, valid)
 
 

@@ -29,7 +29,6 @@ from headrace.storage.table.messages import CONTINUED, MAGIC
 
 PARQUET_MAGIC, NPY_MAGIC = b"PAR1", b"\x93NUMPY"
 _ARRAYS = (".npy", ".npz")
-_VIEW = 512  # bytes that the description of a mapped column takes, about
 _SPLIT = re.compile(
     r"(?:(?P<split>[\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)"
 )
@@ -170,8 +169,8 @@ class TableFile(ABC):
     """What a block is called."""
     blocks_are: str
     """What several are called."""
-    is_mapped = False
-    """True if decoded columns lie in the mapped file, so that nothing is gained by caching them."""
+    is_in_place = False
+    """True if of a block only the bytes of rows are read: see `take`."""
     chosen: Chosen
 
     def __init__(self, path: str, shown: str, schema: Any, rows: IntArray) -> None:
@@ -262,19 +261,18 @@ class TableFile(ABC):
                 array = whole_array(table.column(name))
                 array.validate()  # that buffers are as long as so many rows need
                 columns[name] = column_of(name, array, shapes.get(name))
-            for column in () if self.is_mapped else columns.values():
+            for column in columns.values():
                 column.settle()
-            return Block(
-                columns, table.num_rows, _VIEW * len(columns) if self.is_mapped else table.nbytes
-            )
+            return Block(columns, table.num_rows, table.nbytes)
+
+    def take(self, blocks: IntArray, rows: IntArray) -> Block:
+        """Rows of blocks, [n] each; only where `is_in_place`."""
+        raise NotImplementedError
 
     @property
     @abstractmethod
     def nbytes(self) -> npt.NDArray[np.int64]:
         """[blocks] bytes of each, decoded, about."""
-
-    def close(self) -> None:  # noqa: B027
-        """Gives back what this process has open."""
 
     def where(self, block: int) -> str:
         """A block as messages name it."""

@@ -9,6 +9,7 @@ needs; the schema, and what is in a record batch, pyarrow reads.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -33,7 +34,8 @@ class Message(NamedTuple):
     Attributes:
         start, stop: where it lies.
         rows: of a record batch; else 0.
-        is_packed: True if the buffers of a record batch are compressed.
+        is_packed: True if the buffers of a record batch are compressed; or, of a schema, if its
+            numbers have another byte order than this machine.
     """
 
     start: int
@@ -232,6 +234,8 @@ def _parsed(head: bytes, start: int, at: int) -> tuple[int, Message]:
     if body < 0:
         raise FormatError(f"a message at byte {start:,} would have {body:,} bytes")
     stop = start + at + length + body
+    if kind == _SCHEMA and record is not None:
+        return kind, Message(start, stop, 0, record.number(0, "h") != (sys.byteorder == "big"))
     if kind != _BATCH or record is None:
         return kind, Message(start, stop)
     rows = record.number(0, "q")

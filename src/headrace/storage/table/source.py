@@ -9,18 +9,18 @@ NOTE [ from a batch's indices to the rows of tables ]
   The bytes of the others are read, all
 by one call, and decoded, in threads if there are any. A block that has yielded all its rows is
 dropped, unless there is memory for all: under a block shuffle it is not needed again.
-3. Record batches of local uncompressed files are not decoded: their columns are views of the mapped
-  file, and only the bytes of the rows
-are read from disk.
+3. Record batches of local uncompressed files are not decoded: only the bytes of the rows are read,
+  column by column.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
+import itertools
 import json
 import math
-import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -31,7 +31,6 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.io.files import Files
-from headrace.io.handles import WorkerFiles
 from headrace.io.index import learn_indexed
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
@@ -41,9 +40,8 @@ from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ChunkCache, Decoded
 from headrace.storage.source import Locatable, Rows, RowSource
-from headrace.storage.table.arrow import INDEX, ArrowTable, map_file, unmap
+from headrace.storage.table.arrow import INDEX, ArrowTable
 from headrace.storage.table.columns import Numbers
-from headrace.storage.table.copies import unchosen, with_copy
 from headrace.storage.table.files import PARQUET_MAGIC, TABLES, Block, TableFile, table_paths
 from headrace.storage.table.library import pyarrow
 from headrace.storage.table.parquet import TAIL, ParquetTable
@@ -51,7 +49,6 @@ from headrace.storage.table.parquet import TAIL, ParquetTable
 # decoded bytes of the blocks whose stored bytes are fetched from a server, and held, at once
 _GROUP = 64 << 20
 _LOCAL_GROUP = 16 << 20  # the same of local files, which are read into memory that is used again
-_MAPPED = 1 << 15  # mapped record batches whose columns are known, a few kB each
 _WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
 _FEW = 8  # rows of a block that are copied one by one, rather than together
 
@@ -91,14 +88,13 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
         if fits
     ]
     tails = iter(reader.read_each(ByteRanges.of(of_parquet)))
-    maps = None if server is not None else WorkerFiles[mmap.mmap](map_file, unmap)
     opened: list[TableFile] = []
     for path, is_parquet in zip(paths, are_parquet, strict=True):
         shown_path = redact(path)
         opened.append(
             ParquetTable(path, shown_path, reader, next(tails))
             if is_parquet
-            else ArrowTable(path, shown_path, reader, maps)
+            else ArrowTable(path, shown_path, reader)
         )
     if server is None:
         reader.close()  # each process opens what it reads
@@ -159,8 +155,10 @@ class TableSource(RowSource, Locatable):
         self._firsts = np.cumsum([0, *(int(one.sum()) for one in rows)])
         nbytes = np.concatenate([table.nbytes for table in self.tables])[filled]
         self._nbytes = SharedArray(nbytes.astype(np.int64))
-        self.is_mapped: bool = all(table.is_mapped for table in self.tables)
+        self.is_in_place: bool = all(table.is_in_place for table in self.tables)
         """True if nothing is decoded, for the files lie on this machine, and not compressed."""
+        in_place = np.array([table.is_in_place for table in self.tables], bool)
+        self._in_place = in_place[self._table_of.array]
         self.layout_nbytes: int = int(nbytes.max(initial=0))
         """Bytes of the largest block when it is decoded, wherever it lies."""
         self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
@@ -168,7 +166,6 @@ class TableSource(RowSource, Locatable):
         self._decoded = ChunkCache(0)
         # there is no room for all blocks, which the next epoch would find decoded
         self._drops_used = True
-        self._mapped: dict[int, Block] = {}  # views of mapped record batches
         self._counts = Counter[str]()
 
     # -- what it is
@@ -181,14 +178,14 @@ class TableSource(RowSource, Locatable):
 
     @property
     def block_nbytes(self) -> int:
-        return 0 if self.is_mapped else self.layout_nbytes
+        return 0 if self.is_in_place else self.layout_nbytes
 
     @property
     def decoded_nbytes(self) -> int:
         masks = sum(
             int(table.rows.sum()) * table.mask_nbytes for table in self.tables
         )  # no part of `block_nbytes`, which lanes follow from
-        return 0 if self.is_mapped else int(self._nbytes.array.sum()) + masks
+        return 0 if self.is_in_place else int(self._nbytes.array.sum()) + masks
 
     def hold_chunks(self, nbytes: int) -> None:
         self._decoded.resize(nbytes)
@@ -224,8 +221,8 @@ class TableSource(RowSource, Locatable):
         read, said = "ranges" if self.files.is_remote else "pread", dict[str, Counter[str]]()
         for table in self.tables:
             way = (
-                "views of the mapped file"
-                if table.is_mapped
+                f"{read} of the rows"
+                if table.is_in_place
                 else f"{read} + pyarrow, a {table.block_is} at a time"
             )
             said.setdefault(table.kind, Counter())[f"{table.blocks_are}, {way}"] += len(table.rows)
@@ -244,13 +241,7 @@ class TableSource(RowSource, Locatable):
     def close(self) -> None:
         """Closes what this process has open; decoded blocks are forgotten."""
         self._decoded.close()
-        self._mapped.clear()
         self.files.close()
-        for table in self.tables:
-            table.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_mapped": {}}
 
     # -- reading
 
@@ -299,25 +290,26 @@ class TableSource(RowSource, Locatable):
         order = numbers.argsort(kind="stable")
         numbers = numbers[order]
         inner = rows[order] - starts[numbers]
+        in_place = self._in_place[numbers]
+        if in_place.any():
+            self._take(numbers[in_place], inner[in_place], order[in_place], outs)
+            numbers, inner, order = numbers[~in_place], inner[~in_place], order[~in_place]
+        if not len(numbers):
+            return
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         of = numbers[edges[:-1]].tolist()
         self._check({int(table) for table in self._table_of.array[of].tolist()})
         missing, few, many = list[int](), list[_Row](), list[tuple[Block, int, int]]()
         each, places = inner.tolist(), order.tolist()
-        cached: Sequence[Any] = (
-            [None] * len(of) if self.is_mapped else self._decoded.get_many("", of)
-        )
+        cached = self._decoded.get_many("", of)
         for at, (number, kept, first, last) in enumerate(
             zip(of, cached, edges, edges[1:], strict=False)
         ):
-            block = (
-                self._mapped.get(number) or self._view(number)
-                if kept is None
-                else self._used(number, kept, last - first)
-            )
-            if block is None:
+            if kept is None:
                 missing.append(at)
-            elif last - first < _FEW:
+                continue
+            block = self._used(number, kept, last - first)
+            if last - first < _FEW:
                 few += [(block, each[one], places[one]) for one in range(first, last)]
             else:
                 many.append((block, first, last))
@@ -336,6 +328,21 @@ class TableSource(RowSource, Locatable):
                 self._decoded.used(("", number), block, last - first if self._drops_used else 0)
 
             self.run(work, len(some))
+
+    def _take(
+        self, numbers: IntArray, inner: IntArray, order: IntArray, outs: Mapping[str, Out]
+    ) -> None:
+        """Reads rows of blocks of which only their bytes are read, sorted by block."""
+        tables = self._table_of.array[numbers]
+        edges = [0, *(np.flatnonzero(np.diff(tables)) + 1).tolist(), len(tables)]
+        rows = np.arange(len(tables))
+        taken = list[tuple[Block, int, int]]()
+        for first, last in itertools.pairwise(edges):
+            of = self._number_of.array[numbers[first:last]]
+            block = self.tables[int(tables[first])].take(of, inner[first:last])
+            taken.append((block, first, last))
+            rows[first:last] -= first
+        _write_blocks(taken, rows, order, outs)
 
     def _check(self, tables: set[int]) -> None:
         """Compares local files with what they were when they were opened; a FileChangedError, if
@@ -357,16 +364,6 @@ class TableSource(RowSource, Locatable):
             if held.left <= 0:
                 self._decoded.drop(("", number))
         block: Block = held.chunk
-        return block
-
-    def _view(self, number: int) -> Block | None:
-        """A block that lies in a mapped file; None: it has to be decoded."""
-        table = self._table(number)
-        if not table.is_mapped:
-            return None
-        if len(self._mapped) >= _MAPPED:
-            self._mapped.clear()
-        block = self._mapped[number] = table.decode(int(self._number_of.array[number]), [])
         return block
 
     def _in_groups(self, missing: list[int], of: list[int]) -> list[list[int]]:
@@ -410,28 +407,6 @@ class TableSource(RowSource, Locatable):
         numbers = distinct(np.searchsorted(self._starts.array, indices, side="right") - 1)
         return ByteRanges.joined(self._ranges(numbers.tolist()))
 
-    # -- plain copies
-
-    def copied(self, folder: str, progress: bool | None) -> TableSource:
-        """The same rows, read from plain copies of what has to be decoded: see
-        `headrace.storage.table.copies`.
-
-        Args:
-            folder: where they are kept.
-            progress: show a progress bar; None: only on a terminal.
-
-        Raises:
-            FormatError, RemoteError, OSError: a block is damaged, or can't be read.
-        """
-
-        def read(table: TableFile, block: int) -> list[tuple[int, memoryview]]:
-            (ranges,) = table.ranges([block])
-            views = zip(ranges.start.tolist(), self.files.read(ranges), strict=True)
-            return [(start, view) for start, view in views if view is not None]
-
-        tables = [with_copy(table, self.files, folder, read, progress) for table in self.tables]
-        return TableSource(tables, self.files, self.names, self.is_one)
-
     # -- whole columns
 
     def column(self, name: str) -> list[Any] | npt.NDArray[Any]:
@@ -441,7 +416,7 @@ class TableSource(RowSource, Locatable):
         Raises:
             FormatError: a number is missing; the message says in which row.
         """
-        alone = TableSource(list(map(unchosen, self.tables)), self.files, [name], True)
+        alone = TableSource(list(map(copy.copy, self.tables)), self.files, [name], True)
 
         def read(rows: range) -> Out:
             spec = alone.array_spec
