@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import random
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -14,14 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace import (
     ConfigError,
     HeadraceWarning,
-    ImageDataset,
     Loader,
     MultiDataLoader,
     SampleError,
@@ -32,8 +30,6 @@ from headrace import (
 from headrace.loader.multi.schedule import Schedule, whole_weights
 from headrace.order.epoch import pass_epoch
 from tests.testing.test_contract import SquareDataset
-
-pytestmark = pytest.mark.quick_every(2)
 
 STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
 
@@ -57,6 +53,15 @@ class Deadly(Numbers):
     def __getitem__(self, index: int) -> int:
         if index == 4:
             os._exit(1)
+        return index
+
+
+class Broken(Numbers):
+    """Its sample 4 can't be read."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 4:
+            raise ValueError("four")
         return index
 
 
@@ -91,6 +96,11 @@ def seen(batches: Any) -> list[tuple[str, list[int]]]:
     return [(name, batch.tolist()) for name, batch in batches]
 
 
+def first(multi: Any, steps: int) -> list[tuple[str, list[int]]]:
+    """The first batches of an iterator that is left then."""
+    return seen(itertools.islice(iter(multi), steps))
+
+
 def names(batches: Any) -> str:
     return "".join(name for name, _ in batches)
 
@@ -102,74 +112,43 @@ def alone(dataset: Any, epoch: int) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
 
 
+def as_saved(multi: Any) -> Any:
+    return json.loads(json.dumps(multi.state_dict()))
+
+
 # -- the schedule
 
 
-def drawn(schedule: Schedule, steps: int) -> list[int]:
-    """The loaders of the next steps, none of which is ever through."""
-    found = []
-    for _ in range(steps):
-        number = schedule.pick()
-        assert number is not None
-        schedule.took(number)
-        found.append(number)
-    return found
+def is_quota(counts: list[int], weights: Any, steps: int) -> bool:
+    """True if each count is its share of the steps, rounded up or down."""
+    shares = [Fraction(weight * steps, sum(weights)) for weight in weights]
+    return sum(counts) == steps and all(
+        abs(count - share) < 1 for count, share in zip(counts, shares, strict=True)
+    )
 
 
 weights_lists = st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(any)
 
 
-@settings(deadline=None)
-@given(weights_lists, st.integers(1, 250))
+@given(weights_lists, st.integers(99, 250))
 def test_quotas_are_kept_at_every_prefix(weights: list[int], steps: int) -> None:
-    schedule, total = Schedule("weighted", weights, range(len(weights)), True), sum(weights)
-    counts = [0] * len(weights)
-    for step, number in enumerate(drawn(schedule, steps), 1):
-        counts[number] += 1
-        assert all(
-            abs(count - Fraction(weight * step, total)) < 1
-            for count, weight in zip(counts, weights, strict=True)
-        )
-    assert schedule.counts == counts and sum(counts) == steps
-
-
-@settings(deadline=None)
-@given(weights_lists)
-def test_a_whole_period_gives_the_weights_themselves(weights: list[int]) -> None:
     schedule = Schedule("weighted", weights, range(len(weights)), True)
-    drawn(schedule, sum(weights))
-    assert schedule.counts == weights
+    for step in range(1, steps + 1):
+        number = schedule.pick()
+        assert number is not None
+        schedule.took(number)
+        assert is_quota(schedule.counts, weights, step)
+        assert step != sum(weights) or schedule.counts == weights
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=5).filter(any), st.integers(1, 60))
-def test_quotas_of_fractions_are_kept_too(weights: list[float], steps: int) -> None:
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=5).filter(any))
+def test_weights_of_fractions_are_exact(weights: list[float]) -> None:
     whole = whole_weights([str(i) for i in range(len(weights))], weights)
-    assert all(
-        a * Fraction(repr(y)) == b * Fraction(repr(x))
-        for (a, x), (b, y) in itertools.pairwise(zip(whole, weights, strict=True))
-    )
-    schedule = Schedule("weighted", whole, range(len(whole)), True)
-    drawn(schedule, steps)
-    assert all(
-        abs(c - Fraction(w * steps, sum(whole))) < 1
-        for c, w in zip(schedule.counts, whole, strict=True)
-    )
+    pairs = zip(whole, [Fraction(repr(weight)) for weight in weights], strict=True)
+    assert all(a * y == b * x for (a, x), (b, y) in itertools.pairwise(pairs))
+    assert whole_weights("abc", [0.1, 0.2, 0.7]) == [1, 2, 7], "a tenth is a tenth"
 
 
-def test_weights_are_spread_and_not_drawn_in_a_row() -> None:
-    schedule = Schedule("weighted", [4, 2, 1], range(3), True)
-    assert drawn(schedule, 14) == [0, 0, 1, 0, 1, 0, 2] * 2
-    assert drawn(Schedule("weighted", [1, 1], range(2), True), 6) == [0, 1] * 3
-
-
-def test_a_tenth_is_a_tenth() -> None:
-    assert whole_weights("abc", [0.1, 0.2, 0.7]) == [1, 2, 7]
-    assert whole_weights("ab", {"b": 1e-9, "a": 1}) == [10**9, 1]
-    assert whole_weights("ab", [torch.tensor(2.5), 5]) == [1, 2]
-
-
-@settings(deadline=None)
 @given(
     st.sampled_from(STRATEGIES),
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -219,10 +198,7 @@ def test_the_schedule_goes_on_from_every_step(
         ("round_robin", {}, "abcabcabcab"),
         ("round_robin", {"epoch_length": "max"}, "abcab"),
         ("round_robin", {"epoch_length": "min"}, "ab"),
-        ("round_robin", {"steps": 7}, "abcabca"),
-        ("round_robin", {"cycle_short_loaders": False}, "abcabcacaca"),
         ("round_robin", {"cycle_short_loaders": False, "steps": 99}, "abcabcacaca"),
-        ("sequential", {}, "aaaaabbcccc"),
         ("sequential", {"steps": 14}, "aaaaabbccccaaa"),
         ("sequential", {"steps": 14, "cycle_short_loaders": False}, "aaaaabbcccc"),
         ("alternating", {"pattern": ["a", "a", "b"], "epoch_length": "max"}, "aabaa"),
@@ -235,7 +211,6 @@ def test_the_schedule_goes_on_from_every_step(
         ("alternating", {"steps": 4}, "abca"),
         ("weighted", {"weights": {"a": 0.5, "b": 0.25, "c": 0.25}, "steps": 8}, "abacabac"),
         ("weighted", {"weights": [1, 0, 3], "steps": 8}, "ccac" * 2),
-        ("weighted", {}, "acabcacaabc"),
         ("WEIGHTED", {}, "acabcacaabc"),
     ],
 )
@@ -253,16 +228,11 @@ def test_names_come_as_the_strategy_says(
 # -- what comes
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_without_cycles_each_sample_comes_once(multi_of: Any, strategy: Any) -> None:
-    multi = multi_of(None, strategy, cycle_short_loaders=False)
-    batches = seen(multi)
-    assert len(batches) == len(multi) == 5 + 2 + 4
-    assert sorted(i for _, batch in batches for i in batch) == [
-        *range(10),
-        *range(100, 103),
-        *range(200, 207),
-    ]
+def test_without_cycles_each_sample_comes_once(multi_of: Any) -> None:
+    samples = [*range(10), *range(100, 103), *range(200, 207)]
+    for strategy in STRATEGIES:
+        batches = seen(multi_of(None, strategy, cycle_short_loaders=False))
+        assert sorted(i for _, batch in batches for i in batch) == samples, strategy
 
 
 def test_passes_have_orders_of_their_own(multi_of: Any) -> None:
@@ -273,17 +243,13 @@ def test_passes_have_orders_of_their_own(multi_of: Any) -> None:
     assert [batch for name, batch in batches if name == "a"] == alone(a, 3)[:12]
     of_b = [batch for name, batch in batches if name == "b"]
     assert of_b == [*alone(b, 3), *alone(b, pass_epoch(3, 1)), *alone(b, pass_epoch(3, 2))]
-    assert len({str(of_b[i : i + 4]) for i in (0, 4, 8)}) == 3
     assert seen(multi)[:2] == [("a", alone(a, 4)[0]), ("b", alone(b, 4)[0])]
 
 
 def test_no_pass_is_another_epoch() -> None:
     found = [pass_epoch(epoch, number) for epoch in range(-20, 60) for number in range(99)]
     assert len(set(found)) == len(found)
-    assert all(pass_epoch(epoch, 0) == epoch for epoch in range(-20, 60))
-    assert all(
-        2**61 <= pass_epoch(epoch, number) < 2**62 for epoch in range(9) for number in range(1, 9)
-    )
+    assert pass_epoch(7, 0) == 7
     assert pass_epoch(3, 1) == 3562855653138988437  # golden: an order that is resumed depends on it
 
 
@@ -291,64 +257,53 @@ def test_ranks_draw_alike_and_share_samples(multi_of: Any) -> None:
     datasets = {"a": Numbers(12), "b": Numbers(8, 100)}
     parts = [seen(multi_of(datasets, "weighted", rank=r, world_size=2)) for r in range(2)]
     assert names(parts[0]) == names(parts[1])
-    assert sorted(i for part in parts for _, batch in part for i in batch) == [
-        *range(12),
-        *range(100, 108),
-    ]
+    samples = sorted(i for part in parts for _, batch in part for i in batch)
+    assert samples == [*range(12), *range(100, 108)]
     assert names(parts[0]) == names(multi_of(datasets, "weighted", batch_size=4))
 
 
 def test_an_empty_loader_is_left_out_and_said(multi_of: Any) -> None:
+    datasets = {"a": Numbers(4), "b": Numbers(0), "c": Numbers(2)}
     for strategy in STRATEGIES:
-        with pytest.warns(HeadraceWarning, match=r"no batches.*: b"):
-            multi = multi_of(
-                {"a": Numbers(4), "b": Numbers(0), "c": Numbers(2)}, strategy, epoch_length="min"
-            )
-        assert len(multi) == 1 and set(names(multi)) <= {"a", "c"}
+        with pytest.warns(HeadraceWarning, match=": b"):
+            multi = multi_of(datasets, strategy, epoch_length="min")
+        assert len(multi) == 1 and set(names(multi)) <= {"a", "c"}, strategy
     with pytest.warns(HeadraceWarning, match="a, b"):
         multi = multi_of({"a": Numbers(0), "b": Numbers(0)}, "weighted")
     assert len(multi) == 0 and list(multi) == [] and multi.state_dict()["ended"]
-    with pytest.raises(ConfigError, match=r"steps=3.*no batches"):
+    with pytest.raises(ConfigError, match="steps=3"):
         multi_of({"a": Numbers(0)}, steps=3)
 
 
 def test_streams_of_unknown_length(multi_of: Any) -> None:
     loaders = {"a": Stream(5), "b": Numbers(4, 100)}
-    with pytest.raises(ConfigError, match="a; pass steps="):
-        multi_of(loaders)
-    with pytest.raises(ConfigError, match="weights="):
-        multi_of(loaders, "weighted", steps=8)
+    for strategy, options in (("round_robin", {}), ("weighted", {"steps": 8})):
+        with pytest.raises(ConfigError):
+            multi_of(loaders, strategy, **options)
     multi = multi_of(loaders, steps=8)
-    assert len(multi) == 8 and seen(multi)[::2] == [("a", b) for b in ([0, 1], [2, 3], [4], [0, 1])]
+    assert seen(multi)[::2] == [("a", batch) for batch in ([0, 1], [2, 3], [4], [0, 1])]
     whole = seen(multi)
     for step in range(9):
         multi.set_epoch(1)
-        iterator = iter(multi)
-        first = seen(itertools.islice(iterator, step))
+        received = first(multi, step)
         other = multi_of(loaders, steps=8)
-        other.load_state_dict(json.loads(json.dumps(multi.state_dict())))
+        other.load_state_dict(as_saved(multi))
         other.set_epoch(1)
-        assert first + seen(other) == whole
+        assert received + seen(other) == whole, step
     ends = multi_of(loaders, steps=8, cycle_short_loaders=False)
     assert names(ends) == "ababa" and names(ends) == "ababa"
     assert ends.state_dict()["ended"] and ends.state_dict()["batches"] == 5
 
 
 def test_a_stream_without_batches_is_left_out(multi_of: Any) -> None:
-    multi = multi_of({"a": Stream(0), "b": Numbers(4)}, steps=3)
-    with pytest.warns(HeadraceWarning, match="'a' has no batches"):
-        assert names(multi) == "bbb"
-    with pytest.warns(HeadraceWarning, match="'a' has no batches"):
-        assert list(multi_of({"a": Stream(0)}, steps=3)) == []
+    for others, expected in (({"b": Numbers(4)}, "bbb"), ({}, "")):
+        with pytest.warns(HeadraceWarning, match="'a'"):
+            assert names(multi_of({"a": Stream(0), **others}, steps=3)) == expected
 
 
 def test_unreadable_sample_is_an_error_and_the_rest_comes(multi_of: Any) -> None:
-    multi = multi_of(
-        {"a": SquareDataset([0]), "b": SquareDataset()},
-        shuffle=False,
-        batch_size=21,
-        cycle_short_loaders=False,
-    )
+    datasets = {"a": SquareDataset([0]), "b": SquareDataset()}
+    multi = multi_of(datasets, shuffle=False, batch_size=21, cycle_short_loaders=False)
     iterator = iter(multi)
     with pytest.raises(SampleError):
         next(iterator)
@@ -369,54 +324,53 @@ def test_a_dead_worker_ends_the_epoch(multi_of: Any) -> None:
 
 def test_epochs_are_counted_on_or_named(multi_of: Any) -> None:
     multi = multi_of()
-    first, second = seen(multi), seen(multi)
-    assert multi.epoch == 1 and first != second
+    whole, following = seen(multi), seen(multi)
+    assert multi.epoch == 1 and whole != following
     multi.set_epoch(0)
-    assert seen(multi) == first and seen(multi) == second
+    assert seen(multi) == whole and seen(multi) == following
     iterator = iter(multi)
     next(iterator)
     multi.set_epoch(0)
     assert multi.state_dict()["epoch"] == 0 and multi.state_dict()["batches"] == 0
     next(iterator)
-    assert seen(multi) == first
+    assert seen(multi) == whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cycles", [True, False])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_state_of_any_moment_gives_the_rest(multi_of: Any, strategy: Any, cycles: bool) -> None:
-    options: dict[str, Any] = {"strategy": strategy, "steps": 25, "cycle_short_loaders": cycles}
+@pytest.mark.quick_every(2)
+@pytest.mark.parametrize("strategy", ["weighted", "round_robin", "sequential", "alternating"])
+def test_a_state_of_any_moment_gives_the_rest(multi_of: Any, strategy: Any) -> None:
+    options: dict[str, Any] = {"strategy": strategy, "steps": 12}
+    options["cycle_short_loaders"] = strategy in ("sequential", "weighted")
     if strategy == "weighted":
         options["weights"] = {"a": 2, "b": 0.5, "c": 1}
     multi = multi_of(**options)
     multi.set_epoch(2)
     whole, following = seen(multi), seen(multi)
-    assert len(whole) == (25 if cycles else 11)
     for step in range(len(whole) + 1):
         multi.set_epoch(2)
-        first = seen(itertools.islice(iter(multi), step))
-        state = multi.state_dict()
+        received = first(multi, step)
+        state = as_saved(multi)
         assert (state["epoch"], state["batches"], sum(state["counts"].values())) == (2, step, step)
         other = multi_of(**options)
-        other.load_state_dict(json.loads(json.dumps(state)))
+        other.load_state_dict(state)
         assert other.state_dict() == state
-        if state["ended"]:
-            assert step >= len(whole) and seen(other) == following
-            other.load_state_dict(state)
-            other.set_epoch(2)
-            assert seen(other) == []
-        else:
-            iterator = iter(other)
-            assert other.state_dict() == state
-            assert first + seen(iterator) == whole
+        if not state["ended"]:
+            assert received + seen(other) == whole
             assert seen(other) == following
+    multi.set_epoch(2)
+    assert seen(multi) == whole
+    other.load_state_dict(as_saved(multi))
+    assert seen(other) == following, "an epoch that has ended is not begun again"
+    other.load_state_dict(as_saved(multi))
+    other.set_epoch(2)
+    assert seen(other) == []
 
 
 def test_another_epoch_drops_a_loaded_position(multi_of: Any) -> None:
     multi = multi_of()
     whole = seen(multi)
     multi.set_epoch(0)
-    list(itertools.islice(iter(multi), 4))
+    first(multi, 4)
     state = multi.state_dict()
     for epoch in (1, 0):
         multi.load_state_dict(state)
@@ -431,71 +385,57 @@ def test_what_an_earlier_try_received_does_not_count(multi_of: Any) -> None:
     multi.set_epoch(3)
     whole = seen(multi)
     multi.set_epoch(3)
-    assert names(itertools.islice(iter(multi), 6)) == "aaaaab"  # b has got one of epoch 3
+    assert names(first(multi, 6)) == "aaaaab"  # b has got one of epoch 3
     multi.set_epoch(3)
-    assert seen(itertools.islice(iter(multi), 2)) == whole[:2]
+    assert first(multi, 2) == whole[:2]
     state = multi.state_dict()
     multi.set_epoch(3)
-    assert names(itertools.islice(iter(multi), 6)) == "aaaaab"
+    first(multi, 6)
     multi.load_state_dict(state)
     assert seen(multi) == whole[2:]
 
 
 def test_an_iterator_that_was_left_says_so(multi_of: Any) -> None:
     multi = multi_of()
-    old = iter(multi)
-    next(old)
-    new = iter(multi)
-    with pytest.raises(StateError, match="begun another"):
-        next(old)
-    assert len(list(new)) == 11 and len(old) == 0
-    for leave in (multi.close, lambda: multi.load_state_dict(multi.state_dict())):
+    for leave in (
+        multi.__iter__,
+        multi.close,
+        lambda: multi.load_state_dict(multi.state_dict()),
+    ):
         old = iter(multi)
         next(old)
         leave()
         with pytest.raises(StateError):
             next(old)
-
-
-@pytest.mark.parametrize("number", [0, 1, 2, 3])
-def test_workers_change_nothing(multi_of: Any, number: int) -> None:
-    expected = multi_of()
-    whole, following = seen(expected), seen(expected)
-    multi = multi_of(num_workers=number, **({"prefetch_factor": 4} if number else {}))
-    assert sum(loader.config.num_workers for loader in multi.loaders.values()) == number
-    assert seen(multi) == whole and seen(multi) == following
+        assert len(old) == 0
 
 
 def test_prefetched_batches_don_t_count_and_workers_live_on(multi_of: Any) -> None:
-    whole = seen(multi_of())
+    alone_here = multi_of()
+    whole, following = seen(alone_here), seen(alone_here)
     multi = multi_of(num_workers=3, prefetch_factor=4)
     received, pids = [], []
     for step in range(3):
-        for name, batch in multi:
-            received.append((name, batch.tolist()))
-            break
+        received += first(multi, 1)
         state = multi.state_dict()
         assert state["batches"] == step + 1
         multi.load_state_dict(state)
         pids.append({pid for loader in multi.loaders.values() for pid in loader._pids})
-    assert received + seen(multi) == whole
+    assert received + seen(multi) == whole and seen(multi) == following
     assert pids[0] < pids[1] < pids[2] and len(pids[2]) == 3
-    assert {name: stats["num_workers"] for name, stats in multi.get_stats().items()} == {
-        "a": 1,
-        "b": 1,
-        "c": 1,
-    }
+    workers = {name: stats["num_workers"] for name, stats in multi.get_stats().items()}
+    assert workers == {"a": 1, "b": 1, "c": 1}
 
 
 def test_a_state_goes_on_with_other_workers(multi_of: Any) -> None:
     whole = seen(multi_of(None, "weighted", weights=[1, 3, 1]))
     state, received = multi_of(None, "weighted", weights=[1, 3, 1]).state_dict(), []
-    for number in (2, 0, 1, 3):
+    for number in (2, 0, 1):
         multi = multi_of(None, "weighted", weights=[1, 3, 1], num_workers=number)
         multi.load_state_dict(state)
-        received += seen(itertools.islice(iter(multi), 2))
+        received += first(multi, 2)
         state = multi.state_dict()
-    assert received == whole[:8]
+    assert received == whole[:6]
 
 
 def test_a_copy_begins_where_it_stands(multi_of: Any) -> None:
@@ -512,64 +452,57 @@ def test_a_copy_begins_where_it_stands(multi_of: Any) -> None:
 # -- states that don't fit
 
 
-def test_a_state_of_another_schedule_is_refused(multi_of: Any) -> None:
-    state = multi_of().state_dict()
-    for options, said in [
-        ({"strategy": "sequential"}, "strategy was 'round_robin', is 'sequential'"),
-        ({"epoch_length": "max"}, "epoch_length was 'sum', is 'max'"),
-        ({"steps": 4}, "steps was None, is 4"),
-        ({"cycle_short_loaders": False}, "cycle_short_loaders was True, is False"),
-        ({"loaders": {"a": Numbers(10)}}, "names was"),
-    ]:
-        with pytest.raises(StateError, match=said):
-            multi_of(**options).load_state_dict(state)
-
-
-def test_a_state_of_other_data_is_refused_and_nothing_changes(multi_of: Any) -> None:
-    other = multi_of({"a": Numbers(10), "b": Numbers(4), "c": Numbers(7)})
-    next(iter(other))
+def test_a_state_of_other_loaders_is_refused_and_changes_nothing(multi_of: Any) -> None:
     multi = multi_of()
-    list(itertools.islice(iter(multi), 5))
+    first(multi, 5)
     before = multi.state_dict()
-    with pytest.raises(StateError, match=r"loader 'b': .*Numbers:4.*Numbers:3"):
-        multi.load_state_dict(other.state_dict())
-    assert multi.state_dict() == before
+    for options, named in [
+        ({"strategy": "sequential"}, "'sequential'.*'round_robin'"),
+        ({"epoch_length": "max"}, "'max'.*'sum'"),
+        ({"steps": 4}, "4.*None"),
+        ({"cycle_short_loaders": False}, "False.*True"),
+        ({"loaders": {"a": Numbers(10)}}, "'b'"),
+        ({"loaders": {"a": Numbers(10), "b": Numbers(4), "c": Numbers(7)}}, "'b'.*4.*3"),
+    ]:
+        other = multi_of(**options)
+        first(other, 1)
+        with pytest.raises(StateError, match=named):
+            multi.load_state_dict(other.state_dict())
+        assert multi.state_dict() == before
     assert seen(multi)[:3] == [(n, alone(multi.loaders[n].dataset, 1)[0]) for n in "abc"]
 
 
 def test_garbage_is_refused(multi_of: Any) -> None:
     multi = multi_of()
-    list(itertools.islice(iter(multi), 3))
+    first(multi, 3)
     good = multi.state_dict()
     fields = ("epoch", "batches", "counts", "passes", "cursor", "out", "loaders", "ended")
     without = [{k: v for k, v in good.items() if k != field} for field in fields]
     damaged = [
         {"version": 2},
-        {"batches": 4},
-        {"counts": {**good["counts"], "a": -1}},
-        {"counts": {}},
-        {"passes": {**good["passes"], "a": 1}},
-        {"cursor": "x"},
-        {"out": ["d"]},
-        {"epoch": 1},
-        {"loaders": {}},
-        {"loaders": 3},
-        {"loaders": {**good["loaders"], "a": None}},
-        {"loaders": {**good["loaders"], "d": {}}},
         {"version": -1},
         {"version": True},
+        {"epoch": 1},
         {"epoch": -1},
-        {"epoch": "0"},
         {"epoch": 0.5},
+        {"batches": 4},
+        {"batches": 3.0},
+        {"counts": {}},
+        {"counts": {**good["counts"], "a": -1}},
+        {"counts": {**good["counts"], "a": True}},
+        {"passes": {**good["passes"], "a": 1}},
+        {"cursor": "x"},
         {"cursor": -3},
         {"cursor": 3},
         {"cursor": True},
+        {"out": ["d"]},
         {"ended": 0},
-        {"batches": 3.0},
-        {"counts": {**good["counts"], "a": True}},
+        {"loaders": 3},
+        {"loaders": {**good["loaders"], "a": None}},
+        {"loaders": {**good["loaders"], "d": {}}},
         {"loaders": {**good["loaders"], "a": {**good["loaders"]["a"], "length": 99}}},
     ]
-    for state in (None, 3, [], {}, *without, *({**good, **change} for change in damaged)):
+    for state in (None, [], {}, *without, *({**good, **change} for change in damaged)):
         with pytest.raises(StateError):
             multi.load_state_dict(state)
     multi.load_state_dict(good)
@@ -579,208 +512,116 @@ def test_garbage_is_refused(multi_of: Any) -> None:
 # -- arguments
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"loaders": {}}, "at least one"),
-        ({"loaders": [Numbers(3)]}, "dict"),
-        ({"loaders": {1: Numbers(3)}}, "name must be a text"),
-        ({"loaders": {"a": 3}}, "'a' must be"),
-        ({"loaders": {"a": {"b": Numbers(3)}}}, "'a' must be"),
-        ({"strategy": "random"}, "strategy must be one of round_robin.*'random'"),
-        ({"strategy": "weighted", "weights": [1, -1, 1]}, "'b'.*-1"),
-        ({"strategy": "weighted", "weights": [1, float("nan"), 1]}, "'b'.*nan"),
-        ({"strategy": "weighted", "weights": [1, float("inf"), 1]}, "'b'.*inf"),
-        ({"strategy": "weighted", "weights": [1, True, 1]}, "'b'.*True"),
-        ({"strategy": "weighted", "weights": [1, "2", 1]}, "'b'.*'2'"),
-        ({"strategy": "weighted", "weights": [0, 0, 0]}, "above 0"),
-        ({"strategy": "weighted", "weights": [1, 2]}, "one number for each"),
-        ({"strategy": "weighted", "weights": 3}, "one number for each"),
-        ({"strategy": "weighted", "weights": {"a": 1, "b": 1, "d": 1}}, "'d'.*'c'"),
-        ({"strategy": "weighted", "weights": {"a": 1}}, "each loader once"),
-        ({"weights": [1, 1, 1]}, "weights are for strategy='weighted'"),
-        ({"pattern": ["a"]}, "pattern is for strategy='alternating'"),
-        ({"strategy": "alternating", "pattern": ["a", "d"]}, "pattern names 'd'.*'a', 'b', 'c'"),
-        ({"strategy": "alternating", "pattern": []}, "list of loaders' names"),
-        ({"strategy": "alternating", "pattern": "aab"}, "list of loaders' names"),
-        ({"epoch_length": "mean"}, "epoch_length"),
-        ({"steps": 0}, "steps"),
-        ({"steps": True}, "steps"),
-        ({"cycle_short_loaders": 1}, "cycle_short_loaders"),
-        ({"batch_sise": 3}, "batch_sise"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(multi_of: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        MultiDataLoader(
-            **{
-                "loaders": {"a": Numbers(10), "b": Numbers(3), "c": Numbers(7)},
-                "num_workers": 0,
-                **options,
-            }
-        )
+BAD_ARGUMENTS = [
+    {"loaders": {}},
+    {"loaders": [Numbers(3)]},
+    {"loaders": {1: Numbers(3)}},
+    {"loaders": {"a": 3}},
+    {"loaders": {"a": {"b": Numbers(3)}}},
+    {"loaders": {"a": (Loader(range(4), num_workers=0), 2)}},
+    {"loaders": {"a": (Numbers(4), 0)}},
+    {"loaders": {"a": (Numbers(4), True)}},
+    {"loaders": {"a": [Numbers(4), Numbers(4)]}},
+    {"strategy": "random"},
+    {"strategy": "weighted", "weights": [1, -1, 1]},
+    {"strategy": "weighted", "weights": [1, float("nan"), 1]},
+    {"strategy": "weighted", "weights": [1, float("inf"), 1]},
+    {"strategy": "weighted", "weights": [1, True, 1]},
+    {"strategy": "weighted", "weights": [1, "2", 1]},
+    {"strategy": "weighted", "weights": [1, [], 1]},
+    {"strategy": "weighted", "weights": [0, 0, 0]},
+    {"strategy": "weighted", "weights": [1, 2]},
+    {"strategy": "weighted", "weights": 3},
+    {"strategy": "weighted", "weights": {"a": 1, "b": 1, "d": 1}},
+    {"weights": [1, 1, 1]},
+    {"pattern": ["a"]},
+    {"strategy": "alternating", "pattern": ["a", "d"]},
+    {"strategy": "alternating", "pattern": []},
+    {"strategy": "alternating", "pattern": "aab"},
+    {"epoch_length": "mean"},
+    {"steps": 0},
+    {"steps": True},
+    {"cycle_short_loaders": 1},
+    {"batch_sise": 3},
+]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    datasets = {"a": Numbers(10), "b": Numbers(3), "c": Numbers(7)}
+    for options in BAD_ARGUMENTS:
+        with pytest.raises(ConfigError):
+            MultiDataLoader(**{"loaders": datasets, "num_workers": 0, **options})
+            pytest.fail(f"accepted: {options}")
 
 
 def test_loaders_are_taken_as_they_are(multi_of: Any) -> None:
     loader = Loader(Numbers(6), batch_size=3, num_workers=0)
     multi = multi_of({"a": loader, "b": Loader(Numbers(4), batch_size=1, num_workers=0)})
     assert multi.loaders["a"] is loader and names(multi) == "ababab"
-    with pytest.raises(ConfigError, match="batch_size: options are for datasets"):
-        MultiDataLoader({"a": loader}, batch_size=2)
-    with pytest.raises(ConfigError, match="seed: options are for datasets"):
-        MultiDataLoader({"a": loader}, seed=2)
-    with pytest.raises(ConfigError, match="two names"):
-        MultiDataLoader({"a": loader, "b": loader})
+    for options in ({"batch_size": 2}, {"seed": 2}, {"loaders": {"a": loader, "b": loader}}):
+        with pytest.raises(ConfigError):
+            MultiDataLoader(**{"loaders": {"a": loader}, **options})
 
 
-def test_a_tuple_gives_a_dataset_its_batch_size(multi_of: Any, photos: Path) -> None:
-    multi = multi_of(
-        {
-            "a": (Numbers(10), 4),
-            "b": Numbers(4, 100),
-            "c": ([7, 8, 9], 3),
-            "d": ([torch.zeros(2)] * 3, None),
-        },
-        shuffle=False,
-    )
+def test_datasets_and_paths_with_batch_sizes(multi_of: Any, photos: Path) -> None:
+    loaders = {
+        "a": (Numbers(10), 4),
+        "b": Numbers(4, 100),
+        "c": ([7, 8, 9], 3),
+        "d": ([torch.zeros(2)] * 3, None),
+    }
+    multi = multi_of(loaders, shuffle=False)
     assert [loader.config.batch_size for loader in multi.loaders.values()] == [4, 2, 3, None]
-    assert [(name, batch.tolist()) for name, batch in multi if name in "abc"][:3] == [
-        ("a", [0, 1, 2, 3]),
-        ("b", [100, 101]),
-        ("c", [7, 8, 9]),
+    batches = seen(itertools.islice(iter(multi), 3))
+    assert batches == [("a", [0, 1, 2, 3]), ("b", [100, 101]), ("c", [7, 8, 9])]
+    paths = multi_of({"a": (photos, 3), "b": str(photos)}, image_size=8, batch_size=4)
+    assert [images.shape for _, (images, _) in itertools.islice(iter(paths), 2)] == [
+        (3, 3, 8, 8),
+        (4, 3, 8, 8),
     ]
-    of_paths = multi_of({"a": (photos, 3), "b": (str(photos), 2)}, image_size=8)
-    assert [loader.config.batch_size for loader in of_paths.loaders.values()] == [3, 2]
-    split = multi_of({"a": (Numbers(16), 4), "b": (Numbers(16), 1)}, "sequential", num_workers=5)
-    assert [loader.config.num_workers for loader in split.loaders.values()] == [1, 4], (
-        "in proportion to batches, not to samples"
-    )
 
 
 def test_its_repr_is_one_line(multi_of: Any) -> None:
-    multi = multi_of(
-        {"a": (Numbers(10), 4), "b": Numbers(2), "c": DataLoader(Numbers(4), batch_size=3)}, steps=8
-    )
-    said = (
-        "MultiDataLoader({'a': 3 batches of 4, 'b': 1 batch of 2, 'c': 2 batches of 3}, "
+    loaders = {"a": (Numbers(10), 4), "b": Stream(4), "c": DataLoader(Numbers(3), batch_size=3)}
+    assert repr(multi_of(loaders, steps=8)) == (
+        "MultiDataLoader({'a': 3 batches of 4, 'b': ? batches of 2, 'c': 1 batch of 3}, "
         "strategy='round_robin')  # 8 batches an epoch"
     )
-    assert repr(multi) == said
-    assert "'a': ? batches of 2" in repr(multi_of({"a": Stream(4)}, steps=1))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            (Loader(range(4), num_workers=0), 2),
-            "'a' is a loader and a batch_size, and a loader has its own",
-        ),
-        ((Numbers(4), 0), "batch_size must be"),
-        (
-            (Numbers(4), True),
-            r"'a' is a tuple: pass one dataset, or a tuple \(dataset, batch_size\)",
-        ),
-        ((Numbers(4), 2, 3), "'a' is a tuple"),
-        ([Numbers(4), Numbers(4)], "'a' is a list"),
-    ],
-)
-def test_what_is_no_dataset_and_batch_size(given: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        MultiDataLoader({"a": given, "b": Numbers(4)}, num_workers=0)
 
 
 def test_workers_of_datasets_are_split(multi_of: Any) -> None:
-    def split(**options: Any) -> list[int]:
-        return [loader.config.num_workers for loader in multi_of(**options).loaders.values()]
+    def split(loaders: Any = None, **options: Any) -> list[int]:
+        multi = multi_of(loaders, **options)
+        return [loader.config.num_workers for loader in multi.loaders.values()]
 
     assert split(num_workers=5) == [2, 2, 1]
     # 10, 3 and 7 samples: 2.5, 0.75 and 1.75
     assert split(num_workers=5, strategy="sequential") == [2, 1, 2]
     assert split(num_workers=4, strategy="weighted", weights=[0, 1, 3]) == [0, 1, 3]
     assert split(num_workers=3, strategy="alternating", pattern=["c", "c", "a"]) == [1, 0, 2]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert split(num_workers=1, prefetch_factor=3, persistent_workers=True, timeout=9) == [
-            1,
-            0,
-            0,
-        ]
+    options = {"prefetch_factor": 3, "persistent_workers": True, "timeout": 9}
+    assert split(num_workers=1, **options) == [1, 0, 0]
+    by_batches = {"a": (Numbers(16), 4), "b": (Numbers(16), 1)}
+    assert split(by_batches, num_workers=5, strategy="sequential") == [1, 4]
+    in_memory = torch.utils.data.TensorDataset(torch.arange(8))
+    most = Loader(Numbers(8)).config.num_workers
+    assert split({"a": in_memory, "b": Numbers(8)}, num_workers=None) == [0, most]
+    assert split({"a": in_memory}, num_workers=None) == [0]
 
 
-def test_by_default_data_in_memory_gets_no_workers(multi_of: Any) -> None:
-    tensors = torch.utils.data.TensorDataset(torch.arange(8))
-    multi = MultiDataLoader({"a": tensors, "b": Numbers(8), "c": tensors})
-    try:
-        assert [loader.config.num_workers for loader in multi.loaders.values()] == [
-            0,
-            Loader(Numbers(8)).config.num_workers,
-            0,
-        ]
-    finally:
-        multi.close()
-    assert [
-        loader.config.num_workers
-        for loader in multi_of({"a": tensors}, num_workers=None).loaders.values()
-    ] == [0]
-
-
-def test_paths_are_opened(multi_of: Any, photos: Path, tiny_photos: Path) -> None:
-    multi = multi_of(
-        {"big": photos, "tiny": str(tiny_photos)}, image_size=8, batch_size=4, drop_last=True
-    )
-    assert {name: type(loader.dataset) for name, loader in multi.loaders.items()} == {
-        "big": ImageDataset,
-        "tiny": ImageDataset,
-    }
-    assert Counter(name for name, (images, _) in multi if images.shape == (4, 3, 8, 8)) == {
-        "big": 4,
-        "tiny": 3,
-    }
-
-
-@pytest.mark.parametrize(
-    ("number", "shares", "expected"),
-    [
-        (0, {"a": 1, "b": 1}, [0, 0]),
-        (3, {"a": 1, "b": 1}, [2, 1]),
-        (4, {"a": 70, "b": 20, "c": 10}, [3, 1, 0]),
-        (10, {"a": 0.415, "b": 0.385, "c": 0.2}, [4, 4, 2]),
-        (7, {"a": 0, "b": 5}, [0, 7]),
-    ],
-)
-def test_split_workers_by_largest_remainder(
-    number: int, shares: dict[str, float], expected: list[int]
-) -> None:
-    assert split_workers(number, shares) == dict(zip(shares, expected, strict=True))
-
-
-@settings(deadline=None)
 @given(st.integers(0, 200), weights_lists)
 def test_split_workers_keeps_sum_and_quotas(number: int, weights: list[int]) -> None:
     found = split_workers(number, {str(i): weight for i, weight in enumerate(weights)})
-    assert sum(found.values()) == number
-    assert all(
-        abs(found[str(i)] - Fraction(number * weight, sum(weights))) < 1
-        for i, weight in enumerate(weights)
-    )
+    assert is_quota(list(found.values()), weights, number)
 
 
-@pytest.mark.parametrize(
-    ("number", "shares"),
-    [
-        (-1, {"a": 1}),
-        (True, {"a": 1}),
-        (2.0, {"a": 1}),
-        (1, {}),
-        (1, {"a": 0}),
-        (1, {"a": -1}),
-        (1, [1]),
-    ],
-)
-def test_split_workers_refuses_what_makes_no_sense(number: Any, shares: Any) -> None:
-    with pytest.raises(ConfigError):
-        split_workers(number, shares)
+def test_split_workers_by_largest_remainder() -> None:
+    assert split_workers(3, {"a": 1, "b": 1}) == {"a": 2, "b": 1}
+    assert split_workers(10, {"a": 0.415, "b": 0.385, "c": 0.2}) == {"a": 4, "b": 4, "c": 2}
+    bad: list[Any] = [(-1, {"a": 1}), (True, {"a": 1}), (1, {}), (1, {"a": 0}), (1, [1])]
+    for number, shares in bad:
+        with pytest.raises(ConfigError):
+            split_workers(number, shares)
 
 
 # -- torch's own loaders
@@ -795,8 +636,6 @@ def test_a_torch_dataloader_is_repeated_and_resumed(multi_of: Any) -> None:
         return multi_of({"a": foreign(9), "b": foreign(4, generator=torch.Generator())}, seed=seed)
 
     multi = make()
-    torch.manual_seed(1)
-    random.seed(1)
     before = torch.get_rng_state(), random.getstate()
     whole, following = seen(multi), seen(multi)
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
@@ -805,11 +644,11 @@ def test_a_torch_dataloader_is_repeated_and_resumed(multi_of: Any) -> None:
     for step in range(len(whole)):
         torch.manual_seed(step)
         multi = make()
-        first = seen(itertools.islice(iter(multi), step))
+        received = first(multi, step)
         other = make()
-        other.load_state_dict(json.loads(json.dumps(multi.state_dict())))
+        other.load_state_dict(as_saved(multi))
         other.set_epoch(0)
-        assert first + seen(other) == whole
+        assert received + seen(other) == whole
         assert seen(other) == following
     with pytest.raises(StateError, match=r"seed=5.*seed=6"):
         make(6).load_state_dict(multi.state_dict())
@@ -818,36 +657,24 @@ def test_a_torch_dataloader_is_repeated_and_resumed(multi_of: Any) -> None:
 def test_a_torch_dataloader_with_workers(multi_of: Any) -> None:
     whole = seen(multi_of({"a": foreign(12)}, seed=5))
     multi = multi_of({"a": foreign(12, num_workers=1)}, seed=5)
-    assert seen(itertools.islice(iter(multi), 2)) == whole[:2]
+    assert first(multi, 2) == whole[:2]
     multi.load_state_dict(multi.state_dict())
     assert seen(multi) == whole[2:]
 
 
 def test_its_samplers_are_told_the_epoch(multi_of: Any) -> None:
-    def ranked() -> DataLoader[int]:
-        sampler = torch.utils.data.DistributedSampler(range(8), 1, 0, seed=9)  # type: ignore[arg-type]
-        return foreign(8, sampler=sampler, shuffle=None)
-
-    loader = ranked()
-    loader.sampler.set_epoch(4)  # type: ignore[attr-defined]
+    sampler = torch.utils.data.DistributedSampler(range(8), 1, 0, seed=9)  # type: ignore[arg-type]
+    loader = foreign(8, sampler=sampler, shuffle=None)
+    sampler.set_epoch(4)
     expected = [batch.tolist() for batch in loader]
-    multi = multi_of({"a": ranked()}, steps=8)
+    multi = multi_of({"a": loader}, steps=8)
     multi.set_epoch(4)
     found = [batch for _, batch in seen(multi)]
-    assert (
-        found[:4] == expected
-        and sorted(i for batch in found[4:] for i in batch) == list(range(8))
-        and found[4:] != expected
-    )
+    assert found[:4] == expected != found[4:]
+    assert sorted(i for batch in found[4:] for i in batch) == list(range(8))
 
 
 def test_a_torch_dataloader_that_fails_does_not_begin_again(multi_of: Any) -> None:
-    class Broken(Numbers):
-        def __getitem__(self, index: int) -> int:
-            if index == 4:
-                raise ValueError("four")
-            return index
-
     multi = multi_of({"a": DataLoader(Broken(8), batch_size=2)})
     iterator = iter(multi)
     assert seen(itertools.islice(iterator, 2)) == [("a", [0, 1]), ("a", [2, 3])]
