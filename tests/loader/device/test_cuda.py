@@ -23,7 +23,6 @@ from headrace import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     VisionCollator,
-    create_dataloader,
     move_to_device,
 )
 from headrace.loader.device import CudaPrefetcher, TorchAccelerator, transfer_to
@@ -63,23 +62,13 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    made: list[Any] = []
-
+def make(make_loader: Make) -> Iterator[Make]:
     def make(dataset: Any = None, **options: Any) -> Any:
-        options = {
-            "batch_size": BATCH,
-            "shuffle": False,
-            "num_workers": 2,
-            "device": "cuda",
-            **options,
-        }
-        made.append(create_dataloader(Numbers() if dataset is None else dataset, **options))
-        return made[-1]
+        options = {"num_workers": 2, "device": "cuda", **options}
+        options = {"batch_size": BATCH, "shuffle": False, **options}
+        return make_loader(Numbers() if dataset is None else dataset, **options)
 
     yield make
-    for loader in made:
-        loader.close()
     torch.cuda.synchronize()
 
 
@@ -107,31 +96,48 @@ def is_right(batch: torch.Tensor, step: int) -> torch.Tensor:
     worked = batch
     for _ in range(30):
         worked = worked + 1
-    expected = (
-        torch.arange(step * BATCH, (step + 1) * BATCH, device=batch.device, dtype=torch.int32)[
-            :, None, None
-        ]
-        + 30
-    )
-    return (worked == expected).all()
+    first, device = step * BATCH, batch.device
+    expected = torch.arange(first, first + BATCH, device=device, dtype=torch.int32) + 30
+    return (worked == expected[:, None, None]).all()
+
+
+def long_kernel() -> torch.cuda.Event:
+    """An event that comes after about a second, in which the user's stream is busy."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    kernel = torch.cuda.Event()
+    kernel.record()
+    return kernel
+
+
+def most_bytes(loader: Any) -> int:
+    """The most bytes of the device that the batches of an epoch, each of them dropped, take at a
+    time.
+    """
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    torch.cuda.reset_peak_memory_stats()
+    for batch in loader:
+        torch.cuda._sleep(5_000_000)
+        (batch if isinstance(batch, torch.Tensor) else batch[0]).add_(1)
+        del batch
+    return int(torch.cuda.memory_stats()["active_bytes.all.peak"] - before)
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-@pytest.mark.parametrize("number", range(len(more_structures())))
-def test_the_plain_way_and_the_prefetcher_give_the_same(number: int, is_pinned: bool) -> None:
-    value = more_structures()[number]
-    given = pinned(value) if is_pinned else value
-    way = transfer_to("cuda")
-    assert isinstance(way, CudaPrefetcher)
-    moved, plain = received(way, Deliveries([given, given])), move_to_device(value, "cuda")
-    assert type(moved) is type(plain) and str(moved) == str(plain)
-    for a, b in zip(flat(moved), flat(plain), strict=True):
-        assert (
-            a.device == b.device == torch.device("cuda", torch.cuda.current_device())
-            and a.layout == b.layout
-        )
-        if a.layout is torch.strided:
-            assert same(a.cpu(), b.cpu())
+def test_the_plain_way_and_the_prefetcher_give_the_same(is_pinned: bool) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    for value in more_structures():
+        given = pinned(value) if is_pinned else value
+        way = transfer_to("cuda")
+        assert isinstance(way, CudaPrefetcher)
+        moved, plain = received(way, Deliveries([given, given])), move_to_device(value, "cuda")
+        assert type(moved) is type(plain) and str(moved) == str(plain)
+        for a, b in zip(flat(moved), flat(plain), strict=True):
+            assert a.device == b.device == device and a.layout == b.layout
+            if a.layout is torch.strided:
+                assert same(a.cpu(), b.cpu())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -158,8 +164,8 @@ def test_batches_are_right_under_load(
 
 def test_batches_are_right_on_streams_of_the_users(make: Make) -> None:
     streams = [torch.cuda.Stream() for _ in range(3)]
-    for _ in range(2):
-        right, iterator = [], iter(make())
+    for device in (0, torch.device("cuda", 0)):
+        right, iterator = [], iter(make(device=device))
         for step in range(NUMBER // BATCH):
             with torch.cuda.stream(streams[step % 3]):
                 right.append(is_right(next(iterator), step))
@@ -171,10 +177,7 @@ def test_the_next_copy_is_done_while_a_kernel_runs(make: Make) -> None:
     iterator = iter(warm(make()))
     batch = next_with_another_behind_it(iterator)
     until(iterator._deliveries.is_ready)  # the third
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    kernel = torch.cuda.Event()
-    kernel.record()
+    kernel = long_kernel()
     following = next_with_another_behind_it(iterator)  # nothing in it waits for the kernel
     copy = iterator._transfer._started
     assert copy is not None
@@ -187,10 +190,7 @@ def test_the_next_copy_is_done_while_a_kernel_runs(make: Make) -> None:
 def test_a_copy_waits_for_no_kernel_without_workers(make: Make, pin_memory: bool) -> None:
     iterator = iter(warm(make(num_workers=0, pin_memory=pin_memory)))
     first = next(iterator)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    kernel = torch.cuda.Event()
-    kernel.record()
+    kernel = long_kernel()
     second = next(iterator)
     for copy in iterator._transfer._copies:
         copy.done.synchronize()
@@ -201,9 +201,8 @@ def test_a_copy_waits_for_no_kernel_without_workers(make: Make, pin_memory: bool
 def test_copies_are_on_a_stream_of_their_own(make: Make, tmp_path: Path) -> None:
     loader = make()
     list(loader)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    ) as profile:
+    activities = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activities.CUDA, activities.CPU]) as profile:
         for step, batch in enumerate(loader):
             is_right(batch, step)
         torch.cuda.synchronize()
@@ -211,27 +210,17 @@ def test_copies_are_on_a_stream_of_their_own(make: Make, tmp_path: Path) -> None
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     streams: dict[str, set[int]] = {"kernel": set(), "gpu_memcpy": set()}
     for event in events:
-        if event.get("cat") == "kernel" or (
-            event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]
-        ):
-            streams[event["cat"]].add(event["args"]["stream"])
+        kind = event.get("cat")
+        if kind == "kernel" or (kind == "gpu_memcpy" and "HtoD" in event["name"]):
+            streams[kind].add(event["args"]["stream"])
     if not streams["kernel"]:
         pytest.skip("this machine's profiler sees no kernels")
     assert len(streams["gpu_memcpy"]) == 1 and not streams["gpu_memcpy"] & streams["kernel"]
 
 
 def test_batches_do_not_pile_up_on_the_device(make: Make) -> None:
-    loader = make(Numbers(1600))
-    torch.cuda.synchronize()
-    gc.collect()
-    before = torch.cuda.memory_stats()["active_bytes.all.current"]
-    torch.cuda.reset_peak_memory_stats()
-    for batch in loader:
-        torch.cuda._sleep(5_000_000)
-        batch.add_(1)
-        del batch
-    peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
-    assert peak <= 6 * BATCH_BYTES, f"{peak / BATCH_BYTES:.1f} batches at a time, of {len(loader)}"
+    peak = most_bytes(make(Numbers(1600)))
+    assert peak <= 6 * BATCH_BYTES, f"{peak / BATCH_BYTES:.1f} batches at a time"
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -280,10 +269,8 @@ def test_the_device_is_that_of_the_index_or_the_current_one(make: Make) -> None:
             first = next(iterator)
             with torch.cuda.device(expected):
                 assert is_right(first, 0).item() and is_right(next(iterator), 1).item()
-            assert (
-                first.device == torch.device("cuda", expected)
-                and torch.cuda.current_device() == current
-            )
+            assert first.device == torch.device("cuda", expected)
+            assert torch.cuda.current_device() == current
 
 
 # --- images that travel as uint8
@@ -305,7 +292,7 @@ CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
 
 
 @pytest.mark.parametrize("dtype", ONE_ROUNDING)
-@pytest.mark.parametrize("memory_format", [None, torch.channels_last])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("workers", "pin_memory"), [(0, True), (0, False), (2, True), (2, False)])
 def test_images_are_those_of_the_host(
     make: Make,
@@ -318,16 +305,10 @@ def test_images_are_those_of_the_host(
     """Within one rounding, in the same layout, while other streams' kernels run; with
     normalize="host" bit for bit.
     """
-    folder = photos_in(tmp_path)
+    folder, near = photos_in(tmp_path), ONE_ROUNDING[dtype]
     options = {"batch_size": 8, "num_workers": workers, "shuffle": True}
-    host = list(
-        make(
-            ImageDataset(folder, transform=CROP, dtype=dtype),
-            device=None,
-            pin_memory=False,
-            **options,
-        )
-    )
+    plain = ImageDataset(folder, transform=CROP, dtype=dtype)
+    host = list(make(plain, device=None, pin_memory=False, **options))
     for normalize in (True, "host"):
         dataset = ImageDataset(folder, transform=CROP, dtype=dtype, normalize=normalize)
         loader = make(dataset, pin_memory=pin_memory, memory_format=memory_format, **options)
@@ -335,9 +316,8 @@ def test_images_are_those_of_the_host(
         for images, targets in loader:
             torch.cuda._sleep(2_000_000)
             batches.append((images + 0, targets))
-            assert images.dtype == dtype and images.is_contiguous(
-                memory_format=memory_format or torch.contiguous_format
-            )
+            assert images.dtype == dtype
+            assert images.is_contiguous(memory_format=memory_format)
             del images
         assert loader.get_stats()["normalized_on_device"] == (len(host) if normalize is True else 0)
         for (images, targets), (expected, labels) in zip(batches, host, strict=True):
@@ -345,29 +325,23 @@ def test_images_are_those_of_the_host(
             if normalize == "host":
                 assert same(images.cpu(), expected)
             else:
-                near = ONE_ROUNDING[dtype]
-                torch.testing.assert_close(
-                    images.cpu().double(), expected.double(), rtol=near, atol=near
-                )
+                found = images.cpu().double()
+                torch.testing.assert_close(found, expected.double(), rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_collator_s_images_are_those_of_the_host(make: Make, workers: int) -> None:
     dataset = [
-        ({"mask": torch.arange(9), "image": torch.full((3, 8, 9), 5 * i, dtype=torch.uint8)})
+        {"mask": torch.arange(9), "image": torch.full((3, 8, 9), 5 * i, dtype=torch.uint8)}
         for i in range(40)
     ]
-    options = {
-        "batch_size": 8,
-        "num_workers": workers,
-        "collate_fn": VisionCollator(mean=(0.1, 0.2, 0.9), std=(0.5, 0.01, 0.3)),
-    }
+    collator = VisionCollator(mean=(0.1, 0.2, 0.9), std=(0.5, 0.01, 0.3))
+    options = {"batch_size": 8, "num_workers": workers, "collate_fn": collator}
     host, device = (list(make(dataset, device=where, **options)) for where in (None, "cuda"))
     for batch, expected in zip(device, host, strict=True):
         assert same(batch["mask"].cpu(), expected["mask"])
-        torch.testing.assert_close(
-            batch["image"].cpu(), expected["image"], rtol=2**-23, atol=2**-20
-        )
+        images = batch["image"].cpu()
+        torch.testing.assert_close(images, expected["image"], rtol=2**-23, atol=2**-20)
 
 
 def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> None:
@@ -375,47 +349,24 @@ def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> No
     waits for it.
     """
     loader = make(ImageDataset(photos_in(tmp_path), image_size=32), batch_size=8)
-    iterator = iter(warm_images(loader))
+    for _ in range(2):  # memory for what is in between is there then
+        list(loader)
+    loader.set_epoch(0)
+    iterator = iter(loader)
     first = next_with_another_behind_it(iterator)
     until(iterator._deliveries.is_ready)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    kernel = torch.cuda.Event()
-    kernel.record()
+    kernel = long_kernel()
     following = next_with_another_behind_it(iterator)
     copy = iterator._transfer._started
     assert copy is not None
     copy.done.synchronize()
     assert not kernel.query(), "it stood in line behind the kernel"
-    assert (
-        first[0].dtype == following[0].dtype == torch.float32
-        and torch.isfinite(following[0]).all().item()
-    )
-
-
-def warm_images(loader: Any) -> Any:
-    """The loader, after two epochs: memory for what is in between is there."""
-    for _ in range(2):
-        list(loader)
-    torch.cuda.synchronize()
-    loader.set_epoch(0)
-    return loader
+    assert first[0].dtype == following[0].dtype == torch.float32
+    assert torch.isfinite(following[0]).all().item()
 
 
 def test_images_in_between_do_not_pile_up(make: Make, tmp_path: Path) -> None:
-    loader = make(
-        ImageDataset(photos_in(tmp_path, 200), image_size=224, dtype=torch.bfloat16), batch_size=8
-    )
+    dataset = ImageDataset(photos_in(tmp_path, 200), image_size=224, dtype=torch.bfloat16)
     batch = 8 * 3 * 224 * 224
-    torch.cuda.synchronize()
-    gc.collect()
-    before = torch.cuda.memory_stats()["active_bytes.all.current"]
-    torch.cuda.reset_peak_memory_stats()
-    for images, _ in loader:
-        torch.cuda._sleep(5_000_000)
-        images.add_(1)
-        del images
-    peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
-    assert peak <= 6 * 2 * batch + 2 * 5 * batch, (
-        "six batches of bfloat16, and of two what is in between: uint8 and float32"
-    )
+    # six batches of bfloat16, and of two what is in between: uint8 and float32
+    assert most_bytes(make(dataset, batch_size=8)) <= 6 * 2 * batch + 2 * 5 * batch

@@ -34,11 +34,9 @@ from headrace.loader.device import (
 )
 from headrace.memory.ring import Delivered
 from headrace.testing.contract import same
-from tests.loader.device.late_device import POISON, REUSED, LateAccelerator, pin
+from tests.loader.device.late_device import LateAccelerator, pin
 from tests.loader.device.test_transfer import structures
 from tests.testing.test_contract import SquareDataset, Squares
-
-pytestmark = pytest.mark.quick_every(2)
 
 PILE = 3 + 3 + 1  # of two batches the wait, the event and the kernel; the kernel of the one before
 
@@ -57,11 +55,9 @@ class Deliveries:
         self.taken += 1
         if isinstance(found, Exception):
             raise found
-        return (
-            found
-            if isinstance(found, Delivered)
-            else Delivered(found, {"step": self.taken - 1, "samples": 1})
-        )
+        if isinstance(found, Delivered):
+            return found
+        return Delivered(found, {"step": self.taken - 1, "samples": 1})
 
     def is_ready(self) -> bool:
         return self.ready and bool(self.rest)
@@ -134,26 +130,27 @@ def more_structures() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("is_pinned", [False, True])
-@pytest.mark.parametrize("number", range(len(more_structures())))
-def test_the_plain_way_and_the_prefetcher_give_the_same(
-    late: LateAccelerator, way: CudaPrefetcher, number: int, is_pinned: bool
-) -> None:
-    value = more_structures()[number]
-    given = pinned(value) if is_pinned else value
-    plain = move_to_device(value, "cpu")
-    moved = received(way, Deliveries([given, None]))
-    late.main.run()
-    assert type(moved) is type(plain) and str(moved) == str(plain) and not late.hazards
-    for a, b in zip(flat(moved), flat(plain), strict=True):
-        assert a.layout == b.layout
-        if a.layout is torch.strided:
-            assert same(a, b) and a.stride() == torch.empty_like(b).stride()
+def test_the_plain_way_and_the_prefetcher_give_the_same(late: LateAccelerator) -> None:
+    for value in more_structures():
+        plain = move_to_device(value, "cpu")
+        for given in (value, pinned(value)):
+            moved = received(transfer_to("cpu"), Deliveries([given, None]))
+            late.main.run()
+            assert type(moved) is type(plain) and str(moved) == str(plain) and not late.hazards
+            for a, b in zip(flat(moved), flat(plain), strict=True):
+                assert a.layout == b.layout
+                if a.layout is torch.strided:
+                    assert same(a, b) and a.stride() == torch.empty_like(b).stride()
 
 
 def flat(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    prefetcher.map_tensors(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+
+    def add(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    prefetcher.map_tensors(value, add)
     return found
 
 
@@ -162,9 +159,8 @@ def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: CudaPr
     batch = pinned({"dense": dense, "sparse": sparse})
     deliveries = Deliveries([dense, batch])
     received(way, deliveries)
-    assert deliveries.taken == 2 and way._started is None, (
-        "taken, but its copy would keep this process waiting"
-    )
+    # taken, but its copy would keep this process waiting
+    assert deliveries.taken == 2 and way._started is None
     moved = received(way, deliveries)
     assert moved["sparse"] is batch["sparse"], "there already"
     late.device = torch.device("meta")
@@ -175,55 +171,13 @@ def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: CudaPr
 # --- the protocol of streams and events
 
 
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_stream_waits_for_copy_and_records_tensors(
-    late: LateAccelerator, way: CudaPrefetcher, is_pinned: bool
-) -> None:
+def test_stream_waits_for_copy_and_records_tensors(late: LateAccelerator) -> None:
     a, b = rows(2)
     batch = {"a": a, "rest": [b, (a, "text")]}
-    received(way, Deliveries([pinned(batch) if is_pinned else batch]))
-    copies = [("copy", "pinned" if is_pinned else "pageable")] * 3
-    assert late.log == [*copies, ("wait", "main"), *[("keep", "main")] * 3]
-
-
-def test_kernels_see_the_batch_though_it_is_dropped_at_once(
-    late: LateAccelerator, way: CudaPrefetcher
-) -> None:
-    found: list[torch.Tensor] = []
-    deliveries = Deliveries([pinned(row) for row in rows(6)])
-    for _ in range(6):
-        late.kernel(received(way, deliveries), found)
-    late.main.run()
-    assert same(found, rows(6)) and not late.hazards
-
-
-def test_the_stand_in_shows_what_would_go_wrong(
-    late: LateAccelerator, way: CudaPrefetcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the wait, without the record, without the source."""
-    late.patience = None
-
-    def read(*first: Any) -> torch.Tensor:
-        found: list[torch.Tensor] = []
-        late.kernel(received(way, Deliveries([pinned(rows(2)[1])])), found)
-        for stream in (*first, late.main):
-            stream.run()
-        return found[0]
-
-    assert same(read(), rows(2)[1]) and same(read(late.side), rows(2)[1]) and not late.hazards
-    with monkeypatch.context() as patch:
-        patch.setattr(late, "wait", lambda stream, event: None)
-        assert bool((read().view(torch.uint8) == POISON).all())
-    with monkeypatch.context() as patch:
-        patch.setattr(late, "keep", lambda tensor, stream: None)
-        assert bool((read(late.side).view(torch.uint8) == REUSED).all())
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            prefetcher._Copy, "source", property(lambda copy: None, lambda copy, source: None)
-        )
-        assert not same(read(), rows(2)[1])
-    assert [hazard.split(" was ")[0] for hazard in late.hazards] == ["memory", "a source"]
-    late.hazards.clear()
+    for given, kind in ((batch, "pageable"), (pinned(batch), "pinned")):
+        late.log.clear()
+        received(transfer_to("cpu"), Deliveries([given]))
+        assert late.log == [*[("copy", kind)] * 3, ("wait", "main"), *[("keep", "main")] * 3]
 
 
 def test_the_source_is_held_until_the_copy_is_done(
@@ -231,23 +185,29 @@ def test_the_source_is_held_until_the_copy_is_done(
 ) -> None:
     late.patience = None  # no event comes by itself
     sources = [pinned(row) for row in rows(3)]
-    alive = [weakref.ref(source) for source in sources]
+    references = [weakref.ref(source) for source in sources]
     deliveries = Deliveries(sources)
     del sources
+
+    def alive() -> list[bool]:
+        return [reference() is not None for reference in references]
+
+    def settle() -> None:
+        for event in list(way._handed):
+            late.synchronize(event)
+
     received(way, deliveries)
-    for event in list(way._handed):
-        late.synchronize(event)
+    settle()
     late.side.run()
-    assert [ref() is not None for ref in alive] == [True, True, True], "nobody has asked yet"
+    assert alive() == [True, True, True], "nobody has asked yet"
     received(way, deliveries)
-    assert [ref() is not None for ref in alive] == [False, False, True]
-    for event in list(way._handed):
-        late.synchronize(event)
+    assert alive() == [False, False, True]
+    settle()
     received(way, deliveries)
     late.main.run()
     late.patience = 1
     way.finish()
-    assert [ref() is not None for ref in alive] == [False, False, False] and not late.hazards
+    assert alive() == [False, False, False] and not late.hazards
     assert way.seconds() > 0
 
 
@@ -259,8 +219,7 @@ def test_a_source_that_is_not_pinned_is_free_at_once(
     alive = weakref.ref(source)
     deliveries = Deliveries([source, torch.ones(2)], is_ready=False)
     del source
-    batch = received(way, deliveries)
-    assert alive() is None and same(batch, torch.ones(2))
+    assert same(received(way, deliveries), torch.ones(2)) and alive() is None
 
 
 def test_a_way_that_is_dropped_waits_for_its_copies(late: LateAccelerator) -> None:
@@ -273,55 +232,53 @@ def test_a_way_that_is_dropped_waits_for_its_copies(late: LateAccelerator) -> No
 
 
 def test_stream_is_the_current_one_at_hand_over(late: LateAccelerator, way: CudaPrefetcher) -> None:
-    deliveries, found, streams = (
-        Deliveries([pinned(row) for row in rows(4)]),
-        [],
-        [late.another_stream(), late.another_stream()],
-    )
+    deliveries, found = Deliveries([pinned(row) for row in rows(4)]), list[torch.Tensor]()
+    streams = [late.another_stream(), late.another_stream()]
     for step in range(4):
         with late.using(streams[step % 2]):
             late.kernel(received(way, deliveries), found)
-    assert [entry for entry in late.log if entry[0] == "wait"] == [
-        ("wait", f"user {1 + step % 2}") for step in range(4)
-    ]
+    waits = [name for kind, name in late.log if kind == "wait"]
+    assert waits == ["user 1", "user 2", "user 1", "user 2"]
     for stream in reversed(streams):
         stream.run()
     assert same(sorted(found, key=lambda row: int(row[0, 0])), rows(4)) and not late.hazards
 
 
+def copies(late: LateAccelerator) -> int:
+    return len([entry for entry in late.log if entry[0] == "copy"])
+
+
 def test_the_next_copy_is_under_way_while_this_batch_computes(
     late: LateAccelerator, way: CudaPrefetcher
 ) -> None:
-    deliveries, found = Deliveries([pinned(row) for row in rows(5)]), []
+    deliveries, found = Deliveries([pinned(row) for row in rows(5)]), list[torch.Tensor]()
     for step in range(5):
         batch = received(way, deliveries)
-        assert len([entry for entry in late.log if entry[0] == "copy"]) == min(step + 2, 5), (
-            "one ahead, and never more"
-        )
+        assert copies(late) == min(step + 2, 5), "one ahead, and never more"
         late.kernel(batch, found)
         late.main.run()  # as a loop that asks for its loss
         late.side.run()
-        assert way._started is None or way._started.done.come, (
-            "it waits for nothing but earlier copies"
-        )
+        assert way._started is None or way._started.done.come, "it waits for earlier copies alone"
     assert same(found, rows(5))
 
 
-@pytest.mark.parametrize("options", [{"is_ready": False}, {}])
+@pytest.mark.parametrize("is_ready", [False, True])
 def test_what_would_keep_this_process_waiting_is_left_for_later(
-    late: LateAccelerator, way: CudaPrefetcher, options: Any
+    late: LateAccelerator, way: CudaPrefetcher, is_ready: bool
 ) -> None:
     """A batch that is not there yet; one that is not pinned."""
-    deliveries = Deliveries([pinned(row) if options else row for row in rows(3)], **options)
+    batches = rows(3) if is_ready else [pinned(row) for row in rows(3)]
+    deliveries = Deliveries(batches, is_ready)
     for step in range(3):
         batch = received(way, deliveries)
-        assert len([entry for entry in late.log if entry[0] == "copy"]) == step + 1
+        assert copies(late) == step + 1
         late.main.run()
         assert same(batch, rows(3)[step])
 
 
 def test_batches_do_not_pile_up_on_the_device(late: LateAccelerator, way: CudaPrefetcher) -> None:
-    deliveries, found = Deliveries([pinned(row) for row in rows(40)]), []
+    """Each is dropped at once, before its kernel has run."""
+    deliveries, found = Deliveries([pinned(row) for row in rows(40)]), list[torch.Tensor]()
     for _ in range(40):
         late.kernel(received(way, deliveries), found)
         assert len(late.main.ops) <= PILE
@@ -331,23 +288,27 @@ def test_batches_do_not_pile_up_on_the_device(late: LateAccelerator, way: CudaPr
 
 def test_short_epochs_do_not_pile_up_either(late: LateAccelerator) -> None:
     for _ in range(9):
-        way, found = transfer_to("cpu"), []
-        late.kernel(received(way, Deliveries(pinned(rows(1)))), found)
+        way = transfer_to("cpu")
+        late.kernel(received(way, Deliveries(pinned(rows(1)))), [])
         assert len(late.main.ops) <= 3 + 1
         way.finish()
 
 
+class Image(torch.Tensor):
+    """As torchvision's."""
+
+
+class Dispatching(torch.Tensor):
+    """As nested and distributed tensors."""
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError
+
+
 def test_tensors_that_are_no_plain_ones_are_told_apart() -> None:
-    class Image(torch.Tensor):  # as torchvision's
-        pass
-
-    class Dispatching(torch.Tensor):  # as nested and distributed tensors
-        @classmethod
-        def __torch_dispatch__(
-            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            raise NotImplementedError
-
     plain = torch.ones(2, 2)
     for tensor in (plain, plain[:, 1], torch.nn.Parameter(plain), plain.as_subclass(Image)):
         assert prefetcher._is_copyable(tensor)
@@ -362,6 +323,10 @@ def converting(memory_format: Any = None, dtype: torch.dtype = torch.float32) ->
     return Conversion(Normalization(IMAGENET.means, IMAGENET.stds, dtype=dtype), memory_format)
 
 
+def ways(conversion: Conversion) -> list[Transfer]:
+    return [transfer_to("cpu", conversion), Transfer("cpu", conversion)]
+
+
 def batches_of_images(number: int) -> list[Any]:
     """Dicts of labels, an image, a mask and a list of images: the second and the last two
     tensors are to be normalised.
@@ -369,15 +334,8 @@ def batches_of_images(number: int) -> list[Any]:
     made = []
     for step in range(number):
         ramp = ((torch.arange(2 * 3 * 4 * 5) + step) % 256).to(torch.uint8).reshape(2, 3, 4, 5)
-        made.append(
-            {
-                "label": torch.tensor([step, 2]),
-                "image": ramp,
-                "mask": ramp[:, 0],
-                "n": step,
-                "views": [ramp[0], ramp[1, :, :2]],
-            }
-        )
+        batch = {"label": torch.tensor([step, 2]), "image": ramp, "mask": ramp[:, 0], "n": step}
+        made.append({**batch, "views": [ramp[0], ramp[1, :, :2]]})
     return made
 
 
@@ -387,92 +345,75 @@ NORMALIZED = (1, 3, 4)
 def normalized(batch: Any, conversion: Conversion) -> Any:
     step = conversion._normalization
     assert step is not None
-    return {
-        **batch,
-        "image": step.normalized(batch["image"]),
-        "views": [step.normalized(view) for view in batch["views"]],
-    }
+    views = [step.normalized(view) for view in batch["views"]]
+    return {**batch, "image": step.normalized(batch["image"]), "views": views}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("memory_format", [None, torch.channels_last])
 @pytest.mark.parametrize("is_pinned", [False, True])
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_pixels_are_normalised_on_the_device(
-    late: LateAccelerator, dtype: Any, memory_format: Any, is_pinned: bool, streams: bool
+    late: LateAccelerator, dtype: Any, is_pinned: bool
 ) -> None:
-    conversion, plain = converting(memory_format, dtype), batches_of_images(4)
-    way = transfer_to("cpu", conversion) if streams else Transfer("cpu", conversion)
-    delivered = [
-        Delivered(pinned(batch) if is_pinned else batch, {"pixels": NORMALIZED}) for batch in plain
-    ]
-    deliveries = Deliveries(delivered)
-    batches = [received(way, deliveries) for _ in plain]
-    late.main.run()
-    assert same(batches, [normalized(batch, conversion) for batch in plain]) and not late.hazards
-    assert all(
-        batch["image"].is_contiguous(memory_format=memory_format or torch.contiguous_format)
-        for batch in batches
-    )
+    plain = batches_of_images(4)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        conversion = converting(memory_format, dtype)
+        expected = [normalized(batch, conversion) for batch in plain]
+        for way in ways(conversion):
+            given = [pinned(batch) if is_pinned else batch for batch in plain]
+            deliveries = Deliveries([Delivered(batch, {"pixels": NORMALIZED}) for batch in given])
+            batches = [received(way, deliveries) for _ in plain]
+            late.main.run()
+            assert same(batches, expected) and not late.hazards
+            for batch in batches:
+                assert batch["image"].is_contiguous(memory_format=memory_format)
 
 
 def test_a_batch_without_pixels_is_left_as_it_is(late: LateAccelerator) -> None:
     plain = batches_of_images(1)[0]
-    for way in (transfer_to("cpu", converting()), Transfer("cpu", converting())):
+    for way in ways(converting()):
         batch = received(way, Deliveries([plain]))
         late.main.run()
         assert same(batch, plain)
     assert not [entry for entry in late.log if entry[0] == "convert"]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_only_images_get_the_memory_format(late: LateAccelerator, streams: bool) -> None:
+def test_only_images_get_the_memory_format(late: LateAccelerator) -> None:
     four, sparse = torch.arange(48.0).reshape(2, 2, 3, 4), torch.eye(3).to_sparse()
-    batch = {
-        "images": four,
-        "volume": torch.ones(2, 3, 4, 5, 6),
-        "rows": four[0],
-        "sparse": sparse,
-        "bytes": four.to(torch.uint8),
-    }
-    way = (transfer_to if streams else Transfer)("cpu", Conversion(None, torch.channels_last))
-    moved = received(way, Deliveries([batch]))
-    late.main.run()
-    assert same(moved, batch) and moved["sparse"] is sparse
-    for name, tensor in moved.items():
-        assert name == "sparse" or tensor.is_contiguous() == (name not in ("images", "bytes"))
-    assert moved["images"].is_contiguous(memory_format=torch.channels_last)
+    images = {"images": four, "bytes": four.to(torch.uint8)}
+    others = {"volume": torch.ones(2, 3, 4, 5, 6), "rows": four[0]}
+    batch = {**images, **others, "sparse": sparse}
+    for way in ways(Conversion(None, torch.channels_last)):
+        moved = received(way, Deliveries([batch]))
+        late.main.run()
+        assert same(moved, batch) and moved["sparse"] is sparse
+        for name in images:
+            assert moved[name].is_contiguous(memory_format=torch.channels_last)
+        for name in others:
+            assert moved[name].is_contiguous()
 
 
 def test_normalising_waits_for_the_copy_and_the_user_for_it(late: LateAccelerator) -> None:
     """On the copy stream, in memory that other streams see only when it is finished."""
     late.patience = None
-    plain, conversion, found = batches_of_images(6), converting(), list[torch.Tensor]()
+    plain, conversion, found = batches_of_images(2), converting(), list[torch.Tensor]()
     way = transfer_to("cpu", conversion)
-    deliveries = Deliveries(
-        [Delivered(pinned(batch), {"pixels": NORMALIZED}) for batch in plain[:2]]
-    )
+    deliveries = Deliveries([Delivered(pinned(batch), {"pixels": NORMALIZED}) for batch in plain])
     for _ in range(2):
         late.kernel(received(way, deliveries)["image"], found)
     late.main.run()
-    assert (
-        same(found, [normalized(batch, conversion)["image"] for batch in plain[:2]])
-        and not late.hazards
-    )
+    assert same(found, [normalized(batch, conversion)["image"] for batch in plain])
+    assert not late.hazards
     kinds = [entry[0] for entry in late.log]
     assert kinds[:8] == ["copy", "copy", "convert", "copy", "copy", "convert", "copy", "convert"]
-    assert kinds[8:14] == ["wait", *["keep"] * 5], (
-        "the user's stream waits once, and holds what it gets alone"
-    )
+    # the user's stream waits once, and holds what it gets alone
+    assert kinds[8:14] == ["wait", *["keep"] * 5]
 
 
 # --- what is taken early has not been received
 
 
 def test_an_error_waits_for_its_turn(late: LateAccelerator, way: CudaPrefetcher) -> None:
-    deliveries = Deliveries(
-        [rows(1)[0], RuntimeError("DataLoader worker (pid 7) is killed"), rows(3)[2]]
-    )
+    deliveries = Deliveries([rows(1)[0], RuntimeError("pid 7"), rows(3)[2]])
     received(way, deliveries)
     assert deliveries.taken == 2
     with pytest.raises(RuntimeError, match="pid 7"):
@@ -482,44 +423,36 @@ def test_an_error_waits_for_its_turn(late: LateAccelerator, way: CudaPrefetcher)
         received(way, deliveries)
 
 
-def test_an_error_that_nobody_asks_for_goes_with_the_iterator(late: LateAccelerator) -> None:
-    way, error = transfer_to("cpu"), RuntimeError("of the next batch")
-    gone = weakref.ref(way)
-    received(way, Deliveries([rows(1)[0], error]))
-    gc.disable()
-    try:
-        del way
-        assert gone() is None, "its traceback would hold it"
-    finally:
-        gc.enable()
+class Error(RuntimeError):
+    """One that a weak reference may be made of."""
 
 
-def test_an_error_makes_no_circle(late: LateAccelerator, way: CudaPrefetcher) -> None:
-    class Error(RuntimeError):
-        pass
+def test_an_early_error_and_its_iterator_hold_nothing(late: LateAccelerator) -> None:
+    for is_asked_for in (False, True):
+        way, deliveries = transfer_to("cpu"), Deliveries([rows(1)[0], Error("of the next batch")])
+        gone = weakref.ref(deliveries.rest[1]), weakref.ref(way)
+        received(way, deliveries)
+        gc.disable()
+        try:
+            if is_asked_for:
+                with contextlib.suppress(Error):
+                    received(way, deliveries)
+                assert gone[0]() is None, "the error and its traceback are a circle"
+            del way
+            assert gone[1]() is None, "the error's traceback holds the iterator"
+        finally:
+            gc.enable()
 
-    deliveries = Deliveries([rows(1)[0], Error("of the next batch")])
-    gone = weakref.ref(deliveries.rest[1])
-    received(way, deliveries)
-    gc.disable()
-    try:
-        with contextlib.suppress(Error):
-            received(way, deliveries)
-        assert gone() is None
-    finally:
-        gc.enable()
 
-
-@pytest.mark.parametrize("report", [{"failure": ValueError("bad")}, {"exhausted": True}])
-def test_what_is_no_batch_is_not_copied(
-    late: LateAccelerator, way: CudaPrefetcher, report: Any
-) -> None:
-    deliveries = Deliveries([pinned(rows(1)[0]), Delivered(None, report), pinned(rows(2)[1])])
-    received(way, deliveries)
-    assert deliveries.taken == 2 and way.receive(deliveries).report is report
-    batch = received(way, deliveries)
-    late.main.run()
-    assert same(batch, rows(2)[1])
+def test_what_is_no_batch_is_not_copied(late: LateAccelerator, way: CudaPrefetcher) -> None:
+    for report in ({"failure": ValueError("bad")}, {"exhausted": True}):
+        none = Delivered(None, report)
+        deliveries = Deliveries([pinned(rows(1)[0]), none, pinned(rows(2)[1])])
+        received(way, deliveries)
+        assert deliveries.taken == 2 and way.receive(deliveries).report is report
+        batch = received(way, deliveries)
+        late.main.run()
+        assert same(batch, rows(2)[1])
 
 
 def test_an_empty_tensor_keeps_nobody_waiting(late: LateAccelerator, way: CudaPrefetcher) -> None:
@@ -542,7 +475,7 @@ def test_a_full_device_is_the_error_of_its_own_batch(
             received(way, deliveries)
     rest = [received(way, deliveries) for _ in range(2)]
     late.main.run()
-    assert same(rest, rows(4)[2:] if failures == 2 else rows(4)[1:3]) and not late.hazards
+    assert same(rest, rows(4)[failures : failures + 2]) and not late.hazards
 
 
 # --- loaders
@@ -552,24 +485,13 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def make(late: LateAccelerator) -> Iterator[Make]:
-    made: list[Any] = []
-
+def make(late: LateAccelerator, make_loader: Make) -> Make:
     def make(dataset: Any = None, **options: Any) -> Any:
-        options = {
-            "batch_size": 4,
-            "shuffle": False,
-            "num_workers": 1,
-            "pin_memory": True,
-            "device": "cpu",
-            **options,
-        }
-        made.append(create_dataloader(SquareDataset() if dataset is None else dataset, **options))
-        return made[-1]
+        options = {"num_workers": 1, "pin_memory": True, "device": "cpu", **options}
+        options = {"batch_size": 4, "shuffle": False, **options}
+        return make_loader(SquareDataset() if dataset is None else dataset, **options)
 
-    yield make
-    for loader in made:
-        loader.close()
+    return make
 
 
 def expected(dataset: Any = None, **options: Any) -> list[Any]:
@@ -606,35 +528,26 @@ def next_with_another_behind_it(iterator: Any) -> Any:
     return next(iterator)
 
 
-@pytest.mark.parametrize(("workers", "pin_memory"), [(0, True), (0, False), (1, False), (2, True)])
+@pytest.mark.parametrize(("workers", "pin_memory"), [(0, True), (1, False), (2, True)])
 def test_loader_batches_and_counts_on_a_device(
     late: LateAccelerator, make: Make, workers: int, pin_memory: bool
 ) -> None:
-    loader, plain = (
-        make(num_workers=workers, pin_memory=pin_memory, shuffle=True),
-        expected(shuffle=True),
-    )
-    found: list[torch.Tensor] = []
+    loader = make(num_workers=workers, pin_memory=pin_memory, shuffle=True)
+    plain, found = expected(shuffle=True), list[torch.Tensor]()
     for epoch in range(2):
         loader.set_epoch(0)
         for step, batch in enumerate(loader, 1):
-            assert (
-                loader.epoch,
-                loader.state_dict()["batches"],
-                loader.get_stats()["batches"],
-            ) == (0, step, epoch * len(plain) + step)
+            assert (loader.epoch, loader.state_dict()["batches"]) == (0, step)
+            assert loader.get_stats()["batches"] == epoch * len(plain) + step
             late.kernel(batch, found)
-            assert len(late.main.ops) <= PILE, (
-                "this process doesn't run further ahead of the device"
-            )
+            assert len(late.main.ops) <= PILE, "this process runs ahead of the device"
             del batch
     late.main.run()
     assert same(found, plain * 2) and not late.hazards
-    assert loader.get_stats()["transfer_time"] >= 2 * len(plain), (
-        "a tick of the device's clock a copy, and none is left out"
-    )
+    stats = loader.get_stats()
+    assert stats["transfer_time"] >= 2 * len(plain), "a tick of the device's clock a copy"
     assert not late.living and not late.side.ops
-    assert loader.get_stats()["ring_in_use"] == 0 and loader.get_stats()["ring_grown"] == 0
+    assert stats["ring_in_use"] == 0 and stats["ring_grown"] == 0
 
 
 def test_early_batch_counts_when_received(late: LateAccelerator, make: Make) -> None:
@@ -643,14 +556,15 @@ def test_early_batch_counts_when_received(late: LateAccelerator, make: Make) -> 
     for step in range(1, 4):
         batch = next_with_another_behind_it(iterator)
         assert iterator._transfer._started is not None
-        assert loader.state_dict()["batches"] == loader.get_stats()["batches"] == step
-        assert loader.get_stats()["samples"] == 4 * step and len(iterator) == len(plain) - step
-        assert loader.get_stats()["queued_batches"] == iterator.pool.dispatch.handed_out - step >= 1
+        stats = loader.get_stats()
+        assert loader.state_dict()["batches"] == stats["batches"] == step
+        assert stats["samples"] == 4 * step and len(iterator) == len(plain) - step
+        assert stats["queued_batches"] == iterator.pool.dispatch.handed_out - step >= 1
         late.main.run()
         assert same(batch, plain[step - 1])
     state = loader.state_dict()
     del iterator
-    other = make()
+    other = make(num_workers=0)
     other.load_state_dict(state)
     rest = list(other)
     late.main.run()
@@ -671,32 +585,28 @@ def test_an_early_break_leaves_nothing(late: LateAccelerator, make: Make, persis
         late.main.run()
         assert same(batch, plain[0]) and loader.state_dict()["batches"] == 1
         del batch
-    loader.set_epoch(0)
-    batches = list(loader)
-    late.main.run()
-    assert same(batches, plain) and not late.hazards
-    loader.close()
+    assert not late.hazards
 
 
 def test_two_iterators_at_a_time(late: LateAccelerator, make: Make) -> None:
-    loader, plain, found = make(), expected(), []
+    loader, plain, found = make(num_workers=0), expected(), list[torch.Tensor]()
     first = iter(loader)
     late.kernel(next(first), found)
     loader.set_epoch(0)
-    for batch in loader:
-        late.kernel(batch, found)
-    for batch in first:
-        late.kernel(batch, found)
+    for iterator in (loader, first):
+        for batch in iterator:
+            late.kernel(batch, found)
     late.main.run()
     assert same(found, [plain[0], *plain, *plain[1:]]) and not late.hazards
+
+
+def interrupt(seconds: float) -> None:
+    raise KeyboardInterrupt
 
 
 def test_the_wait_for_a_device_that_hangs_can_be_interrupted(
     late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
     loader, plain, late.patience = make(num_workers=0), expected(), None
     iterator = iter(loader)
     found = [next(iterator), next(iterator)]
@@ -721,9 +631,8 @@ def test_a_bad_sample_is_the_error_of_its_own_batch(late: LateAccelerator, make:
     assert loader.state_dict()["batches"] == 1
     rest = list(iterator)
     late.main.run()
-    assert same([first, *rest], [plain[0], *plain[2:]]) and loader.state_dict()["batches"] == len(
-        plain
-    )
+    assert same([first, *rest], [plain[0], *plain[2:]])
+    assert loader.state_dict()["batches"] == len(plain)
 
 
 class Deadly(BaseDataset):
@@ -745,14 +654,13 @@ def test_a_worker_that_dies_is_the_error_of_the_batch_it_had(
 ) -> None:
     loader, plain = make(Deadly(9)), expected()  # of the third batch
     iterator, found = iter(loader), []
-    with pytest.raises(WorkerError, match=r"while batch (\d) was waited for.*SIGKILL") as caught:
+    with pytest.raises(WorkerError, match="SIGKILL") as caught:
         for _ in range(3):
             found.append(next(iterator))
     late.main.run()
     assert same(found, plain[: len(found)]) and loader.state_dict()["batches"] == len(found)
     assert f"while batch {len(found)} was" in str(caught.value)
-    with pytest.raises(StopIteration):
-        next(iterator)
+    assert list(iterator) == []
 
 
 def test_a_worker_that_dies_while_a_batch_is_taken_early(
@@ -774,7 +682,7 @@ def test_a_worker_that_dies_while_a_batch_is_taken_early(
     assert isinstance(iterator._transfer._early, RuntimeError)
     late.main.run()
     assert same(first, plain[0]) and loader.state_dict()["batches"] == 1
-    with pytest.raises(HeadraceError, match="while batch 1 was waited for"):
+    with pytest.raises(HeadraceError, match="batch 1 "):
         next(iterator)
     batches = list(loader)  # with new workers
     late.main.run()
@@ -786,14 +694,12 @@ class Counting(IterableDataset[int]):
         return iter(range(10))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_of_unknown_length_ends_in_its_turn(
     late: LateAccelerator, make: Make, workers: int
 ) -> None:
-    loader, plain = (
-        make(Counting(), shuffle=None, num_workers=workers),
-        expected(Counting(), shuffle=None, num_workers=workers),
-    )
+    options = {"shuffle": None, "num_workers": workers}
+    loader, plain = make(Counting(), **options), expected(Counting(), **options)
     for _ in range(2):
         found = list(loader)
         late.main.run()
@@ -841,9 +747,8 @@ def test_devices_without_streams_go_straight(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accelerator_of("cuda") is None, "torch says best what is the matter"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert isinstance(transfer_to("cuda:1"), CudaPrefetcher), (
-        "without asking the device for anything"
-    )
+    # without asking the device for anything
+    assert isinstance(transfer_to("cuda:1"), CudaPrefetcher)
 
 
 class Calls:
