@@ -32,28 +32,22 @@ def ranks(world_size: int, body: Body) -> list[Any]:
     rank of a real process group.
     """
     context = multiprocessing.get_context("fork")
-    barrier, address, results = (
-        context.Barrier(world_size),
-        context.SimpleQueue(),
-        context.SimpleQueue(),
-    )
+    barrier = context.Barrier(world_size)
+    address, results = context.SimpleQueue(), context.SimpleQueue()
+    limit = timedelta(seconds=LIMIT)
 
     def run(rank: int) -> None:
         if sys.platform == "linux":
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         port = 0 if rank == 0 else address.get()
+        is_first = rank == 0
         store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            world_size,
-            rank == 0,
-            timedelta(seconds=LIMIT),
-            wait_for_workers=False,
+            "127.0.0.1", port, world_size, is_first, limit, wait_for_workers=False
         )
-        for _ in range(world_size - 1 if rank == 0 else 0):
+        for _ in range(world_size - 1 if is_first else 0):
             address.put(store.port)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=LIMIT)
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
         )
         try:
             said = body(rank, lambda: barrier.wait(LIMIT) and None)
@@ -83,118 +77,96 @@ def loader(**options: Any) -> Any:
     return create_dataloader(given.pop("dataset", None) or SquareDataset(), **given)
 
 
-def differing(options: list[dict[str, Any]]) -> list[str]:
-    """What each rank says, when all have built their loaders before one begins its epoch."""
+def differing(*cases: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """What the ranks say of each case, options by rank, when all have built their loaders before
+    one begins its epoch.
+    """
 
-    def body(rank: int, barrier: Callable[[], None]) -> str:
-        said = ""
-        try:
-            built = loader(**options[rank])
-        except ConfigError as error:
-            said = str(error)
-        barrier()
-        return said or str(len(list(built)))
+    def body(rank: int, barrier: Callable[[], None]) -> list[str]:
+        heard = []
+        for options in cases:
+            said = ""
+            try:
+                built = loader(**options[rank])
+            except ConfigError as error:
+                said = str(error)
+            barrier()
+            if not said:
+                try:
+                    said = str(len(list(built)))
+                except ConfigError as error:
+                    said = str(error)
+            heard.append(said)
+            barrier()
+        return heard
 
-    return ranks(len(options), body)
+    return list(zip(*ranks(len(cases[0]), body), strict=True))
 
 
 # -- who differs
 
 
 def test_equal_loaders_pass() -> None:
-    assert differing([{}, {}, {}]) == ["4"] * 3
-    assert differing([{"dataset": TensorDataset(torch.arange(10))}] * 2) == ["2"] * 2
+    small = {"dataset": TensorDataset(torch.arange(10))}
+    assert differing([{}, {}, {}], [small] * 3) == [("4",) * 3, ("1",) * 3]
 
 
-def test_another_seed_is_said_on_every_rank() -> None:
-    for said in differing([{}, {"seed": 8}]):
-        assert said.startswith(
-            "the ranks build different loaders: seed is 7 on rank 0, 8 on rank 1. "
-        )
-        assert "pass rank= and world_size=" in said
+def in_turn(seeds: list[int]) -> Body:
+    """Builds a loader on one rank after the other."""
 
-
-def test_the_ranks_that_differ_are_listed() -> None:
     def body(rank: int, barrier: Callable[[], None]) -> str:
         built, said = None, ""
-        for turn in range(3):  # one after the other, the one that differs last
+        for turn in range(len(seeds)):
             if turn == rank:
                 try:
-                    built = loader(seed=8 if rank == 2 else 7)
+                    built = loader(seed=seeds[rank])
                 except ConfigError as error:
                     said = str(error)
             barrier()
         return said or str(len(list(built)))
 
-    assert all(
-        "different loaders: seed is 7 on ranks 0, 1, 8 on rank 2. " in said
-        for said in ranks(3, body)
-    )
+    return body
 
 
-def test_who_has_not_been_heard_yet_is_said() -> None:
-    def body(rank: int, barrier: Callable[[], None]) -> None:
-        if rank == 1:
-            barrier()
-        if rank < 2:
-            loader(seed=rank)
-        if rank != 1:
-            barrier()
-
-    assert (
-        "seed is 0 on rank 0, 1 on rank 1 (of 3 ranks 2 have been heard so far)"
-        in ranks(3, body)[1]
-    )
+def test_the_ranks_that_differ_are_listed() -> None:
+    for said in ranks(3, in_turn([7, 7, 8])):
+        assert "seed is 7 on ranks 0, 1, 8 on rank 2. " in said
+    assert "0 on rank 0, 1 on rank 1 (of 3 ranks 2 " in ranks(3, in_turn([0, 1, 1]))[1]
 
 
-def test_everything_that_differs_is_said() -> None:
-    other = {
-        "dataset": TensorDataset(torch.arange(9)),
-        "batch_size": 2,
-        "drop_last": True,
-        "pad": False,
-    }
-    for said in differing([{"dataset": TensorDataset(torch.arange(10))}, other]):
-        assert (
-            "length is 10 on rank 0, 9 on rank 1; fingerprint is 'TensorDataset:10' on rank 0, "
-            "'TensorDataset:9' on rank 1; " in said
-        )
-        assert (
-            "batch_size is 4 on rank 0, 2 on rank 1; drop_last is False on rank 0, True on rank "
-            "1; pad is True on rank 0" in said
-        )
+BLOCK = {"shuffle": "block"}
+SQUARES, NUMBERS = SquareDataset(), TensorDataset(torch.arange(10))
+DIFFERING: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    (
+        {"dataset": NUMBERS},
+        {"dataset": TensorDataset(torch.arange(9)), "batch_size": 2, "drop_last": True},
+        [
+            "length is 10 on rank 0, 9 on rank 1",
+            "'TensorDataset:10' on rank 0, 'TensorDataset:9' on rank 1",
+            "batch_size is 4 on rank 0, 2 on rank 1",
+            "drop_last is False on rank 0, True on rank 1",
+        ],
+    ),
+    (BLOCK, {"shuffle": False}, ["shuffle is 'block' on rank 0, False on rank 1; interleave is "]),
+    (BLOCK | {"turns": 2}, BLOCK | {"turns": 3}, ["loaders: turns is 2 on rank 0, 3 on rank 1. "]),
+    (BLOCK | {"interleave": 2}, BLOCK | {"interleave": 1}, ["loaders: interleave is 2 on rank 0"]),
+    ({"weights": [1.0] * 42}, {"weights": [2.0] + [1.0] * 41}, ["loaders: weights is '"]),
+    ({"weights": [1.0] * 42}, {}, ["shuffle is 'weights' on rank 0, True on rank 1"]),
+    ({"pad": True}, {"pad": False}, ["loaders: pad is True on rank 0, False on rank 1. "]),
+    (
+        {"dataset": SQUARES.subset(range(10))},
+        {"dataset": SQUARES.subset(range(1, 11))},
+        ["loaders: fingerprint is '"],
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        (
-            {"shuffle": "block"},
-            {"shuffle": False},
-            "shuffle is 'block' on rank 0, False on rank 1; interleave is ",
-        ),
-        (
-            {"shuffle": "block", "turns": 2},
-            {"shuffle": "block", "turns": 3},
-            "loaders: turns is 2 on rank 0, 3 on rank 1. ",
-        ),
-        (
-            {"shuffle": "block", "interleave": 2},
-            {"shuffle": "block", "interleave": 1},
-            "loaders: interleave is 2 on rank 0, 1 on rank 1. ",
-        ),
-        ({"weights": [1.0] * 42}, {"weights": [2.0] + [1.0] * 41}, "loaders: weights is '"),
-        ({"weights": [1.0] * 42}, {}, "loaders: shuffle is 'weights' on rank 0, True on rank 1; "),
-    ],
-)
-def test_another_order_is_said(one: dict[str, Any], other: dict[str, Any], said: str) -> None:
-    assert [said in text for text in differing([one, other])] == [True, True]
-
-
-def test_other_data_of_the_same_length_are_said() -> None:
-    data = SquareDataset()
-    said = differing([{"dataset": data.subset(range(10))}, {"dataset": data.subset(range(1, 11))}])
-    assert all("loaders: fingerprint is '" in text and "length" not in text for text in said)
+def test_what_differs_is_said_on_every_rank() -> None:
+    said = differing(*([one, other] for one, other, _ in DIFFERING))
+    for texts, (_, _, parts) in zip(said, DIFFERING, strict=True):
+        for text in texts:
+            assert text.startswith("the ranks build different loaders: ")
+            assert [part for part in parts if part not in text] == []
 
 
 # -- epochs
@@ -228,19 +200,16 @@ def compute_another_order(rank: int, built: Any) -> None:
         EpochOrder.__getitem__ = lambda order, positions: original(order, positions) ^ 1  # type: ignore
 
 
+def name_another_epoch(rank: int, built: Any) -> None:
+    built.set_epoch(rank)
+
+
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
-        (
-            lambda rank, built: built.set_epoch(rank),
-            "the ranks begin different epochs: epoch is 0 on rank 0, 1 on rank 1; order is ",
-        ),
-        (
-            resume_alone,
-            "the ranks begin different epochs: position is 'batch 0' on rank 0, 'batch 1' on rank "
-            "1. ",
-        ),
-        (compute_another_order, "the ranks begin different epochs: order is '["),
+        (name_another_epoch, "epoch is 0 on rank 0, 1 on rank 1; order is "),
+        (resume_alone, "position is 'batch 0' on rank 0, 'batch 1' on rank 1. "),
+        (compute_another_order, "order is '["),
     ],
 )
 def test_other_epochs_positions_and_orders_are_said(prepare: Any, said: str) -> None:
@@ -249,7 +218,8 @@ def test_other_epochs_positions_and_orders_are_said(prepare: Any, said: str) -> 
         prepare(rank, built)
         return in_step(built, barrier)
 
-    assert all(text.startswith(said) for text in ranks(2, body))
+    for text in ranks(2, body):
+        assert text.startswith(f"the ranks begin different epochs: {said}")
 
 
 def test_look_at_one_batch_by_one_rank_is_no_epoch() -> None:
@@ -279,32 +249,22 @@ def test_loaders_of_two_lines_are_warned_of() -> None:
         return [str(one.message) for one in caught]
 
     said = [text for texts in ranks(2, body) for text in texts]
-    lines = [
-        re.findall(r"test_agreement\.py:\d+, called at test_agreement\.py:(\d+)", text)
-        for text in said
-    ]
-    assert said and all(abs(int(one) - int(other)) == 1 for one, other in lines)
+    assert said
+    for text in said:
+        one, other = re.findall(r"py:\d+, called at test_agreement\.py:(\d+)", text)
+        assert abs(int(one) - int(other)) == 1
 
 
 # -- who is not compared
 
 
-def test_given_ranks_are_not_compared() -> None:
-    options = [{"seed": rank, "rank": rank, "world_size": 2} for rank in range(2)]
-    assert differing(options) == ["6", "6"]
-    assert differing(
-        [
-            {"dataset": TensorDataset(torch.arange(4 + rank)), "rank": 0, "world_size": 1}
-            for rank in range(2)
-        ]
-    ) == ["1", "2"]
-
-
-def test_a_sampler_of_one_s_own_is_not_compared() -> None:
-    assert differing([{"sampler": range(10 + 10 * rank), "seed": rank} for rank in range(2)]) == [
-        "3",
-        "5",
-    ]
+def test_loaders_of_a_rank_s_own_are_not_compared() -> None:
+    """Those with given ranks, and those with a sampler."""
+    given = [{"seed": rank, "rank": rank, "world_size": 2} for rank in range(2)]
+    alone = {"rank": 0, "world_size": 1}
+    lengths = [{"dataset": TensorDataset(torch.arange(n)), **alone} for n in (4, 5)]
+    samplers = [{"sampler": range(10 + 10 * rank), "seed": rank} for rank in range(2)]
+    assert differing(given, lengths, samplers) == [("6", "6"), ("1", "2"), ("3", "5")]
 
 
 def test_group_of_another_size_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,59 +364,48 @@ def test_a_store_that_does_not_answer_is_given_up_and_said(monkeypatch: pytest.M
         barrier()
         return counts, [str(one.message) for one in caught]
 
-    said = (
-        "the store of the process group did not answer within 0.5 s; that all ranks build the "
-        "same loader has not been checked"
-    )
-    assert ranks(2, body)[1] == ([4 + 2, 4 + 2], [said])
+    counts, said = ranks(2, body)[1]
+    assert counts == [4 + 2, 4 + 2] and len(said) == 1
+    assert "did not answer within 0.5 s" in said[0]
+
+
+class Failing:
+    """A store that fails after so many calls."""
+
+    def __init__(self, after: int) -> None:
+        self.left, self.store = after, dist.HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("connection reset")
+        return getattr(self.store, name)
 
 
 def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing:
-        def __init__(self, after: int) -> None:
-            self.left, self.store = after, dist.HashStore()
-
-        def __getattr__(self, name: str) -> Any:
-            self.left -= 1
-            if self.left < 0:
-                raise RuntimeError("connection reset")
-            return getattr(self.store, name)
-
-    for after, warned in ((0, 1), (4, 0)):
+    caplog.set_level(logging.INFO, "headrace.loader")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for after, warned in ((0, ["connection reset"]), (4, [])):
         store = Failing(after)
         monkeypatch.setattr(agreement, "_store", lambda *_, store=store: store)
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        with (
-            warnings.catch_warnings(record=True) as caught,
-            caplog.at_level(logging.INFO, "headrace.loader"),
-        ):
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert len(list(loader())) == 6
-        assert [str(one.message)[:55] for one in caught] == [
-            "the store of the process group failed: connection reset"
-        ] * warned
+        assert re.findall("connection reset", str([one.message for one in caught])) == warned
     assert ["is gone" in record.message for record in caplog.records] == [True]
 
 
 # -- a rank that there can't be
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_rank_outside_of_the_world_is_refused(
-    world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=(
-            rf"rank must be in \[0, world_size\), got rank={world_size} with "
-            rf"world_size={world_size}"
-        ),
-    ):
-        loader(rank=world_size, world_size=world_size)
-    monkeypatch.setenv("RANK", str(world_size))
-    monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    with pytest.raises(ConfigError, match=r"RANK must be in \[0, WORLD_SIZE\)"):
+def test_a_rank_outside_of_the_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for world_size in (1, 2):
+        with pytest.raises(ConfigError, match=f"rank={world_size} .*world_size={world_size}"):
+            loader(rank=world_size, world_size=world_size)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="RANK"):
         loader()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -39,14 +40,11 @@ def test_the_sampler_is_of_the_loader_s_next_epoch() -> None:
     assert list(loader.batch_sampler) == drawn(loader)  # of epoch 3
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_another_loader_of_its_sampler_is_said(workers: int) -> None:
+def test_another_loader_of_its_sampler_is_said() -> None:
     loader = loader_of()
     loader.set_epoch(2)
-    with pytest.warns(
-        HeadraceWarning, match="another DataLoader was made of this loader's sampler"
-    ):
-        taken = drawn(DataLoader(DATA, batch_sampler=loader.batch_sampler, num_workers=workers))
+    with pytest.warns(HeadraceWarning, match="another DataLoader"):
+        taken = drawn(DataLoader(DATA, batch_sampler=loader.batch_sampler))
     assert taken == drawn(loader)
 
 
@@ -54,38 +52,40 @@ def test_another_loader_of_headrace_s_is_not() -> None:
     loader = loader_of()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert (
-            drawn(loader_of(sampler=loader.sampler))
-            == drawn(loader_of(batch_sampler=loader.batch_sampler))
-            == drawn(loader)
-        )
+        by_sampler = drawn(loader_of(sampler=loader.sampler))
+        by_batches = drawn(loader_of(batch_sampler=loader.batch_sampler))
+    assert by_sampler == by_batches == drawn(loader)
+
+
+class SkipBatchSampler(BatchSampler):
+    """Accelerate's, in short."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from itertools.islice(self.batches, 2, None)
 
 
 def test_batches_that_another_loader_skips_are_refused() -> None:
-    class SkipBatchSampler(BatchSampler):
-        """Accelerate's, in short."""
-
-        def __init__(self, batches: Any) -> None:
-            self.batches = batches
-
-        def __iter__(self) -> Iterator[Any]:
-            yield from (batch for number, batch in enumerate(self.batches) if number >= 2)
-
-    with pytest.raises(ConfigError, match=r"resume with loader\.load_state_dict\(state\) instead"):
+    with pytest.raises(ConfigError, match="load_state_dict"):
         drawn(DataLoader(DATA, batch_sampler=SkipBatchSampler(loader_of().batch_sampler)))
 
 
 # -- Accelerate's question
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"sampler": RandomSampler(DATA)}, {"rank": 0, "world_size": 1}]
-)
-def test_alone_every_loader_counts_as_prepared(options: dict[str, Any]) -> None:
-    with pytest.warns(
-        HeadraceWarning, match=r"moves no batches\. Accelerate: prepare model and optimizer alone"
-    ):
-        assert loader_of(**options)._is_accelerate_prepared is True
+OWN_ORDER: list[dict[str, Any]] = [
+    {"sampler": RandomSampler(DATA)},
+    {"batch_sampler": [[1], [2]]},
+    {"rank": 0, "world_size": 1},
+]
+
+
+def test_alone_every_loader_counts_as_prepared() -> None:
+    for options in ({}, *OWN_ORDER):
+        with pytest.warns(HeadraceWarning, match="moves no batches"):
+            assert loader_of(**options)._is_accelerate_prepared is True
 
 
 @pytest.mark.usefixtures("in_a_world_of_two")
@@ -99,13 +99,10 @@ def test_a_loader_that_moves_its_batches_needs_no_words() -> None:
 
 
 @pytest.mark.usefixtures("in_a_world_of_two")
-@pytest.mark.parametrize(
-    "options",
-    [{"sampler": RandomSampler(DATA)}, {"batch_sampler": [[1], [2]]}, {"rank": 0, "world_size": 1}],
-)
-def test_a_loader_that_is_not_shared_out_is_left_to_accelerate(options: dict[str, Any]) -> None:
-    with pytest.warns(HeadraceWarning, match="Accelerate shards this loader"):
-        assert loader_of(**options)._is_accelerate_prepared is False
+def test_a_loader_that_is_not_shared_out_is_left_to_accelerate() -> None:
+    for options in OWN_ORDER:
+        with pytest.warns(HeadraceWarning, match="Accelerate shards this loader"):
+            assert loader_of(**options)._is_accelerate_prepared is False
 
 
 # -- the world
@@ -118,13 +115,7 @@ def test_a_loader_that_was_made_alone_is_refused_among_others(
     assert len(drawn(loader)) == 11
     with monkeypatch.context() as patch:
         patch.setattr("headrace.order.world._process_group", lambda: (1, 2))
-        with pytest.raises(
-            ConfigError,
-            match=(
-                r"made as rank 0 of 1 \(no launcher found.*\), and torch.distributed now says "
-                r"rank 1 of 2"
-            ),
-        ):
+        with pytest.raises(ConfigError, match=r"rank 0 of 1 .* rank 1 of 2"):
             iter(loader)
         assert len(drawn(mine)) == 11  # by the user's own words
         assert len(drawn(loader_of())) == 6

@@ -15,6 +15,8 @@ from headrace.modes import streaming
 from headrace.modes.mode import Coming
 from tests.testing.test_contract import SquareDataset
 
+OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": "block"}
+
 
 class Noted(SquareDataset):
     """Notes in a file which steps each process has prefetched, and which batches were made."""
@@ -45,44 +47,30 @@ def by_worker(path: Path) -> list[list[str]]:
     return sorted(said.values())
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_begin_before_they_are_asked(
-    make_loader: Any, tmp_path: Path, context: str
-) -> None:
+def test_workers_begin_before_they_are_asked(make_loader: Any, tmp_path: Path) -> None:
     dataset = Noted(tmp_path / "notes")
-    loader = make_loader(
-        dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context
-    )
-    expected = [batch.tolist() for batch in loader]
+    loader = make_loader(dataset, **OPTIONS)
+    assert sum(map(len, loader)) == len(dataset)
     for worker, said in enumerate(by_worker(dataset.path)):
-        assert (
-            said[:2] == [f"prefetch 0 {worker} 2"] * 2 and said[2] == f"prefetch 0 {worker + 2} 2"
-        )
-    assert sum(map(len, expected)) == len(dataset)
+        assert said[:2] == [f"prefetch 0 {worker} 2"] * 2
+        assert said[2] == f"prefetch 0 {worker + 2} 2"
     loader.set_epoch(3)
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
-    state = loader.state_dict()
     dataset = Noted(tmp_path / "resumed")
-    loader = make_loader(
-        dataset, batch_size=4, num_workers=2, shuffle="block", multiprocessing_context=context
-    )
-    loader.load_state_dict(state)
-    iterator = iter(loader)
+    resumed = make_loader(dataset, **OPTIONS)
+    resumed.load_state_dict(loader.state_dict())
+    iterator = iter(resumed)
     for _ in range(2):  # a batch of each worker
         next(iterator)
-    assert [said[:2] for said in by_worker(dataset.path)] == [
-        [f"prefetch 3 {step} 2"] * 2 for step in (3, 4)
-    ]
+    for step, said in zip((3, 4), by_worker(dataset.path), strict=True):
+        assert said[:2] == [f"prefetch 3 {step} 2"] * 2
 
 
 def test_an_error_of_prefetching_comes_with_the_batch(make_loader: Any, tmp_path: Path) -> None:
-    loader = make_loader(
-        Noted(tmp_path / "notes", fails=True), batch_size=4, num_workers=2, shuffle="block"
-    )
     with pytest.raises(HeadraceError, match="no prefetching"):
-        list(loader)
+        list(make_loader(Noted(tmp_path / "notes", fails=True), **OPTIONS))
 
 
 class Asked:
@@ -101,26 +89,28 @@ class Asked:
         self.bytes_prefetched += 8
 
 
-@pytest.mark.parametrize("is_worker", [True, False])
-def test_the_first_batch_is_fetched_alone(monkeypatch: pytest.MonkeyPatch, is_worker: bool) -> None:
+def coming(start: int) -> Coming:
+    """Batches of a sample each, the number of its step."""
+    return Coming(0, range(start, 20, 2), lambda steps: [np.array([step]) for step in steps], None)
+
+
+@pytest.mark.parametrize(
+    ("is_worker", "first", "then"),
+    [
+        (True, [(1, True)], [(3, True), (5, False), (7, False)]),
+        (False, [(1, True), (3, False), (5, False)], [(7, False), (9, False), (11, False)]),
+    ],
+)
+def test_the_first_batch_is_fetched_alone(
+    monkeypatch: pytest.MonkeyPatch, is_worker: bool, first: Any, then: Any
+) -> None:
     monkeypatch.setattr(streaming, "parent_process", lambda: object() if is_worker else None)
     source: Any = Asked()
-
-    def coming(start: int) -> Coming:
-        return Coming(
-            0, range(start, 20, 2), lambda steps: [np.array([step]) for step in steps], None
-        )
-
-    scan = streaming._Scan(coming(1), source, lambda indices: indices)
-    ahead = [(3, False), (5, False)]
+    scan = streaming._Scan(coming(1), source, np.asarray)
     for _ in range(2):  # by itself, and when it is asked for
         scan.fetch(coming(1), 24)
-        assert source.asked == ([(1, True)] if is_worker else [(1, True), *ahead])
+        assert source.asked == first
     source.bytes_prefetched = 0
     scan.fetch(coming(3), 24)
-    assert source.asked[1:] == (
-        [(3, True), (5, False), (7, False)]
-        if is_worker
-        else [*ahead, (7, False), (9, False), (11, False)]
-    )
+    assert source.asked == [*first, *then]
     assert scan.continues_with(coming(5)) and not scan.continues_with(coming(4))

@@ -13,7 +13,9 @@ import pytest
 
 from headrace.loader.worker.start import _PYTHON_SERVES_MAIN
 
-SCRIPT = """
+pytestmark = pytest.mark.slow
+
+KILLED = """
 import os, signal
 from headrace.loader.worker.start import choose_context
 
@@ -50,60 +52,41 @@ if __name__ == "__main__":
 """
 
 
-def run_imported(folder: Path, fails: bool) -> tuple[list[str], list[str], str]:
-    """The names under which the script was imported, the exit codes of its workers, and what
-    went wrong.
-    """
-    (folder / "script.py").write_text(IMPORTED.replace("FAILS", str(fails)))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
+def run(folder: Path, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a folder."""
+    (folder / "script.py").write_text(text)
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
         [sys.executable, "script.py"],
         cwd=folder,
         capture_output=True,
         text=True,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": path, **variables},
         timeout=100,
     )
-    return (folder / "imported.txt").read_text().split(), done.stdout.split(), done.stderr
 
 
-@pytest.mark.slow
 def test_the_server_imports_the_main_script_once(tmp_path: Path) -> None:
-    imported, codes, said = run_imported(tmp_path, fails=False)
-    assert imported == ["__main__", "__mp_main__"] and codes == ["0"] * 3, said
+    done = run(tmp_path, IMPORTED.replace("FAILS", "False"))
+    assert done.stdout.split() == ["0"] * 3, done.stderr
+    assert (tmp_path / "imported.txt").read_text().split() == ["__main__", "__mp_main__"]
     assert [(tmp_path / f"worker{number}.txt").read_text() for number in range(3)] == ["False"] * 3
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     _PYTHON_SERVES_MAIN, reason="Python imports the script here, and its server ends with it"
 )
 def test_a_script_that_can_not_be_imported_fails_in_workers(tmp_path: Path) -> None:
-    imported, codes, said = run_imported(tmp_path, fails=True)
-    assert (
-        imported == ["__main__"] + 4 * ["__mp_main__"]
-        and codes == ["1"] * 3
-        and said.count("ImportError: not twice") == 3
-    ), said
+    done = run(tmp_path, IMPORTED.replace("FAILS", "True"))
+    assert done.stdout.split() == ["1"] * 3
+    assert done.stderr.count("ImportError: not twice") == 3
+    assert (tmp_path / "imported.txt").read_text().split() == ["__main__", *["__mp_main__"] * 4]
 
 
-@pytest.mark.slow
 def test_nothing_is_left_of_a_fork_server(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
     # tmp_path may be longer than the path of a socket may be
     with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            **os.environ,
-            "TMPDIR": folder,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "script.py")],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=100,
-        )
+        done = run(tmp_path, KILLED, TMPDIR=folder)
         assert "pymp-" in done.stdout, done.stderr
         deadline = time.monotonic() + 30
         while os.listdir(folder) and time.monotonic() < deadline:

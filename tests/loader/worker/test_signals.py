@@ -22,9 +22,8 @@ ENVIRONMENT = {
 
 
 def start(method: str, state: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(JOB), method, str(state)]
     return subprocess.Popen(
-        command,
+        [sys.executable, str(JOB), method, str(state)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -34,9 +33,8 @@ def start(method: str, state: Path) -> subprocess.Popen[str]:
 
 
 def batches_of(lines: list[str]) -> list[list[int]]:
-    return [
-        [int(number) for number in line.split()[1:]] for line in lines if line.startswith("batch")
-    ]
+    found = [line.split()[1:] for line in lines if line.startswith("batch")]
+    return [[int(number) for number in numbers] for numbers in found]
 
 
 @pytest.mark.slow
@@ -54,11 +52,8 @@ def test_a_job_saves_an_exact_state_after_sigterm(tmp_path: Path, method: str) -
                 os.killpg(job.pid, signal.SIGTERM)
         assert job.stderr is not None
         assert (job.wait(30), job.stderr.read()) == (0, "")
-    handled = {tuple(line.split()[1:]) for line in lines if line.startswith("handler")}
-    # in no worker
-    assert handled == {
-        (str(int(number)), str(job.pid)) for number in (signal.SIGUSR1, signal.SIGTERM)
-    }
+    handled = {tuple(map(int, line.split()[1:])) for line in lines if line.startswith("handler")}
+    assert handled == {(signal.SIGUSR1, job.pid), (signal.SIGTERM, job.pid)}, "in no worker"
     before = batches_of(lines)
     assert 5 + MORE <= len(before) + 1 < BATCHES
     workers = [int(pid) for pid in lines[-1].split()[1:]]
@@ -66,9 +61,8 @@ def test_a_job_saves_an_exact_state_after_sigterm(tmp_path: Path, method: str) -
     with start(method, state) as job:
         out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
-    loader = create_dataloader(
-        list(range(2 * BATCHES)), batch_size=2, shuffle=True, seed=3, num_workers=0
-    )
+    numbers = list(range(2 * BATCHES))
+    loader = create_dataloader(numbers, batch_size=2, shuffle=True, seed=3, num_workers=0)
     assert before + batches_of(out.splitlines()) == [batch.tolist() for batch in loader]
 
 
@@ -84,9 +78,8 @@ class Stuck(Dataset[int]):
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_end_is_killed() -> None:
-    loader = create_dataloader(
-        Stuck(), batch_size=1, shuffle=False, num_workers=1, multiprocessing_context="fork"
-    )
+    options = {"batch_size": 1, "shuffle": False, "num_workers": 1}
+    loader = create_dataloader(Stuck(), multiprocessing_context="fork", **options)
     with loader:
         batches = iter(loader)
         next(batches)
