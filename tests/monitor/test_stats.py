@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,64 +23,63 @@ from headrace.testing.contract import RandomProbe
 from tests.testing.test_contract import SquareDataset
 
 WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-ALWAYS = {
-    "dataset_size",
-    "num_batches",
-    "batch_size",
-    "num_workers",
-    "queued_batches",
-    "queued_bytes",
-    "batches",
-    "samples",
-    "total_time",
-    "avg_batch_time",
-    "batches_per_second",
-    "samples_per_second",
-    "wait_time",
-    "wait_fraction",
-    "p50_wait",
-    "p90_wait",
-    "p99_wait",
-    "transfer_time",
-    "cache_hits",
-    "cache_misses",
-    "chunks_decoded",
-    "chunk_hits",
-    "bytes_read",
-    "errors",
-    "skipped",
-    "read_seconds",
-    "decode_seconds",
-    "work_seconds",
-    "work_cpu_seconds",
-    "transform_seconds",
-    "collate_seconds",
-    "sample_seconds",
-    "pin_memory",
-    "persistent_workers",
-    "recent_batch_time",
-    "recent_samples_per_second",
-    "recent_wait_fraction",
-    "avg_memory_bytes",
-    "avg_memory_percent",
-    "peak_memory_bytes",
-    "avg_cpu_usage",
-}
+ALWAYS = set(
+    [
+        "dataset_size",
+        "num_batches",
+        "batch_size",
+        "num_workers",
+        "queued_batches",
+        "queued_bytes",
+        "batches",
+        "samples",
+        "total_time",
+        "avg_batch_time",
+        "batches_per_second",
+        "samples_per_second",
+        "wait_time",
+        "wait_fraction",
+        "p50_wait",
+        "p90_wait",
+        "p99_wait",
+        "transfer_time",
+        "cache_hits",
+        "cache_misses",
+        "chunks_decoded",
+        "chunk_hits",
+        "bytes_read",
+        "errors",
+        "skipped",
+        "read_seconds",
+        "decode_seconds",
+        "work_seconds",
+        "work_cpu_seconds",
+        "transform_seconds",
+        "collate_seconds",
+        "sample_seconds",
+        "pin_memory",
+        "persistent_workers",
+        "recent_batch_time",
+        "recent_samples_per_second",
+        "recent_wait_fraction",
+        "avg_memory_bytes",
+        "avg_memory_percent",
+        "peak_memory_bytes",
+        "avg_cpu_usage",
+    ]
+)
 
 
 def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
     loader = loader_of(SquareDataset())
     list(loader)
     stats = loader.get_stats()
-    limit = tightest(memory_limits()).total
-    assert (
-        stats["avg_memory_percent"] == pytest.approx(100 * stats["avg_memory_bytes"] / limit)
-        and 0 < stats["avg_memory_percent"] < 100
-    )
-    for read in (lambda: stats["avg_memory_usage"], lambda: stats.get("avg_memory_usage", 0)):
+    share = stats["avg_memory_bytes"] / tightest(memory_limits()).total
+    assert stats["avg_memory_percent"] == pytest.approx(100 * share) and 0 < share < 1
+    for read in (stats.__getitem__, stats.get):
         with pytest.warns(HeadraceWarning, match="'avg_memory_percent'"):
-            assert read() == stats["avg_memory_percent"]
-    with pytest.raises(KeyError, match="avg_memory"), warnings.catch_warnings():
+            assert read("avg_memory_usage") == stats["avg_memory_percent"]
+    with pytest.raises(KeyError), warnings.catch_warnings():
         warnings.simplefilter("error")
         Stats()["avg_memory_usage"]
 
@@ -111,22 +111,13 @@ def test_times_fit_together(loader_of: Any, workers: int) -> None:
     for _ in range(2):
         for _batch in loader:
             stats = loader.get_stats()
-            assert 0 <= stats["wait_fraction"] <= 1
-            assert stats["wait_time"] <= stats["total_time"]
-            assert (
-                0
-                <= stats["p50_wait"]
-                <= stats["p90_wait"]
-                <= stats["p99_wait"]
-                <= stats["wait_time"]
-            )
+            waits = [stats[name] for name in ("p50_wait", "p90_wait", "p99_wait", "wait_time")]
+            assert waits[0] >= 0 and sorted(waits) == waits
+            assert 0 <= stats["wait_fraction"] <= 1 and waits[-1] <= stats["total_time"]
             assert stats["avg_batch_time"] * stats["batches"] == pytest.approx(stats["total_time"])
-            assert stats["samples_per_second"] * stats["total_time"] == pytest.approx(
-                stats["samples"]
-            )
-            assert stats["batches_per_second"] * stats["total_time"] == pytest.approx(
-                stats["batches"]
-            )
+            for count in ("samples", "batches"):
+                rate = stats[f"{count}_per_second"]
+                assert rate * stats["total_time"] == pytest.approx(stats[count])
 
 
 @pytest.mark.parametrize(
@@ -164,8 +155,7 @@ def test_errors_are_counted_also_where_the_batch_is_lost(loader_of: Any, workers
     assert stats["errors"] == 3 == stats["skipped"] and stats["samples"] == 39
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_queued_batches(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(), num_workers=workers, prefetch_factor=2 if workers else None)
     iterator = iter(loader)
@@ -198,9 +188,7 @@ def test_waits_and_batches() -> None:
         stats.add_batch(3, wait / 100, wait / 50)
     found = stats.as_dict()
     assert (found["batches"], found["samples"]) == (100, 300)
-    assert found["wait_fraction"] == pytest.approx(0.5) and found["total_time"] == pytest.approx(
-        101
-    )
+    assert (found["wait_fraction"], found["total_time"]) == pytest.approx((0.5, 101))
     assert [found[f"p{q}_wait"] for q in (50, 90, 99)] == pytest.approx([0.505, 0.901, 0.9901])
     assert "avg_memory_bytes" not in found and "skipped_samples" not in found
 
@@ -243,12 +231,9 @@ def test_without_pss_it_is_rss(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_file(*_: Any, **__: Any) -> Any:
         raise FileNotFoundError
 
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=77))
     monkeypatch.setattr("builtins.open", no_file)
-    monkeypatch.setattr(
-        stats_module.psutil,
-        "Process",
-        lambda pid: type("P", (), {"memory_info": lambda s: type("M", (), {"rss": 77})})(),
-    )
+    monkeypatch.setattr(stats_module.psutil, "Process", lambda pid: process)
     assert pss_of(1) == 77
 
 
@@ -257,34 +242,17 @@ def test_what_is_counted(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(bad=[5, 30], on_error="skip"), num_workers=workers)
     stats = loader.get_stats()
     assert set(stats) >= ALWAYS and stats["avg_memory_bytes"] > 1 << 20
-    assert (
-        stats["batches"]
-        == stats["samples"]
-        == stats["total_time"]
-        == stats["samples_per_second"]
-        == stats["p99_wait"]
-        == 0
-    )
+    for name in ("batches", "samples", "total_time", "samples_per_second", "p99_wait"):
+        assert stats[name] == 0
     for epoch in range(1, 3):
         list(loader)
         stats = loader.get_stats()
-        assert (stats["batches"], stats["samples"], stats["skipped"]) == (
-            11 * epoch,
-            40 * epoch,
-            2 * epoch,
-        )
-        assert (
-            stats["dataset_size"],
-            stats["num_batches"],
-            stats["batch_size"],
-            stats["num_workers"],
-        ) == (42, 11, 4, workers)
-        assert stats["queued_batches"] == 0 == stats["queued_bytes"]
-    assert all(
-        type(value) in (int, float, bool)
-        for name, value in stats.items()
-        if name != "skipped_samples"
-    )
+        counts = {"batches": 11 * epoch, "samples": 40 * epoch, "skipped": 2 * epoch}
+        fixed = {"dataset_size": 42, "num_batches": 11, "batch_size": 4, "num_workers": workers}
+        nothing = {"queued_batches": 0, "queued_bytes": 0}
+        assert stats.items() >= (counts | fixed | nothing).items()
+    plain = {type(value) for name, value in stats.items() if name != "skipped_samples"}
+    assert plain == {int, float, bool}
     assert stats["peak_memory_bytes"] >= stats["avg_memory_bytes"]
     assert {entry["index"] for entry in stats["skipped_samples"]} == {5, 30}
     assert all("Squares" in entry["path"] for entry in stats["skipped_samples"])
@@ -292,26 +260,22 @@ def test_what_is_counted(loader_of: Any, workers: int) -> None:
     assert loader.get_stats()["skipped_samples"] and loader.state_dict()["skipped_samples"]
 
 
-def test_foreign_datasets_and_streams(loader_of: Any) -> None:
-    class Count(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(10))
+class Count(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
 
+
+def test_foreign_datasets_and_streams(loader_of: Any) -> None:
     for dataset, size, batches in ((TensorDataset(torch.zeros(10)), 10, 3), (Count(), 0, 0)):
         loader = loader_of(dataset, enable_monitoring=False)
         list(loader)
         stats = loader.get_stats()
-        assert (
-            stats["dataset_size"],
-            stats["num_batches"],
-            stats["batches"],
-            stats["samples"],
-        ) == (size, batches, 3, 10)
+        assert (stats["dataset_size"], stats["num_batches"]) == (size, batches)
+        assert (stats["batches"], stats["samples"]) == (3, 10)
         assert "avg_memory_bytes" not in stats and len(str(stats).splitlines()) == len(stats)
-    multi = MultiDataLoader(
-        {"a": (list(range(5)), 2), "b": DataLoader(range(4), batch_size=3)}, num_workers=0
-    )  # type: ignore[arg-type]
-    lines = str(multi.get_stats()).splitlines()
+    numbers: Any = range(4)
+    loaders = {"a": (list(range(5)), 2), "b": DataLoader(numbers, batch_size=3)}
+    lines = str(MultiDataLoader(loaders, num_workers=0).get_stats()).splitlines()
     assert lines[0] == "a:" and lines[1].split() == ["dataset_size", "5"] and "b:" in lines
 
 
@@ -323,6 +287,5 @@ def test_memory_of_a_dead_worker_is_none() -> None:
     stats.look([process.pid])
     stats.add_report({"work_cpu_seconds": 0.5})
     stats.add_batch(4, 0.0, 2.0)
-    assert stats.as_dict()["peak_memory_bytes"] > 0 and stats.as_dict()[
-        "avg_cpu_usage"
-    ] == pytest.approx(25)
+    found = stats.as_dict()
+    assert found["peak_memory_bytes"] > 0 and found["avg_cpu_usage"] == pytest.approx(25)
