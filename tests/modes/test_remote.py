@@ -15,6 +15,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.source import Locatable
+from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.slow
@@ -85,39 +86,24 @@ def dataset_of(server: RangeServer) -> Iterator[Any]:
         dataset.close()
 
 
-def batches(loader: Any) -> list[Any]:
-    return [batch.clone() for batch in loader]
-
-
-@pytest.mark.quick_every(6)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffle", [False, True, "block"])
+@pytest.mark.quick_every(2)
+@pytest.mark.parametrize(("workers", "shuffle"), [(0, "block"), (2, "block"), (2, True)])
 def test_all_samples_come_in_the_order_of_local_ones(
-    server: RangeServer,
-    dataset_of: Any,
-    make_loader: Any,
-    rows: npt.NDArray[np.uint8],
-    shuffle: Any,
-    workers: int,
+    dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8], shuffle: Any, workers: int
 ) -> None:
-    options = {"batch_size": 16, "num_workers": workers, "shuffle": shuffle, "return_index": True}
     dataset = dataset_of(return_index=True)
-    del options["return_index"]
-    order = dataset.epoch_order(shuffle, 42, 0, 16)
-    for _ in range(2):
-        loader = make_loader(dataset, **options)
-        for epoch in range(2):
-            loader.set_epoch(epoch)
-            given = list(loader)
-            indices = np.concatenate([index.numpy() for _, index in given])
-            assert sorted(indices.tolist()) == list(range(ROWS))
-            assert epoch or np.array_equal(indices, order[:])
-            assert all(np.array_equal(batch.numpy(), rows[index.numpy()]) for batch, index in given)
-        loader.close()
+    loader = make_loader(dataset, batch_size=16, num_workers=workers, shuffle=shuffle)
+    for epoch in range(2):
+        given = list(loader)
+        indices = np.concatenate([index.numpy() for _, index in given])
+        assert sorted(indices.tolist()) == list(range(ROWS))
+        assert np.array_equal(indices, dataset.epoch_order(shuffle, 42, epoch, 16)[:])
+        for batch, index in given:
+            assert np.array_equal(batch.numpy(), rows[index.numpy()])
 
 
-@pytest.mark.quick_every(4)
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.quick_every(2)
+@pytest.mark.parametrize("workers", [0, 3])
 def test_each_block_is_fetched_once(
     server: RangeServer, dataset_of: Any, make_loader: Any, workers: int
 ) -> None:
@@ -126,11 +112,8 @@ def test_each_block_is_fetched_once(
     assert sum(map(len, loader)) == ROWS
     fetched = [(start, stop) for _, start, stop in server.counts()["ranges"]]
     assert len(fetched) <= len(BLOCKS) + 2 * 6 - 1
-    edges = np.cumsum([0, *BLOCKS]) * ROW
-    assert {start for start, _ in fetched} <= set(edges.tolist()) and {
-        stop for _, stop in fetched
-    } <= set(edges.tolist())
-    loader.close()
+    edges = set((np.cumsum([0, *BLOCKS]) * ROW).tolist())
+    assert {edge for part in fetched for edge in part} <= edges
 
 
 class LargeRows(Rows):
@@ -153,9 +136,7 @@ class LargeRows(Rows):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_first_batch_takes_parts_of_blocks(
-    tmp_path: Path, make_loader: Any, workers: int
-) -> None:
+def test_first_batch_takes_parts_of_blocks(tmp_path: Path, make_loader: Any, workers: int) -> None:
     """They come in short requests, the rest of their blocks later, and few bytes twice."""
     values = np.random.default_rng(1).integers(0, 256, 16 * 256, np.uint8)
     (tmp_path / "rows.bin").write_bytes(np.repeat(values, LargeRows.row).tobytes())
@@ -181,17 +162,9 @@ def test_four_ranks_of_two_workers(
     seen, lanes = list[int](), 4 * 2
     dataset = dataset_of(return_index=True)
     server.counts()
+    options = {"batch_size": 4, "num_workers": 2, "interleave": 4, "turns": 2, "pad": False}
     for rank in range(4):
-        loader = make_loader(
-            dataset,
-            batch_size=4,
-            num_workers=2,
-            interleave=4,
-            turns=2,
-            rank=rank,
-            world_size=4,
-            pad=False,
-        )
+        loader = make_loader(dataset, rank=rank, world_size=4, **options)
         for batch, index in loader:
             assert np.array_equal(batch.numpy(), rows[index.numpy()])
             seen += index.tolist()
@@ -209,7 +182,6 @@ def test_what_is_ahead_stays_in_its_window(dataset_of: Any, make_loader: Any) ->
     for _ in loader:
         assert far.bytes_prefetched < 40_000 + 2 * most
     assert far.bytes_prefetched == 0
-    loader.close()
 
 
 def test_without_room_for_blocks_each_batch_fetches_its_own(
@@ -218,46 +190,40 @@ def test_without_room_for_blocks_each_batch_fetches_its_own(
     dataset = dataset_of()
     dataset.left_of_budget._max_memory_usage = "300kB"
     dataset.mode.window = 0
-    with pytest.warns(HeadraceWarning, match="samples are fetched one by one instead"):
+    with pytest.warns(HeadraceWarning, match="one by one"):
         loader = make_loader(dataset, batch_size=4, num_workers=0, interleave=10, turns=1)
     server.counts()
     assert sum(map(len, loader)) == ROWS
     assert len(server.counts()["ranges"]) >= len(loader)
-    loader.close()
 
 
 @pytest.mark.quick_every(1)
 def test_an_epoch_left_early(dataset_of: Any, make_loader: Any) -> None:
-    dataset = dataset_of()
-    loader = make_loader(dataset, batch_size=16, num_workers=0)
-    expected = None
+    loader = make_loader(dataset_of(), batch_size=16, num_workers=0)
+    epochs = []
     for epoch in (0, 1, 0):
         loader.set_epoch(epoch)
-        given = [next(iter(loader)).clone()] if epoch else batches(loader)
-        if not epoch:
-            expected = expected or given
-            assert all(map(torch.equal, expected, given))
-    loader.close()
+        if epoch:
+            next(iter(loader))
+        else:
+            epochs.append([batch.clone() for batch in loader])
+    assert same(*epochs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 def test_a_third_of_all_requests_fail(
-    server: RangeServer, dataset_of: Any, make_loader: Any, workers: int, monkeypatch: Any
+    server: RangeServer, dataset_of: Any, make_loader: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    loader = make_loader(dataset_of(return_index=True), batch_size=16, num_workers=workers)
+    loader = make_loader(dataset_of(return_index=True), batch_size=16, num_workers=2)
     server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
     indices = np.concatenate([index.numpy() for _, index in loader])
     assert sorted(indices.tolist()) == list(range(ROWS)) and loader.get_stats()["retries"] > 0
-    loader.close()
 
 
-@pytest.mark.quick_every(8)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize(
-    ("fault", "deadline", "said"),
-    [("503", 20, "3 attempts .* the server says 503"), ("hang", 1, ".* nothing came in time")],
+    ("fault", "deadline", "on_error", "workers", "said"),
+    [("503", 20, "skip", 0, "3 attempts .* 503"), ("hang", 1, "raise", 2, ".* in time")],
 )
 def test_when_the_server_is_gone_it_says_so(
     server: RangeServer,
@@ -272,19 +238,14 @@ def test_when_the_server_is_gone_it_says_so(
 ) -> None:
     """Not that samples are bad, and not after a deadline for each of them."""
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    loader = make_loader(
-        dataset_of(retries=2, deadline=deadline, on_error=on_error),
-        batch_size=16,
-        num_workers=workers,
-    )
+    dataset = dataset_of(retries=2, deadline=deadline, on_error=on_error)
+    loader = make_loader(dataset, batch_size=16, num_workers=workers)
     server.set(faults={fault: 1})
     with pytest.raises(RemoteError, match=rf"rows.bin, bytes .*: {said}"):
         next(iter(loader))
-    loader.close()
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("on_error", "workers"), [("raise", 2), ("skip", 0)])
 def test_a_file_that_is_replaced_ends_the_epoch(
     server: RangeServer,
     dataset_of: Any,
@@ -294,28 +255,16 @@ def test_a_file_that_is_replaced_ends_the_epoch(
     rows: npt.NDArray[np.uint8],
 ) -> None:
     """Never a mix of both, and never left out."""
-    loader = make_loader(
-        dataset_of(on_error=on_error),
-        batch_size=16,
-        num_workers=workers,
-        shuffle=True,
-        prefetch_factor=None,
-    )
+    options = {"batch_size": 16, "shuffle": True, "prefetch_factor": None}
+    loader = make_loader(dataset_of(on_error=on_error), num_workers=workers, **options)
     loader.dataset.mode.window = 0
     given = iter(loader)
     next(given)
-    place = server.folder / "rows.bin"
-    place.write_bytes((255 - rows).tobytes())
+    path = server.folder / "rows.bin"
+    path.write_bytes((255 - rows).tobytes())
     try:
-        with pytest.raises(
-            FileChangedError,
-            match=(
-                r"rows.bin, bytes .*: the file has been replaced since it was opened: begin the "
-                r"epoch anew"
-            ),
-        ):
-            for _ in given:
-                pass
+        with pytest.raises(FileChangedError, match=r"rows.bin, bytes "):
+            list(given)
     finally:
-        place.write_bytes(rows.tobytes())
+        path.write_bytes(rows.tobytes())
         loader.close()

@@ -177,9 +177,9 @@ def test_bad_samples_of_inner_datasets(loader_of: Any, workers: int) -> None:
     assert sum(map(len, both)) == 81
     assert both.get_stats()["skipped"] == 3
     options = {"num_workers": workers, "batch_size": 2, "shuffle": False}
-    with pytest.raises(SampleError, match="none of the 2 .* sample 4"):
+    with pytest.raises(SampleError, match=r"none of the 2 .* sample 4"):
         list(loader_of(Subset(parts[1], range(42)), **options))
-    with pytest.raises(SampleError, match="^sample 4"):
+    with pytest.raises(SampleError, match=r"^sample 4"):
         list(loader_of(ConcatDataset([SquareDataset(bad=[4])]), **options))
 
 
