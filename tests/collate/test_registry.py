@@ -14,7 +14,6 @@ from headrace import (
     TextCollator,
     VisionCollator,
     collators,
-    create_dataloader,
     list_collate,
     pad_collate,
 )
@@ -42,87 +41,64 @@ def test_what_is_there() -> None:
     assert entries["default"].function is stack_collate and entries["list"].function is list_collate
     assert all(entry.description for entry in entries.values())
     assert collators.get("default") is stack_collate
-    assert (
-        entries["text"].modality == "text"
-        and entries["vision"].modality == "image"
-        and entries["pad"].modality is None
-    )
-    assert [type(collators.get(name)) for name in ("pad", "text", "vision", "image")] == [
-        pad_collate, TextCollator, VisionCollator, VisionCollator,
-    ]  # fmt: skip
+    modalities = [entries[name].modality for name in ("text", "vision", "pad")]
+    assert modalities == ["text", "image", None]
+    made = [type(collators.get(name)) for name in ("pad", "text", "vision", "image")]
+    assert made == [pad_collate, TextCollator, VisionCollator, VisionCollator]
+
+
+class Times:
+    def __init__(self, factor: int = 1) -> None:
+        self.factor = factor
+
+    def __call__(self, samples: list[int]) -> list[int]:
+        return [sample * self.factor for sample in samples]
 
 
 def test_a_class_of_collate_functions_is_made_with_the_options(registry: Collators) -> None:
-    @registry.register("times", modality="numbers")
-    class Times:
-        def __init__(self, factor: int = 1) -> None:
-            self.factor = factor
-
-        def __call__(self, samples: list[int]) -> list[int]:
-            return [sample * self.factor for sample in samples]
-
+    registry.register("times", modality="numbers")(Times)
     # a class too, but its instances can't be called: it is a function of the samples
     registry.register("raw")(list)
-    assert registry.get("times")([1, 2]) == [1, 2] and registry.get("numbers", factor=3)(
-        [1, 2]
-    ) == [3, 6]
+    assert registry.get("times")([1, 2]) == [1, 2]
+    assert registry.get("numbers", factor=3)([1, 2]) == [3, 6]
     assert registry.get("raw") is list
-    with pytest.raises(
-        ConfigError, match=r"collator 'times': .*'faktor'; it is Times\(factor: .*int.* = 1\)"
-    ):
+    with pytest.raises(ConfigError, match=r"'times': .*'faktor'; .*factor: .*int.* = 1\)"):
         registry.get("times", faktor=3)
 
 
 def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) -> None:
-    def make(tokenizer: Any) -> Any:
-        return lambda samples: [tokenizer(sample) for sample in samples]
-
-    registry.register("texts", factory=True)(make)
-    assert registry.get("texts", tokenizer=len)(["a", "bc"]) == [1, 2]
-    with pytest.raises(
-        ConfigError,
-        match=r"collator 'texts': missing a required argument: 'tokenizer'; it is make\(tokenizer",
-    ):
+    registry.register("texts", factory=True)(make_collate)
+    assert registry.get("texts", task_spec=len)(["a", "bc"]) == [1, 2]
+    with pytest.raises(ConfigError, match=r"'texts': .*'task_spec'; it is make_collate\(task_spec"):
         registry.get("texts")
     registry.register("optional", factory=False)(lambda samples=(): list(samples))
     assert registry.get("optional")([1, 2]) == [1, 2]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_callable_is_no_batch(global_registry: Collators, make_loader: Any, workers: int) -> None:
+def test_a_callable_is_no_batch(global_registry: Collators, make_loader: Any) -> None:
     global_registry.register("made")(make_collate)
-    for collate_fn in ("made", make_collate):
-        loader = make_loader(
-            SquareDataset(), batch_size=40, num_workers=workers, collate_fn=collate_fn
-        )
-        with pytest.raises(
-            ConfigError,
-            match=(
-                r"make_collate returned a "
-                r"function.*collate_fn=make_collate\(\.\.\.\).*factory=True"
-            ),
-        ):
+    for collate_fn, workers in (("made", 0), (make_collate, 1)):
+        loader = make_loader(SquareDataset(), num_workers=workers, collate_fn=collate_fn)
+        with pytest.raises(ConfigError, match=r"make_collate returned .*factory=True"):
             next(iter(loader))
-        loader.close()
 
 
 def make_collate(task_spec: Any) -> Any:
-    return lambda samples: samples
+    return lambda samples: list(map(task_spec, samples))
 
 
-def test_loaders_and_datasets_take_names(global_registry: Collators) -> None:
+class Proposes(SquareDataset):
+    collate = "squares"
+
+
+def test_loaders_and_datasets_take_names(global_registry: Collators, loader_of: Any) -> None:
     global_registry.register("count", modality="squares")(len)
-    assert list(
-        create_dataloader(SquareDataset(), batch_size=40, num_workers=0, collate_fn="count")
-    ) == [40, 2]
-    assert list(
-        create_dataloader(SquareDataset(), batch_size=40, num_workers=0, collate_fn="squares")
-    ) == [40, 2]
-
-    class Proposes(SquareDataset):
-        collate = "squares"
-
-    assert list(create_dataloader(Proposes(), batch_size=40, num_workers=0)) == [40, 2]
+    for loader in (
+        loader_of(SquareDataset(), batch_size=40, collate_fn="count"),
+        loader_of(SquareDataset(), batch_size=40, collate_fn="squares"),
+        loader_of(Proposes(), batch_size=40),
+    ):
+        assert list(loader) == [40, 2]
 
 
 def test_the_last_registration_counts(registry: Collators) -> None:
@@ -154,9 +130,9 @@ def test_options_are_bound_or_given_to_a_factory(registry: Collators) -> None:
 
 def test_bad_names_and_functions(registry: Collators) -> None:
     for name in (3, None, ""):
-        with pytest.raises(ConfigError, match="name"):
+        with pytest.raises(ConfigError):
             registry.register(name)(max)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="callable"):
+    with pytest.raises(ConfigError):
         registry.register("sum")(3)  # type: ignore[arg-type]
     registry.register("b", modality="sound")(min)
     registry.register("a")(max)
@@ -195,11 +171,8 @@ def test_collators_have_a_short_repr(collate: Any, shown: str) -> None:
 
 
 def test_detection_keeps_targets_in_lists() -> None:
-    image, targets = (
-        torch.full((3, 4, 5), 7, dtype=torch.uint8),
-        [{"boxes": torch.ones(n, 4)} for n in (0, 2)],
-    )
+    image = torch.full((3, 4, 5), 7, dtype=torch.uint8)
+    targets = [{"boxes": torch.ones(n, 4)} for n in (0, 2)]
     images, listed = collators.get("detection")([(image, target) for target in targets])
-    assert torch.equal(torch.as_tensor(images[1]), image) and [
-        one["boxes"].shape for one in listed
-    ] == [(0, 4), (2, 4)]
+    assert torch.equal(torch.as_tensor(images[1]), image)
+    assert [one["boxes"].shape for one in listed] == [(0, 4), (2, 4)]

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
 
 from headrace import CollateError, ConfigError, VisionCollator, collators
 from headrace.collate.vision import STATISTICS
@@ -30,18 +29,14 @@ class Scene:
     mask: Any
 
 
-class Pictures(Dataset[Any]):
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        boxes = torch.arange(4.0 * index).reshape(-1, 4)
-        return {
-            "image": picture(3, 5, 7, seed=index),
-            "boxes": boxes,
-            "labels": torch.arange(index),
-            "mask": np.full((5, 7), index, np.uint8),
-        }
+def scene(index: int) -> dict[str, Any]:
+    """An image with its number of boxes and labels, and a mask."""
+    return {
+        "image": picture(3, 5, 7, seed=index),
+        "boxes": torch.arange(4.0 * index).reshape(-1, 4),
+        "labels": torch.arange(index),
+        "mask": np.full((5, 7), index, np.uint8),
+    }
 
 
 def picture(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -50,13 +45,14 @@ def picture(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def exact(image: torch.Tensor, mean: Any = MEAN, std: Any = STD) -> torch.Tensor:
     """[C, H, W], in double precision."""
-    mean, std = (
-        torch.tensor(numbers, dtype=torch.float64).reshape(-1, 1, 1) for numbers in (mean, std)
-    )
+    mean, std = (torch.tensor(n, dtype=torch.float64).reshape(-1, 1, 1) for n in (mean, std))
     return (image.double() / 255 - mean) / std
 
 
-@settings(deadline=None)
+def near(batch: torch.Tensor, *images: torch.Tensor, atol: float = 1e-6) -> bool:
+    return torch.allclose(batch.double(), torch.stack(images), atol=atol)
+
+
 @given(
     st.integers(1, 3),
     st.integers(4, 9),
@@ -76,59 +72,41 @@ def test_any_layout_gives_the_same(
     array: bool,
 ) -> None:
     images = [picture(colours, height, width, seed=seed) for seed in range(count)]
-    mean, std = (
-        STATISTICS[statistics]
-        if colours == 3
-        else ([sum(numbers) / 3] for numbers in STATISTICS[statistics])
-    )
+    mean, std = STATISTICS[statistics]
+    if colours == 1:
+        mean, std = [sum(mean) / 3], [sum(std) / 3]
     collate = VisionCollator(statistics, channels=channels)
     laid = [image if channels == "first" else image.permute(1, 2, 0) for image in images]
     batch = collate([image.numpy() if array else image for image in laid])
     assert batch.shape == (count, colours, height, width)
-    assert torch.allclose(
-        batch.double(), torch.stack([exact(image, mean, std) for image in images]), atol=1e-6
-    )
+    assert near(batch, *(exact(image, mean, std) for image in images))
 
 
 def test_halves_are_rounded_once() -> None:
     images = [picture(3, 40, 50), picture(3, 40, 50)]
+    arrays = [image.permute(1, 2, 0).numpy() for image in images]
     for half in (torch.float16, torch.bfloat16):
-        for form in (
-            images,
-            [image.permute(1, 2, 0).numpy() for image in images],
-            [image / 255 for image in images],
-        ):
+        for form in (images, arrays, [image / 255 for image in images]):
             assert same(VisionCollator(dtype=half)(form), VisionCollator()(form).to(half))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_floats_from_0_to_1_are_normalised(dtype: torch.dtype) -> None:
+def test_floats_from_0_to_1_are_normalised() -> None:
     image = picture(3, 8, 6)
-    floats = (image.double() / 255).to(dtype)
-    for form in (floats, floats.permute(1, 2, 0).numpy()):
-        batch = VisionCollator()([form])
-        assert batch.dtype == torch.float32 and batch.shape == (1, 3, 8, 6)
-        assert torch.allclose(
-            batch[0].double(), exact(image), atol=1e-5 if dtype != torch.float16 else 5e-3
-        )
+    for dtype, atol in ((torch.float32, 1e-5), (torch.float64, 1e-5), (torch.float16, 5e-3)):
+        floats = (image.double() / 255).to(dtype)
+        for form in (floats, floats.permute(1, 2, 0).numpy()):
+            batch = VisionCollator()([form])
+            assert batch.dtype == torch.float32 and near(batch, exact(image), atol=atol)
     assert VisionCollator()([torch.zeros(3, 0, 6)]).shape == (1, 3, 0, 6)
 
 
-@pytest.mark.parametrize(
-    "image",
-    [
-        picture(3, 8, 6),
-        picture(8, 6),
-        torch.full((3, 8, 6), -1.5),
-        picture(3, 8, 6).to(torch.int16),
-    ],
-)
-def test_without_normalising_values_stay(image: torch.Tensor) -> None:
+def test_without_normalising_values_stay() -> None:
     collate = VisionCollator(normalize=False)
-    batch = collate([image, image])
-    assert batch.dtype == image.dtype and same(batch[0], image if image.ndim == 3 else image[None])
-    if image.ndim == 3:
-        assert same(collate([image.permute(1, 2, 0).numpy()])[0], image)
+    grey, image = picture(8, 6), picture(3, 8, 6)
+    assert same(collate([grey, grey])[0], grey[None])
+    for one in (image, image.to(torch.int16), torch.full((3, 8, 6), -1.5)):
+        assert same(collate([one, one])[1], one)
+        assert same(collate([one.permute(1, 2, 0).numpy()])[0], one)
 
 
 def test_structures() -> None:
@@ -142,11 +120,8 @@ def test_structures() -> None:
     assert type(listed) is list and listed[0].dtype == torch.float32 and listed[1] == ["a"]
     for name in ("image", "images", "pixel_values", "img"):
         found = VisionCollator()([{"label": 1, name: image, "path": "x"}])
-        assert (
-            list(found) == ["label", name, "path"]
-            and found[name].dtype == torch.float32
-            and found["path"] == ["x"]
-        )
+        assert list(found) == ["label", name, "path"] and found["path"] == ["x"]
+        assert found[name].dtype == torch.float32
     nested = VisionCollator()([({"id": 3, "image": image}, 1)])
     assert nested[0]["image"].dtype == torch.float32 and nested[0]["id"].tolist() == [3]
 
@@ -156,18 +131,14 @@ def test_several_images() -> None:
     views = VisionCollator()([([one, two], 7)])  # all that lies where the image should be
     assert same(views[0][1], VisionCollator()([two])) and views[1].tolist() == [7]
     views = VisionCollator(fields=("left", "right"))([{"left": one, "right": two, "mask": one}])
-    assert (
-        views["left"].dtype == views["right"].dtype == torch.float32
-        and views["mask"].dtype == torch.uint8
-    )
+    expected = [torch.float32, torch.float32, torch.uint8]
+    assert [view.dtype for view in views.values()] == expected
     views = VisionCollator(fields=[0, 1])([(one, two, one)])
-    assert [view.dtype for view in views] == [torch.float32, torch.float32, torch.uint8]
-    views = VisionCollator(fields="scene.views")(
-        [{"scene": {"views": (one, picture(3, 8, 8)), "depth": one}}]
-    )
-    assert [view.shape[2] for view in views["scene"]["views"]] == [4, 8] and views["scene"][
-        "depth"
-    ].dtype == torch.uint8
+    assert [view.dtype for view in views] == expected
+    deep = {"views": (one, picture(3, 8, 8)), "depth": one}
+    views = VisionCollator(fields="scene.views")([{"scene": deep}])["scene"]
+    assert [view.shape[2] for view in views["views"]] == [4, 8]
+    assert views["depth"].dtype == torch.uint8
 
 
 def test_targets_of_detection() -> None:
@@ -184,12 +155,10 @@ def test_targets_of_detection() -> None:
     for counts in ((2, 2), (0, 3)):  # of equal numbers too: it is the same kind of batch each time
         _, targets = VisionCollator()([(picture(3, 4, 5), target(count)) for count in counts])
         assert [boxes.shape for boxes in targets["boxes"]] == [(count, 4) for count in counts]
-        assert [masks.dtype for masks in targets["masks"]] == [torch.bool] * 2 and targets[
-            "labels"
-        ][1].tolist() == list(range(counts[1]))
-        assert targets["area"] == [[1.0] * count for count in counts] and targets[
-            "image_id"
-        ].tolist() == list(counts)
+        assert [masks.dtype for masks in targets["masks"]] == [torch.bool] * 2
+        assert targets["labels"][1].tolist() == list(range(counts[1]))
+        assert targets["area"] == [[1.0] * count for count in counts]
+        assert targets["image_id"].tolist() == list(counts)
         assert [side.tolist() for side in targets["size"]] == [[4, 4], [5, 5]]
     # without boxes they are stacked
     alone = VisionCollator()([(picture(3, 4, 5), {"labels": torch.zeros(2)})] * 2)
@@ -197,66 +166,44 @@ def test_targets_of_detection() -> None:
 
 
 def test_it_lies_in_the_ring_slot_where_there_is_one() -> None:
-    ring = Ring(1)
-    with ring.arena(0) as arena:
-        batch = VisionCollator()([Pictures()[index] for index in (1, 2)])
-        parts = [batch["image"], batch["mask"], *batch["boxes"], *batch["labels"]]
-        assert all(
-            arena.offset_of(part.data_ptr(), part.numel() * part.element_size()) is not None
-            for part in parts
-        )
+    with Ring(1).arena(0) as arena:
+        batch = VisionCollator()([scene(1), scene(2)])
+        for part in (batch["image"], batch["mask"], *batch["boxes"], *batch["labels"]):
+            nbytes = part.numel() * part.element_size()
+            assert arena.offset_of(part.data_ptr(), nbytes) is not None
 
 
 def test_statistics_of_one_s_own() -> None:
-    image = picture(5, 8, 6)
+    image, three = picture(5, 8, 6), picture(3, 8, 6)
     mean, std = [0.1, 0.2, 0.3, 0.4, 0.5], [0.5, 0.4, 0.3, 0.2, 0.1]
-    for collate in (
-        VisionCollator(mean=mean, std=std),
-        VisionCollator(mean=np.array(mean), std=torch.tensor(std, dtype=torch.float64)),
-    ):
-        assert torch.allclose(collate([image])[0].double(), exact(image, mean, std), atol=1e-6)
+    arrays = {"mean": np.array(mean), "std": torch.tensor(std, dtype=torch.float64)}
+    for collate in (VisionCollator(mean=mean, std=std), VisionCollator(**arrays)):
+        assert near(collate([image]), exact(image, mean, std))
         assert same(collate([image.permute(1, 2, 0)]), collate([image]))
-    for one in (picture(1, 8, 6), picture(3, 8, 6)):
-        assert torch.allclose(
-            VisionCollator(mean=0.5, std=0.25)([one])[0].double(),
-            exact(one, [0.5], [0.25]),
-            atol=1e-6,
-        )
+    for one in (three[:1], three):
+        assert near(VisionCollator(mean=0.5, std=0.25)([one]), exact(one, [0.5], [0.25]))
     assert torch.allclose(VisionCollator(mean=0, std=1, channels="first")([image])[0], image / 255)
     grey = picture(8, 6)
     assert same(VisionCollator()([grey, grey.numpy()])[0], VisionCollator()([grey[None]])[0])
-    array = picture(8, 6, 3).numpy()
+    array = three.permute(1, 2, 0).numpy()
     array.flags.writeable = False
-    flipped = VisionCollator()([array[:, ::-1]])
-    assert torch.allclose(
-        flipped[0].double(), exact(torch.tensor(array.copy()).permute(2, 0, 1).flip(2)), atol=1e-6
-    )
+    assert near(VisionCollator()([array[:, ::-1]]), exact(three.flip(2)))
 
 
 def test_masks_boxes_and_labels_stay_with_their_image() -> None:
-    samples = [Pictures()[index] for index in range(3)]
+    samples = [scene(index) for index in range(3)]
     batch = VisionCollator()(samples)
     assert batch["image"].shape == (3, 3, 5, 7) and batch["image"].dtype == torch.float32
-    assert batch["mask"].dtype == torch.uint8 and batch["mask"].tolist() == [
-        sample["mask"].tolist() for sample in samples
-    ]
-    assert all(
-        same(batch[name][index], samples[index][name])
-        for name in ("boxes", "labels")
-        for index in range(3)
-    )
+    assert np.array_equal(batch["mask"].numpy(), np.stack([sample["mask"] for sample in samples]))
+    for name in ("boxes", "labels"):
+        assert same(batch[name], [sample[name] for sample in samples])
     batch["boxes"][2].fill_(9)
     assert samples[2]["boxes"].max() < 9  # a copy
-    scene = VisionCollator()([Scene(picture(3, 4, 5), picture(4, 5))])
-    assert (
-        type(scene) is Scene
-        and scene.image.dtype == torch.float32
-        and scene.mask.dtype == torch.uint8
-    )
-    listed = VisionCollator(lists="labels")(
-        [{"image": picture(3, 4, 5), "labels": torch.zeros(2)}] * 2
-    )
-    assert type(listed["labels"]) is list
+    made = VisionCollator()([Scene(picture(3, 4, 5), picture(4, 5))])
+    assert type(made) is Scene
+    assert (made.image.dtype, made.mask.dtype) == (torch.float32, torch.uint8)
+    labelled = {"image": picture(3, 4, 5), "labels": torch.zeros(2)}
+    assert type(VisionCollator(lists="labels")([labelled] * 2)["labels"]) is list
 
 
 @pytest.mark.parametrize(
@@ -264,11 +211,7 @@ def test_masks_boxes_and_labels_stay_with_their_image() -> None:
     [
         ({}, [torch.full((3, 4, 5), -1.2)], "normalize=False"),
         ({}, [picture(3, 4, 5), torch.zeros(3, 4, 5)], "sample 1 is float32 [3, 4, 5]"),
-        (
-            {},
-            [{"image": torch.zeros(3, 4, 5, dtype=torch.int64)}],
-            "sample 0 at ['image'] is int64",
-        ),
+        ({}, [{"image": picture(3, 4, 5).long()}], "sample 0 at ['image'] is int64"),
         ({}, [picture(3, 4, 5), picture(3, 4, 6)], "sample 1 is [3, 4, 6]"),
         ({}, [picture(4, 8, 9)], "[4, 8, 9]"),
         ({}, [picture(2, 3, 4, 5)], "[2, 3, 4, 5]"),
@@ -290,39 +233,34 @@ def test_what_can_not_be_collated(options: dict[str, Any], samples: list[Any], n
     assert named in str(refused.value) and "\n" not in str(refused.value)
 
 
+BAD_OPTIONS: list[dict[str, Any]] = [
+    {"statistics": "imagenett"},
+    {"statistics": None},
+    {"statistics": [0]},
+    {"std": [0.5]},
+    {"mean": 123.7, "std": 58.4},
+    {"std": 58, "mean": 0.5},
+    {"std": [0.5, 0], "mean": 0.5},
+    {"mean": [], "std": []},
+    {"mean": float("nan"), "std": 0.5},
+    {"mean": ["a"], "std": 0.5},
+    {"mean": [0.5] * 3, "std": [0.5] * 2},
+    {"channels": "middle"},
+    {"normalize": 1},
+    {"normalize": False, "mean": 0.5, "std": 0.5},
+    {"fields": [None]},
+    {"lists": 1.5},
+]
+
+
 def test_bad_arguments() -> None:
-    for options in (
-        *({"statistics": "imagenett"}, {"statistics": None}, {"statistics": [0]}, {"std": [0.5]}),
-        *(
-            {"mean": 123.7, "std": 58.4},
-            {"std": 58, "mean": 0.5},
-            {"std": [0.5, 0], "mean": 0.5},
-            {"mean": [], "std": []},
-        ),
-        *(
-            {"mean": float("nan"), "std": 0.5},
-            {"mean": ["a"], "std": 0.5},
-            {"mean": [0.5] * 3, "std": [0.5] * 2},
-        ),
-        *(
-            {"channels": "middle"},
-            {"normalize": 1},
-            {"normalize": False, "mean": 0.5, "std": 0.5},
-            {"fields": [None]},
-            {"lists": 1.5},
-        ),
-    ):
+    for options in BAD_OPTIONS:
         with pytest.raises(ConfigError, match=next(iter(options))):
             VisionCollator(**options)
 
 
 def test_by_name_and_pickled() -> None:
-    image = picture(3, 4, 5)
-    collate = pickle.loads(
-        pickle.dumps(collators.get("vision", statistics="cifar10", fields="x", lists="y"))
-    )
-    batch = collate([{"x": image, "y": image}])
-    assert (
-        torch.allclose(batch["x"][0].double(), exact(image, *STATISTICS["cifar10"]), atol=1e-6)
-        and type(batch["y"]) is list
-    )
+    image, cifar10 = picture(3, 4, 5), STATISTICS["cifar10"]
+    collate = collators.get("vision", statistics="cifar10", fields="x", lists="y")
+    batch = pickle.loads(pickle.dumps(collate))([{"x": image, "y": image}])
+    assert near(batch["x"], exact(image, *cifar10)) and type(batch["y"]) is list
