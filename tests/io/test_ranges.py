@@ -4,7 +4,7 @@ import itertools
 import math
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.io.ranges import BETWEEN, GAP, WHOLE, ByteRanges, coalesce, with_between
@@ -49,6 +49,7 @@ def plainly(
     return found
 
 
+@example([("a", 0, 100), ("a", 100, 100), ("a", 190, 100), ("b", 0, 9)], 20, 150)
 @given(SPANS, st.integers(0, 40), st.one_of(st.none(), st.integers(1, 300)))
 def test_coalesced_requests(
     drawn: list[tuple[str, int, int] | None], gap: int, most: int | None

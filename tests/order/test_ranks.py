@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
@@ -31,6 +31,7 @@ def make_ranks(
     ]
 
 
+@example(n=26, world_size=4, batch_size=3, pad=False, drop_last=False, workers=2)
 @given(
     n=st.integers(0, 120),
     world_size=st.integers(1, 9),

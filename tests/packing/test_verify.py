@@ -180,3 +180,16 @@ def test_nothing_stays_open(packed: Path) -> None:
     before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     verify(packed)
     assert len(before) == (len(os.listdir("/proc/self/fd")) if before else 0)
+
+
+@pytest.mark.quick_every(1)
+def test_a_part_of_another_run_is_not_that_of_the_manifest(
+    tiny_photos: Path, tmp_path: Path
+) -> None:
+    out = pack(tiny_photos, tmp_path / "packed", shard_size="1GB")
+    sidecar = out / "part-00000-of-00001.json"
+    said = json.loads(sidecar.read_text())
+    said["crc32"] ^= 1
+    del said["check"]
+    sidecar.write_text(json.dumps(said))
+    assert [index for index, _, _ in verify(out).bad] == [-1]
