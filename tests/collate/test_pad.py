@@ -241,34 +241,34 @@ def test_values_of_the_padding() -> None:
         assert pad_collate(pad_value=value)(rows).values[1, 0] == value
 
 
-@pytest.mark.parametrize(
-    ("options", "samples", "named"),
-    [
-        ({"max_length": 2}, [[1], [1, 2, 3]], "sample 1 is 3 long"),
-        ({}, [{"a": torch.zeros(1)}, {"a": [1]}], "['a'] is"),
-        ({}, [np.zeros(1), np.zeros(1, "f4")], ".to(torch.float64)"),
-        ({}, [torch.zeros(1), torch.zeros(1, 2)], "sample 1 is float32 [1, 2]"),
-        ({"fields": "a"}, [{"a": torch.tensor(1)}], "sample 0 at ['a'] is int64 []"),
-        ({"fields": "a"}, [{"a": [[1], [1, 2]]}], "sample 0 at ['a']"),
-        ({}, [{"a": [1], "b": [1]}, {"a": [1]}], "sample 1 has the keys ['a']"),
-        ({"fields": "b"}, [{"a": [1]}, {"a": [1, 2]}], "'b'"),
-        ({"fields": 2}, [([1], 1)], "the positions 0 to 1"),
-        ({"fields": "x"}, [Row([1], 1)], "'tokens', 'label'"),
-        ({"fields": "a"}, [{"a": [1]}, {"a": None}], "sample 1 at ['a'] is 'NoneType'"),
-        ({"fields": "x"}, [Example([1], "a")], "'tokens', 'name'"),
-        ({"pad_value": {"b": 1}}, [{"a": [1]}], "'b'"),
-        ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 is no value of int64"),
-        ({"pad_value": 1e6}, [np.zeros(1, "f2")], "float16"),
-        ({"pad_value": 1j}, [[1.5]], "float64"),
-        ({}, [{"x": {"a": [1], "attention_mask": 3}}], "'attention_mask' already at ['x']"),
-        ({}, [[1], [2**63]], "9223372036854775808"),
-        ({}, [], ""),
-    ],
-)
-def test_what_can_not_be_padded(options: dict[str, Any], samples: list[Any], named: str) -> None:
-    with pytest.raises((CollateError, ConfigError)) as refused:
-        pad_collate(**options)(samples)
-    assert named in str(refused.value) and "\n" not in str(refused.value)
+REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
+    ({"max_length": 2}, [[1], [1, 2, 3]], "sample 1 is 3 long"),
+    ({}, [{"a": torch.zeros(1)}, {"a": [1]}], "['a'] is"),
+    ({}, [np.zeros(1), np.zeros(1, "f4")], ".to(torch.float64)"),
+    ({}, [torch.zeros(1), torch.zeros(1, 2)], "sample 1 is float32 [1, 2]"),
+    ({"fields": "a"}, [{"a": torch.tensor(1)}], "sample 0 at ['a'] is int64 []"),
+    ({"fields": "a"}, [{"a": [[1], [1, 2]]}], "sample 0 at ['a']"),
+    ({}, [{"a": [1], "b": [1]}, {"a": [1]}], "sample 1 has the keys ['a']"),
+    ({"fields": "b"}, [{"a": [1]}, {"a": [1, 2]}], "'b'"),
+    ({"fields": 2}, [([1], 1)], "the positions 0 to 1"),
+    ({"fields": "x"}, [Row([1], 1)], "'tokens', 'label'"),
+    ({"fields": "a"}, [{"a": [1]}, {"a": None}], "sample 1 at ['a'] is 'NoneType'"),
+    ({"fields": "x"}, [Example([1], "a")], "'tokens', 'name'"),
+    ({"pad_value": {"b": 1}}, [{"a": [1]}], "'b'"),
+    ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 is no value of int64"),
+    ({"pad_value": 1e6}, [np.zeros(1, "f2")], "float16"),
+    ({"pad_value": 1j}, [[1.5]], "float64"),
+    ({}, [{"x": {"a": [1], "attention_mask": 3}}], "'attention_mask' already at ['x']"),
+    ({}, [[1], [2**63]], "9223372036854775808"),
+    ({}, [], ""),
+]
+
+
+def test_what_can_not_be_padded() -> None:
+    for options, samples, named in REFUSED:
+        with pytest.raises((CollateError, ConfigError)) as refused:
+            pad_collate(**options)(samples)
+        assert named in str(refused.value) and "\n" not in str(refused.value)
 
 
 BAD_OPTIONS: list[dict[str, Any]] = [

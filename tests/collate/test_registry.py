@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import (
-    ConfigError,
-    TextCollator,
-    VisionCollator,
-    collators,
-    list_collate,
-    pad_collate,
-)
+from headrace import ConfigError, TextCollator, VisionCollator, collators, list_collate, pad_collate
 from headrace.collate import stack_collate
 from headrace.collate.registry import Collators
 from tests.testing.test_contract import SquareDataset
@@ -152,22 +145,22 @@ def test_bad_names_and_functions(registry: Collators) -> None:
             collators.get(**{word: "text"})
 
 
-@pytest.mark.parametrize(
-    ("collate", "shown"),
-    [
-        (
-            pad_collate(["a", 1], pad_value={"a": 3}, truncation=False),
-            "pad_collate(fields=['a', 1], pad_value={'a': 3})",
-        ),
-        (TextCollator(len, max_length=8), "TextCollator(tokenizer=len, max_length=8)"),
-        (
-            VisionCollator(mean=np.zeros(3), std=[0.5] * 3),
-            "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])",
-        ),
-    ],
-)
-def test_collators_have_a_short_repr(collate: Any, shown: str) -> None:
-    assert repr(collate) == shown == repr(pickle.loads(pickle.dumps(collate)))
+SHOWN: list[tuple[Any, str]] = [
+    (
+        pad_collate(["a", 1], pad_value={"a": 3}, truncation=False),
+        "pad_collate(fields=['a', 1], pad_value={'a': 3})",
+    ),
+    (TextCollator(len, max_length=8), "TextCollator(tokenizer=len, max_length=8)"),
+    (
+        VisionCollator(mean=np.zeros(3), std=[0.5] * 3),
+        "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])",
+    ),
+]
+
+
+def test_collators_have_a_short_repr() -> None:
+    for collate, shown in SHOWN:
+        assert repr(collate) == shown == repr(pickle.loads(pickle.dumps(collate)))
 
 
 def test_detection_keeps_targets_in_lists() -> None:

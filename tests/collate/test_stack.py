@@ -173,25 +173,25 @@ def test_samples_of_a_mapping_of_one_s_own_stay_as_they_are() -> None:
         assert [sample["x"].tolist() for sample in samples] == [[0.0], [1.0]]
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 3), (1, 2, 2)])
-def test_tensors_and_arrays_keep_their_dtype(shape: tuple[int, ...]) -> None:
-    for dtype in DTYPES:
-        samples = [torch.full(shape, number, dtype=dtype) for number in range(4)]
-        batch = stack_collate(samples)
-        assert batch.dtype == dtype and batch.shape == (4, *shape)
-        assert same(batch, default_collate(samples))
-        batch.fill_(1)
-        assert not samples[0].any()  # the batch is a copy
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for name in ARRAYS.split():
-            for order in "<>":
-                dtype = np.dtype(name).newbyteorder(order)
-                arrays = [np.full(shape, number, dtype) for number in range(3)]
-                made = stack_collate(arrays).numpy()
-                assert made.dtype == np.dtype(name) and np.array_equal(made, np.stack(arrays))
-            scalars = stack_collate([np.dtype(name).type(number) for number in range(3)])
-            assert scalars.numpy().dtype == np.dtype(name) and scalars.tolist()[:2] == [0, 1]
+def test_tensors_and_arrays_keep_their_dtype() -> None:
+    for shape in ((), (3,), (2, 0, 3)):
+        for dtype in DTYPES:
+            samples = [torch.full(shape, number, dtype=dtype) for number in range(4)]
+            batch = stack_collate(samples)
+            assert batch.dtype == dtype and batch.shape == (4, *shape)
+            assert same(batch, default_collate(samples))
+            batch.fill_(1)
+            assert not samples[0].any()  # the batch is a copy
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for name in ARRAYS.split():
+                for order in "<>":
+                    dtype = np.dtype(name).newbyteorder(order)
+                    arrays = [np.full(shape, number, dtype) for number in range(3)]
+                    made = stack_collate(arrays).numpy()
+                    assert made.dtype == np.dtype(name) and np.array_equal(made, np.stack(arrays))
+                scalars = stack_collate([np.dtype(name).type(number) for number in range(3)])
+                assert scalars.numpy().dtype == np.dtype(name) and scalars.tolist()[:2] == [0, 1]
 
 
 def test_numbers() -> None:
@@ -240,32 +240,32 @@ def test_what_is_no_tensor_stays_a_list() -> None:
 PHOTO = Image.new("RGB", (5, 4))
 
 
-@pytest.mark.parametrize(
-    ("samples", "named"),
-    [
-        ([torch.zeros(2), torch.zeros(3)], "sample 1 is float32 [3], sample 0 is float32 [2]"),
-        ([torch.zeros(2), torch.zeros(2), torch.zeros(2).char()], "sample 2 is int8 [2]"),
-        ([np.zeros(2), np.zeros(2, np.float32)], "sample 1 is float32 [2]"),
-        ([torch.zeros(2), "text"], "sample 1 is 'str'"),
-        ([np.zeros(2), np.float64(1)], "sample 1 is float64 []"),
-        ([(1, 2), (1, 2, 3)], "sample 1"),
-        ([Point(1, 2), (1,)], "2 fields"),
-        ([{"n": 1}, {"n": -(2**64)}], "at ['n']: sample 1 is -18446744073709551616"),
-        ([Example(torch.zeros(2), "a"), Frozen(torch.zeros(2))], "sample 1 is 'Frozen'"),
-        ([(PHOTO, 1)] * 2, "(RGB, 5 x 4)"),
-        ([torch.zeros(2), torch.zeros(2, 1)], 'collate_fn="pad"'),
-        ([torch.zeros(2).half(), torch.zeros(2).long()], ".to(torch.float16)"),
-        ([[None, 1], [None, 2]], "None"),
-        ([{"x": np.ones(1)}, {"x": np.ones(1, np.clongdouble)}], "at ['x']"),
-        ([{"x": np.longdouble(1)}] * 2, "at ['x']"),
-        ([{"x": np.ones(1, np.longdouble)}] * 2, ".astype("),
-        *(([one, (torch.ones(1), 1)], "sample 1") for one in (None, "a", 3)),
-    ],
-)
-def test_what_differs_is_named(samples: list[Any], named: str) -> None:
-    with pytest.raises(CollateError) as refused:
-        stack_collate(samples)
-    assert named in str(refused.value)
+REFUSED: list[tuple[list[Any], str]] = [
+    ([torch.zeros(2), torch.zeros(3)], "sample 1 is float32 [3], sample 0 is float32 [2]"),
+    ([torch.zeros(2), torch.zeros(2), torch.zeros(2).char()], "sample 2 is int8 [2]"),
+    ([np.zeros(2), np.zeros(2, np.float32)], "sample 1 is float32 [2]"),
+    ([torch.zeros(2), "text"], "sample 1 is 'str'"),
+    ([np.zeros(2), np.float64(1)], "sample 1 is float64 []"),
+    ([(1, 2), (1, 2, 3)], "sample 1"),
+    ([Point(1, 2), (1,)], "2 fields"),
+    ([{"n": 1}, {"n": -(2**64)}], "at ['n']: sample 1 is -18446744073709551616"),
+    ([Example(torch.zeros(2), "a"), Frozen(torch.zeros(2))], "sample 1 is 'Frozen'"),
+    ([(PHOTO, 1)] * 2, "(RGB, 5 x 4)"),
+    ([torch.zeros(2), torch.zeros(2, 1)], 'collate_fn="pad"'),
+    ([torch.zeros(2).half(), torch.zeros(2).long()], ".to(torch.float16)"),
+    ([[None, 1], [None, 2]], "None"),
+    ([{"x": np.ones(1)}, {"x": np.ones(1, np.clongdouble)}], "at ['x']"),
+    ([{"x": np.longdouble(1)}] * 2, "at ['x']"),
+    ([{"x": np.ones(1, np.longdouble)}] * 2, ".astype("),
+    *(([one, (torch.ones(1), 1)], "sample 1") for one in (None, "a", 3)),
+]
+
+
+def test_what_differs_is_named() -> None:
+    for samples, named in REFUSED:
+        with pytest.raises(CollateError) as refused:
+            stack_collate(samples)
+        assert named in str(refused.value)
 
 
 def test_the_place_is_named() -> None:

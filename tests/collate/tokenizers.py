@@ -7,19 +7,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "the",
-    "mill",
-    "wheel",
-    "turns",
-    "in",
-    "river",
-]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, "the", "mill", "wheel", "turns", "in", "river"]
 IDS = {word: number for number, word in enumerate(WORDS)}
 PAD, UNK, CLS, SEP, MASK = range(5)
 TEXTS = ["the mill wheel turns", "the river", ""]

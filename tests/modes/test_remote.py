@@ -210,16 +210,6 @@ def test_an_epoch_left_early(dataset_of: Any, make_loader: Any) -> None:
     assert same(*epochs)
 
 
-def test_a_third_of_all_requests_fail(
-    server: RangeServer, dataset_of: Any, make_loader: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    loader = make_loader(dataset_of(return_index=True), batch_size=16, num_workers=2)
-    server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
-    indices = np.concatenate([index.numpy() for _, index in loader])
-    assert sorted(indices.tolist()) == list(range(ROWS)) and loader.get_stats()["retries"] > 0
-
-
 @pytest.mark.quick_every(2)
 @pytest.mark.parametrize(
     ("fault", "deadline", "on_error", "workers", "said"),

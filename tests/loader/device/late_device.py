@@ -55,7 +55,7 @@ class LateAccelerator:
         self.log: list[tuple[Any, ...]] = []
         self.hazards: list[str] = []
         self.kept: dict[int, set[str]] = {}  # memory -> streams
-        self.living = self.peak = 0  # tensors that copies have made
+        self.living = 0  # tensors that copies have made
         self.failures = 0  # of the copies that follow
         self._ticks = 0
         self._is_copying = False
@@ -113,7 +113,6 @@ class LateAccelerator:
 
     def _counted(self, made: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
         self.living += 1
-        self.peak = max(self.peak, self.living)
         weakref.finalize(made, self._dropped, alias, made.data_ptr()).atexit = False
         return made
 

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from headrace import BaseDataset, WorkerError, create_dataloader, move_to_device
+from headrace import create_dataloader, move_to_device
 from headrace.collate.normalization import Normalization
 from headrace.datasets.image.pixels import IMAGENET
 from headrace.errors import HeadraceError
@@ -36,7 +35,7 @@ from headrace.memory.ring import Delivered
 from headrace.testing.contract import same
 from tests.loader.device.late_device import LateAccelerator, pin
 from tests.loader.device.test_transfer import structures
-from tests.testing.test_contract import SquareDataset, Squares
+from tests.testing.test_contract import SquareDataset
 
 PILE = 3 + 3 + 1  # of two batches the wait, the event and the kernel; the kernel of the one before
 
@@ -349,18 +348,16 @@ def normalized(batch: Any, conversion: Conversion) -> Any:
     return {**batch, "image": step.normalized(batch["image"]), "views": views}
 
 
-@pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_pixels_are_normalised_on_the_device(
-    late: LateAccelerator, dtype: Any, is_pinned: bool
-) -> None:
+def test_pixels_are_normalised_on_the_device(late: LateAccelerator, dtype: Any) -> None:
     plain = batches_of_images(4)
+    pinned_too = [*plain[:2], *map(pinned, plain[2:])]
     for memory_format in (torch.contiguous_format, torch.channels_last):
         conversion = converting(memory_format, dtype)
         expected = [normalized(batch, conversion) for batch in plain]
         for way in ways(conversion):
-            given = [pinned(batch) if is_pinned else batch for batch in plain]
-            deliveries = Deliveries([Delivered(batch, {"pixels": NORMALIZED}) for batch in given])
+            report = {"pixels": NORMALIZED}
+            deliveries = Deliveries([Delivered(batch, report) for batch in pinned_too])
             batches = [received(way, deliveries) for _ in plain]
             late.main.run()
             assert same(batches, expected) and not late.hazards
@@ -588,18 +585,6 @@ def test_an_early_break_leaves_nothing(late: LateAccelerator, make: Make, persis
     assert not late.hazards
 
 
-def test_two_iterators_at_a_time(late: LateAccelerator, make: Make) -> None:
-    loader, plain, found = make(num_workers=0), expected(), list[torch.Tensor]()
-    first = iter(loader)
-    late.kernel(next(first), found)
-    loader.set_epoch(0)
-    for iterator in (loader, first):
-        for batch in iterator:
-            late.kernel(batch, found)
-    late.main.run()
-    assert same(found, [plain[0], *plain, *plain[1:]]) and not late.hazards
-
-
 def interrupt(seconds: float) -> None:
     raise KeyboardInterrupt
 
@@ -635,34 +620,6 @@ def test_a_bad_sample_is_the_error_of_its_own_batch(late: LateAccelerator, make:
     assert loader.state_dict()["batches"] == len(plain)
 
 
-class Deadly(BaseDataset):
-    """The worker that reads a sample dies of it."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(Squares())
-        self.index = index
-
-    def decode(self, record: bytes) -> Any:
-        value = np.frombuffer(record, "<i8").copy()
-        if value[0] == self.index:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return value
-
-
-def test_a_worker_that_dies_is_the_error_of_the_batch_it_had(
-    late: LateAccelerator, make: Make
-) -> None:
-    loader, plain = make(Deadly(9)), expected()  # of the third batch
-    iterator, found = iter(loader), []
-    with pytest.raises(WorkerError, match="SIGKILL") as caught:
-        for _ in range(3):
-            found.append(next(iterator))
-    late.main.run()
-    assert same(found, plain[: len(found)]) and loader.state_dict()["batches"] == len(found)
-    assert f"while batch {len(found)} was" in str(caught.value)
-    assert list(iterator) == []
-
-
 def test_a_worker_that_dies_while_a_batch_is_taken_early(
     late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -694,11 +651,8 @@ class Counting(IterableDataset[int]):
         return iter(range(10))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_of_unknown_length_ends_in_its_turn(
-    late: LateAccelerator, make: Make, workers: int
-) -> None:
-    options = {"shuffle": None, "num_workers": workers}
+def test_a_stream_of_unknown_length_ends_in_its_turn(late: LateAccelerator, make: Make) -> None:
+    options = {"shuffle": None, "num_workers": 2}
     loader, plain = make(Counting(), **options), expected(Counting(), **options)
     for _ in range(2):
         found = list(loader)

@@ -240,10 +240,7 @@ def test_loaders_of_two_lines_are_warned_of() -> None:
     def body(rank: int, barrier: Callable[[], None]) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            make = [
-                lambda: loader(),
-                lambda: loader(),
-            ]
+            make = [lambda: loader(), lambda: loader()]
             built = make[rank]()
             in_step(built, barrier)
         return [str(one.message) for one in caught]

@@ -16,19 +16,17 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     StackDataset,
     Subset,
-    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
     random_split,
 )
 
-from headrace import ConfigError, OrderSampler, SampleError, StateError
+from headrace import ConfigError, SampleError, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
@@ -138,10 +136,9 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-@WORKERS
-def test_a_dataset_may_answer_with_a_finished_batch(loader_of: Any, workers: int) -> None:
+def test_a_dataset_may_answer_with_a_finished_batch(loader_of: Any) -> None:
     plain = DataLoader(Columns(), batch_size=4, collate_fn=as_it_is)
-    loader = loader_of(Columns(), collate_fn=as_it_is, shuffle=False, num_workers=workers)
+    loader = loader_of(Columns(), collate_fn=as_it_is, shuffle=False, num_workers=2)
     assert same(list(loader), list(plain))
     assert loader.get_stats()["samples"] == 10
 
@@ -177,8 +174,8 @@ def test_bad_samples_of_inner_datasets(loader_of: Any, workers: int) -> None:
     assert sum(map(len, both)) == 81
     assert both.get_stats()["skipped"] == 3
     options = {"num_workers": workers, "batch_size": 2, "shuffle": False}
-    with pytest.raises(SampleError, match=r"none of the 2 .* sample 4"):
-        list(loader_of(Subset(parts[1], range(42)), **options))
+    with pytest.raises(SampleError, match=r"none of the .* sample 5"):
+        list(loader_of(ConcatDataset(parts[1:]), **options))
     with pytest.raises(SampleError, match=r"^sample 4"):
         list(loader_of(ConcatDataset([SquareDataset(bad=[4])]), **options))
 
@@ -255,15 +252,6 @@ def test_a_stream_of_finished_batches(loader_of: Any, workers: int) -> None:
         batches = sorted(loader, key=len)
         assert [tuple(batch.shape) for batch in batches] == [(i + 1, 2) for i in range(7)]
         assert all((batch == len(batch) - 1).all() for batch in batches)
-
-
-@WORKERS
-def test_an_endless_stream(loader_of: Any, workers: int) -> None:
-    loader = loader_of(Count(None), num_workers=workers)
-    for _ in range(2):
-        seen = samples_of(itertools.islice(loader, 6))
-        assert len(seen) == len(set(seen)) == 24
-    assert loader.state_dict()["batches"] == 6 and loader.state_dict()["length"] is None
 
 
 @WORKERS
@@ -366,31 +354,6 @@ def test_a_stream_that_raises_and_can_go_on(loader_of: Any, workers: int) -> Non
     assert set(each.values()) == {shares} and set(each) >= {0, 1, 2, 3, 6, 7, 8, 9, 10, 11}
 
 
-class Range(IterableDataset[int]):
-    def __init__(self, start: int, end: int) -> None:
-        self.start, self.end = start, end
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.start, self.end))
-
-
-def share_out(worker_id: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    dataset: Any = info.dataset
-    start, end = dataset.start, dataset.end
-    per_worker = -(-(end - start) // info.num_workers)
-    dataset.start = start + worker_id * per_worker
-    dataset.end = min(dataset.start + per_worker, end)
-
-
-def test_worker_init_fn_may_share_a_stream_out(loader_of: Any) -> None:
-    """The second example of torch's documentation of IterableDataset."""
-    loader = loader_of(Range(3, 20), num_workers=2, worker_init_fn=share_out)
-    for _ in range(2):
-        assert sorted(samples_of(loader)) == list(range(3, 20))
-
-
 def test_a_stream_has_an_order_of_its_own(loader_of: Any) -> None:
     for name, value in (
         ("shuffle", True),
@@ -434,10 +397,9 @@ class RandomWalk:
                 yield random.randrange(21)
 
 
-@WORKERS
-def test_a_sampler_is_the_order(loader_of: Any, workers: int) -> None:
+def test_a_sampler_is_the_order(loader_of: Any) -> None:
     sampler = Evens()
-    loader = loader_of(Noise(), sampler=sampler, num_workers=workers)
+    loader = loader_of(Noise(), sampler=sampler, num_workers=2)
     assert loader.sampler is sampler and loader.config.shuffle is False
     for _ in range(2):
         assert first(loader) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
@@ -448,39 +410,14 @@ def test_a_sampler_is_the_order(loader_of: Any, workers: int) -> None:
         len(loader)
 
 
-def test_lengths_with_samplers(loader_of: Any) -> None:
-    for length, options in (
-        (3, {"sampler": list(range(10))}),
-        (2, {"sampler": list(range(10)), "drop_last": True}),
-        (10, {"sampler": list(range(10)), "batch_size": None, "collate_fn": None}),
-        (2, {"batch_sampler": [[1, 2], [3]]}),
-    ):
-        assert len(loader_of(Noise(), **options)) == length
-
-
-@WORKERS
-def test_a_batch_sampler_makes_the_batches(loader_of: Any, workers: int) -> None:
+def test_a_batch_sampler_makes_the_batches(loader_of: Any) -> None:
     batches = [[1, 2, 3], [4], [20, 0]]
-    loader = loader_of(Noise(), batch_sampler=batches, num_workers=workers, batch_size=8)
+    loader = loader_of(Noise(), batch_sampler=batches, num_workers=2, batch_size=8)
     assert loader.batch_sampler is batches and loader.batch_size is None
     for _ in range(2):
         assert first(loader) == batches
     # the batch size means nothing beside it
     loader_of(Noise(), batch_sampler=batches, batch_size=32).load_state_dict(loader.state_dict())
-
-
-def test_set_epoch_reaches_the_sampler_inside_a_batch_sampler(loader_of: Any) -> None:
-    sampler = DistributedSampler(range(21), num_replicas=2, rank=1, seed=3)
-    loader = loader_of(Noise(), batch_sampler=BatchSampler(sampler, 4, drop_last=False))
-    epochs = [first(loader) for _ in range(2)]
-    assert sampler.epoch == 1 and epochs[0] != epochs[1]
-    loader.set_epoch(0)
-    assert first(loader) == epochs[0]
-
-
-def test_an_order_sampler_may_be_given(loader_of: Any) -> None:
-    sampler = OrderSampler(21, batch_size=4, seed=5)
-    assert first(loader_of(Noise(), sampler=sampler)) == first(loader_of(Noise()))
 
 
 def random_batches() -> BatchSampler:
@@ -492,11 +429,9 @@ def random_batches() -> BatchSampler:
     [
         ("sampler", lambda: RandomSampler(range(21), generator=torch.Generator().manual_seed(9))),
         ("sampler", lambda: WeightedRandomSampler([1.0, 5.0, 2.0] * 7, 25)),
-        ("sampler", lambda: SubsetRandomSampler(range(3, 20))),
         ("batch_sampler", random_batches),
         ("sampler", lambda: RandomWalk(own=False)),
         ("sampler", lambda: RandomWalk(own=True)),
-        ("sampler", lambda: [5, 5, 5, 2, 5, 9, 1]),
     ],
 )
 def test_a_sampler_is_replayed_on_resume(loader_of: Any, name: str, make: Any) -> None:
@@ -519,19 +454,6 @@ def test_a_sampler_is_replayed_on_resume(loader_of: Any, name: str, make: Any) -
     assert same(list(ended), epochs[2])
 
 
-@WORKERS
-def test_an_index_that_comes_again_draws_anew(loader_of: Any, workers: int) -> None:
-    for dataset in (SquareDataset(transform=RandomProbe()), Noise()):
-        for order in ({"sampler": [3] * 12}, {"batch_sampler": [[3] * 4, [3] * 4, [3] * 4]}):
-            batches = list(loader_of(dataset, num_workers=workers, **order))
-            draws = [
-                str(sample["draws"].tolist() if isinstance(sample, dict) else sample)
-                for sample in samples_of(batches)
-            ]
-            assert len(set(draws)) == 12
-            assert same(batches, list(loader_of(dataset, **order)))
-
-
 def test_orders_of_different_kinds_don_t_share_a_state(loader_of: Any) -> None:
     loaders = {
         "True": loader_of(Noise()),
@@ -545,16 +467,6 @@ def test_orders_of_different_kinds_don_t_share_a_state(loader_of: Any) -> None:
             assert "strict=False" not in str(refused.value)
 
 
-def test_the_seed_of_a_sampler_s_order_may_be_adopted(loader_of: Any) -> None:
-    expected = list(loader_of(Noise(), sampler=RandomWalk(own=False), seed=5))
-    loader = loader_of(Noise(), sampler=RandomWalk(own=False), seed=6)
-    state = {**loader.state_dict(), "seed": 5, "batches": 1}
-    with pytest.raises(StateError, match="seed was 5, is 6"):
-        loader.load_state_dict(state)
-    loader.load_state_dict(state, strict=False)
-    assert same(list(loader), expected[1:])
-
-
 class Scaled(Noise):
     """Its keys are (index, size), as samplers of multi-scale training give them."""
 
@@ -562,14 +474,13 @@ class Scaled(Noise):
         return (*super().__getitem__(key[0]), key[1])
 
 
-@WORKERS
-def test_a_sampler_may_give_keys(loader_of: Any, workers: int) -> None:
+def test_a_sampler_may_give_keys(loader_of: Any) -> None:
     letters = {"a": 1, "b": 2, "c": 3}  # a dict is a dataset too
-    loader = loader_of(letters, sampler="cab", num_workers=workers, batch_size=2)
+    loader = loader_of(letters, sampler="cab", num_workers=2, batch_size=2)
     assert list(loader) == [[3, 1], [2]]
     keys = [(3, 32), (3, 32), (4, 64)]
     for order in ({"sampler": keys}, {"batch_sampler": [keys]}):
-        (batch,) = loader_of(Scaled(), num_workers=workers, **order)
+        (batch,) = loader_of(Scaled(), num_workers=2, **order)
         assert [(sample[0], sample[-1]) for sample in batch] == keys
         assert len({sample[1] for sample in batch}) == 3
 
@@ -594,14 +505,3 @@ def fails_after_four() -> Iterator[int]:
 def test_failing_sampler_is_an_error(loader_of: Any, workers: int) -> None:
     with pytest.raises(ValueError, match="at fault"):
         list(loader_of(Noise(), sampler=fails_after_four(), num_workers=workers))
-
-
-@WORKERS
-def test_batch_size_none_on_a_map_style_dataset(loader_of: Any, workers: int) -> None:
-    options = {"batch_size": None, "collate_fn": None, "num_workers": workers}
-    loader = loader_of(Noise(), **options)
-    samples = list(loader)
-    assert len(loader) == 21 and sorted(sample[0] for sample in samples) == list(range(21))
-    assert same(samples, list(loader_of(Noise(), **{**options, "num_workers": 0})))
-    order = loader_of(Noise(), **options, sampler=[4, 2])
-    assert [sample[0] for sample in order] == [4, 2]

@@ -101,57 +101,6 @@ def test_a_killed_job_leaves_nothing_and_goes_on(photos: Path, tmp_path: Path, m
     assert run(photos, mode, 0, -1, tmp_path / "later.json", state) == whole[until:]
 
 
-def test_two_ranks_go_on_where_one_was_killed_and_the_reverse(photos: Path, tmp_path: Path) -> None:
-    whole = run(photos, "lazy", 0, -1, tmp_path / "whole.json")
-    until = len(whole) // 3 + 2
-    one, states = tmp_path / "one.json", [tmp_path / "rank0.json", tmp_path / "rank1.json"]
-    run_until_killed(photos, "lazy", 1, until, one)
-    ranks = [
-        run_until_killed(photos, "lazy", 0, 2, states[rank], one, rank, 2, 2)[0]
-        for rank in range(2)
-    ]
-    expected = [line.split()[:2] for line in whole[until : until + 2]]
-    assert [line.split()[:2] for line in ranks[0]] == expected
-    assert ranks[0] != ranks[1]
-    assert json.loads(states[0].read_text()) == json.loads(states[1].read_text())
-    rest = run(photos, "cached", 1, -1, tmp_path / "later.json", states[1])
-    assert rest == whole[until + 2 :]
-
-
-def test_killed_worker_is_an_error_and_iteration_restarts(
-    photos: Path, make_loader: Callable[..., Any]
-) -> None:
-    with ImageDataset(photos, image_size=16, loading_mode="cached") as dataset:
-        options = {"batch_size": 2, "shuffle": True}
-        loader = make_loader(dataset, num_workers=2, **options)
-        plain = make_loader(dataset, num_workers=0, **options)
-        expected = [targets.tolist() for _, targets in plain]
-        iterator = iter(loader)
-        received = [next(iterator)[1].tolist()]
-        with pytest.raises((WorkerError, RuntimeError), match="worker"):
-            for pid in [*loader._pids]:
-                # torch's handler of the dead child may raise from here on
-                os.kill(pid, signal.SIGKILL)
-            for _, targets in iterator:
-                received.append(targets.tolist())
-            time.sleep(5)  # torch's handler of the dead child may come late, but it comes
-            next(iterator)
-        assert received == expected[: len(received)]
-        loader.set_epoch(0)
-        assert [targets.tolist() for _, targets in loader] == expected
-        loader.close()
-
-
-def test_kills_at_any_moment_leave_nothing(photos: Path, tmp_path: Path) -> None:
-    before = names_in_shm()
-    for round_ in range(5):
-        with start(photos, "cached", 2, -1, tmp_path / "state.json") as job:
-            time.sleep(1.5 + 0.4 * round_)
-            children = kill(job)
-        assert wait_until_gone(children) == []
-    assert left_since(before) == []
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_some_rounds_of_kills_and_stops() -> None:

@@ -23,13 +23,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace import (
-    ConfigError,
-    HeadraceWarning,
-    WorkerError,
-    create_dataloader,
-    pack,
-)
+from headrace import ConfigError, HeadraceWarning, WorkerError, create_dataloader, pack
 from headrace.loader.worker import processes as workers
 from headrace.testing.contract import same
 from tests.testing.test_contract import SquareDataset
