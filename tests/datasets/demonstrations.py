@@ -12,9 +12,6 @@ import h5py
 import numpy as np
 import zarr
 
-from headrace import EpisodeDataset
-from headrace.testing.contract import same
-
 LENGTHS = (7, 12, 5, 1, 9, 20, 3, 8, 6, 11, 4, 10)
 
 
@@ -28,58 +25,32 @@ def write_demos(path: Path, lengths: Sequence[int] = LENGTHS, seed: int = 0, **i
         data.attrs["total"] = sum(lengths)
         for number, length in enumerate(lengths):
             demo = data.create_group(f"demo_{number}")
-            demo.attrs["num_samples"], demo.attrs["model_file"] = length, f"<mujoco {number}>"
+            demo.attrs["num_samples"] = length
+            demo.attrs["model_file"] = f"<mujoco {number}>"
             demo["actions"] = draws.normal(size=(length, 7))
             demo["obs/joint_pos"] = draws.normal(size=(length, 3)).astype("f4")
             how = dict(images) if length else {}
             if isinstance(how.get("chunks"), tuple):
                 how["chunks"] = (min(how["chunks"][0], length), *how["chunks"][1:])
-            demo.create_dataset(
-                "obs/agentview_image",
-                data=draws.integers(0, 256, (length, 6, 5, 3), np.uint8),
-                **how,
-            )
+            pixels = draws.integers(0, 256, (length, 6, 5, 3), np.uint8)
+            demo.create_dataset("obs/agentview_image", data=pixels, **how)
             demo["dones"] = np.arange(length) == length - 1
-        for name, part in (("train", slice(1, None)), ("valid", slice(1))):
-            file[f"mask/{name}"] = np.array(
-                [f"demo_{number}".encode() for number in range(len(lengths))][part]
-            )
+        names = [f"demo_{number}".encode() for number in range(len(lengths))]
+        file["mask/train"], file["mask/valid"] = np.array(names[1:]), np.array(names[:1])
     return path
 
 
 def arrays_of(path: Path, episode: str) -> dict[str, Any]:
     """The arrays of an episode, as h5py reads them."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+
+    def visit(key: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            arrays[key] = item[...]
+
     with h5py.File(path) as file:
-        file[episode].visititems(
-            lambda key, item: (
-                found.update({key: item[...]}) if isinstance(item, h5py.Dataset) else None
-            )
-        )
-    return found
-
-
-def compare_batches(path: Path, make_loader: Any, mode: Any, **options: Any) -> None:
-    """Compares the batches of windows in a loading mode with those that are made of single
-    samples, in two epochs.
-    """
-    how: dict[str, Any] = {"window": {"obs/*": 2, "*": 5}, "pad_before": 1, **options}
-    with (
-        EpisodeDataset(path, loading_mode=mode, progress=False, **how) as dataset,
-        EpisodeDataset(path, return_index=True, **how) as single,
-    ):
-        loader, plain = (
-            make_loader(one, batch_size=7, shuffle="block", num_workers=0, seed=3)
-            for one in (dataset, single)
-        )
-        for _ in range(2):  # the second from memory
-            for batch, other in zip(loader, plain, strict=True):
-                other.pop("index")
-                assert batch.keys() == other.keys() and all(
-                    same(batch[key], other[key]) for key in batch
-                )
-        assert ("windows straight from storage" in loader.explain()) == (mode == "lazy")
-        assert ("steps are held, each once" in dataset.explain()) == (mode in ("eager", "cached"))
+        file[episode].visititems(visit)
+    return arrays
 
 
 def buffer_arrays(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> dict[str, Any]:
@@ -108,19 +79,14 @@ def write_buffer(
     if path.suffix == ".zarr":
         root = zarr.open_group(path, mode="w", zarr_format=3 if kind == "3" else 2)
         for name, values in whole.items():
-            root.create_array(
-                name, shape=values.shape, dtype=values.dtype, chunks=(8, *values.shape[1:])
-            )[...] = values
+            root.create_array(name, data=values, chunks=(8, *values.shape[1:]))
         if kind != "3":
             zarr.consolidate_metadata(root.store)
         return path
-    how: dict[str, Any] = (
-        {}
-        if kind == "contiguous"
-        else {"chunks": (8, 6, 5, 3), "compression": "gzip" if kind == "gzip" else None}
-    )
+    how: dict[str, Any] = {"chunks": (8, 6, 5, 3), "compression": None if kind == "raw" else kind}
     with h5py.File(path, "w") as file:
         for name, values in whole.items():
-            file.create_dataset(name, data=values, **(how if name == "data/img" else {}))
+            is_packed = name == "data/img" and kind != "contiguous"
+            file.create_dataset(name, data=values, **(how if is_packed else {}))
         file["meta/task"] = [f"task {number}" for number in range(len(ends))]
     return path

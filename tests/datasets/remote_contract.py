@@ -1,4 +1,6 @@
-"""What every dataset promises of URLs: a contract that each format's tests subclass."""
+"""What every dataset promises of URLs: a contract that each format's tests subclass, and what
+becomes of each fault on the way, which is the same for all formats.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,10 @@ from tests.servers.ranges import RangeServer
 
 FAULTS = ("500", "503", "429", "reset", "short", "less")
 SECRET = "hunter2"
-SLOW = pytest.mark.slow
 
 
 class RemoteDatasetContract:
-    """Compares a dataset of URLs with its twin of local files, and looks at what becomes of what
-    goes wrong on the way.
+    """Compares a dataset of URLs with its twin of local files.
 
     Attributes:
         names: of the files, below a folder or a server's URL.
@@ -35,8 +35,6 @@ class RemoteDatasetContract:
     data: tuple[str, ...] = ()
     has_index = True
     """True if `write_index` writes an index beside each file, and a later start fetches no data."""
-    asks_when_opened = True
-    """True if opening the dataset takes requests."""
     is_versioned = True
     """True if all reads are of the version that a file had when the dataset was opened."""
 
@@ -75,9 +73,8 @@ class RemoteDatasetContract:
 
         def make(at: str = "", query: str = "", **options: Any) -> Any:
             options = {"cache_dir": tmp_path / "cache", "retries": 3, "deadline": 20, **options}
-            made.append(
-                self.make([f"{server.url}/{at}{name}{query}" for name in self.names], **options)
-            )
+            urls = [f"{server.url}/{at}{name}{query}" for name in self.names]
+            made.append(self.make(urls, **options))
             return made[-1]
 
         yield make
@@ -99,201 +96,136 @@ class RemoteDatasetContract:
         yield folder / "copied"
         shutil.rmtree(folder / "copied")
 
-    def _files(self) -> tuple[str, ...]:
-        return self.data or self.names
-
     @staticmethod
     def epoch(loader_of: Any, dataset: Any, **options: Any) -> list[Any]:
         """Copies: a batch lies in a buffer that is used again. Without the URLs of shards."""
         loader = loader_of(dataset, **{"shuffle": "block", "interleave": 2, "turns": 2, **options})
-        found = [pickle.loads(pickle.dumps(batch)) for batch in loader]
+        batches = [pickle.loads(pickle.dumps(batch)) for batch in loader]
         loader.close()
-        return [
-            {name: value for name, value in batch.items() if name != "__url__"}
-            if isinstance(batch, dict)
-            else batch
-            for batch in found
-        ]
+        for batch in batches:
+            if isinstance(batch, dict):
+                batch.pop("__url__", None)
+        return batches
 
     # -- one value, one order
 
-    @pytest.mark.parametrize(
-        "mode",
-        [
-            "lazy",
-            pytest.param("eager", marks=SLOW),
-            pytest.param("cached", marks=SLOW),
-            "streaming",
-        ],
-    )
-    def test_samples_and_order_are_those_of_local_files(
-        self, mode: str, remote: Any, local: Any, loader_of: Any
+    def test_samples_are_those_of_local_files(
+        self, remote: Any, local: Any, server: RangeServer, loader_of: Any
     ) -> None:
-        dataset = remote(loading_mode=mode)
+        dataset = remote(loading_mode="streaming")
         assert len(dataset) == len(local) > 3 and dataset.fingerprint == local.fingerprint
-        assert (dataset.blocks() is None) == (local.blocks() is None) and np.array_equal(
-            dataset.blocks(), local.blocks()
-        )
-        for shuffle in (False, "block"):
-            assert same(
-                self.epoch(loader_of, dataset, shuffle=shuffle),
-                self.epoch(loader_of, local, shuffle=shuffle),
-            )
-
-    def test_workers_give_the_same(self, remote: Any, local: Any, loader_of: Any) -> None:
-        assert same(
-            self.epoch(loader_of, remote(loading_mode="streaming"), num_workers=2),
-            self.epoch(loader_of, local),
-        )
-
-    def test_a_copy_by_pickle_reads_on(self, remote: Any, local: Any) -> None:
-        dataset = remote()
-        dataset.__getitems__([0])
-        with pickle.loads(pickle.dumps(dataset)) as copy:
-            assert same(
-                [*map(self._bare, copy.__getitems__([2, 1]))],
-                [*map(self._bare, local.__getitems__([2, 1]))],
-            )
-
-    @staticmethod
-    def _bare(sample: Any) -> Any:
-        return (
-            {name: value for name, value in sample.items() if name != "__url__"}
-            if isinstance(sample, dict)
-            else sample
-        )
-
-    # -- what is asked for
-
-    def test_a_later_start_is_cheap(self, remote: Any, server: RangeServer) -> None:
+        assert np.array_equal(dataset.blocks(), local.blocks())
+        expected = self.epoch(loader_of, local)
+        assert same(self.epoch(loader_of, dataset), expected)
+        in_order = self.epoch(loader_of, local, shuffle=False)
+        assert same(self.epoch(loader_of, remote(), shuffle=False), in_order)
+        server.counts()
         if self.has_index:
-            remote().close()
-            server.counts()
             remote()
             counts = server.counts()
-            # the metadata of a store
-            assert all(name.endswith(".json") for name, _, _ in counts["ranges"])
+            asked = {name for name, _, _ in counts["ranges"] if not name.endswith(".json")}
+            assert not asked, "data were fetched by a later start"
             assert counts["requests"] <= 12 * len(self.names)
 
     def test_an_index_beside_is_used(
         self, remote: Any, server: RangeServer, copied: Path, local: Any, loader_of: Any
     ) -> None:
-        if self.has_index:
-            for path in write_index([str(copied / name) for name in self.names]):
-                assert os.path.exists(path)
-            server.counts()
-            dataset = remote("copied/")
-            assert {name.rpartition(".")[2] for name, _, _ in server.counts()["ranges"]} <= {
-                "index",
-                "json",
-            }
-            assert same(self.epoch(loader_of, dataset), self.epoch(loader_of, local))
+        if not self.has_index:
+            pytest.skip("there is none")
+        assert all(map(os.path.exists, write_index([str(copied / name) for name in self.names])))
+        server.counts()
+        dataset = remote("copied/")
+        kinds = {name.rpartition(".")[2] for name, _, _ in server.counts()["ranges"]}
+        assert kinds <= {"index", "json"}
+        assert same(self.epoch(loader_of, dataset), self.epoch(loader_of, local))
+
+    @pytest.mark.falls_back
+    def test_a_file_that_is_replaced_ends_the_epoch(
+        self, remote: Any, copied: Path, loader_of: Any
+    ) -> None:
+        """Whatever is done with bad samples: the rest would be of another file."""
+        modes = (("streaming", "skip"), ("lazy", "raise"))
+        datasets = [remote("copied/", loading_mode=mode, on_error=how) for mode, how in modes]
+        for name in self.data or self.names:
+            os.utime(copied / name, (1, 1))  # another version of it
+        for dataset in datasets:
+            if self.is_versioned:
+                with pytest.raises(FileChangedError):
+                    self.epoch(loader_of, dataset)
+            else:
+                assert self.epoch(loader_of, dataset)
+        assert self.epoch(loader_of, remote("copied/"))
+
+
+class RemoteFaultContract(RemoteDatasetContract):
+    """Every fault on the way: of one format that is read by ranges, and of one of whole files."""
+
+    asks_when_opened = True
+    """True if opening the dataset takes requests."""
+
+    def test_copies_and_workers_read_the_same(
+        self, remote: Any, local: Any, loader_of: Any
+    ) -> None:
+        dataset = remote()
+        dataset.__getitems__([0])
+        with pickle.loads(pickle.dumps(dataset)) as copy:
+            assert same(copy.__getitems__([2, 1]), local.__getitems__([2, 1]))
+        batches = self.epoch(loader_of, remote(loading_mode="streaming"), num_workers=2)
+        assert same(batches, self.epoch(loader_of, local))
 
     def test_the_disk_cache_serves_the_next_start(
         self, remote: Any, server: RangeServer, local: Any, loader_of: Any
     ) -> None:
-        expected = self.epoch(loader_of, local)
         for attempt in range(2):
             server.counts()
-            assert same(self.epoch(loader_of, remote(disk_cache_size="50MB")), expected)
-            ranges = [
-                name for name, _, _ in server.counts()["ranges"] if not name.endswith(".json")
-            ]
-            assert bool(ranges) != bool(attempt)
+            dataset = remote(disk_cache_size="50MB")
+            assert same(self.epoch(loader_of, dataset), self.epoch(loader_of, local))
+            assert bool(server.counts()["ranges"]) != bool(attempt)
 
-    # -- what goes wrong
-
-    @pytest.mark.parametrize("mode", [pytest.param("lazy", marks=SLOW), "streaming"])
     def test_a_third_of_all_requests_fail(
-        self, mode: str, remote: Any, server: RangeServer, local: Any, loader_of: Any
+        self, remote: Any, server: RangeServer, local: Any, loader_of: Any
     ) -> None:
         # nobody knows how long a whole file should be
         kinds = FAULTS if self.is_versioned else FAULTS[:-1]
         server.set(faults={kind: 0.33 / len(kinds) for kind in kinds})
-        assert same(
-            self.epoch(loader_of, remote(retries=30, deadline=60, loading_mode=mode)),
-            self.epoch(loader_of, local),
-        )
+        for mode in ("lazy", "streaming"):
+            dataset = remote(retries=30, deadline=60, loading_mode=mode)
+            assert same(self.epoch(loader_of, dataset), self.epoch(loader_of, local))
         assert server.counts()["faults"]
 
     @pytest.mark.falls_back
-    @pytest.mark.parametrize("mode", [pytest.param("lazy", marks=SLOW), "streaming"])
-    def test_a_server_that_is_gone_is_an_error(
-        self, mode: str, remote: Any, server: RangeServer, loader_of: Any
-    ) -> None:
-        dataset = remote(retries=1, loading_mode=mode)
-        server.set(faults={"503": 1})
-        with pytest.raises(
-            (RemoteError, SampleError), match=r"\d attempts? .* the server says 503"
-        ):
-            self.epoch(loader_of, dataset)
-        if self.asks_when_opened:
-            with pytest.raises(RemoteError, match="the server says 503"):
-                remote(retries=0, cache_dir=None)
-
-    @pytest.mark.falls_back
     @pytest.mark.usefixtures("own_cache")
-    def test_what_comes_cut_short_is_an_error(
+    def test_what_does_not_pass_is_an_error(
         self, remote: Any, server: RangeServer, loader_of: Any
     ) -> None:
-        dataset = remote(retries=1)
-        server.set(faults={"short": 1})
-        with pytest.raises((RemoteError, SampleError), match=r"\d attempts?"):
-            self.epoch(loader_of, dataset)
-
-    @pytest.mark.falls_back
-    def test_a_file_that_is_denied_is_an_error(
-        self, remote: Any, server: RangeServer, loader_of: Any
-    ) -> None:
-        dataset = remote()
-        server.set(faults={"403": 1})
-        with pytest.raises((AccessError, SampleError), match="access is denied"):
-            self.epoch(loader_of, dataset)
-
-    @pytest.mark.parametrize("on_error", ["raise", "skip"])
-    @pytest.mark.parametrize("mode", [pytest.param("lazy", marks=SLOW), "streaming"])
-    @pytest.mark.falls_back
-    def test_a_file_that_is_replaced_ends_the_epoch(
-        self, mode: str, on_error: str, remote: Any, copied: Path, loader_of: Any
-    ) -> None:
-        """Whatever is done with bad samples: the rest would be of another file."""
-        dataset = remote("copied/", loading_mode=mode, on_error=on_error)
-        for name in self._files():
-            os.utime(copied / name, (1, 1))  # another version of it
-        if self.is_versioned:
-            with pytest.raises(FileChangedError, match="replaced since it was opened"):
-                self.epoch(loader_of, dataset)
-        else:
-            assert self.epoch(loader_of, dataset)
-        assert self.epoch(loader_of, remote("copied/"))
-
-    # -- what is shown
+        for fault, error, named in (
+            ("503", RemoteError, "503"),
+            ("short", RemoteError, r"\d attempts?"),
+            ("403", AccessError, "denied"),
+        ):
+            for mode in ("lazy", "streaming"):
+                server.set(faults={})
+                dataset = remote(retries=1, loading_mode=mode)
+                server.set(faults={fault: 1})
+                with pytest.raises((error, SampleError), match=named):
+                    self.epoch(loader_of, dataset)
+        server.set(faults={"503": 1})
+        if self.asks_when_opened:
+            with pytest.raises(RemoteError, match="503"):
+                remote(retries=0, cache_dir=None)
 
     @pytest.mark.falls_back
     def test_secrets_are_never_shown(
         self, remote: Any, server: RangeServer, tmp_path: Path, loader_of: Any
     ) -> None:
-        options = {
-            "storage_options": {"headers": {"x": SECRET}},
-            "retries": 0,
-            "disk_cache_size": "10MB",
-        }
-        dataset = remote(query=f"?key={SECRET}", **options)
+        options = {"storage_options": {"headers": {"x": SECRET}}, "retries": 0}
+        dataset = remote(query=f"?key={SECRET}", disk_cache_size="10MB", **options)
         shown = [repr(dataset), dataset.explain(), str(dataset.source_of(0)), dataset.fingerprint]
         self.epoch(loader_of, dataset)
-        again = remote(
-            query=f"?key={SECRET}",
-            **{**options, "cache_dir": tmp_path / "other", "disk_cache_size": None},
-        )
+        again = remote(query=f"?key={SECRET}", cache_dir=tmp_path / "other", **options)
         server.set(faults={"403": 1})
         with pytest.raises((AccessError, SampleError)) as caught:
             self.epoch(loader_of, again)
-        shown += [
-            str(caught.value),
-            *(
-                path.read_bytes().decode("latin-1")
-                for path in tmp_path.rglob("*")
-                if path.is_file()
-            ),
-        ]
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        shown += [str(caught.value), *(path.read_bytes().decode("latin-1") for path in files)]
         assert [text for text in shown if SECRET in text] == []
