@@ -73,13 +73,14 @@ def test_credentials_that_expire_in_the_middle(
 def test_one_file_that_is_denied_is_a_bad_sample(server: RangeServer, folder: Path) -> None:
     names = sorted(path.name for path in folder.glob("*.jpg"))
     options: dict[str, Any] = {"image_size": 8, "targets": None}
-    with ImageDataset([f"{server.url}/{name}" for name in names], **options) as dataset:
+    urls = [f"{server.url}/{name}" for name in names]
+    with ImageDataset(urls, **options) as dataset:
         server.set(denied=[names[3]])
         with pytest.raises(SampleError, match=rf"sample 3 .*{names[3]}"):
             dataset.__getitems__([3, 0, 2])
     server.set(denied=[])
-    urls = [f"{server.url}/{name}" for name in names]
     with ImageDataset(urls, on_error="skip", **options) as dataset:
+        server.set(denied=[names[3]])
         assert len(dataset.__getitems__([3, 0, 2])) == 2
         assert dataset.sample_reader.take_report()["skipped_samples"][0][0] == 3
         server.set(denied=names)

@@ -28,6 +28,7 @@ from headrace import (
     SparseDataset,
     SparseRow,
     SparseRows,
+    StateError,
     ZarrDataset,
     create_dataloader,
     open_dataset,
@@ -39,12 +40,12 @@ from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.sparse import KINDS, csr_of, random_matrix, write_anndata, write_frame, write_matrix
 
-pytestmark = pytest.mark.quick_every(5)
-
 ROOT = Path(__file__).parent.parent.parent
 ROWS, COLUMNS = 40, 30
 DENSE = random_matrix(ROWS, COLUMNS)
 MODES = ("lazy", "eager", "cached", "streaming")
+FORMS: tuple[Any, ...] = ("dense", "csr", "pairs")
+BLOSC = zarr.codecs.BloscCodec(cname="lz4", clevel=3)
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "HDF5, contiguous": (".h5ad", {}),
     "HDF5, raw chunks": (".h5ad", {"chunks": 16}),
@@ -53,7 +54,8 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "HDF5, one chunk": (".h5ad", {"chunks": 1 << 12, "compression": "gzip"}),
     "Zarr, raw chunks": (".zarr", {"chunks": 16, "compressors": None}),
     "Zarr, zstd": (".zarr", {"chunks": 16}),
-    "Zarr, shards": (".zarr", {"chunks": 8, "shards": (400,)}),
+    # as annbatch lays them out
+    "Zarr, shards": (".zarr", {"chunks": 16, "shards": (160,), "compressors": BLOSC}),
 }
 
 
@@ -66,221 +68,158 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture
+def gzipped(files: dict[str, Path]) -> Path:
+    return files["HDF5, gzip"]
+
+
+@pytest.fixture
+def stored(files: dict[str, Path]) -> Path:
+    """A store of Zarr."""
+    return files["Zarr, zstd"]
+
+
 def batches(dataset: Any, **options: Any) -> list[Any]:
-    loader = create_dataloader(
-        dataset, **{"batch_size": 7, "shuffle": False, "num_workers": 0, **options}
-    )
+    options = {"batch_size": 7, "shuffle": False, "num_workers": 0, **options}
+    loader = create_dataloader(dataset, **options)
     try:
         return [*loader]
     finally:
         loader.close()
 
 
+def all_rows(dataset: Any) -> Any:
+    """All rows in one batch, dense."""
+    (batch,) = batches(dataset, batch_size=max(1, len(dataset)))
+    assert same(batch, sparse_collate([dataset[index] for index in range(len(dataset))]))
+    if isinstance(batch, SparseRows):
+        sizes = np.diff(batch.offsets.numpy(), append=len(batch.values))
+        dense = np.zeros(dataset.shape, batch.values.numpy().dtype)
+        dense[np.repeat(np.arange(len(sizes)), sizes), batch.indices.numpy()] = batch.values
+        return dense
+    return batch.to_dense().numpy()
+
+
 # -- what samples and batches are
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("direct", [True, False])
-def test_rows_of_all_layouts(files: dict[str, Path], name: str, direct: bool) -> None:
-    with SparseDataset(files[name], direct=direct) as dataset:
-        assert (
-            len(dataset) == ROWS
-            and dataset.shape == (ROWS, COLUMNS)
-            and dataset.columns == [f"gene {n}" for n in range(COLUMNS)]
-        )
-        assert all(torch.equal(dataset[i], torch.from_numpy(DENSE[i])) for i in (0, 2, 3, -1))
-        for shuffle in (False, True, "block"):
-            found = batches(dataset, shuffle=shuffle, seed=3)
-            order = np.concatenate([dataset.epoch_order(shuffle, 3, 0, 7)[np.arange(ROWS)]])
-            assert np.array_equal(torch.cat(found).numpy(), DENSE[order])
-        is_library = not direct or "lzf" in name
-        assert all(
-            ("h5py" in how or "zarr-python" in how) == is_library
-            for how in dataset.sample_source.how().values()
-        )
-
-
-@pytest.mark.parametrize("layout", ["csr", "pairs"])
-@pytest.mark.parametrize(("index_dtype", "dtype"), [("u2", "f4"), ("i4", "f8"), ("i8", "u1")])
-def test_batches_are_those_of_the_library(
-    tmp_path: Path, layout: Any, index_dtype: str, dtype: str
-) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    parts = csr_of(DENSE.astype(dtype))
-    parts["indices"] = parts["indices"].astype(index_dtype)
-    made = group.create_group("X")
-    made.attrs.update(
-        {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(DENSE.shape)}
-    )
-    for name, values in parts.items():  # as annbatch lays them out
-        made.create_array(
-            name,
-            data=values,
-            chunks=(16,),
-            shards=(160,),
-            compressors=zarr.codecs.BloscCodec(cname="lz4", clevel=3),
-        )
-    with (
-        SparseDataset(tmp_path / "a.zarr", layout=layout) as dataset,
-        SparseDataset(tmp_path / "a.zarr", layout=layout, direct=False) as plain,
-    ):
-        assert all("blosc out of shards" in how for how in dataset.sample_source.how().values())
-        for shuffle in (False, True, "block"):
-            order = dataset.epoch_order(shuffle, 5, 0, 7)[np.arange(ROWS)].tolist()
-            found, expected = (batches(one, shuffle=shuffle, seed=5) for one in (dataset, plain))
-            for batch, same_batch, start in zip(found, expected, range(0, ROWS, 7), strict=True):
-                assert same(batch, same_batch) and same(
-                    batch, sparse_collate([plain[i] for i in order[start : start + 7]])
-                ), shuffle
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("layout", ["dense", "csr", "pairs"])
-def test_batches_are_those_of_single_rows(files: dict[str, Path], mode: str, layout: Any) -> None:
-    options: dict[str, Any] = {"layout": layout, "targets": "kind"}
-    with (
-        SparseDataset(files["HDF5, gzip"], loading_mode=mode, progress=False, **options) as dataset,
-        SparseDataset(files["HDF5, gzip"], **options) as single,
-    ):
-        for shuffle in (False, "block"):
-            order = dataset.epoch_order(shuffle, 5, 0, 7)[np.arange(ROWS)].tolist()
-            for epoch in range(2):
-                dataset.set_epoch(0)
-                loader = create_dataloader(
-                    dataset, batch_size=7, shuffle=shuffle, num_workers=0, seed=5
+def test_rows_of_all_layouts(files: dict[str, Path]) -> None:
+    for name, path in files.items():
+        for direct, layout in ((True, "csr"), (False, "dense")):
+            with SparseDataset(path, direct=direct, layout=layout) as dataset:  # type: ignore[arg-type]
+                assert (
+                    dataset.shape == (ROWS, COLUMNS) == (len(dataset), len(dataset.columns or []))
                 )
-                for batch, start in zip(loader, range(0, ROWS, 7), strict=True):
-                    expected = sparse_collate([single[index] for index in order[start : start + 7]])
-                    assert same(batch, expected), (epoch, start)
-                loader.close()
-
-
-def test_layouts_are_those_of_torch(files: dict[str, Path]) -> None:
-    path = files["HDF5, contiguous"]
-    csr = batches(SparseDataset(path, layout="csr"))
-    assert all(
-        batch.layout is torch.sparse_csr and batch.crow_indices().dtype == torch.int64
-        for batch in csr
-    )
-    assert np.array_equal(torch.cat([batch.to_dense() for batch in csr]).numpy(), DENSE)
-    weight = torch.randn(COLUMNS, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(csr[0] @ weight, torch.from_numpy(DENSE[:7]) @ weight, atol=1e-2)
-    row = SparseDataset(path, layout="csr")[3]
-    assert row.shape == (1, COLUMNS) and torch.equal(row.to_dense()[0], torch.from_numpy(DENSE[3]))
-    pairs = batches(SparseDataset(path, layout="pairs"))[0]
-    assert (
-        isinstance(pairs, SparseRows) and pairs.indices.dtype == pairs.offsets.dtype == torch.int64
-    )
-    bags = torch.nn.functional.embedding_bag(
-        pairs.indices, weight, pairs.offsets, per_sample_weights=pairs.values, mode="sum"
-    )
-    assert torch.allclose(bags, torch.from_numpy(DENSE[:7]) @ weight, atol=1e-2)
-    sample = SparseDataset(path, layout="pairs")[3]
-    assert (
-        isinstance(sample, SparseRow)
-        and sample.indices.tolist() == [*range(COLUMNS)]
-        and torch.equal(sample.values, row.values())
-    )
-
-
-def test_pairs_are_padded_where_that_is_asked_for(files: dict[str, Path]) -> None:
-    batch = batches(
-        SparseDataset(files["Zarr, zstd"], layout="pairs", targets="kind"), collate_fn="pad"
-    )[0]
-    (indices, values), kinds = batch
-    assert indices.values.shape == values.values.shape == (7, COLUMNS) and kinds.tolist() == [
-        0,
-        1,
-        2,
-        0,
-        1,
-        2,
-        0,
-    ]
-    assert indices.lengths.tolist() == np.count_nonzero(DENSE[:7], axis=1).tolist()
+                assert dataset.columns == [f"gene {n}" for n in range(COLUMNS)]
+                assert np.array_equal(all_rows(dataset), DENSE), (name, layout)
+                is_library = not direct or "lzf" in name
+                for how in dataset.sample_source.how().values():
+                    assert ("h5py" in how or "zarr-python" in how) == is_library, name
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    ["f2", "f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?", "c8", ">f4", ">i2"],
+    ("mode", "name"),
+    [
+        ("lazy", "Zarr, shards"),
+        ("eager", "HDF5, lzf"),
+        ("cached", "HDF5, gzip"),
+        ("streaming", "HDF5, raw chunks"),
+    ],
 )
-@pytest.mark.parametrize("index_dtype", ["i4", "i8", "u4", ">i4"])
-def test_dtypes(tmp_path: Path, dtype: str, index_dtype: str) -> None:
-    dense = random_matrix(12, 9, 0.4, dtype)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        group = write_matrix(file, "X", dense)
-        for name in ("indptr", "indices"):
-            values = group[name][...]
-            del group[name]
-            group[name] = values.astype(index_dtype)
-    native = dense.astype(dense.dtype.newbyteorder("="))
-    dataset = SparseDataset(tmp_path / "a.h5")
-    (batch,) = batches(dataset, batch_size=12)
-    assert batch.numpy().dtype == native.dtype and np.array_equal(batch.numpy(), native)
-    assert np.array_equal(dataset[3].numpy(), native[3])
-    cast = SparseDataset(
-        tmp_path / "a.h5", dtype="float64" if native.dtype.kind != "c" else "complex128"
-    )
-    assert np.array_equal(
-        batches(cast, batch_size=12)[0].numpy(), native.astype(cast._format.dtype)
-    )
-    assert same(batches(cast, batch_size=12)[0][3], cast[3])
+def test_batches_are_those_of_single_rows(files: dict[str, Path], mode: str, name: str) -> None:
+    for layout in FORMS:
+        options: dict[str, Any] = {"layout": layout, "targets": "kind", "progress": False}
+        single = SparseDataset(files[name], **options)
+        with SparseDataset(files[name], loading_mode=mode, **options) as dataset:
+            for shuffle in (False, "block"):
+                order = dataset.epoch_order(shuffle, 5, 0, 7)[np.arange(ROWS)].tolist()
+                for _ in range(2):  # the second from memory
+                    dataset.set_epoch(0)
+                    found = batches(dataset, shuffle=shuffle, seed=5)
+                    for batch, start in zip(found, range(0, ROWS, 7), strict=True):
+                        expected = sparse_collate([single[i] for i in order[start : start + 7]])
+                        assert same(batch, expected), (layout, shuffle, start)
 
 
-def test_other_groups_and_the_older_attributes(tmp_path: Path, files: dict[str, Path]) -> None:
-    for name in ("HDF5, gzip", "Zarr, zstd"):
-        with SparseDataset(files[name], "layers/counts/", targets="age") as dataset:
+def test_layouts_are_those_of_torch(gzipped: Path) -> None:
+    weight = torch.randn(COLUMNS, 4, generator=torch.Generator().manual_seed(0))
+    product = torch.from_numpy(DENSE[:7]) @ weight
+    csr = SparseDataset(gzipped, layout="csr")
+    batch = batches(csr)[0]
+    assert batch.layout is torch.sparse_csr and batch.crow_indices().dtype == torch.int64
+    assert torch.allclose(batch @ weight, product, atol=1e-2)
+    assert csr[3].shape == (1, COLUMNS)
+    dataset = SparseDataset(gzipped, layout="pairs", targets="kind")
+    pairs, _ = batches(dataset)[0]
+    assert isinstance(pairs, SparseRows) and isinstance(dataset[3][0], SparseRow)
+    assert pairs.indices.dtype == pairs.offsets.dtype == torch.int64
+    bags = torch.nn.functional.embedding_bag(
+        pairs.indices, weight, pairs.offsets, per_sample_weights=pairs.values, mode="sum"
+    )
+    assert torch.allclose(bags, product, atol=1e-2)
+    (indices, values), kinds = batches(dataset, collate_fn="pad")[0]
+    assert indices.values.shape == values.values.shape == (7, COLUMNS)
+    assert indices.lengths.tolist() == np.count_nonzero(DENSE[:7], axis=1).tolist()
+    assert kinds.tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    kinds = ["f2", "f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?", "c8", ">f4"]
+    for dtype, index_dtype in zip(kinds, itertools.cycle(["i4", "i8", "u4", ">i4", "u2"])):
+        dense = random_matrix(12, 9, 0.4, dtype)
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            group = write_matrix(file, "X", dense)
+            for name in ("indptr", "indices"):
+                values = group[name][...]
+                del group[name]
+                group[name] = values.astype(index_dtype)
+        native = dense.astype(dense.dtype.newbyteorder("="))
+        rows = all_rows(SparseDataset(tmp_path / "a.h5"))
+        assert rows.dtype == native.dtype and np.array_equal(rows, native), (dtype, index_dtype)
+        wide = "complex128" if native.dtype.kind == "c" else "float64"
+        cast = all_rows(SparseDataset(tmp_path / "a.h5", dtype=wide))
+        assert cast.dtype == wide and np.array_equal(cast, native.astype(wide)), dtype
+
+
+def test_other_groups_and_the_older_attributes(tmp_path: Path, gzipped: Path, stored: Path) -> None:
+    for path in (gzipped, stored):
+        with SparseDataset(path, "layers/counts/", targets="age") as dataset:
             row, age = dataset[5]
-            assert (
-                row.dtype == torch.int32
-                and np.array_equal(row.numpy(), 2 * DENSE[5])
-                and age == 2.5
-            )
+            assert row.dtype == torch.int32 and np.array_equal(row, 2 * DENSE[5]) and age == 2.5
             assert dataset.columns is not None and dataset.classes is None
     with h5py.File(tmp_path / "old.h5", "w") as file:
         write_matrix(file, "X", DENSE, old=True)
         write_matrix(file.create_group("raw"), "X", DENSE[:, :5])
         write_frame(file["raw"], "var", [f"raw {n}" for n in range(5)])
         write_frame(file, "obs", [str(n) for n in range(ROWS)], {"age": np.arange(ROWS)})
-        file["X/indptr"].attrs["unused"] = 1
-    assert np.array_equal(
-        batches(SparseDataset(tmp_path / "old.h5"), batch_size=ROWS)[0].numpy(), DENSE
-    )
+    assert np.array_equal(all_rows(SparseDataset(tmp_path / "old.h5")), DENSE)
     raw = SparseDataset(tmp_path / "old.h5", "raw/X", targets="age")
     assert raw.columns == [f"raw {n}" for n in range(5)] and raw[7][1] == 7
     with h5py.File(tmp_path / "root.h5", "w") as file:
         write_matrix(file, "", DENSE)
-    assert torch.equal(SparseDataset(tmp_path / "root.h5", "/")[1], torch.from_numpy(DENSE[1]))
+    assert np.array_equal(SparseDataset(tmp_path / "root.h5", "/")[1], DENSE[1])
 
 
 def test_tables_of_older_files(tmp_path: Path) -> None:
     """AnnData 0.6 wrote a table as one array of compounds, 0.7 categories in a group of their
     own.
     """
+    kinds = np.arange(ROWS) % 3
     with h5py.File(tmp_path / "6.h5ad", "w") as file:
         write_matrix(file, "X", DENSE, old=True)
-        kinds = np.arange(ROWS) % 3
-        file["obs"] = np.array(
-            [(b"c%d" % n, kind) for n, kind in enumerate(kinds)], [("index", "S5"), ("kind", "i1")]
-        )
+        cells = [(b"c%d" % n, kind) for n, kind in enumerate(kinds)]
+        file["obs"] = np.array(cells, [("index", "S5"), ("kind", "i1")])
         file["var"] = np.array([(b"gene %d" % n,) for n in range(COLUMNS)], [("index", "S10")])
-        file.create_dataset(
-            "uns/kind_categories", data=np.array(KINDS, object), dtype=h5py.string_dtype()
-        )
+        file["uns/kind_categories"] = list(KINDS)
     with h5py.File(tmp_path / "7.h5ad", "w") as file:
         write_matrix(file, "X", DENSE)
         write_frame(file, "obs", [str(n) for n in range(ROWS)], {"kind": kinds.astype("i1")})
         write_frame(file, "var", [f"gene {n}" for n in range(COLUMNS)])
-        file.create_dataset(
-            "obs/__categories/kind", data=np.array(KINDS, object), dtype=h5py.string_dtype()
-        )
-    for path in (tmp_path / "6.h5ad", tmp_path / "7.h5ad"):
-        dataset = SparseDataset(path, targets="kind", columns=["gene 4"])
-        assert (
-            dataset.classes == [*KINDS]
-            and dataset.targets.tolist() == kinds.tolist()
-            and dataset.columns == ["gene 4"]
-        )
+        file["obs/__categories/kind"] = list(KINDS)
+    for name in ("6.h5ad", "7.h5ad"):
+        dataset = SparseDataset(tmp_path / name, targets="kind", columns=["gene 4"])
+        assert dataset.classes == [*KINDS] and dataset.targets.tolist() == kinds.tolist()
+        assert dataset.columns == ["gene 4"]
 
 
 # -- targets
@@ -288,382 +227,252 @@ def test_tables_of_older_files(tmp_path: Path) -> None:
 
 def test_targets_are_columns_of_obs(files: dict[str, Path]) -> None:
     for name in ("HDF5, contiguous", "Zarr, shards"):
-        dataset = SparseDataset(files[name], targets="kind")
-        assert (
-            dataset.classes == [*KINDS] and dataset[4][1] == 1 and dataset.targets.dtype == np.int64
-        )
+        path = files[name]
+        dataset = SparseDataset(path, targets="kind")
+        assert dataset.classes == [*KINDS] and dataset.targets.dtype == np.int64
         assert batches(dataset)[0][1].tolist() == [0, 1, 2, 0, 1, 2, 0]
-        assert SparseDataset(files[name], targets="batch")[3][1] == "b1"
-        several = SparseDataset(files[name], targets=["kind", "age"])
+        assert SparseDataset(path, targets="batch")[3][1] == "b1"
+        several = SparseDataset(path, targets=["kind", "age"])
         assert several.classes == {"kind": [*KINDS]} and several[5][1] == {"kind": 2, "age": 2.5}
         assert batches(several)[0][1]["age"].tolist() == [0, 0.5, 1, 1.5, 2, 2.5, 3]
         assert several.subset([7, 5])[1][1] == {"kind": 2, "age": 2.5}
-        given = SparseDataset(files[name], targets=np.arange(ROWS) * 10)
+        given = SparseDataset(path, targets=np.arange(ROWS) * 10)
         assert given[3][1] == 30 and given.classes is None
-    with pytest.raises(
-        MissingNameError, match=r"has no column in obs: 'kinds'; it has: 'age', 'batch', 'kind'"
-    ):
-        SparseDataset(files["HDF5, contiguous"], targets="kinds")
-    with pytest.raises(ConfigError, match="targets holds 3 targets, and there are 40 samples"):
-        SparseDataset(files["HDF5, contiguous"], targets=np.arange(3))
-    with pytest.raises(ConfigError, match="names a column more than once"):
-        SparseDataset(files["HDF5, contiguous"], targets=["kind", "kind"])
+    refused: list[tuple[Any, type[Exception], str]] = [
+        ("kinds", MissingNameError, "'kinds'; it has: 'age', 'batch', 'kind'"),
+        (np.arange(3), ConfigError, "3 targets.*40 samples"),
+        (["kind", "kind"], ConfigError, "targets"),
+    ]
+    for targets, error, named in refused:
+        with pytest.raises(error, match=named):
+            SparseDataset(files["HDF5, contiguous"], targets=targets)
 
 
-def test_split_by_columns_of_obs(files: dict[str, Path], tmp_path: Path) -> None:
-    for name in ("HDF5, contiguous", "Zarr, shards"):
-        dataset = SparseDataset(files[name], targets="age")
-        assert [*dataset.label_columns] == ["kind", "age", "batch"]
-        train, val = dataset.split(0.75, groups="batch")
-        batches_of = [
-            set(dataset.label_columns["batch"][view.whole_indices(range(len(view)))])
-            for view in (train, val)
-        ]
-        assert not batches_of[0] & batches_of[1] and len(train) + len(val) == ROWS
-        kinds = [
-            dataset.label_columns["kind"][view.whole_indices(range(len(view)))]
-            for _, view in dataset.folds(2, stratify="kind")
-        ]
-        assert all(
-            abs(
-                np.bincount(one, minlength=3) * 2 - np.bincount(np.concatenate(kinds), minlength=3)
-            ).max()
-            <= 2
-            for one in kinds
-        )
-        assert [len(view) for view in val.split(0.5, stratify="kind")] == [
-            len(val) // 2,
-            len(val) - len(val) // 2,
-        ]
-        held = MemoryEfficientDataset(dataset, loading_mode="eager")
-        assert [
-            one.whole_indices(range(len(one))).tolist() for one in held.split(0.75, groups="batch")
-        ] == [view.whole_indices(range(len(view))).tolist() for view in (train, val)]
-        half = pickle.loads(pickle.dumps(MemoryEfficientDataset(dataset[::2], loading_mode="lazy")))
-        assert [*half.label_columns] == ["kind", "age", "batch"]
-        assert half.label_columns["age"].tolist() == dataset.label_columns["age"][::2].tolist()
-        with pytest.raises(
-            MissingNameError,
-            match=(
-                r"stratify: the table of labels has no column 'kinds'; it has 'age', 'batch', "
-                r"'kind'"
-            ),
-        ):
-            dataset.split(0.5, stratify="kinds")
-    write_anndata(tmp_path / "0.h5ad", DENSE)
-    both = SparseDataset([files["HDF5, contiguous"], tmp_path / "0.h5ad"])
-    assert (
-        len(both.label_columns["kind"]) == 2 * ROWS
-        and len(both.split(0.5, stratify="kind")[0]) == ROWS
-    )
-    assert (
-        pickle.loads(pickle.dumps(both)).label_columns["age"].tolist()
-        == both.label_columns["age"].tolist()
-    )
-    (tmp_path / "plates").mkdir()
-    shutil.copy(tmp_path / "0.h5ad", tmp_path / "plates" / "0.h5ad")
-    plates = SparseDataset(tmp_path / "plates")
-    shutil.copy(tmp_path / "0.h5ad", tmp_path / "plates" / "1.h5ad")
-    with pytest.raises(
-        FileChangedError,
-        match="there are 2 files now, and 1 when they were opened: open them again",
-    ):
-        plates.split(0.5, stratify="kind")
-    (tmp_path / "plates" / "1.h5ad").unlink()
-    write_anndata(tmp_path / "plates" / "0.h5ad", DENSE[:7])
-    with pytest.raises(
-        FileChangedError,
-        match=r"0\.h5ad: column 'kind' has 7 rows, and the matrix had 40: open it again",
-    ):
-        plates.split(0.5, stratify="kind")
+def _chosen(view: Any) -> list[int]:
+    chosen: list[int] = view.whole_indices(range(len(view))).tolist()
+    return chosen
+
+
+def test_split_by_columns_of_obs(stored: Path, tmp_path: Path) -> None:
+    dataset = SparseDataset(stored, targets="age")
+    assert [*dataset.label_columns] == ["kind", "age", "batch"]
+    train, val = dataset.split(0.75, groups="batch")
+    donors = [set(dataset.label_columns["batch"][_chosen(view)]) for view in (train, val)]
+    assert not donors[0] & donors[1] and len(train) + len(val) == ROWS
+    for _, view in dataset.folds(2, stratify="kind"):
+        counts = np.bincount(dataset.label_columns["kind"][_chosen(view)], minlength=3)
+        assert abs(counts * 2 - np.bincount(np.arange(ROWS) % 3)).max() <= 2
+    held = MemoryEfficientDataset(dataset, loading_mode="eager", progress=False)
+    assert [*map(_chosen, held.split(0.75, groups="batch"))] == [_chosen(train), _chosen(val)]
+    half = pickle.loads(pickle.dumps(MemoryEfficientDataset(dataset[::2], loading_mode="lazy")))
+    assert half.label_columns["age"].tolist() == dataset.label_columns["age"][::2].tolist()
+    with pytest.raises(MissingNameError, match=r"'kinds'.*'age', 'batch', 'kind'"):
+        dataset.split(0.5, stratify="kinds")
+    both = SparseDataset([stored, write_anndata(tmp_path / "0.zarr", DENSE)])
+    assert len(both.split(0.5, stratify="kind")[0]) == ROWS
+    copy = pickle.loads(pickle.dumps(both))
+    assert copy.label_columns["age"].tolist() == both.label_columns["age"].tolist()
     with h5py.File(tmp_path / "bare.h5", "w") as file:
         write_matrix(file, "X", DENSE)
-    with pytest.raises(
-        ConfigError, match="this SparseDataset has no table of labels: pass a label for each sample"
-    ):
+    with pytest.raises(ConfigError):
         SparseDataset(tmp_path / "bare.h5").split(0.5, groups="donor")
+    with pytest.raises(ConfigError, match="'kind'"):
+        SparseDataset(tmp_path / "bare.h5", targets="kind")
 
 
-def _changed(path: Path, change: Callable[[h5py.File], object]) -> Path:
-    write_anndata(path, DENSE)
-    with h5py.File(path, "r+") as file:
+def test_labels_of_files_that_change_meanwhile(tmp_path: Path) -> None:
+    first = write_anndata(tmp_path / "0.h5ad", DENSE)
+    plates = SparseDataset(tmp_path)
+    shutil.copy(first, tmp_path / "1.h5ad")
+    with pytest.raises(FileChangedError, match="2 files now, and 1"):
+        plates.split(0.5, stratify="kind")
+    (tmp_path / "1.h5ad").unlink()
+    write_anndata(first, DENSE[:7])
+    with pytest.raises(FileChangedError, match=r"0\.h5ad: .*7 rows.* 40"):
+        plates.split(0.5, stratify="kind")
+
+
+Change = Callable[[h5py.File], object]
+
+
+def _changed(path: Path, change: Change) -> Path:
+    with h5py.File(write_anndata(path, DENSE), "r+") as file:
         change(file)
     return path
 
 
-def _set(file: h5py.File, name: str, place: Any, value: Any) -> None:
-    file[name][place] = value
+def _set(name: str, place: Any, value: Any) -> Change:
+    def change(file: h5py.File) -> None:
+        file[name][place] = value
+
+    return change
 
 
-def _replace(file: h5py.File, name: str, values: Any) -> None:
-    del file[name]
-    file[name] = values
+def _replace(name: str, values: Any) -> Change:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file[name] = values
+
+    return change
 
 
-def test_rows_without_a_category(tmp_path: Path) -> None:
-    path = _changed(tmp_path / "a.h5ad", lambda file: _set(file, "obs/kind/codes", slice(0, 5), -1))
-    with pytest.warns(
-        HeadraceWarning, match="5 of 40 rows have no category in 'kind': their target is -1"
+def _attribute(name: str, attribute: str, value: Any) -> Change:
+    return lambda file: file[name].attrs.modify(attribute, value)
+
+
+def test_tables_that_are_damaged(tmp_path: Path) -> None:
+    for change, named in (
+        (lambda file: file.pop("obs/kind/categories"), "obs/kind .* categories"),
+        (lambda file: file.pop("obs/kind/codes"), "obs/kind .* codes"),
+        (_set("obs/kind/codes", 6, 3), "obs/kind: row 6 has code 3, and there are 3"),
+        (_set("obs/kind/codes", 6, -2), "obs/kind: row 6 has code -2"),
+        (_replace("obs/kind/codes", np.zeros(ROWS)), "obs/kind: .*float64"),
+        (_replace("obs/kind/codes", np.zeros(9, "i1")), r"obs/kind has shape \[9\]"),
+        (_attribute("obs/kind", "encoding-type", "unheard-of"), "obs/kind .*'unheard-of'"),
+        (_attribute("var", "_index", "names"), "'var' has no 'names'"),
+        (_replace("var/_index", np.arange(5)), "'var' names 5 columns, and 'X' has 30"),
     ):
-        dataset = SparseDataset(path, targets="kind")
-    assert dataset.targets[:6].tolist() == [-1] * 5 + [2] and dataset.classes == [*KINDS]
+        with pytest.raises(FormatError, match=named):
+            SparseDataset(_changed(tmp_path / "a.h5ad", change), targets="kind")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            lambda file: file.pop("obs/kind/categories"),
-            "obs/kind is categorical and has no categories: the file is damaged",
-        ),
-        (lambda file: file.pop("obs/kind/codes"), "obs/kind is categorical and has no codes"),
-        (
-            lambda file: _set(file, "obs/kind/codes", 6, 3),
-            "obs/kind: row 6 has code 3, and there are 3 categories",
-        ),
-        (lambda file: _set(file, "obs/kind/codes", 6, -2), "obs/kind: row 6 has code -2"),
-        (
-            lambda file: _replace(file, "obs/kind/codes", np.zeros(ROWS)),
-            "obs/kind: codes are float64, and no integers",
-        ),
-        (
-            lambda file: _replace(file, "obs/kind/codes", np.zeros(9, "i1")),
-            r"obs/kind has shape \[9\], and not one value for each of 40 rows",
-        ),
-        (
-            lambda file: file["obs/kind"].attrs.modify("encoding-type", "unheard-of"),
-            "obs/kind has encoding-type 'unheard-of'",
-        ),
-        (
-            lambda file: file["var"].attrs.modify("_index", "names"),
-            "'var' has no 'names', where the names of its rows should be",
-        ),
-        (
-            lambda file: _replace(file, "var/_index", np.arange(5)),
-            "'var' names 5 columns, and 'X' has 30",
-        ),
-    ],
-)
-def test_tables_that_are_damaged(tmp_path: Path, change: Any, said: str) -> None:
-    with pytest.raises(FormatError, match=said):
-        SparseDataset(_changed(tmp_path / "a.h5ad", change), targets="kind")
-
-
-def test_nullable_columns(tmp_path: Path) -> None:
+def test_rows_without_a_value(tmp_path: Path) -> None:
     def add(file: h5py.File) -> None:
-        for name, missing in (("whole", False), ("holes", True)):
+        file["obs/kind/codes"][:5] = -1
+        for name, missing in (("whole", -1), ("holes", 3)):
             group = file.create_group(f"obs/{name}")
             group.attrs.update({"encoding-type": "nullable-integer", "encoding-version": "0.1.0"})
-            group["values"], group["mask"] = (
-                np.arange(ROWS),
-                np.arange(ROWS) == (3 if missing else -1),
-            )
+            group["values"], group["mask"] = np.arange(ROWS), np.arange(ROWS) == missing
 
     path = _changed(tmp_path / "a.h5ad", add)
+    with pytest.warns(HeadraceWarning, match="5 of 40 rows .*'kind'.* -1"):
+        dataset = SparseDataset(path, targets="kind")
+    assert dataset.targets[:6].tolist() == [-1] * 5 + [2] and dataset.classes == [*KINDS]
     assert SparseDataset(path, targets="whole")[7][1] == 7
-    with pytest.raises(FormatError, match="obs/holes has no value for 1 of 40 rows, such as row 3"):
+    with pytest.raises(FormatError, match=r"obs/holes .* 1 of 40 rows, such as row 3"):
         SparseDataset(path, targets="holes")
-    file_without = tmp_path / "b.h5"
-    with h5py.File(file_without, "w") as file:
-        write_matrix(file, "X", DENSE)
-    with pytest.raises(
-        ConfigError, match="has no table obs beside 'X', so there is no column 'kind'"
-    ):
-        SparseDataset(file_without, targets="kind")
 
 
 # -- columns
 
 
-@pytest.mark.parametrize("layout", ["dense", "csr", "pairs"])
-@pytest.mark.parametrize(
-    "columns",
-    [
-        [3, 17, 4],
-        ["gene 20", "gene 2", "gene 9"],
-        np.arange(COLUMNS) % 3 == 1,
-        [*range(COLUMNS)],
-        [-1],
-    ],
-)
-def test_columns(files: dict[str, Path], columns: Any, layout: Any) -> None:
-    numbers = (
-        [int(str(name).split()[-1]) for name in columns]
-        if isinstance(columns[0], str)
-        else np.arange(COLUMNS)[columns]
-    )
-    dataset = SparseDataset(files["HDF5, gzip"], columns=columns, layout=layout)
-    assert dataset.shape == (ROWS, len(numbers)) and dataset.columns == [
-        f"gene {n}" for n in numbers
+def test_columns(gzipped: Path) -> None:
+    choices: list[tuple[Any, Any]] = [
+        ([3, 17, 4], [3, 17, 4]),
+        (["gene 20", "gene 2", "gene 9"], [20, 2, 9]),
+        (np.arange(COLUMNS) % 3 == 1, range(1, COLUMNS, 3)),
+        ([*range(COLUMNS)], range(COLUMNS)),
+        ([-1], [COLUMNS - 1]),
     ]
-    (batch,) = batches(dataset, batch_size=ROWS)
-    assert same(batch, sparse_collate([dataset[i] for i in range(ROWS)]))
-    if layout == "pairs":
-        rows = np.repeat(np.arange(ROWS), np.diff(batch.offsets.numpy(), append=len(batch.values)))
-        batch = torch.sparse_coo_tensor(
-            torch.stack([torch.from_numpy(rows), batch.indices]),
-            batch.values,
-            dataset.shape,
-            check_invariants=True,
-        )
-    assert np.array_equal(
-        (batch if layout == "dense" else batch.to_dense()).numpy(), DENSE[:, numbers]
-    )
-    assert dataset.fingerprint != SparseDataset(files["HDF5, gzip"]).fingerprint
+    for (columns, numbers), layout in itertools.product(choices, FORMS):
+        dataset = SparseDataset(gzipped, columns=columns, layout=layout)
+        assert dataset.columns == [f"gene {n}" for n in numbers]
+        assert np.array_equal(all_rows(dataset), DENSE[:, list(numbers)]), (columns, layout)
+        assert dataset.fingerprint != SparseDataset(gzipped).fingerprint
 
 
-@pytest.mark.parametrize(
-    ("columns", "error", "said"),
-    [
-        (
-            ["gene 3", "gene 99"],
-            MissingNameError,
-            "has no column 'gene 99'; it has: 'gene 9', .* and 20 more",
-        ),
-        ([3, 30], ConfigError, "columns reach from 3 to 30, and there are 30"),
-        ([3, 3], ConfigError, "columns takes 'gene 3' more than once"),
-        ([], ConfigError, "columns is empty"),
-        (
-            "gene 3",
-            ConfigError,
-            "columns must be names or numbers of columns, or a mask, not 'gene 3'",
-        ),
-        ([1.5], ConfigError, "columns must hold either names"),
-        (np.ones(7, bool), ConfigError, "columns is a mask of 7, and there are 30 columns"),
-        (np.zeros(30, bool), ConfigError, "a mask that takes no column"),
-    ],
-)
-def test_columns_that_make_no_sense(
-    files: dict[str, Path], columns: Any, error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        SparseDataset(files["HDF5, contiguous"], columns=columns)
+def test_arguments_that_make_no_sense(gzipped: Path) -> None:
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"columns": ["gene 3", "gene 99"]}, MissingNameError, "'gene 99'; it has: .* 20 more"),
+        ({"columns": [3, 30]}, ConfigError, "3 to 30, and there are 30"),
+        ({"columns": [3, 3]}, ConfigError, "'gene 3'"),
+        ({"columns": []}, ConfigError, "columns"),
+        ({"columns": "gene 3"}, ConfigError, "'gene 3'"),
+        ({"columns": [1.5]}, ConfigError, "columns"),
+        ({"columns": np.ones(7, bool)}, ConfigError, "7.* 30 columns"),
+        ({"columns": np.zeros(30, bool)}, ConfigError, "columns|mask"),
+        ({"layout": "coo"}, ConfigError, "layout"),
+        ({"dtype": "S3"}, ConfigError, "S3"),
+        ({"group": 3}, ConfigError, "group"),
+        ({"genes": [1]}, ConfigError, "'genes'"),
+        ({"join": "left"}, ConfigError, "'left'"),
+    ]
+    for options, error, named in cases:
+        with pytest.raises(error, match=named):
+            SparseDataset(gzipped, **options)
 
 
 # -- several files
 
 
 @pytest.fixture(scope="module")
-def three(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[list[Path], list[np.ndarray[Any, Any]], list[list[str]]]:
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[Any], list[str]]:
     """Files of different columns: their paths, matrices, and names of columns."""
     folder = tmp_path_factory.mktemp("three")
-    names = [list("abcdef"), list("fedcba"), list("cbxyf")]
-    matrices = [
-        random_matrix(5 + number, len(one), 0.5, seed=number) for number, one in enumerate(names)
-    ]
-    paths = [
-        write_anndata(folder / f"{number}.h5ad", dense, names=one, chunks=4, compression="gzip")
-        for number, (dense, one) in enumerate(zip(matrices, names, strict=True))
-    ]
+    names = ["abcdef", "fedcba", "cbxyf"]
+    matrices = [random_matrix(5 + n, len(one), 0.5, seed=n) for n, one in enumerate(names)]
+    paths = []
+    for number, (dense, one) in enumerate(zip(matrices, names, strict=True)):
+        options: dict[str, Any] = {"names": list(one), "chunks": 4, "compression": "gzip"}
+        paths.append(write_anndata(folder / f"{number}.h5ad", dense, **options))
     return paths, matrices, names
 
 
-def _expected(matrices: Any, names: Any, columns: list[str]) -> np.ndarray[Any, Any]:
-    whole = np.zeros((sum(map(len, matrices)), len(columns)), "f4")
-    start = 0
+def joined(matrices: list[Any], names: list[str], columns: str) -> np.ndarray[Any, Any]:
+    parts = []
     for dense, one in zip(matrices, names, strict=True):
+        part = np.zeros((len(dense), len(columns)), "f4")
         for number, column in enumerate(columns):
             if column in one:
-                whole[start : start + len(dense), number] = dense[:, one.index(column)]
-        start += len(dense)
-    return whole
+                part[:, number] = dense[:, one.index(column)]
+        parts.append(part)
+    return np.concatenate(parts)
 
 
-@pytest.mark.parametrize(
-    ("count", "options", "columns"),
-    [
+def test_files_are_joined_by_name(three: Any) -> None:
+    cases: list[tuple[int, dict[str, Any], str]] = [
         (2, {}, "abcdef"),
         (3, {"join": "inner"}, "bcf"),
         (3, {"join": "outer"}, "abcdefxy"),
         (3, {"columns": ["f", "b"]}, "fb"),
         (3, {"join": "outer", "columns": ["x", "a", "c"]}, "xac"),
         (3, {"join": "inner", "columns": [2, 0]}, "fb"),
-    ],
-)
-def test_files_are_joined_by_name(
-    three: Any, count: int, options: dict[str, Any], columns: str
-) -> None:
-    paths, matrices, names = (one[:count] for one in three)
-    expected = _expected(matrices, names, [*columns])
-    for layout in ("dense", "csr"):
-        with SparseDataset(paths, targets="kind", layout=layout, **options) as dataset:
-            assert dataset.columns == [*columns] and dataset.classes == [*KINDS]
-            for shuffle in (False, True, "block"):
-                found = batches(dataset, shuffle=shuffle, seed=1, batch_size=4)
-                order = dataset.epoch_order(shuffle, 1, 0, 4)[np.arange(len(dataset))]
-                rows = (
-                    torch.cat([rows.to_dense() for rows, _ in found])
-                    if layout == "csr"
-                    else torch.cat([rows for rows, _ in found])
-                )
-                assert np.array_equal(rows.numpy(), expected[order])
-                assert np.array_equal(
-                    torch.cat([kinds for _, kinds in found]).numpy(), dataset.targets[order]
-                )
+    ]
+    for count, options, columns in cases:
+        paths, matrices, names = (one[:count] for one in three)
+        for layout in ("dense", "csr"):
+            dataset = SparseDataset(paths, layout=layout, **options)  # type: ignore[arg-type]
+            assert dataset.columns == [*columns], options
+            assert np.array_equal(all_rows(dataset), joined(matrices, names, columns)), options
             assert re.search(r"1\.h5ad, X, row 2$", dataset.source_of(7))
 
 
 def test_files_that_can_not_be_joined(three: Any, tmp_path: Path) -> None:
     paths, matrices, _ = three
-    said = (
-        r"0\.h5ad lacks 2 columns of .*2\.h5ad, such as 'x', 'y' and .*2\.h5ad lacks 3 columns of "
-        r".*such as 'a', 'd', 'e': pass join="
-    )
-    with pytest.raises(FormatError, match=said):
+    with pytest.raises(FormatError, match=r"0\.h5ad.* 'x', 'y'.*2\.h5ad .*'a', 'd', 'e'"):
         SparseDataset(paths)
-    with pytest.raises(MissingNameError, match=r"2\.h5ad has no column 'a'"):
+    with pytest.raises(MissingNameError, match=r"2\.h5ad .*'a'"):
         SparseDataset(paths, columns=["a", "b"])
-    with pytest.raises(ConfigError, match="join must be 'inner', 'outer' or None, not 'left'"):
-        SparseDataset(paths, join="left")  # type: ignore[arg-type]
     other = write_anndata(tmp_path / "b.h5ad", matrices[0].astype("f8"), names=list("abcdef"))
-    with pytest.raises(
-        FormatError, match="values are float64 here, and float32 there: pass dtype="
-    ):
+    with pytest.raises(FormatError, match="float64 here, and float32 there"):
         SparseDataset([paths[0], other])
     assert SparseDataset([paths[0], other], dtype="float32")[5].dtype == torch.float32
     twice = write_anndata(tmp_path / "c.h5ad", matrices[0], names=list("aacdef"))
-    with pytest.raises(
-        FormatError, match=r"more than one column is called 'a', .*var_names_make_unique"
-    ):
-        SparseDataset([paths[0], twice], join="inner")
-    with pytest.raises(FormatError, match="more than one column is called 'a'"):
-        SparseDataset(twice, columns=["a"])
+    for data, options in (([paths[0], twice], {"join": "inner"}), (twice, {"columns": ["a"]})):
+        with pytest.raises(FormatError, match="'a'"):
+            SparseDataset(data, **options)
     assert SparseDataset(twice, columns=[1])[3].tolist() == [2]
     with h5py.File(tmp_path / "d.h5", "w") as file:
         write_matrix(file, "X", matrices[2])
-    with pytest.raises(
-        FormatError,
-        match=r"d\.h5 does not name its 5 columns \(there is no var\), so they can't be joined",
-    ):
+    with pytest.raises(FormatError, match=r"d\.h5 .* 5 columns"):
         SparseDataset([paths[0], tmp_path / "d.h5"], join="inner")
-    with pytest.raises(ConfigError, match="does not name its columns"):
+    with pytest.raises(ConfigError):
         SparseDataset(tmp_path / "d.h5", columns=["a"])
     apart = write_anndata(tmp_path / "e.h5ad", matrices[0], names=list("mnopqr"))
-    with pytest.raises(FormatError, match="have no column in common"):
+    with pytest.raises(FormatError, match="in common"):
         SparseDataset([paths[0], apart], join="inner")
 
 
 def test_classes_of_several_files(tmp_path: Path) -> None:
     paths = []
     for number, categories in enumerate((["NK", "T"], ["T", "B"])):
-        path = write_anndata(tmp_path / f"{number}.h5ad", DENSE[:4])
-        with h5py.File(path, "r+") as file:
+        paths.append(write_anndata(tmp_path / f"{number}.h5ad", DENSE[:4]))
+        with h5py.File(paths[-1], "r+") as file:
             del file["obs"]
             write_frame(file, "obs", list("wxyz"), {"kind": ([0, 1, 1, 0], categories)})
-        paths.append(path)
     dataset = SparseDataset(paths, targets="kind")
-    assert dataset.classes == ["NK", "T", "B"] and dataset.targets.tolist() == [
-        0,
-        1,
-        1,
-        0,
-        1,
-        2,
-        2,
-        1,
-    ]
+    assert dataset.classes == ["NK", "T", "B"]
+    assert dataset.targets.tolist() == [0, 1, 1, 0, 1, 2, 2, 1]
 
 
 # -- what SciPy allows, and what is wrong
@@ -672,14 +481,9 @@ def test_classes_of_several_files(tmp_path: Path) -> None:
 def _write(path: Path, indptr: Any, indices: Any, data: Any, shape: Any) -> Path:
     with h5py.File(path, "w") as file:
         group = file.create_group("X")
-        group["indptr"], group["indices"], group["data"] = (
-            np.asarray(indptr),
-            np.asarray(indices),
-            np.asarray(data),
-        )
-        group.attrs.update(
-            {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": np.array(shape)}
-        )
+        for name, values in (("indptr", indptr), ("indices", indices), ("data", data)):
+            group[name] = np.asarray(values)
+        group.attrs.update({"encoding-type": "csr_matrix", "shape": np.array(shape)})
     return path
 
 
@@ -687,339 +491,196 @@ def test_values_of_one_column_are_summed(tmp_path: Path) -> None:
     """As SciPy reads it: columns in any order, duplicates summed in their order, values behind
     the last row not used, zeros kept.
     """
-    path = _write(
-        tmp_path / "a.h5",
-        [0, 4, 4, 6, 7],
-        [2, 0, 2, 2, 1, 1, 0, 2],
-        np.array([1, 2, 3, 0.5, 4, 5, 0, 9], "f4"),
-        (4, 3),
-    )
-    expected = torch.tensor([[2, 0, 4.5], [0, 0, 0], [0, 9, 0], [0, 0, 0]])
-    for layout in ("dense", "csr", "pairs"):
-        dataset = SparseDataset(path, layout=layout)
-        (batch,) = batches(dataset, batch_size=4)
-        assert same(batch, sparse_collate([dataset[i] for i in range(4)]))
-        if layout == "pairs":
-            assert batch.indices.tolist() == [0, 2, 1, 0] and batch.offsets.tolist() == [0, 2, 2, 3]
-        else:
-            assert torch.equal(batch.to_dense(), expected)
+    indptr, indices = [0, 4, 4, 6, 7], [2, 0, 2, 2, 1, 1, 0, 2]
+    data = np.array([1, 2, 3, 0.5, 4, 5, 0, 9], "f4")
+    path = _write(tmp_path / "a.h5", indptr, indices, data, (4, 3))
+    expected = np.array([[2, 0, 4.5], [0, 0, 0], [0, 9, 0], [0, 0, 0]])
+    for layout in FORMS:
+        assert np.array_equal(all_rows(SparseDataset(path, layout=layout)), expected), layout
+    (pairs,) = batches(SparseDataset(path, layout="pairs"))
+    assert pairs.indices.tolist() == [0, 2, 1, 0] and pairs.offsets.tolist() == [0, 2, 2, 3]
+    picked = SparseDataset(path, columns=[2, 1])
+    assert np.array_equal(all_rows(picked), expected[:, [2, 1]])
     bits = _write(tmp_path / "b.h5", [0, 2], [1, 1], np.array([True, True]), (1, 2))
     assert SparseDataset(bits)[0].tolist() == [False, True]
-    picked = SparseDataset(path, columns=[2, 1])
-    assert torch.equal(batches(picked, batch_size=4)[0], expected[:, [2, 1]])
 
 
-DAMAGED: list[tuple[Any, Any, Any, Any, str]] = [
-    ([0, 2, 1, 3], [0, 1, 2], [1.0, 2, 3], (3, 3), "indptr falls from 2 to 1 at row 1"),
-    ([1, 2, 3, 3], [0, 1, 2], [1.0, 2, 3], (3, 3), "indptr begins at 1, and not at 0"),
-    ([0, 2, 3, 9], [0, 1, 2], [1.0, 2, 3], (3, 3), "indptr ends at 9, and there are 3 values"),
-    (
-        [0, 2, 3],
-        [0, 1, 2],
-        [1.0, 2, 3],
-        (3, 3),
-        r"indptr is int64 \[3\], and 3 rows need 4 integers",
-    ),
-    ([0.0, 2, 3, 3], [0, 1, 2], [1.0, 2, 3], (3, 3), "indptr is float64"),
-    ([0, 2, 3, 3], [0, 1], [1.0, 2, 3], (3, 3), "there are 2 indices and 3 data"),
-    ([0, 2, 3, 3], [0.0, 1, 2], [1.0, 2, 3], (3, 3), "indices are float64, and no integers"),
-    ([0, 2, 3, 3], [[0, 1, 2]], [1.0, 2, 3], (3, 3), r"indices has shape \[1, 3\]"),
-    ([0, 2, 3, 3], [0, 1, 2], [b"a", b"b", b"c"], (3, 3), "data are |S1, and no numbers"),
-    ([0, 2, 3, 3], [0, 1, 2], np.array([1, 2, 3], np.longdouble), (3, 3), "data are long doubles"),
-    ([0, 2, 3, 3], [0, 1, 2], [1.0, 2, 3], (3, 3, 3), "its attribute shape is"),
-    ([0, 2, 3, 3], [0, 1, 2], [1.0, 2, 3], (-3, 3), "its attribute shape is"),
-]
-
-
-@pytest.mark.parametrize(("indptr", "indices", "data", "shape", "said"), DAMAGED)
-def test_matrices_that_are_damaged(
-    tmp_path: Path, indptr: Any, indices: Any, data: Any, shape: Any, said: str
-) -> None:
-    with pytest.raises(FormatError, match=said) as raised:
-        SparseDataset(_write(tmp_path / "a.h5", indptr, indices, data, shape))
-    assert "a.h5: 'X'" in str(raised.value)
+def test_matrices_that_are_damaged(tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"indptr": [0, 2, 3, 3], "indices": [0, 1, 2], "data": [1.0, 2, 3]}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"indptr": [0, 2, 1, 3]}, "2 to 1 at row 1"),
+        ({"indptr": [1, 2, 3, 3]}, "begins at 1"),
+        ({"indptr": [0, 2, 3, 9]}, "ends at 9, and there are 3"),
+        ({"indptr": [0, 2, 3]}, r"int64 \[3\]"),
+        ({"indptr": [0.0, 2, 3, 3]}, "indptr is float64"),
+        ({"indices": [0, 1]}, "2 indices and 3 data"),
+        ({"indices": [0.0, 1, 2]}, "indices are float64"),
+        ({"indices": [[0, 1, 2]]}, r"indices has shape \[1, 3\]"),
+        ({"data": [b"a", b"b", b"c"]}, r"data are \|S1"),
+        ({"data": np.array([1, 2, 3], np.longdouble)}, "data are long doubles"),
+        ({"shape": (3, 3, 3)}, "shape"),
+        ({"shape": (-3, 3)}, "shape"),
+    ]
+    for change, named in cases:
+        parts = {**whole, "shape": (3, 3), **change}
+        with pytest.raises(FormatError, match=rf"a\.h5: 'X'.*{named}"):
+            SparseDataset(_write(tmp_path / "a.h5", **parts))
 
 
 @pytest.mark.falls_back
-@pytest.mark.parametrize("column", [3, -1])
-def test_a_column_that_is_not_there(tmp_path: Path, column: int) -> None:
-    path = _write(tmp_path / "a.h5", [0, 2, 3, 4], [0, 1, column, 1], [1.0, 2, 3, 4], (3, 3))
-    dataset = SparseDataset(path)
-    assert dataset[0].tolist() == [1, 2, 0]
-    said = (
-        rf"sample 1 can't be read: .*a\.h5, X, row 1: column {column} is outside of the 3 columns "
-        r"that the matrix has"
-    )
-    with pytest.raises(SampleError, match=said):
-        dataset[1]
-    with pytest.raises(SampleError, match=said):
-        batches(dataset)
-    for layout in ("dense", "csr", "pairs"):
-        skipping = SparseDataset(path, layout=layout, on_error="skip")
-        (batch,) = batches(skipping)
-        assert same(batch, sparse_collate([skipping[0], skipping[2]]))
+def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+    for column in (3, -1):
+        indices, data = [0, 1, column, 1], [1.0, 2, 3, 4]
+        path = _write(tmp_path / "a.h5", [0, 2, 3, 4], indices, data, (3, 3))
+        dataset = SparseDataset(path)
+        assert dataset[0].tolist() == [1, 2, 0]
+        with pytest.raises(SampleError, match=rf"sample 1 .*a\.h5, X, row 1: column {column} "):
+            dataset[1]
+        with pytest.raises(SampleError, match="sample 1 "):
+            batches(dataset)
+        for layout in FORMS:
+            skipping = SparseDataset(path, layout=layout, on_error="skip")
+            (batch,) = batches(skipping)
+            assert same(batch, sparse_collate([skipping[0], skipping[2]]))
 
 
-def test_groups_that_are_none(tmp_path: Path, files: dict[str, Path]) -> None:
-    with pytest.raises(MissingNameError, match=r"has no group 'Y'; it has: 'X', 'layers/counts'"):
-        SparseDataset(files["HDF5, gzip"], "Y")
-    with pytest.raises(MissingNameError, match=r"has no group 'Y'; it has: 'X', 'layers/counts'"):
-        SparseDataset(files["Zarr, zstd"], "Y")
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"'obs' is no sparse matrix: its encoding-type is 'dataframe', .*matrices of this "
-            r"file: 'X'"
-        ),
-    ):
-        SparseDataset(files["HDF5, gzip"], "obs")
-    with pytest.raises(
-        ConfigError, match=r"'X/data' is a dense array, float32 .*use HDF5Dataset\(path, 'X/data'\)"
-    ):
-        SparseDataset(files["HDF5, gzip"], "X/data")
-    with pytest.raises(ConfigError, match=r"use ZarrDataset\(path, 'X/data'\)"):
-        SparseDataset(files["Zarr, zstd"], "X/data")
-    columnwise = _changed(
-        tmp_path / "a.h5ad", lambda file: file["X"].attrs.modify("encoding-type", "csc_matrix")
-    )
-    with pytest.raises(
-        FormatError,
-        match=(
-            r"'X' is a CSC matrix, .*convert it once, with anndata: adata\.X = "
-            r"adata\.X\.tocsr\(\)"
-        ),
-    ):
-        SparseDataset(columnwise)
-    with pytest.raises(FormatError, match="is a CSC matrix"):
-        open_dataset(columnwise)
+def test_groups_that_are_none(tmp_path: Path, gzipped: Path, stored: Path) -> None:
+    columnwise = _changed(tmp_path / "a.h5ad", _attribute("X", "encoding-type", "csc_matrix"))
     lacking = _changed(tmp_path / "b.h5ad", lambda file: file["X"].pop("indices"))
-    with pytest.raises(FormatError, match="'X' has no 'indices': the file is damaged"):
-        SparseDataset(lacking)
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file["images"] = np.zeros((3, 3))
-    with pytest.raises(MissingNameError, match="has no sparse matrix 'X'; it has: 'images'"):
-        SparseDataset(tmp_path / "c.h5")
-    for options, said in (
-        ({"layout": "coo"}, "layout must be one of 'dense', 'csr', 'pairs'"),
-        ({"dtype": "S3"}, "torch has no such"),
-        ({"group": 3}, "group must be the path"),
-        ({"genes": [1]}, "SparseDataset has no 'genes'"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            SparseDataset(files["HDF5, gzip"], **options)  # type: ignore[arg-type]
+    cases: list[tuple[Path, str, type[Exception], str]] = [
+        (gzipped, "Y", MissingNameError, "'Y'; it has: 'X', 'layers/counts'"),
+        (stored, "Y", MissingNameError, "'Y'; it has: 'X', 'layers/counts'"),
+        (gzipped, "obs", ConfigError, "'obs' .*'dataframe'.*'X'"),
+        (gzipped, "X/data", ConfigError, r"HDF5Dataset\(path, 'X/data'\)"),
+        (stored, "X/data", ConfigError, r"ZarrDataset\(path, 'X/data'\)"),
+        (columnwise, "X", FormatError, r"adata\.X\.tocsr\(\)"),
+        (lacking, "X", FormatError, "'X' has no 'indices'"),
+        (tmp_path / "c.h5", "X", MissingNameError, "'X'; it has: 'images'"),
+    ]
+    for path, group, error, named in cases:
+        with pytest.raises(error, match=named):
+            SparseDataset(path, group)
+    with pytest.raises(FormatError, match="CSC"):
+        open_dataset(columnwise)
+    assert any("CSC" in note for note in inspect(columnwise).notes)
 
 
 def test_matrices_without_rows_or_values(tmp_path: Path) -> None:
     nothing: Any = np.empty(0, "f4")
     empty = SparseDataset(_write(tmp_path / "a.h5", [0], np.empty(0, "i4"), nothing, (0, 3)))
     assert len(empty) == 0 and batches(empty) == []
-    for layout in ("dense", "csr", "pairs"):
-        zeros = SparseDataset(
-            _write(tmp_path / "b.h5", [0, 0, 0], np.empty(0, "i4"), nothing, (2, 3)), layout=layout
-        )
-        for shuffle in (False, "block"):
-            (batch,) = batches(zeros, shuffle=shuffle)
-            assert same(batch, sparse_collate([zeros[0], zeros[1]]))
-    store = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    write_matrix(store, "X", np.zeros((2, 3), "f4"))
-    assert batches(SparseDataset(tmp_path / "a.zarr"))[0].tolist() == [[0, 0, 0], [0, 0, 0]]
+    zeros = _write(tmp_path / "b.h5", [0, 0, 0], np.empty(0, "i4"), nothing, (2, 3))
+    for layout in FORMS:
+        assert not all_rows(SparseDataset(zeros, layout=layout)).any()
+    write_matrix(zarr.open_group(tmp_path / "a.zarr", mode="w"), "X", np.zeros((2, 3), "f4"))
+    assert all_rows(SparseDataset(tmp_path / "a.zarr")).shape == (2, 3)
 
 
 # -- the rest of headrace
 
 
-def test_blocks_are_chunks(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_chunks(gzipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.storage.blocks.LONGEST", 1)
-    dataset = SparseDataset(files["HDF5, gzip"])
+    dataset = SparseDataset(gzipped)
     sizes, indptr = dataset.blocks(), csr_of(DENSE)["indptr"]
     assert sizes is not None and sizes.sum() == ROWS and len(sizes) > 4
-    edges = np.concatenate([[0], np.cumsum(sizes)])
-    assert all(
-        len(set((indptr[a:b] // 32).tolist())) == 1 for a, b in itertools.pairwise(edges.tolist())
-    )
+    edges = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+    for start, stop in itertools.pairwise(edges):
+        assert len(set((indptr[start:stop] // 32).tolist())) == 1
     dataset.sample_source.hold_chunks(1 << 20)
     loader = create_dataloader(dataset, batch_size=4, shuffle="block", num_workers=0)
-    for _ in loader:
-        pass
+    list(loader)
     chunks = 2 * -(-int(indptr[-1]) // 16)
     assert chunks <= loader.get_stats()["chunks_decoded"] <= 2 * chunks
     assert dataset.sample_source.block_nbytes == 2 * 3 * 16 * 4
 
 
-def test_a_state_of_other_columns_is_refused(files: dict[str, Path]) -> None:
-    state = create_dataloader(
-        SparseDataset(files["HDF5, gzip"], columns=[1, 2]), batch_size=4, num_workers=0
-    ).state_dict()
-    other = create_dataloader(
-        SparseDataset(files["HDF5, gzip"], columns=[2, 1]), batch_size=4, num_workers=0
+def test_a_state_of_other_columns_is_refused(gzipped: Path) -> None:
+    one, other = (
+        create_dataloader(SparseDataset(gzipped, columns=columns), batch_size=4, num_workers=0)
+        for columns in ([1, 2], [2, 1])
     )
-    with pytest.raises(Exception, match="fingerprint"):
-        other.load_state_dict(state)
+    with pytest.raises(StateError):
+        other.load_state_dict(one.state_dict())
 
 
-def test_workers_get_what_this_process_has(files: dict[str, Path]) -> None:
-    for layout in ("dense", "csr", "pairs"):
-        dataset = SparseDataset(
-            files["Zarr, shards"], layout=layout, targets=["kind", "age"], columns=[4, 2, 9]
-        )
-        for start in ("fork", "forkserver"):
-            options: dict[str, Any] = {"shuffle": "block", "seed": 3}
-            found = [
-                _copied(batch)
-                for batch in batches(
-                    dataset, num_workers=2, multiprocessing_context=start, **options
-                )
-            ]
-            assert same(found, [_copied(batch) for batch in batches(dataset, **options)])
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return (
-        type(value)(*map(_copied, value))
-        if hasattr(value, "_fields")
-        else type(value)(map(_copied, value))
-    )
-
-
-def test_transforms_get_rows(files: dict[str, Path]) -> None:
-    dense = SparseDataset(files["HDF5, gzip"], transform=torch.log1p)
+def test_transforms_get_rows(gzipped: Path) -> None:
+    dense = SparseDataset(gzipped, transform=torch.log1p)
     assert torch.equal(batches(dense)[0], torch.log1p(torch.from_numpy(DENSE[:7])))
-    counted = SparseDataset(
-        files["HDF5, gzip"],
-        layout="pairs",
-        transform=lambda row: row.values.sum(),
-        return_index=True,
-    )
+    options: dict[str, Any] = {"layout": "pairs", "return_index": True}
+    counted = SparseDataset(gzipped, transform=lambda row: row.values.sum(), **options)
     sums, indices = batches(counted)[1]
-    assert torch.equal(sums, torch.from_numpy(DENSE[7:14].sum(1))) and indices.tolist() == [
-        *range(7, 14)
-    ]
+    assert torch.equal(sums, torch.from_numpy(DENSE[7:14].sum(1)))
+    assert indices.tolist() == [*range(7, 14)]
 
 
-def test_open_dataset_finds_matrices(files: dict[str, Path], tmp_path: Path) -> None:
-    for name in ("HDF5, gzip", "Zarr, zstd"):
-        found = open_dataset(files[name], targets="kind", layout="csr")
+def test_open_dataset_finds_matrices(gzipped: Path, stored: Path, tmp_path: Path) -> None:
+    for path, plain in ((gzipped, HDF5Dataset), (stored, ZarrDataset)):
+        found = open_dataset(path, targets="kind", layout="csr")
         assert type(found) is SparseDataset and found[0][1] == 0
-    assert type(open_dataset(files["HDF5, gzip"], group="layers/counts")) is SparseDataset
+        assert type(open_dataset(path, dataset_name="X/data")) is plain
+    assert type(open_dataset(gzipped, group="layers/counts")) is SparseDataset
     with h5py.File(write_anndata(tmp_path / "layer.h5ad", random_matrix(6, 5)), "r+") as file:
-        file.attrs["encoding-type"] = "anndata"
-        counts = torch.from_numpy(2 * random_matrix(6, 5).astype("i4"))
         del file["X"]
-    with open_dataset(tmp_path / "layer.h5ad") as only_layer:
-        assert type(only_layer) is SparseDataset
-        assert torch.equal(
-            only_layer[3].to_dense()
-            if only_layer[3].layout is not torch.strided
-            else only_layer[3],
-            counts[3],
-        )
-    assert type(open_dataset(files["HDF5, gzip"], dataset_name="X/data")) is HDF5Dataset
-    assert type(open_dataset(files["Zarr, zstd"], dataset_name="X/data")) is ZarrDataset
-    with h5py.File(tmp_path / "one.h5", "w") as file:
-        write_matrix(file, "counts", DENSE)
-    with h5py.File(tmp_path / "root.h5", "w") as file:
-        write_matrix(file, "", DENSE)
-    with h5py.File(tmp_path / "beside.h5", "w") as file:
-        write_matrix(file, "graph", DENSE)
-        file["data"] = DENSE
-    found = open_dataset(tmp_path / "one.h5")
-    assert type(found) is SparseDataset and torch.equal(found[1], torch.from_numpy(DENSE[1]))
-    assert (
-        type(open_dataset(tmp_path / "root.h5")) is SparseDataset
-        and type(open_dataset(tmp_path / "beside.h5")) is HDF5Dataset
-    )
-    loader = create_dataloader(files["HDF5, gzip"], batch_size=4, num_workers=0, columns=["gene 3"])
-    assert next(iter(loader)).shape == (4, 1)
-    with pytest.raises(ConfigError, match="image_size is an option for images"):
-        open_dataset(files["HDF5, gzip"], image_size=3)
+    only_layer = open_dataset(tmp_path / "layer.h5ad")
+    assert np.array_equal(all_rows(only_layer), 2 * random_matrix(6, 5))
+    for name, beside in (("counts", False), ("", False), ("graph", True)):
+        with h5py.File(tmp_path / "one.h5", "w") as file:
+            write_matrix(file, name, DENSE)
+            if beside:
+                file["data"] = DENSE
+        with open_dataset(tmp_path / "one.h5") as found:
+            assert type(found) is (HDF5Dataset if beside else SparseDataset)
+    with pytest.raises(ConfigError, match="image_size"):
+        open_dataset(gzipped, image_size=3)
 
 
-def test_info_says_what_a_matrix_is(files: dict[str, Path], tmp_path: Path) -> None:
-    for name in LAYOUTS:
-        report = inspect(files[name])
-        mean = np.count_nonzero(DENSE) / ROWS
-        assert (
-            report.samples == ROWS
-            and report.samples_are
-            == f"rows of 'X', float32 [30], sparse (CSR), {mean:,.0f} values a row"
-        )
-        assert (
-            report.opens_as == f"headrace.SparseDataset({report.path!r})"
-            and report.format.startswith("AnnData ")
-        )
-        with SparseDataset(files[name]) as dataset:
+def test_info_says_what_a_matrix_is(files: dict[str, Path]) -> None:
+    mean = np.count_nonzero(DENSE) / ROWS
+    for name, path in files.items():
+        report = inspect(path)
+        assert report.samples == ROWS and f"{mean:,.0f} values a row" in str(report.samples_are)
+        assert report.opens_as == f"headrace.SparseDataset({report.path!r})"
+        assert report.format.startswith("AnnData ")
+        with SparseDataset(path) as dataset:
             assert report.fingerprint == dataset.fingerprint
         (cost,) = report.access
-        assert [advice.code for advice in report.advice] == [
-            'create_dataloader(dataset, shuffle="block")'
-        ] * (cost.chunks > 0)
-        assert (
-            cost.name == "X"
-            and cost.nbytes == int(8 * mean)
-            and (cost.chunks == 0) == ("raw" in name or "contiguous" in name)
-        )
+        assert cost.name == "X" and cost.nbytes == int(8 * mean)
+        assert (cost.chunks == 0) == ("raw" in name or "contiguous" in name)
+        assert len(report.advice) == (cost.chunks > 0)
     counts = inspect(files["HDF5, gzip"], dataset_name="layers/counts")
-    assert (
-        counts.opens_as == f"headrace.SparseDataset({counts.path!r}, 'layers/counts')"
-        and "int32" in counts.samples_are
-    )
-    columnwise = _changed(
-        tmp_path / "a.h5ad", lambda file: file["X"].attrs.modify("encoding-type", "csc_matrix")
-    )
-    assert any("is a CSC matrix" in note for note in inspect(columnwise).notes)
+    assert counts.opens_as == f"headrace.SparseDataset({counts.path!r}, 'layers/counts')"
 
 
-def test_pack_writes_dense_rows(files: dict[str, Path], tmp_path: Path) -> None:
-    with SparseDataset(files["HDF5, gzip"], targets="kind", columns=[2, 4, 9]) as dataset:
+def test_pack_writes_dense_rows(gzipped: Path, tmp_path: Path) -> None:
+    with SparseDataset(gzipped, targets="kind", columns=[2, 4, 9]) as dataset:
         pack(dataset, tmp_path / "a.h5", progress=False)
     with HDF5Dataset(tmp_path / "a.h5", target_name="targets") as packed:
-        assert (
-            packed[3][0].tolist() == [3, 5, 10]
-            and packed[4][1] == 1
-            and packed.sample_source.info.classes == [*KINDS]
-        )
+        assert packed[3][0].tolist() == [3, 5, 10] and packed[4][1] == 1
+        assert packed.sample_source.info.classes == [*KINDS]
     for layout in ("csr", "pairs"):
-        with pytest.raises(
-            ConfigError,
-            match=(
-                r"sparse rows can't be packed\. Leave the file as it is: SparseDataset reads it "
-                r"in place"
-            ),
-        ):
-            pack(
-                SparseDataset(files["HDF5, gzip"], layout=layout), tmp_path / "b.h5", progress=False
-            )
+        with pytest.raises(ConfigError):
+            pack(SparseDataset(gzipped, layout=layout), tmp_path / "b.h5", progress=False)  # type: ignore[arg-type]
 
 
-def test_what_is_shown(files: dict[str, Path]) -> None:
-    dataset = SparseDataset(files["HDF5, gzip"], columns=[3, 1], targets="kind")
+def test_what_is_shown(gzipped: Path) -> None:
+    dataset = SparseDataset(gzipped, columns=[3, 1], targets="kind")
     assert repr(dataset) == (
-        f"SparseDataset({str(files['HDF5, gzip'])!r}, targets='kind', columns=[3, 1])  # 40 samples"
+        f"SparseDataset({str(gzipped)!r}, targets='kind', columns=[3, 1])  # 40 samples"
     )
-    explained = dataset.explain()
-    assert (
-        "X/indices: pread + inflate + unshuffle" in explained
-        and "columns: 2, by a table of the 30 that are stored" in explained
-    )
+    assert "X/indices: pread + inflate + unshuffle" in dataset.explain()
     assert dataset.source_of(3).endswith(", X, row 3") and dataset.lengths()[3] == COLUMNS
-    assert (
-        "rows read together, and laid out at once"
-        in create_dataloader(dataset, batch_size=4, num_workers=0).explain()
-    )
+    loader = create_dataloader(dataset, batch_size=4, num_workers=0)
+    assert "rows read together, and laid out at once" in loader.explain()
     assert dataset.held_nbytes() == 8 * np.count_nonzero(DENSE)
 
 
 def test_the_code_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    genes = ["CD3E", "CD8A", "NKG7", *(f"gene {n}" for n in range(37))]
     for name in ("cells.h5ad", "plate1.h5ad", "plate2.h5ad", "cells.zarr"):
-        write_anndata(
-            tmp_path / name,
-            random_matrix(200, 40),
-            names=["CD3E", "CD8A", "NKG7", *(f"gene {n}" for n in range(37))],
-        )
+        write_anndata(tmp_path / name, random_matrix(200, 40), names=genes)
     with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
         file["obsm/X_pca"] = np.zeros((200, 5), "f4")
     monkeypatch.chdir(tmp_path)
@@ -1037,21 +698,19 @@ def test_the_code_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # -- the laws
 
 
+@pytest.mark.slow
 class TestDenseRows(DatasetContract):
     @pytest.fixture(autouse=True)
-    def _file(self, files: dict[str, Path], tmp_path: Path) -> None:
-        self.path = files["HDF5, gzip"]
-        self.bad = tmp_path / "bad.h5ad"
+    def _file(self, gzipped: Path, tmp_path: Path) -> None:
+        self.path, self.bad = gzipped, write_anndata(tmp_path / "bad.h5ad", DENSE)
+        with h5py.File(self.bad, "r+") as file:
+            for row in (5, 11):
+                file["X/indices"][file["X/indptr"][row]] = COLUMNS + row
 
     def make(self, **options: Any) -> SparseDataset:
         return SparseDataset(self.path, targets="kind", **options)
 
     def make_bad(self, **options: Any) -> tuple[SparseDataset, list[int]]:
-        if not self.bad.exists():
-            write_anndata(self.bad, DENSE)
-            with h5py.File(self.bad, "r+") as file:
-                for row in (5, 11):
-                    file["X/indices"][file["X/indptr"][row]] = COLUMNS + row
         return SparseDataset(self.bad, targets="kind", **options), [5, 11]
 
 
