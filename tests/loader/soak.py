@@ -2,7 +2,6 @@
 and small.
 
     PYTHONPATH=src python tests/loader/soak.py --minutes 30 [--seed N] [--workers 2] [--round N]
-    [--json]
 
 Round after round it makes a dataset and a loader, goes through some epochs, and does to each what
 users, errors and the kernel do: it is left early, iterated twice at once, broken by errors and
@@ -17,13 +16,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import ctypes
 import faulthandler
 import gc
 import json
 import multiprocessing
 import os
-import pickle
 import random
 import signal
 import sys
@@ -40,13 +39,12 @@ import psutil
 import torch
 
 from headrace import SampleError, WorkerError, create_dataloader
-from headrace.monitor.stats import pss_of
+from headrace.testing.contract import MODES, same
 
 sys.path[:0] = [str(Path(__file__).parents[2])]  # for `tests`, here and in spawned workers
 
 from tests.conftest import mapped_elsewhere  # noqa: E402
 from tests.loader import soak_data as data  # noqa: E402
-from tests.loader.soak_data import Planned, Walk, Wrong, checksum  # noqa: E402
 
 BEAT = 0.5  # seconds
 HANG = 120  # beats of one operation
@@ -54,28 +52,103 @@ DEATH = 60  # beats until a worker's death is an error: torch looks every 5 seco
 LOOKS = 40  # times that growth is measured
 AT_LEAST = 6  # however short the run is
 OURS = ("headrace.", "tests.loader.soak_data")  # modules whose objects are counted
-MAPS = 24  # mappings that may come and go: arenas of malloc, stacks of threads
-GROWTH = 24 << 20  # bytes; see `Growth.said`
+# What may come and go: arenas of malloc and stacks of threads; bytes, see `Growth.found`.
+LIMITS = {"maps": 24, "memory": 24 << 20}
 # the first rounds, so that the shortest run does everything once: event, dataset, form, start
 # method, workers
 TOUR = [
     ("whole", "photos", "image", "fork", 2),
-    ("early", "own", "dict", "fork", 0),
+    ("early", "own", "nested", "fork", 0),
     ("twins", "foreign", "nested", "fork", 2),
     ("raising", "own", "nested", "fork", 2),
-    ("killed", "own", "ragged", "fork", 2),
-    ("exiting", "joined", "words", "fork", 2),
+    ("killed", "own", "image", "fork", 2),
+    ("exiting", "joined", "image", "fork", 2),
     ("resumed", "photos", "image", "fork", 0),
     ("resumed", "stream", "image", "fork", 2),
     ("closed", "rows", "image", "fork", 2),
-    ("hoarded", "tensors", "image", "fork", 2),
-    ("raising", "subset", "dict", "fork", 0),
-    ("whole", "wrapped", "dict", "forkserver", 2),
-    ("killed", "own", "image", "forkserver", 2),
-    ("early", "pages", "dict", "fork", 2),
+    ("whole", "wrapped", "nested", "forkserver", 2),
     ("twins", "own", "view", "fork", 1),
     ("resumed", "own", "draws", "spawn", 1),
 ]
+
+
+class Wrong(Exception):
+    """What the soak found."""
+
+
+# --- an epoch, batch by batch ---------------------------------------------------------------------
+
+
+class Walk:
+    """An iterator of a loader from an epoch and a batch on, whose batches are compared with those
+    that must come; those with `bad` samples must fail.
+    """
+
+    def __init__(
+        self,
+        round_: Round,
+        loader: Any,
+        options: dict[str, Any],
+        epoch: int,
+        start: int = 0,
+        bad: tuple[int, ...] = (),
+    ) -> None:
+        self.round, self.soak, self.options = round_, round_.soak, options
+        self.epoch, self.start, self.at, self.bad = epoch, start, start, bad
+        self.batches = round_.oracle.order(loader.dataset, options, epoch)
+        self.asked = self.soak.watch(f"iter, epoch {epoch}")
+        self.iterator = iter(loader)
+        self.soak.counts["epochs"] += 1
+        if loader.epoch != epoch:
+            raise Wrong(f"the loader is in epoch {loader.epoch}, expected {epoch}")
+
+    def step(self) -> bool:
+        """Receives and checks a batch, or an error; False at the end."""
+        where = f"epoch {self.epoch}, batch {self.at}"
+        indices = self.batches[self.at] if self.at < len(self.batches) else []
+        fails = any(self.round.spec.inner(index) in self.bad for index in indices)
+        self.asked = self.soak.watch(where)
+        try:
+            batch = next(self.iterator)
+        except StopIteration:
+            if indices:
+                raise Wrong(f"{where}: the epoch ended, expected {len(self.batches)}") from None
+            return False
+        except (data.Planned, SampleError) as error:
+            if not fails:
+                raise
+            self._check_error(error, where)
+        else:
+            if not indices or fails:
+                raise Wrong(f"{where}: a batch came, expected an error or the end")
+            expected = self.round.oracle.batch(self.epoch, indices, self.options["collate_fn"])
+            if not same(batch, expected):
+                text = f"is {str(batch)[:300]}, expected {str(expected)[:300]}"
+                raise Wrong(f"{where}: the batch of samples {indices} {text}")
+            self.soak.counts["batches"] += 1
+            self.soak.use(batch, where, self.round.rng)
+        self.at += 1
+        return True
+
+    def _check_error(self, error: Exception, where: str) -> None:
+        self.soak.counts["exceptions"] += 1
+        workers = self.options["num_workers"]
+        worker = f"worker {(self.at - self.start) % workers}, " if workers else ""
+        notes = "\n".join(getattr(error, "__notes__", []))
+        if f"headrace: in {worker}{where}" not in notes or "planned for" not in str(error):
+            raise Wrong(f"{where}: got {error!r} with {notes!r}") from error
+        if workers and "Traceback" not in str(error.__cause__):
+            raise Wrong(f"{where}: {error!r} lacks the worker's traceback") from error
+
+    def rest(self) -> None:
+        """The batches up to the end."""
+        while self.step():
+            pass
+
+    def some(self, less: int = 0) -> None:
+        """A random number of the batches to come."""
+        for _ in range(self.round.rng.randint(0, max(0, len(self.batches) - self.at - less))):
+            self.step()
 
 
 # --- a round --------------------------------------------------------------------------------------
@@ -85,33 +158,24 @@ class Round:
     """A dataset, a loader over it, and what is done to them."""
 
     def __init__(self, soak: Soak, number: int) -> None:
-        self.soak, self.rng, self.number = soak, random.Random(f"{soak.seed}:{number}"), number
+        self.soak, self.rng = soak, random.Random(f"{soak.seed}:{number}")
         self.is_tour = number < len(TOUR)
-        event, how, form, start, workers = (
-            TOUR[number] if self.is_tour else (None, None, None, None, None)
-        )
-        self.event = event or ""
-        self.start = start or self.rng.choices(("fork", "forkserver", "spawn"), (96, 3, 1))[0]
-        self.spec = data.draw_spec(self.rng, soak.folder, how, form)
-        self.mode = self.rng.choice(data.MODES)
-        self.oracle = data.Oracle(self.spec)
-        if workers is None:
+        if self.is_tour:
+            self.event, how, form, self.start, workers = TOUR[number]
+            self.spec = data.draw_spec(self.rng, soak.folder, how, form)
+        else:
+            self.event = ""
+            self.start = self.rng.choices(("fork", "forkserver", "spawn"), (96, 3, 1))[0]
+            self.spec = data.draw_spec(self.rng, soak.folder)
             workers = self.rng.choices((soak.workers, 1, 0), (70, 15, 15))[0]
-        self.options = data.draw_options(
-            self.rng, self.spec, min(workers, soak.workers), self.start
-        )
-        self.has_trap = self.spec.how in ("own", "foreign", "subset", "joined", "pages")
-        self.error: type[Exception] = Planned
+        self.mode = self.rng.choice(MODES)
+        self.oracle = data.Oracle(self.spec)
+        self.options = data.draw_options(self.rng, self.spec, workers, self.start)
+        self.has_trap = self.spec.how in ("own", "foreign", "joined")
         self.epoch = 0
 
     def __str__(self) -> str:
-        said = ", ".join(
-            f"{name}={value}" for name, value in self.options.items() if value is not None
-        )
-        return (
-            f"{self.event}: {self.spec.how} of {self.spec.n} {self.spec.form} {self.spec.size}, "
-            f"mode {self.mode}, {said}"
-        )
+        return f"{self.event}: {self.spec}, mode {self.mode}, {self.options}"
 
     def play(self) -> None:
         """Some epochs with an event each."""
@@ -124,25 +188,17 @@ class Round:
             getattr(self, self.event)()
             if self.event in ("raising", "killed", "exiting", "closed"):
                 self.whole()  # whatever happened, the next epoch is as it should be
-        self._note_ring()
         steps = len(self.oracle.order(dataset, self.options, 0))
         if self.spec.how != "stream" and len(self.loader) != steps:
             raise Wrong(f"len(loader) is {len(self.loader)}, expected {steps}")
         self._close(self.loader, dataset)
 
     def _fitting(self) -> list[str]:
-        events = ["whole", "early", "early", "twins", "resumed", "closed", "hoarded"]
+        events = ["whole", "early", "early", "twins", "resumed", "closed"]
         # each death takes the 5 seconds after which torch looks
         if self.options["num_workers"] and self.rng.random() < 0.3:
-            events += ["killed", "killed", "exiting"] if self.has_trap else ["killed"]
+            events += ["killed", "killed"] + ["exiting"] * self.has_trap
         return events + ["raising", "raising"] * self.has_trap
-
-    def _note_ring(self) -> None:
-        for name, value in self.loader.get_stats().items():
-            if name in ("ring_grown", "ring_copied"):
-                self.soak.counts[name] += value
-            elif name.startswith("ring_"):
-                self.soak.counts[f"{name}, most"] = max(self.soak.counts[f"{name}, most"], value)
 
     def _close(self, *things: Any) -> None:
         self.soak.watch("closing")
@@ -163,38 +219,28 @@ class Round:
 
     def _checked_state(self, walk: Walk, when: str) -> dict[str, Any]:
         state: dict[str, Any] = self.loader.state_dict()
-        if (state["epoch"], state["batches"]) != (walk.epoch, walk.at):
-            said = f"epoch {state['epoch']} and {state['batches']} batches"
-            raise Wrong(
-                f"{when} the state says {said}, and what came are epoch {walk.epoch} and "
-                f"{walk.at} batches"
-            )
+        saved, received = (state["epoch"], state["batches"]), (walk.epoch, walk.at)
+        if saved != received:
+            raise Wrong(f"{when} the state says {saved}, epoch and batches received: {received}")
         return state
 
     # -- events
 
     def whole(self) -> None:
-        """An epoch from its beginning to its end."""
         self.walk().rest()
 
     def early(self) -> None:
-        """An epoch that is left early."""
         walk = self.walk()
         walk.some()
         self._checked_state(walk, "after an early break")
-        self.soak.counts["early breaks"] += 1
 
     def twins(self) -> None:
-        """Two or three iterators at once; some are dropped."""
-        walks = [self.walk() for _ in range(self.rng.choice((2, 2, 3)))]
-        for _ in range(2 * len(walks[0].batches)):
+        """Two iterators at once; one may be dropped."""
+        walks = [self.walk(), self.walk()]
+        for _ in range(len(walks[0].batches)):
             self.rng.choice(walks).step()
-        self.rng.shuffle(walks)
-        if self.rng.random() < 0.5:
-            walks.pop()
-        for walk in walks:
+        for walk in walks[self.rng.randrange(2) :]:
             walk.rest()
-        self.soak.counts["iterators at once"] += 1
 
     def closed(self) -> None:
         """A loader that is closed under an iterator, which lives on."""
@@ -203,53 +249,45 @@ class Round:
         self.loader.close()
         walk.rest()
 
-    def hoarded(self) -> None:
-        """An epoch whose batches are all kept."""
-        self.soak.is_hoarding = True
-        self.whole()
-        self.soak.is_hoarding = False
-
     def raising(self) -> None:
         """An epoch in which some samples raise."""
-        is_read = self._draw_place() == "read"
-        self.error = SampleError if is_read else Planned
-        bad = tuple(self.rng.sample(range(self.spec.n), self.rng.randint(1, min(4, self.spec.n))))
-        self.spec.trap.set("raise", "read" if is_read else "finish", bad)
+        number = self.rng.randint(1, min(4, self.spec.n))
+        bad = tuple(self.rng.sample(range(self.spec.n), number))
+        data.set_trap(self.spec, "raise", self._draw_place(), bad)
         walk = self.walk(bad)
         walk.rest() if self.is_tour or self.rng.random() < 0.8 else walk.some()
         del walk
-        self.spec.trap.clear()
+        self.spec.trap.unlink()
 
     def _draw_place(self) -> str:
         """Where a sample fails; what is held, or was read ahead by an iterator before, is not
         read again.
         """
-        return (
-            "read"
-            if self.spec.how == "own" and self.mode == "lazy" and self.rng.random() < 0.5
-            else "finish"
-        )
+        may_read = self.spec.how == "own" and self.mode == "lazy"
+        return "read" if may_read and self.rng.random() < 0.5 else "finish"
 
     def resumed(self) -> None:
         """The rest of an epoch out of another loader, over another dataset with the same data."""
-        walk, is_stream = self.walk(), self.spec.how == "stream"
-        walk.some(most=len(walk.batches) - is_stream)
-        state = self._checked_state(walk, "in the middle of an epoch")
-        state = self.rng.choice((json.loads(json.dumps(state)), pickle.loads(pickle.dumps(state))))
+        is_stream = self.spec.how == "stream"
+        walk = self.walk()
+        walk.some(less=is_stream)
+        state = json.loads(json.dumps(self._checked_state(walk, "in the middle of an epoch")))
         # after the last batch too: that the epoch is at its end, nobody has been told
         epoch, start = walk.epoch, walk.at
         if self.rng.random() < 0.5:
             del walk
-        workers = (
-            self.options["num_workers"] if is_stream else self.rng.choice((0, 1, self.soak.workers))
-        )
+        workers = self.options["num_workers"]
+        if not is_stream:
+            workers = self.rng.choice((0, 1, self.soak.workers))
         options = {**self.options, **data.draw_workers(self.rng, workers, self.start)}
-        dataset = data.open_data(self.spec, self.rng.choice(data.MODES))
+        if not workers:
+            for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
+                options.pop(name, None)
+        dataset = data.open_data(self.spec, self.rng.choice(MODES))
         loader = create_dataloader(dataset, **options)
         loader.load_state_dict(state)
         Walk(self, loader, options, epoch, start).rest()
         Walk(self, loader, options, epoch + 1).rest()
-        self.soak.counts["resumes"] += 1
         self._close(loader, dataset)
 
     # -- deaths
@@ -259,19 +297,19 @@ class Round:
         if self.has_trap and self.rng.random() < 0.3:
             self._die_at_a_sample("kill")
         else:
-            self._die("SIGKILLs", delay=self.rng.choice((0.0, 0.005, 0.05)) * self.rng.random())
+            self._die()
 
     def exiting(self) -> None:
         """A worker that calls os._exit."""
         self._die_at_a_sample("exit")
 
     def _die_at_a_sample(self, action: str) -> None:
-        place, index = self._draw_place(), self.rng.randrange(self.spec.n)
-        self.spec.trap.set(action, place, [index])
-        self._die("SIGKILLs" if action == "kill" else "exits", index=index)
-        self.spec.trap.clear()
+        index = self.rng.randrange(self.spec.n)
+        data.set_trap(self.spec, action, self._draw_place(), [index])
+        self._die(index)
+        self.spec.trap.unlink()
 
-    def _die(self, kind: str, index: int | None = None, delay: float = 0.0) -> None:
+    def _die(self, index: int | None = None) -> None:
         """An epoch that ends with an error, unless it is through before the death; with all that
         came before it right.
 
@@ -280,38 +318,32 @@ class Round:
         """
         walk: Walk | None = None
         victims: list[Any] = []
-        death: tuple[str, bool] | None = None
+        death: Exception | None = None
         try:
             walk = self.walk()
             if index is None:
-                victims = self._kill(walk, delay)
+                victims = self._kill(walk)
             walk.rest()
             self._bury(victims)
         except (WorkerError, RuntimeError) as error:
-            if "worker" not in str(error) or (
-                type(error) is WorkerError and f"died in epoch {self.epoch - 1}" not in str(error)
-            ):
+            if "worker" not in str(error):
                 raise
-            death = (
-                type(error).__name__,
-                any(
-                    frame.name == "__next__" for frame in traceback.extract_tb(error.__traceback__)
-                ),
-            )
+            death = error
         with contextlib.suppress(RuntimeError):
             self._bury(victims)
-        self.soak.counts[kind] += max(0, len(victims) - 1) if index is None else death is not None
+        self.soak.counts["deaths"] += max(0, len(victims) - 1, death is not None)
         if walk is not None:
             self._check_death(death, walk, index)
         self._name_epoch()
 
-    def _kill(self, walk: Walk, delay: float) -> list[Any]:
+    def _kill(self, walk: Walk) -> list[Any]:
         if self.rng.random() < 0.7:
             walk.some()
         # some die while they wait for somebody to take their batches
         time.sleep(self.rng.choice((0.0, 0.03)))
         workers = sorted(multiprocessing.active_children(), key=lambda worker: worker.pid or 0)
         victims = self.rng.sample(workers, self.rng.randint(1, len(workers))) if workers else []
+        delay = self.rng.choice((0.0, 0.005, 0.05)) * self.rng.random()
         timer = threading.Timer(delay, lambda: [victim.kill() for victim in victims])
         timer.start()
         # they are reaped before anybody waits for their batches, as when another loader starts
@@ -325,24 +357,20 @@ class Round:
         for victim in victims:
             victim.join(DEATH * BEAT)
 
-    def _check_death(self, death: tuple[str, bool] | None, walk: Walk, index: int | None) -> None:
+    def _check_death(self, death: Exception | None, walk: Walk, index: int | None) -> None:
         """Was it said, in time, and does the state hold what was received?"""
-        beats, where = self.soak.beats - walk.asked, f"epoch {walk.epoch}, batch {walk.at}"
+        where = f"epoch {walk.epoch}, batch {walk.at}"
         if death is None:
-            if index is not None and any(
-                index in map(self.spec.inner, batch) for batch in walk.batches
-            ):
-                raise Wrong(
-                    f"epoch {walk.epoch}: a worker died at sample {index}, and nobody said so"
-                )
+            inner = [self.spec.inner(i) for batch in walk.batches for i in batch]
+            if index is not None and index in inner:
+                raise Wrong(f"epoch {walk.epoch}: a worker died at {index}, and nobody said so")
             return
-        name, is_inside_next = death
-        self.soak.counts[f"deaths as {name}"] += 1
-        if beats > DEATH:
-            raise Wrong(f"{where}: {beats * BEAT:.0f} s until the {name} of a death")
+        if self.soak.beats - walk.asked > DEATH:
+            raise Wrong(f"{where}: {DEATH * BEAT:.0f} s until a death was said")
         # elsewhere the user's own line was broken off, and who can say whether it had the batch?
-        if is_inside_next:
-            self._checked_state(walk, f"after the {name} of a death")
+        frames = traceback.extract_tb(death.__traceback__)
+        if any(frame.name == "__next__" for frame in frames):
+            self._checked_state(walk, "after a death")
 
 
 # --- what is left ---------------------------------------------------------------------------------
@@ -354,14 +382,12 @@ class Figures(NamedTuple):
     """
 
     memory: int  # anonymous and shared memory: PSS without files
-    pss: int
+    maps: int
+    shm: int
+    objects: int  # of classes of headrace's and of the soak's datasets
     fds: int
     threads: int
-    tasks: int
     children: int
-    shm: int
-    maps: int
-    objects: int  # of classes of headrace's and of the soak's datasets
 
 
 class Growth:
@@ -374,79 +400,58 @@ class Growth:
     def look(self) -> None:
         """Notes the figures, as soon as all that is on its way out is gone."""
         before, deadline = None, time.monotonic() + 10
-        while before != (before := self._counts()) or (
-            multiprocessing.active_children() and time.monotonic() < deadline
-        ):
+        while before != (before := self._counts()) and time.monotonic() < deadline:
+            multiprocessing.active_children()
             time.sleep(0.05)
             gc.collect()
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
         pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
-        shm = [
-            name
-            for name in self._names() - self._shm
-            if not mapped_elsewhere(Path("/dev/shm") / name)
-        ]
+        new = [Path("/dev/shm") / name for name in self._names() - self._shm]
+        shm = sum(not mapped_elsewhere(path) for path in new)
         maps = len(Path("/proc/self/maps").read_bytes().splitlines())
-        objects = sum(
-            str(type(o).__module__).startswith(OURS) and not isinstance(o, type)
-            for o in gc.get_objects()
-        )
-        self.looks.append(
-            Figures(
-                sum(map(_memory_of, pids)), sum(map(pss_of, pids)), *before, len(shm), maps, objects
-            )
-        )
+        objects = sum(str(type(o).__module__).startswith(OURS) for o in gc.get_objects())
+        self.looks.append(Figures(sum(map(_memory_of, pids)), maps, shm, objects, *before))
 
     @staticmethod
-    def _counts() -> tuple[int, int, int, int]:
+    def _counts() -> tuple[int, int, int]:
         children = psutil.Process().children(recursive=True)
-        return (
-            len(os.listdir("/proc/self/fd")),
-            threading.active_count(),
-            len(os.listdir("/proc/self/task")),
-            len(children),
-        )
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(children)
 
     @staticmethod
     def _names() -> set[str]:
         return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
-    def said(self) -> list[str]:
+    def found(self) -> list[str]:
         """What has grown between the first third of the looks and the last.
 
         Of things that can be counted even one is too many: it is a leak if every late look has more
-        than each early one. (Only now and then more: something was on its way out.) Memory never
-        comes back to the byte, since malloc keeps what is fragmented, and more so after the largest
-        round so far: in runs of two minutes the first and the last look were up to 18 MB apart,
-        mostly 2 to 8, in steps and not in a slope. So medians count, after malloc has given back
-        what it can, and the limit does not grow with the time: in half an hour a leak of some 300
-        bytes a batch passes it. Files are left out of PSS, for pages of torch's libraries are
-        shared out among all processes of the machine that happen to run: the whole of it moves by
-        80 MB.
+        than each early one. Memory never comes back to the byte, since malloc keeps what is
+        fragmented: in runs of two minutes the first and the last look were up to 18 MB apart. So
+        medians count, and the limit does not grow with the time. Files are left out of PSS, for
+        pages of torch's libraries are shared out among all processes of the machine.
         """
         third = max(1, len(self.looks) // 3)
-        early, late, found = self.looks[:third], self.looks[-third:], []
-        for name in ("fds", "threads", "tasks", "children", "shm", "objects"):
-            if min(getattr(f, name) for f in late) > (most := max(getattr(f, name) for f in early)):
-                found.append(
-                    f"{name}: at most {most} in early looks, {getattr(late[-1], name)} in the last"
-                )
-        for name, limit in (("maps", MAPS), ("memory", GROWTH)):
-            first, last = (median(getattr(f, name) for f in looks) for looks in (early, late))
-            if last - first > limit:
-                found.append(
-                    f"{name}: {first:,.0f} in early looks, {last:,.0f} in late ones (medians)"
-                )
-        return found
+        grown = []
+        for name in Figures._fields:
+            early, late = (
+                [getattr(look, name) for look in looks]
+                for looks in (self.looks[:third], self.looks[-third:])
+            )
+            if name in LIMITS:
+                has_grown = median(late) - median(early) > LIMITS[name]
+            else:
+                has_grown = min(late) > max(early)
+            if has_grown:
+                grown.append(f"{name}: {early} in early looks, {late} in late ones")
+        return grown
 
 
 def _memory_of(pid: int) -> int:
     with contextlib.suppress(OSError):
-        lines = [
-            line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        ]
-        return sum(int(line[1]) << 10 for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:"))
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        words = [line.split() for line in lines]
+        return sum(int(w[1]) << 10 for w in words if w[0] in ("Pss_Anon:", "Pss_Shmem:"))
     return 0
 
 
@@ -457,8 +462,7 @@ class Kept(NamedTuple):
     """A batch, or a part of one, that must stay as it is until it is dropped."""
 
     value: Any
-    crc: int
-    number: int  # of its round
+    twin: Any
     where: str
     due: int  # rounds that have been played when it is dropped
 
@@ -466,37 +470,29 @@ class Kept(NamedTuple):
 class Soak:
     """Plays rounds until the time is over or something is wrong."""
 
-    def __init__(
-        self, seconds: float, seed: int, workers: int, only: int | None, as_json: bool, folder: str
-    ) -> None:
-        self.seconds, self.seed, self.workers, self.only, self.folder = (
-            seconds,
-            seed,
-            workers,
-            only,
-            folder,
-        )
-        self.as_json = as_json
+    def __init__(self, args: argparse.Namespace, seed: int, folder: str) -> None:
+        self.seconds, self.workers, self.only = 60 * args.minutes, args.workers, args.round
+        self.seed, self.folder = seed, folder
         self.counts: Counter[str] = Counter()
         self.kept: list[Kept] = []
         self.growth = Growth()
-        self.is_hoarding = self.is_growth = False
         self.round: Round | None = None
-        self.number = self.played = 0
+        self.number = self.played = self.beats = 0
         self.failure = ""
-        self.beats, self._began = 0, time.monotonic()
+        self._began = time.monotonic()
         self._doing = "begin", 0
 
     def run(self) -> None:
         """Sets `failure` if anything was wrong."""
         threading.Thread(target=self._guard, daemon=True).start()
         try:
-            while not self._is_over:
+            while self.elapsed < self.seconds or len(self.growth.looks) < AT_LEAST:
                 # where not even `_guard` gets its turn
                 faulthandler.dump_traceback_later(10 * HANG * BEAT, exit=True)
                 self.number = self.played if self.only is None else self.only
                 self.round = Round(self, self.number)
                 self.round.play()
+                self.counts[self.round.event] += 1
                 self.played += 1
                 self._drop(self.played)
                 if self._is_look_due:
@@ -504,8 +500,7 @@ class Soak:
                     self.round = None
                     self.watch("looking")
                     self.growth.look()
-            self.failure = "; ".join(self.growth.said())
-            self.is_growth = bool(self.failure)
+            self.failure = "; ".join(self.growth.found())
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             traceback.print_exc()
@@ -515,52 +510,33 @@ class Soak:
         return time.monotonic() - self._began
 
     @property
-    def _is_over(self) -> bool:
-        return self.elapsed >= self.seconds and len(self.growth.looks) >= AT_LEAST
-
-    @property
     def _is_look_due(self) -> bool:
         """After the tour and a fifth of the time; then regularly."""
         warm = self.seconds / 5
         due = warm + len(self.growth.looks) * (self.seconds - warm) / LOOKS
         return self.played >= len(TOUR) and self.elapsed >= due
 
-    # -- batches that are kept
-
     def use(self, batch: Any, where: str, rng: random.Random) -> None:
-        """Keeps a batch, or writes into it, or neither."""
+        """Keeps a batch or a part of it, or writes into it, or neither."""
+        arrays = [array for array in data.arrays_in(batch) if len(array.shape)]
         draw = rng.random()
         if draw < 0.4:
             self.counts["batches written"] += 1
-            for array in data.arrays_in(batch):
+            for array in arrays:
                 if isinstance(array, torch.Tensor) or array.flags.writeable:
                     array[...] = rng.randrange(100)
-        if self.is_hoarding or draw < 0.05 or draw > 0.9:
-            part = self._part(batch, rng)
-            self.kept.append(
-                Kept(part, checksum(part), self.number, where, self.played + rng.randint(1, 6))
-            )
+        elif draw > 0.85:
+            part = batch
+            if arrays and rng.random() < 0.6:
+                part = rng.choice(arrays)[::2]
+            due = self.played + rng.randint(1, 6)
+            self.kept.append(Kept(part, copy.deepcopy(part), f"round {self.number}, {where}", due))
             self.counts["batches kept"] += 1
-
-    def _part(self, batch: Any, rng: random.Random) -> Any:
-        """A batch, or one tensor of it, or a view of one."""
-        arrays = [array for array in data.arrays_in(batch) if len(array.shape)]
-        array = rng.choice(arrays) if arrays and rng.random() < 0.6 else None
-        if array is None or rng.random() < 0.3:
-            return batch if array is None else array
-        if (
-            isinstance(array, torch.Tensor)
-            and array.dtype is not torch.bfloat16
-            and rng.random() < 0.5
-        ):
-            array = array.numpy()
-        return array[len(array) // 2 :: 2]
 
     def _drop(self, until: int) -> None:
         for kept in self.kept:
-            if kept.due <= until and checksum(kept.value) != kept.crc:
-                now, self.number = self.number, kept.number
-                raise Wrong(f"what was kept since {kept.where} was overwritten by round {now}")
+            if kept.due <= until and not same(kept.value, kept.twin):
+                raise Wrong(f"what was kept since {kept.where} was overwritten")
         self.kept = [kept for kept in self.kept if kept.due > until]
 
     # -- hangs
@@ -586,58 +562,26 @@ class Soak:
                 os.kill(child.pid or 0, signal.SIGUSR1)  # forked ones dump their stacks
         faulthandler.dump_traceback(all_threads=True)
         time.sleep(1)
-        print(report(self), flush=True)
+        print(self.summary(), flush=True)
         os._exit(1)
 
-
-def summary(soak: Soak) -> dict[str, Any]:
-    """What happened."""
-    looks = soak.growth.looks
-    return {
-        "status": "failed" if soak.failure else "ok",
-        "seed": soak.seed,
-        "minutes": round(soak.elapsed / 60, 2),
-        "rounds": soak.played,
-        **dict(sorted(soak.counts.items())),
-        "looks": len(looks),
-        "memory, MB": [look.memory >> 20 for look in looks],
-        "growth": {
-            name: [getattr(looks[0], name), getattr(looks[-1], name)] for name in Figures._fields
+    def summary(self) -> str:
+        """What happened, as JSON."""
+        looks = self.growth.looks
+        summary: dict[str, Any] = {
+            "status": "failed" if self.failure else "ok",
+            "seed": self.seed,
+            "minutes": round(self.elapsed / 60, 2),
+            "rounds": self.played,
+            **dict(sorted(self.counts.items())),
+            "looks": len(looks),
         }
-        if looks
-        else {},
-        **(
-            {"failure": soak.failure, "round": soak.number, "playing": str(soak.round)}
-            if soak.failure
-            else {}
-        ),
-    }
-
-
-def report(soak: Soak) -> str:
-    """The summary as text; a failure is said on stderr too."""
-    said = summary(soak)
-    if soak.failure:
-        print(f"soak: seed {soak.seed}, round {soak.number}: {soak.failure}", file=sys.stderr)
-        how = f"--minutes {soak.seconds / 60:g}" if soak.is_growth else f"--round {soak.number}"
-        print(
-            f"  {soak.round}\n  again: python tests/loader/soak.py --seed {soak.seed} --workers "
-            f"{soak.workers} {how}",
-            file=sys.stderr,
-        )
-    if soak.as_json:
-        return json.dumps(said)
-    rows = {
-        **said,
-        **{
-            f"growth: {name}": f"{first:,} -> {last:,}"
-            for name, (first, last) in said.pop("growth").items()
-        },
-    }
-    return "\n".join(
-        f"{name:<28} {value:,}" if isinstance(value, int) else f"{name:<28} {value}"
-        for name, value in rows.items()
-    )
+        if looks:
+            pairs = zip(looks[0], looks[-1], strict=True)
+            summary["growth"] = dict(zip(Figures._fields, pairs, strict=True))
+        if self.failure:
+            summary |= {"failure": self.failure, "round": self.number, "playing": str(self.round)}
+        return json.dumps(summary)
 
 
 def main() -> int:
@@ -649,16 +593,15 @@ def main() -> int:
     parser.add_argument(
         "--round", type=int, default=None, help="play this round alone, again and again"
     )
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     faulthandler.register(signal.SIGUSR1)
     multiprocessing.set_forkserver_preload(["headrace"])
     seed = random.SystemRandom().randrange(1 << 20) if args.seed is None else args.seed
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         data.make_files(Path(folder))
-        soak = Soak(60 * args.minutes, seed, args.workers, args.round, args.json, folder)
+        soak = Soak(args, seed, folder)
         soak.run()
-        print(report(soak), flush=True)
+        print(soak.summary(), flush=True)
     return bool(soak.failure)
 
 
