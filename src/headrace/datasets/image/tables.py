@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -195,17 +196,28 @@ def _names_among(cells: Sequence[str], files: FileSet) -> set[str]:
 
 def _from_json(data: bytes, where: str, is_lines: bool) -> Table | dict[str, Any]:
     try:
-        found = (
-            [json.loads(line) for line in data.splitlines() if line.strip()]
-            if is_lines
-            else json.loads(data)
-        )
+        if is_lines:
+            lines = [line for line in data.splitlines() if line.strip()]
+            found = [json.loads(line, object_pairs_hook=_fields) for line in lines]
+        else:
+            found = json.loads(data, object_pairs_hook=_fields)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"targets: {where} is no JSON file: {error}") from error
     if isinstance(found, list):
         return from_records(found, where)
     assert isinstance(found, dict)  # it begins with a brace
     return found
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of an object, of which none comes twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        raise ValueError(
+            f"the key {names.most_common(1)[0][0]!r} comes several times in one object"
+        )
+    return fields
 
 
 def from_records(records: Sequence[Any], where: str, keys: Sequence[str] | None = None) -> Table:

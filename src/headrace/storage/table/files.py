@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
-from headrace.errors import FormatError, MissingNameError
+from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.io.library_errors import asking
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import is_url, named_part, redact
@@ -101,6 +101,7 @@ def hold_arrays(files: FileSet, shown: str) -> bool:
 
     Raises:
         FormatError: some are, and some are not.
+        AccessError: this user may not read one.
     """
     found = [_is_array(files.url(number)) for number in range(len(files))]
     if any(found) != all(found):
@@ -115,8 +116,11 @@ def hold_arrays(files: FileSet, shown: str) -> bool:
 def _is_array(path: str) -> bool:
     if TABLES.fits(path) or is_url(path):
         return named_part(path).lower().endswith(_ARRAYS)
-    with open(path, "rb", buffering=0) as file:
-        return file.read(len(NPY_MAGIC)) == NPY_MAGIC
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(len(NPY_MAGIC)) == NPY_MAGIC
+    except PermissionError as error:
+        raise AccessError(f"{redact(path)}: this user may not read the file") from error
 
 
 @dataclass(slots=True)
