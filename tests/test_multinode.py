@@ -95,21 +95,12 @@ def orders(
 # -- one rank, in this process
 
 
-def test_a_rank_alone_trains_and_there_is_nothing_to_do_twice(
-    example: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = [str(photos), *TINY, "--out", str(tmp_path)]
-    assert example.main([*options, "--epochs", "1"]) == 0
-    assert example.main([*options, "--epochs", "2"]) == 0
-    assert example.main([*options, "--epochs", "2"]) == 0  # through
-    assert that_count(tmp_path / "ledger") == orders(photos, 6, 2)
-    assert capsys.readouterr().out.count("epoch 1: loss") == 1
-    assert example.main(["--count", "--out", str(tmp_path)]) == 0
-    assert "epoch 1: 4 steps, 24 samples, missing 0, duplicated 0" in capsys.readouterr().out
-
-
 def test_killed_job_resumes_from_its_last_checkpoint(
-    example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: Any,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = [str(photos), *TINY, "--out", str(tmp_path), "--checkpoint-every", "2"]
     write = example.Ledger.write
@@ -128,12 +119,12 @@ def test_killed_job_resumes_from_its_last_checkpoint(
         ranks[0] for _, ranks in sorted(read(tmp_path / "ledger").items())
     )
     assert (first["step"], second["epoch"], second["step"]) == (0, 1, 2)
-    assert (
-        [(line["epoch"], line["step"]) for line in begun[-2:]]
-        == [(1, 2), (1, 3)]
-        == [(line["epoch"], line["step"]) for line in rest]
-    )
+    again = [(line["epoch"], line["step"]) for line in rest]
+    assert again == [(line["epoch"], line["step"]) for line in begun[-2:]] == [(1, 2), (1, 3)]
     assert that_count(tmp_path / "ledger") == orders(photos, 6, 2)
+    assert example.main(["--count", "--out", str(tmp_path)]) == 0
+    assert "epoch 1: 4 steps, 24 samples, missing 0, duplicated 0" in capsys.readouterr().out
+    assert example.main(options) == 0  # there is nothing to do any more
     whole = tmp_path / "whole"
     assert example.main([str(photos), *TINY, "--out", str(whole)]) == 0
     one, other = (
@@ -303,18 +294,8 @@ def test_hanging_node_is_killed_with_its_children(example: Any, tmp_path: Path) 
 
 
 def demo(out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--demo",
-        "--workers",
-        "1",
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-        *options,
-    ]
+    fixed = ["--demo", "--workers", "1", "--device", "cpu", "--out", str(out)]
+    command = [sys.executable, str(SCRIPT), *fixed, *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -323,14 +304,13 @@ NEEDS_NETWORKS = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param([], id="node 1"),
         pytest.param(["--lose", "0", "--nproc-per-node", "2"], id="node 0 of 2 x 2 ranks"),
-        pytest.param(["--loopback"], id="loopback"),
         pytest.param(["--images", "470"], id="padding"),
         pytest.param(["--cut", "--timeout", "5"], id="cut off", marks=NEEDS_NETWORKS),
     ],
@@ -364,11 +344,11 @@ def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options:
     }
     assert said.rstrip().endswith("all epochs: missing 0, duplicated 0")
     assert "ended by itself with status 1" in said and "lost the other ranks: rank" in said
-    if "--loopback" not in options and MAY_ISOLATE:
+    if MAY_ISOLATE:
         assert "each in a network of its own" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux kills the children of a process that was killed"
@@ -394,7 +374,6 @@ def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.S
     wait_for(lambda: all(map(is_gone, started)), 60)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_demo_whose_nodes_do_not_start_says_why(tmp_path: Path) -> None:
     with demo(tmp_path, "--loopback", str(tmp_path / "nothing")) as job:
@@ -409,7 +388,7 @@ def test_a_demo_whose_nodes_do_not_start_says_why(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
@@ -427,22 +406,12 @@ def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
     ) -> list[tuple[int, str]]:
         jobs = []
         for rank in range(2):
-            environment = {**os.environ, **step_of, "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
-            command = [
-                sys.executable,
-                SCRIPT,
-                photos,
-                *TINY,
-                "--timeout",
-                "60",
-                "--out",
-                out(rank),
-                *options,
-            ]
+            own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
+            where = ["--timeout", "60", "--out", out(rank)]
             jobs.append(
                 subprocess.Popen(
-                    command,
-                    env=environment,
+                    [sys.executable, SCRIPT, photos, *TINY, *where, *options],
+                    env={**os.environ, **step_of, **own},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -460,12 +429,6 @@ def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
     assert counted == {at: sorted(indices) for at, indices in orders(photos, 6, 1).items()}
     apart = run("--epochs", "2", out=lambda rank: tmp_path if rank else tmp_path / "elsewhere")
     assert [status for status, _ in apart] == [2, 2]
-    assert all(
-        "checkpoint.pt is not the same on all ranks (life, epoch, step): [(1, 0, 0), (2, 0, 4)]"
-        in text
-        for _, text in apart
-    )
+    assert all("[(1, 0, 0), (2, 0, 4)]" in text for _, text in apart)
     torn = run("--seed", "7", "--epochs", "2")
-    assert [status for status, _ in torn] == [2, 2] and all(
-        "seed was 42, is 7" in text for _, text in torn
-    )
+    assert all(status == 2 and "seed was 42, is 7" in text for status, text in torn)

@@ -120,12 +120,11 @@ def test_each_synonym_leads_to_what_is_there() -> None:
     assert not set(NAMES) & set(headrace.__all__)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_of_another_library_says_what_to_use(name: str) -> None:
-    said = re.escape(f"headrace has no '{name}': use {NAMES[name]}")
-    with pytest.raises(AttributeError, match=said):
-        getattr(headrace, name)
-    with pytest.raises(ImportError, match=said):
+def test_names_of_other_libraries_say_what_to_use() -> None:
+    for name, use in NAMES.items():
+        with pytest.raises(AttributeError, match=re.escape(f"'{name}': use {use}")):
+            getattr(headrace, name)
+    with pytest.raises(ImportError, match=re.escape(f"'{name}': use {use}")):
         exec(f"from headrace import {name}")
 
 
@@ -163,28 +162,24 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("function", "word", "use"), SAID)
-def test_an_argument_of_another_library_says_what_to_use(
-    function: Any, word: str, use: str
-) -> None:
-    data = {"a": [1, 2]} if function is MultiDataLoader else [1, 2]
-    said = re.escape(f"{function.__name__} has no '{word}': use {use}")
-    with pytest.raises(ConfigError, match=said):
-        function(data, **{word: 1})
+REQUIRED = [
+    (DataModule, "train_data", "train"),
+    (MultiDataLoader, "dataloaders", "loaders"),
+    (ImageDataset, "root", "data_path"),
+    (StreamingDataset, "path", "urls"),
+]
+"""Synonyms of arguments that must be given."""
 
 
-@pytest.mark.parametrize(
-    ("function", "word", "use"),
-    [
-        (DataModule, "train_data", "train"),
-        (MultiDataLoader, "dataloaders", "loaders"),
-        (ImageDataset, "root", "data_path"),
-        (StreamingDataset, "path", "urls"),
-    ],
-)
-def test_a_synonym_of_a_required_argument(function: Any, word: str, use: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{function.__name__} has no '{word}': use {use}"):
-        function(**{word: "a"})
+def test_arguments_of_other_libraries_say_what_to_use() -> None:
+    for function, word, use in SAID:
+        data = {"a": [1, 2]} if function is MultiDataLoader else [1, 2]
+        said = re.escape(f"{function.__name__} has no '{word}': use {use}")
+        with pytest.raises(ConfigError, match=said):
+            function(data, **{word: 1})
+    for function, word, use in REQUIRED:
+        with pytest.raises(ConfigError, match=f"^{function.__name__} has no '{word}': use {use}"):
+            function(**{word: "a"})
 
 
 def test_a_keyword_that_a_class_of_ones_own_passes_on() -> None:
@@ -206,41 +201,29 @@ def test_a_keyword_that_a_class_of_ones_own_passes_on() -> None:
 
 
 RECORDS = {
-    "BatchTimes",
-    "LoadingMode",
-    "Padded",
-    "Profile",
-    "RemoteOptions",
-    "SlowStage",
-    "SparseRow",
-    "SparseRows",
-    "Statistics",
+    *("BatchTimes", "LoadingMode", "Padded", "Profile", "RemoteOptions", "SlowStage"),
+    *("SparseRow", "SparseRows", "Statistics"),
 }
 """Public classes that users get and don't make, or enumerations."""
-OTHERS = {"DataModuleProtocol", "LRUCache", "Source", "WorkerHandle"}
-OF_A_BATCH = {
-    "document_mask",
-    "list_collate",
-    "move_to_device",
-    "sparse_collate",
+OTHERS = {
+    *("DataModuleProtocol", "LRUCache", "Source", "WorkerHandle"),
+    *("document_mask", "list_collate", "move_to_device", "sparse_collate"),
     "variable_length_collate",
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(headrace.__all__) - RECORDS - OTHERS - OF_A_BATCH))
-def test_a_public_function_names_the_keyword_it_lacks(name: str) -> None:
-    function = getattr(headrace, name)
-    if not callable(function) or (inspect.isclass(function) and issubclass(function, Exception)):
-        return
-    data: list[Any] = (
-        [{"a": [1]}, {"a": 1}, [0]]
-        if name in ("MultiDataLoader", "read_rows", "split_workers")
-        else [[1, 2]]
-    )
-    if name == "read_rows":
-        data = ["x", "y", [0]]
-    with pytest.raises(ConfigError, match=f"^{name} has no 'xyzzy': it has "):
-        function(*data[: 3 if name == "read_rows" else 1], xyzzy=1)
+def test_public_functions_name_the_keyword_they_lack() -> None:
+    required: dict[str, list[Any]] = {
+        "MultiDataLoader": [{"a": [1]}],
+        "read_rows": ["x", "y", [0]],
+        "split_workers": [{"a": 1}],
+    }
+    for name in sorted(set(headrace.__all__) - RECORDS - OTHERS):
+        function = getattr(headrace, name)
+        is_error = inspect.isclass(function) and issubclass(function, Exception)
+        if callable(function) and not is_error:
+            with pytest.raises(ConfigError, match=f"^{name} has no 'xyzzy': it has "):
+                function(*required.get(name, [[1, 2]]), xyzzy=1)
 
 
 def test_unknown_options_of_a_multi_loader_are_compared_with_its_own() -> None:

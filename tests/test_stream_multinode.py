@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent.parent / "examples" / "stream_multinode.py"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_streaming_job_that_loses_a_node_is_exactly_once(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--demo", "--images", "400", "--out", str(tmp_path)]
