@@ -329,7 +329,7 @@ class TestBadAnnotations:
         exif = Image.Exif()
         exif[0x0112] = 6
         Image.new("RGB", SIZE).save(made / "images" / "001.png", exif=exif)
-        with pytest.raises(SampleError, match="says 32 x 24; .*EXIF"):
+        with pytest.raises(SampleError, match=r"says 32 x 24; .*EXIF"):
             opened(made)[1]
 
     def test_boxes_without_area_are_left_out_and_told(self, made: Path) -> None:

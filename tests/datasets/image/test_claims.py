@@ -97,7 +97,7 @@ def test_every_way_to_pixels_asks(tmp_path: Path) -> None:
         crop = ImageDataset(tmp_path / "a.png", transform=[RandomResizedCrop(8)], **options)
         with pytest.raises(SampleError, match="pixels takes"):
             crop[0]
-        with pytest.raises(SampleError, match="member 'png': .* pixels takes"):
+        with pytest.raises(SampleError, match=r"member 'png': .* pixels takes"):
             list(StreamingDataset(str(tmp_path / "a.tar"), max_memory_usage=BUDGET))
         with pytest.raises(FormatError, match="pixels takes"):
             decode_image(data, left=lambda: FREE)

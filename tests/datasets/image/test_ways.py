@@ -18,7 +18,6 @@ from headrace import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     SampleError,
-    create_dataloader,
     pack,
 )
 from headrace.collate import list_collate, stack_collate
@@ -28,25 +27,17 @@ from headrace.order.request import BatchRequest
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_masks, save_mask
 
-pytestmark = pytest.mark.quick_every(3)
-
 CROP = [RandomResizedCrop(16, scale=(0.3, 1)), RandomHorizontalFlip()]
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sized": {"image_size": (20, 14)},
-    "bytes": {"image_size": 20, "normalize": False},
-    "grey": {"image_size": 20, "color": "L"},
-    "half": {"image_size": 20, "dtype": torch.bfloat16, "transform": [RandomHorizontalFlip()]},
-    "crop": {"transform": CROP},
-    "sized crop": {"image_size": 20, "transform": CROP, "normalize": False},
-    "flip": {"image_size": 20, "transform": [RandomHorizontalFlip()]},
-    "joint crop": {"transforms": CROP},
-}
+SIZED: dict[str, Any] = {"image_size": (20, 14)}
 INDICES = [5, 3, 17, 3, 0, 23]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_masks(make_coco(tmp_path_factory.mktemp("coco") / "boxes").parent / "masks").parent
+    folder = tmp_path_factory.mktemp("ways")
+    make_coco(folder / "boxes")
+    make_masks(folder / "masks")
+    return folder
 
 
 @pytest.fixture(scope="module", params=["masks", "boxes"])
@@ -71,7 +62,8 @@ def batches(
 ) -> tuple[Any, Any]:
     """The batch by the way that is chosen, which takes no other one, and that of single samples."""
     way, request = choose_way(dataset, collating(kind)), BatchRequest(indices, 7, epoch)
-    assert "row by row" in way.name and way.writes_in_place
+    assert "row by row" in way.name
+    assert way.writes_in_place
     with mock.patch.object(SampleBySample, "make", side_effect=AssertionError("the slow way")):
         made = way.make(request)
     slow = SampleBySample(dataset, collating(kind)).make(request)
@@ -79,93 +71,85 @@ def batches(
     return made.batch, slow.batch
 
 
-@pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_batches_are_those_of_samples(folder: Path, kind: str, options: str, mode: Any) -> None:
-    with opened(folder, kind, loading_mode=mode, **OPTIONS[options]) as dataset:
-        for epoch in (1, 1, 2):
-            fast, slow = batches(dataset, kind, INDICES, epoch)
-            assert same(fast, slow) and fast[0].is_contiguous()
-        view = dataset.subset([7, 2, 9])
-        assert same(*batches(view, kind, [2, 0]))
+def test_batches_are_those_of_samples(folder: Path, kind: str) -> None:
+    flip = [RandomHorizontalFlip()]
+    for options in (
+        {**SIZED, "loading_mode": "cached"},
+        {"image_size": 20, "normalize": False, "loading_mode": "eager"},
+        {"image_size": 20, "color": "L"},
+        {"image_size": 20, "dtype": torch.bfloat16, "transform": flip},
+        {"transform": CROP},
+        {"transform": CROP, "loading_mode": "cached"},
+        {"image_size": 20, "transform": CROP, "normalize": False, "loading_mode": "eager"},
+        {"transforms": CROP},
+    ):
+        with opened(folder, kind, **options) as dataset:
+            for epoch in (1, 1, 2):
+                fast, slow = batches(dataset, kind, INDICES, epoch)
+                assert same(fast, slow), options
+                assert fast[0].is_contiguous()
+            assert same(*batches(dataset.subset([7, 2, 9]), kind, [2, 0])), options
 
 
-@pytest.mark.parametrize("store", ["encoded", "decoded"])
-def test_batches_of_packs(folder: Path, kind: str, store: Any, tmp_path: Path) -> None:
-    with opened(folder, kind, image_size=20).subset([0, 3, 6, 9]) as dataset:
-        out = pack(dataset, tmp_path / "out", store=store)
-    for options in ({"image_size": 20}, {"image_size": 20, "transform": CROP}):
-        with ImageDataset(out, **options) as packed:  # type: ignore[arg-type]
-            assert same(*batches(packed, kind, [3, 1, 1]))
+def test_batches_of_packs(folder: Path, kind: str, tmp_path: Path) -> None:
+    for store in ("encoded", "decoded"):
+        with opened(folder, kind, image_size=20).subset([0, 3, 6, 9]) as dataset:
+            out = pack(dataset, tmp_path / store, store=store)  # type: ignore[arg-type]
+        for options in ({"image_size": 20}, {"image_size": 20, "transform": CROP}):
+            with ImageDataset(out, **options) as packed:  # type: ignore[arg-type]
+                assert same(*batches(packed, kind, [3, 1, 1])), (store, options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_others_are_made_one_by_one(folder: Path, kind: str) -> None:
+    for options in (
         {"image_size": None},
         {"image_size": 8, "return_index": True},
         {"image_size": 8, "transform": torch.zeros_like, "transform_input": "tensor"},
         {"image_size": 8, "target_transform": id},
-    ],
-)
-def test_others_are_made_one_by_one(folder: Path, kind: str, options: dict[str, Any]) -> None:
-    with opened(folder, kind, **options) as dataset:
-        assert choose_way(dataset, collating(kind)).name == "sample by sample"
+    ):
+        with opened(folder, kind, **options) as dataset:
+            assert choose_way(dataset, collating(kind)).name == "sample by sample", options
     with opened(folder, kind, image_size=8) as dataset:
         for function in (list_collate, DetectionCollator(stack=False)):
             assert choose_way(dataset, Collating(function)).name == "sample by sample"
-
-
-def test_a_transform_that_is_set_later(folder: Path, kind: str) -> None:
-    with opened(folder, kind, image_size=8) as dataset:
         way = choose_way(dataset, collating(kind))
-        dataset.transform = torch.zeros_like
-        images, _ = way.make(BatchRequest([1, 2], 0, 0)).batch
-        assert not images.any()
+        dataset.transform = torch.zeros_like  # set later
+        assert not way.make(BatchRequest([1, 2], 0, 0)).batch[0].any()
 
 
-def _broken(folder: Path, kind: str) -> Path:
-    """Of sample 2 of six the image (of a mask the mask) can't be read."""
+def test_samples_that_can_t_be_read(kind: str, tmp_path: Path) -> None:
+    """Of sample 2 the image, or its mask, can't be read."""
     if kind == "masks":
-        save_mask(make_masks(folder / "masks", 12) / "masks/a/004.tif", np.zeros((9, 9)), "L")
+        make_masks(tmp_path / "masks", 12)
+        save_mask(tmp_path / "masks/masks/a/004.tif", np.zeros((9, 9)), "L")
     else:
-        (make_coco(folder / "boxes", 6) / "images/002.jpg").write_bytes(b"nothing")
-    return folder
+        make_coco(tmp_path / "boxes", 6)
+        (tmp_path / "boxes/images/002.jpg").write_bytes(b"nothing")
+    for options in (SIZED, {"transform": CROP}):
+        with opened(tmp_path, kind, on_error="skip", **options) as dataset:
+            fast, slow = batches(dataset, kind, [1, 2, 0, 3])
+            assert same(fast, slow)
+            assert len(fast[0]) == 3
+            with pytest.raises(SampleError, match="none of the 1 samples"):
+                choose_way(dataset, collating(kind)).make(BatchRequest([2], 0, 0))
+            report = dataset.sample_reader.take_report()
+            assert report["skipped"] == report["errors"] == 3
+            assert "fallbacks" not in report
+        with opened(tmp_path, kind, **options) as dataset:
+            stand_in = dataset[1]
+            with pytest.raises(SampleError, match="sample 2 "):
+                choose_way(dataset, collating(kind)).make(BatchRequest([1, 2], 0, 0))
+        with opened(tmp_path, kind, on_error=lambda *_: stand_in, **options) as dataset:  # noqa: B023
+            request = BatchRequest([1, 2, 0], 0, 0)
+            made = choose_way(dataset, collating(kind)).make(request).batch
+            slow = SampleBySample(dataset, collating(kind)).make(request).batch
+            assert same(made, slow)
+            assert len(made[0]) == 3
 
 
-@pytest.mark.parametrize("options", ["sized", "crop"])
-def test_samples_that_can_t_be_read(kind: str, options: str, tmp_path: Path) -> None:
-    _broken(tmp_path, kind)
-    with opened(tmp_path, kind, on_error="skip", **OPTIONS[options]) as dataset:
-        fast, slow = batches(dataset, kind, [1, 2, 0, 3])
-        assert same(fast, slow) and len(fast[0]) == 3
-        with pytest.raises(SampleError, match="none of the 1 samples"):
-            choose_way(dataset, collating(kind)).make(BatchRequest([2], 0, 0))
-        report = dataset.sample_reader.take_report()
-        assert report["skipped"] == 3 and report["errors"] == 3 and "fallbacks" not in report
-    with (
-        opened(tmp_path, kind, **OPTIONS[options]) as dataset,
-        pytest.raises(SampleError, match="sample 2 can't be decoded"),
-    ):
-        choose_way(dataset, collating(kind)).make(BatchRequest([1, 2], 0, 0))
-    stand_in = opened(tmp_path, kind, **OPTIONS[options])[1]
-    with opened(tmp_path, kind, on_error=lambda *_: stand_in, **OPTIONS[options]) as dataset:
-        request = BatchRequest([1, 2, 0], 0, 0)
-        made = choose_way(dataset, collating(kind)).make(request).batch
-        assert (
-            same(made, SampleBySample(dataset, collating(kind)).make(request).batch)
-            and len(made[0]) == 3
-        )
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_take_it(folder: Path, kind: str, workers: int) -> None:
+def test_loaders_take_it(folder: Path, kind: str, make_loader: Any) -> None:
     with opened(folder, kind, image_size=8) as dataset:
-        loader = create_dataloader(dataset, batch_size=5, num_workers=workers, shuffle=False)
-        whole = list(loader)
+        loader = make_loader(dataset, batch_size=5, num_workers=2, shuffle=False)
+        found = [target for _, targets in loader for target in targets]
         assert "row by row" in str(loader.explain())
-        assert same(
-            [target for _, targets in whole for target in targets],
-            [target for _, target in dataset],
-        )
-        loader.close()
+        assert same(found, [target for _, target in dataset])
