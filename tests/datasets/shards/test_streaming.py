@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import pytest
 import torch
 import zarr
 import zstandard
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from headrace import (
     ConfigError,
@@ -26,7 +25,6 @@ from headrace import (
     RandomResizedCrop,
     SampleError,
     StreamingDataset,
-    create_dataloader,
     pack,
 )
 from headrace.datasets.core import loading
@@ -41,8 +39,6 @@ from headrace.storage.text import source as texts
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.make import make_photos, make_shards, make_tar
-
-pytestmark = pytest.mark.quick_every(4)
 
 UNEVEN = (7, 0, 1, 14, 2, 13)
 
@@ -75,9 +71,6 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "block_length", lambda _: 100)
 
 
-# --- the laws -------------------------------------------------------------------------------------
-
-
 class OfShards(DatasetContract):
     """Streaming by default."""
 
@@ -90,9 +83,17 @@ class OfShards(DatasetContract):
             make_shards(self.path, UNEVEN, self.ending)
 
     def make(self, **options: Any) -> Any:
-        return IN_MODE[str(options.pop("loading_mode", "streaming"))](
-            self.path, buffer_size=6, **options
-        )
+        cls = IN_MODE[str(options.pop("loading_mode", "streaming"))]
+        return cls(self.path, buffer_size=6, **options)
+
+    def write_bad(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def make_bad(self, **options: Any) -> tuple[Any, list[int]]:
+        path = self.path.with_name(f"contract-bad.{self.ending}")
+        self.write_bad(path)
+        cls = IN_MODE[str(options.pop("loading_mode", "streaming"))]
+        return cls(path, **options), [2, 13]
 
     def test_law_3_a_state_of_other_data_is_refused(self) -> None:
         other = make_shards(self.path.with_name(f"other-{self.ending}"), (3, 4), self.ending)
@@ -105,27 +106,21 @@ class OfShards(DatasetContract):
 class TestTar(OfShards):
     ending = "tar"
 
-    def make_bad(self, **options: Any) -> tuple[Any, list[int]]:
-        path = self.path.with_name("contract-bad.tar")
-        if not path.exists():
-            said = [
-                ("png", b"\x89PNG no image") if n in (2, 13) else ("cls", b"%d" % n)
-                for n in range(24)
-            ]
-            make_tar(path, [(f"{n:02d}.{ending}", data) for n, (ending, data) in enumerate(said)])
-        return IN_MODE[str(options.pop("loading_mode", "streaming"))](path, **options), [2, 13]
+    def write_bad(self, path: Path) -> None:
+        members = [(f"{n:02d}.cls", b"%d" % n) for n in range(24)]
+        for number in (2, 13):
+            members[number] = (f"{number:02d}.png", b"\x89PNG no image")
+        make_tar(path, members)
 
 
 @pytest.mark.slow
 class TestJSONLines(OfShards):
     ending = "jsonl"
 
-    def make_bad(self, **options: Any) -> tuple[Any, list[int]]:
-        path = self.path.with_name("contract-bad.jsonl")
-        path.write_text(
-            "".join("{broken\n" if n in (2, 13) else f'{{"n": {n}}}\n' for n in range(24))
-        )
-        return IN_MODE[str(options.pop("loading_mode", "streaming"))](path, **options), [2, 13]
+    def write_bad(self, path: Path) -> None:
+        lines = [f'{{"n": {number}}}\n' for number in range(24)]
+        lines[2] = lines[13] = "{broken\n"
+        path.write_text("".join(lines))
 
 
 del OfShards  # pytest would collect it
@@ -134,77 +129,62 @@ del OfShards  # pytest would collect it
 # --- exactly once, on any number of ranks and workers ---------------------------------------------
 
 
-@pytest.fixture(params=["tar", "jsonl"])
-def shards(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return make_shards(tmp_path / "shards", UNEVEN, request.param)
-
-
 def number_of(sample: Any) -> int:
     return int(sample["cls"] if "cls" in sample else sample["number"])
 
 
-@pytest.mark.parametrize("counts", [UNEVEN, (3,), (0, 0, 5), (1, 1, 1), (0, 0)], ids=str)
+def numbers(dataset: Any) -> list[int]:
+    return [number_of(sample) for sample in dataset]
+
+
+@pytest.mark.parametrize("counts", [UNEVEN, (0, 0, 5), (0, 0)], ids=str)
 def test_a_plain_dataloader_gives_each_sample_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]
 ) -> None:
     """Ranks and workers without processes; each rank gets as many samples."""
-    dataset, n = StreamingDataset(make_shards(tmp_path / "shards", counts)), sum(counts)
+    dataset = StreamingDataset(make_shards(tmp_path / "shards", counts))
+    n = sum(counts)
+
+    def of_worker(worker: int, workers: int) -> list[int]:
+        info = SimpleNamespace(id=worker, num_workers=workers, dataset=None)
+        monkeypatch.setattr(loading, "get_worker_info", lambda: info)
+        return numbers(dataset)
+
     for ranks in (1, 2, 4):
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
         seen: list[list[int]] = []
         for rank in range(ranks):
             monkeypatch.setenv("RANK", str(rank))
-            monkeypatch.setenv("WORLD_SIZE", str(ranks))
-            for workers in (1, 3):
-                of_rank = []
-                for worker in range(workers):
-                    monkeypatch.setattr(
-                        loading,
-                        "get_worker_info",
-                        lambda w=worker, k=workers: SimpleNamespace(
-                            id=w, num_workers=k, dataset=None
-                        ),
-                    )
-                    of_rank += [number_of(sample) for sample in dataset]
-                if workers == 1:
-                    seen.append(of_rank)
-                else:
-                    assert Counter(of_rank) == Counter(seen[-1])
-        assert len({len(one) for one in seen}) == 1
-        together = Counter(number for one in seen for number in one)
-        assert set(together) == set(range(n)) and sum(together.values()) == n + (
-            -n % ranks if n else 0
-        )
+            seen.append(of_worker(0, 1))
+            parts = [of_worker(worker, 3) for worker in range(3)]
+            assert sorted(number for part in parts for number in part) == sorted(seen[-1])
+        assert [len(part) for part in seen] == [-(-n // ranks)] * ranks
+        assert set().union(*seen) == set(range(n))
 
 
-@pytest.mark.quick_every(8)
-@pytest.mark.parametrize(
-    ("ranks", "workers"),
-    [
-        (r, w) if w == 0 or (r, w) == (2, 1) else pytest.param(r, w, marks=pytest.mark.slow)
-        for r in (1, 2, 4)
-        for w in (0, 1, 3)
-    ],
-)
-def test_loaders_give_each_sample_once(
-    shards: Path, ranks: int, workers: int, make_loader: Any
-) -> None:
-    seen, lengths = Counter[int](), set()
-    for rank in range(ranks):
-        loader = make_loader(
-            StreamingDataset(shards),
-            batch_size=3,
-            num_workers=workers,
-            rank=rank,
-            world_size=ranks,
-            collate_fn="list",
-        )
-        batches = list(loader)
-        assert len(batches) == len(loader) and loader.padding == -37 % ranks
-        lengths.add(len(batches))
-        seen.update(number_of(sample) for batch in batches for sample in batch)
-    assert (
-        set(seen) == set(range(37)) and sum(seen.values()) == 37 + -37 % ranks and len(lengths) == 1
-    )
+@pytest.mark.parametrize("ending", ["tar", "jsonl"])
+def test_loaders_give_each_sample_once(tmp_path: Path, ending: str, make_loader: Any) -> None:
+    shards = make_shards(tmp_path, UNEVEN, ending)
+    orders = []
+    for ranks, workers in ((1, 0), (1, 2), (4, 0)):
+        seen: list[list[int]] = []
+        for rank in range(ranks):
+            loader = make_loader(
+                StreamingDataset(shards),
+                batch_size=4 // ranks,
+                num_workers=workers,
+                rank=rank,
+                world_size=ranks,
+                collate_fn="list",
+            )
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            assert loader.padding == -37 % ranks
+            seen.append([number_of(sample) for batch in batches for sample in batch])
+        assert [len(part) for part in seen] == [-(-37 // ranks)] * ranks
+        orders.append([number for dealt in zip(*seen, strict=True) for number in dealt][:37])
+    assert sorted(orders[0]) == list(range(37)) != orders[0]
+    assert orders[0] == orders[1] == orders[2]
 
 
 @pytest.mark.slow
@@ -212,48 +192,30 @@ def test_resume_at_every_step_on_other_ranks(tmp_path: Path, make_loader: Any) -
     shards = make_shards(tmp_path / "shards", UNEVEN, "jsonl")
 
     def loaders(ranks: int) -> list[Any]:
+        options = {"batch_size": 8 // ranks, "num_workers": 0, "world_size": ranks}
         dataset = StreamingDataset(shards)
         return [
-            make_loader(
-                dataset,
-                batch_size=8 // ranks,
-                num_workers=0,
-                rank=r,
-                world_size=ranks,
-                collate_fn="list",
-                seed=3,
-            )
-            for r in range(ranks)
+            make_loader(dataset, rank=rank, collate_fn="list", seed=3, **options)
+            for rank in range(ranks)
         ]
 
-    def dealt(batches: list[list[Any]]) -> list[int]:
-        return [
-            number_of(one[i])
-            for i in range(max(map(len, batches)))
-            for one in batches
-            if i < len(one)
-        ]
+    def dealt(batches: tuple[list[Any], ...]) -> list[int]:
+        return [number_of(sample) for row in zip(*batches, strict=True) for sample in row]
 
     whole = [number_of(sample) for batch in loaders(1)[0] for sample in batch]
-    assert sorted(whole) == list(range(37)) and whole != sorted(whole)
-    for before, after in ((1, 2), (2, 4), (4, 1), (2, 1)):
-        for step in range(6):
-            saved = loaders(before)
-            states = []
-            for loader in saved:
-                iterator = iter(loader)
-                for _ in range(step):
-                    next(iterator, None)
-                states.append(loader.state_dict())
-                del iterator
+    for before, after in ((1, 2), (2, 4), (4, 1)):
+        for step in range(5):
+            saved = loaders(before)[0]
+            iterator = iter(saved)
+            for _ in range(step):
+                next(iterator)
+            state = pickle.loads(pickle.dumps(saved.state_dict()))
+            del iterator
             resumed = loaders(after)
             for loader in resumed:
-                loader.load_state_dict(pickle.loads(pickle.dumps(states[-1])))
-            if step == 5:
-                continue  # the epoch is through: the next one comes
-            rest = [number for parts in zip(*resumed, strict=True) for number in dealt(list(parts))]
-            padding = -37 % after
-            assert rest == whole[8 * step :] + whole[:padding]
+                loader.load_state_dict(state)
+            rest = [number for parts in zip(*resumed, strict=True) for number in dealt(parts)]
+            assert rest == whole[8 * step :] + whole[: -37 % after], (before, after, step)
 
 
 def test_ranks_and_workers_have_blocks_of_their_own(tmp_path: Path) -> None:
@@ -263,7 +225,9 @@ def test_ranks_and_workers_have_blocks_of_their_own(tmp_path: Path) -> None:
     counts = tuple(np.random.default_rng(1).integers(0, 40, 40).tolist())
     dataset = StreamingDataset(make_shards(tmp_path / "shards", counts, "jsonl"), buffer_size=40)
     blocks = dataset.blocks()
-    assert blocks is not None and blocks.sum() == sum(counts) and len(blocks) > 200
+    assert blocks is not None
+    assert blocks.sum() == sum(counts)
+    assert len(blocks) > 200
     order = dataset.epoch_order("block", 1, 0, 16)
     assert (order.interleave, order.turns) == (8, 24)
     visits = count_visits(RankBatches(order, 0, 4, 4), 8, blocks)
@@ -273,387 +237,272 @@ def test_ranks_and_workers_have_blocks_of_their_own(tmp_path: Path) -> None:
 # --- what a sample is -----------------------------------------------------------------------------
 
 
-def npy(value: Any) -> bytes:
+def array_file(save: Callable[..., Any], *values: Any, **named: Any) -> bytes:
     out = io.BytesIO()
-    np.save(out, value)
+    save(out, *values, **named)
     return out.getvalue()
 
 
-def npz(**values: Any) -> bytes:
-    out = io.BytesIO()
-    np.savez(out, **values)
-    return out.getvalue()
-
-
-@pytest.fixture
-def one_of_each(tmp_path: Path, tiny_photos: Path) -> Path:
-    jpeg = next(
-        path for path in sorted(tiny_photos.rglob("*")) if path.suffix.lower() == ".jpg"
-    ).read_bytes()
+def test_members_are_decoded_by_their_extension(tmp_path: Path, tiny_photos: Path) -> None:
     members = {
-        "jpg": jpeg,
+        "jpg": next(tiny_photos.rglob("*.jpg")).read_bytes(),
         "cls": b"7\n",
         "txt": "Mühle".encode(),
         "json": b'{"a": [1, 2]}',
-        "npy": npy(np.arange(6.0).reshape(2, 3)),
-        "npz": npz(x=np.arange(3)),
+        "npy": array_file(np.save, np.arange(6.0).reshape(2, 3)),
+        "npz": array_file(np.savez, x=np.arange(3)),
         "seg.png": b"mask",
         "pickle": pickle.dumps(1),
         "bin": b"\0\1",
     }
-    return make_tar(
-        tmp_path / "a.tar", [(f"some/one.{name}", data) for name, data in members.items()]
-    )
-
-
-def only(dataset: Any) -> Any:
-    (sample,) = dataset
-    return sample
-
-
-def test_members_are_decoded_by_their_extension(one_of_each: Path) -> None:
-    sample = only(StreamingDataset(one_of_each, decode={"seg.png": bytes.decode}))
-    assert sample["jpg"].dtype == torch.uint8 and sample["jpg"].shape == (3, 12, 16)
-    assert sample["cls"] == 7 and sample["txt"] == "Mühle" and sample["json"] == {"a": [1, 2]}
-    assert sample["npy"].tolist() == [[0, 1, 2], [3, 4, 5]] and sample["npz"]["x"].tolist() == [
-        0,
-        1,
-        2,
-    ]
-    assert sample["pickle"] == pickle.dumps(1) and sample["bin"] == b"\0\1"  # nothing is run
-    assert sample["seg.png"] == "mask"
-    assert sample["__key__"] == "some/one" and sample["__url__"] == str(one_of_each)
-
-
-def test_decoders_of_ones_own_come_first(one_of_each: Path) -> None:
-    sample = only(StreamingDataset(one_of_each, decode={".JPG": None, "png": len, "bin": list}))
-    assert (
-        isinstance(sample["jpg"], bytes)
-        and sample["seg.png"] == 4
-        and sample["bin"] == [0, 1]
-        and sample["cls"] == 7
-    )
-    raw = only(StreamingDataset(one_of_each, decode=False))
-    assert {type(value) for name, value in raw.items() if not name.startswith("__")} == {bytes}
+    named = [(f"some/one.{name}", data) for name, data in members.items()]
+    path = make_tar(tmp_path / "a.tar", named)
+    (sample,) = StreamingDataset(path, decode={"seg.png": bytes.decode})
+    assert sample["jpg"].dtype == torch.uint8
+    assert sample["jpg"].shape == (3, 12, 16)
+    assert sample["npy"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert sample["npz"]["x"].tolist() == [0, 1, 2]
+    plain = {
+        "cls": 7,
+        "txt": "Mühle",
+        "json": {"a": [1, 2]},
+        "pickle": pickle.dumps(1),  # nothing is run
+        "bin": b"\0\1",
+        "seg.png": "mask",
+        "__key__": "some/one",
+        "__url__": str(path),
+    }
+    assert {name: sample[name] for name in plain} == plain
+    # decoders of one's own come first
+    (sample,) = StreamingDataset(path, decode={".JPG": None, "png": len, "bin": list})
+    assert sample["jpg"] == members["jpg"]
+    assert (sample["seg.png"], sample["bin"], sample["cls"]) == (4, [0, 1], 7)
+    (raw,) = StreamingDataset(path, decode=False)
+    assert {name: raw[name] for name in members} == members
 
 
 def test_a_member_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     path = make_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"one")])
-    with pytest.raises(SampleError, match=r"a\.tar, sample 'b': member 'cls': invalid literal"):
+    with pytest.raises(SampleError, match=r"a\.tar, sample 'b': member 'cls'"):
         list(StreamingDataset(path))
-    assert [s["cls"] for s in StreamingDataset(path, on_error="skip")] == [1]
-    stand_in = StreamingDataset(
-        path, on_error=lambda index, where, error: {"cls": -1, "__key__": where}
-    )
-    assert sorted(s["cls"] for s in stand_in) == [-1, 1]
+    assert numbers(StreamingDataset(path, on_error="skip")) == [1]
+    stand_in = StreamingDataset(path, on_error=lambda index, where, error: {"cls": -1})
+    assert sorted(numbers(stand_in)) == [-1, 1]
 
 
 def test_batches_of_tar_samples_are_stacked(tmp_path: Path, make_loader: Any) -> None:
-    loader = make_loader(
-        StreamingDataset(make_shards(tmp_path / "s", (5, 6))), batch_size=11, num_workers=0
-    )
+    dataset = StreamingDataset(make_shards(tmp_path / "s", (5, 6)))
+    loader = make_loader(dataset, batch_size=11, num_workers=0)
     (batch,) = loader
-    assert batch["png"].shape == (11, 3, 12, 16) and sorted(batch["cls"].tolist()) == list(
-        range(11)
-    )
-    assert loader.get_stats()["bytes_read"] > sum(
-        int(size) for size in loader.dataset.sample_source.sizes()
-    )
-    assert torch.equal(batch["json"]["number"], batch["cls"]) and batch["__key__"] == [
-        f"{n:06d}" for n in batch["cls"]
-    ]
+    assert batch["png"].shape == (11, 3, 12, 16)
+    assert sorted(batch["cls"].tolist()) == list(range(11))
+    assert torch.equal(batch["json"]["number"], batch["cls"])
+    assert batch["__key__"] == [f"{number:06d}" for number in batch["cls"]]
+    assert loader.get_stats()["bytes_read"] > sum(map(int, dataset.sample_source.sizes()))
 
 
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("ending", ["jsonl", "txt"])
-def test_texts(tmp_path: Path, ending: str, packed: str) -> None:
-    folder = make_shards(tmp_path / "shards", UNEVEN, ending)
-    compress: Callable[[bytes], bytes] = {
-        "": bytes,
-        ".gz": gzip.compress,
-        ".zst": zstandard.compress,
-    }[packed]
-    for path in sorted(folder.iterdir()):
-        data = path.read_bytes()
-        path.unlink()
-        path.with_name(path.name + packed).write_bytes(compress(data))
-    dataset = StreamingDataset(folder, cache_dir=tmp_path / "kept")
-    blocks = dataset.blocks()
-    assert blocks is not None and len(blocks) > 5 and blocks.sum() == 37
-    expected = [
-        {"number": n, "text": f"line {n}"} if ending == "jsonl" else f"line {n}" for n in range(37)
-    ]
-    key: Any = str if ending == "txt" else number_of
-    assert sorted(dataset, key=key) == sorted(expected, key=key) and list(dataset) != expected
+@pytest.mark.parametrize(
+    ("packed", "compress"), [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)]
+)
+def test_lines(tmp_path: Path, packed: str, compress: Callable[[bytes], bytes]) -> None:
+    objects = [{"number": number, "text": f"line {number}"} for number in range(37)]
+    for ending, expected, key in (
+        ("jsonl", objects, number_of),
+        ("txt", [f"line {number}" for number in range(37)], lambda line: int(line[5:])),
+    ):
+        folder = make_shards(tmp_path / ending, UNEVEN, ending)
+        for path in sorted(folder.iterdir()):
+            data = path.read_bytes()
+            path.unlink()
+            path.with_name(path.name + packed).write_bytes(compress(data))
+        dataset = StreamingDataset(folder, cache_dir=tmp_path / "kept")
+        blocks = dataset.blocks()
+        assert blocks is not None
+        assert len(blocks) > 5
+        assert blocks.sum() == 37
+        assert sorted(dataset, key=key) == expected != list(dataset)
 
 
 def test_blank_lines_are_no_objects_and_are_lines(tmp_path: Path) -> None:
     for ending, count in (("jsonl", 3), ("txt", 6)):
-        path = tmp_path / f"a.{ending}"
-        path.write_text("1\n\n2\n\n\n3")
-        dataset = StreamingDataset(path)
-        blocks = dataset.blocks()
-        assert len(dataset) == count and blocks is not None and blocks.sum() == count
-
-
-def test_blocks_of_lines_leave_blank_ones_out(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(f"{n}\n" + "\n" * (n % 3) for n in range(200)))
+        (tmp_path / f"a.{ending}").write_text("1\n\n2\n\n\n3")
+        dataset = StreamingDataset(tmp_path / f"a.{ending}")
+        assert len(dataset) == dataset.blocks().sum() == count
+    (tmp_path / "a.jsonl").write_text("".join(f"{n}\n" + "\n" * (n % 3) for n in range(200)))
     (tmp_path / "b.jsonl").write_text("\n\n\n")
     (tmp_path / "c.jsonl").write_text("200\n")
-    dataset = Lazily([path, tmp_path / "b.jsonl", tmp_path / "c.jsonl"])
-    at = 0
-    for size in dataset.blocks().tolist():
-        offsets = [dataset.sample_source.offset_of(index) // 100 for index in range(at, at + size)]
-        assert len(set(offsets)) == 1 and size > 0
-        at += size
-    assert at == len(dataset) == 201 and [dataset[i] for i in (0, 150, 200)] == [0, 150, 200]
+    lazy = Lazily([tmp_path / f"{name}.jsonl" for name in "abc"])
+    assert list(lazy) == list(range(201))
+    start = 0
+    for size in lazy.blocks().tolist():
+        indices = range(start, start + size)
+        assert len({lazy.sample_source.offset_of(index) // 100 for index in indices}) == 1
+        start += size
+    assert start == 201
 
 
-def test_arrays_come_as_their_datasets_give_them(tmp_path: Path) -> None:
+def test_arrays_come_as_their_datasets_give_them(tmp_path: Path, make_loader: Any) -> None:
     rows = np.arange(60, dtype="f4").reshape(20, 3)
     for number, part in enumerate(np.split(rows, [13])):
+        labels = np.arange(len(part))
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            file["rows"], file["labels"] = part, np.arange(len(part))
+            file.create_dataset("rows", data=part, chunks=(4, 3), compression="gzip")
+            file["labels"] = labels
         root = zarr.open_group(tmp_path / f"{number}.zarr", mode="w")
-        root.create_array("rows", shape=part.shape, dtype="f4", chunks=(4, 3))[...] = part
-        root.create_array("labels", shape=(len(part),), dtype="i8", chunks=(4,))[...] = np.arange(
-            len(part)
-        )
-    for pattern in ("*.h5", "*.zarr", "{0..1}.h5", "{0,1}.zarr"):
-        dataset = StreamingDataset(
-            str(tmp_path / pattern), dataset_name="rows", target_name="labels"
-        )
+        root.create_array("rows", data=part, chunks=(4, 3))
+        root.create_array("labels", data=labels, chunks=(4,))
+    names: dict[str, Any] = {"dataset_name": "rows", "target_name": "labels"}
+    for pattern in ("*.h5", "{0,1}.zarr"):
+        dataset = StreamingDataset(str(tmp_path / pattern), **names)
         samples = sorted(dataset, key=lambda sample: float(sample[0][0]))
-        assert torch.equal(torch.stack([row for row, _ in samples]), torch.from_numpy(rows))
+        assert np.array_equal(torch.stack([row for row, _ in samples]), rows)
         assert [label for _, label in samples] == [*range(13), *range(7)]
+    # through whole batches: what is decoded there goes straight into its row
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "shuffle": False}
+    streams = make_loader(StreamingDataset(tmp_path / "0.h5", **names), **options)
+    assert same(
+        list(streams), list(make_loader(HDF5Dataset(tmp_path / "0.h5", **names), **options))
+    )
     for path in tmp_path.glob("*.h5"):
         path.unlink()
     assert len(StreamingDataset(tmp_path, dataset_name="rows")) == 20  # a folder of stores
 
 
 def test_packed_images_come_as_images(tmp_path: Path, tiny_photos: Path) -> None:
-    (tmp_path / "in").mkdir()
+    folder = tmp_path / "in"
+    folder.mkdir()
     for name in ("a.h5", "b.h5"):
-        pack(ImageDataset(tiny_photos), tmp_path / "in" / name, progress=False)
+        pack(ImageDataset(tiny_photos), folder / name, progress=False)
     crop = RandomResizedCrop(8)
-    for options in (
-        {"transform": None},
-        {"transform": crop},
-        {"transform": [crop, lambda image: torch.tensor(image.size)]},
-    ):
-        dataset = StreamingDataset(tmp_path / "in", **options)
-        twin = ImageDataset(tmp_path / "in" / "a.h5", **options)
-        assert dataset.classes == twin.classes and len(dataset) == 8
-        ordered = Lazily(tmp_path / "in", **options)
-        twin.set_epoch(0)
-        ordered.set_epoch(0)
-        assert same([ordered[i] for i in range(4)], [twin[i] for i in range(4)])
-        assert same([ordered[i + 4][1] for i in range(4)], [twin[i][1] for i in range(4)])
-        dataset.set_epoch(1)
-        epoch = list(dataset)
-        assert len(epoch) == 8 and epoch[0][0].shape == twin[0][0].shape
+    for transform in (None, crop, [crop, lambda image: torch.tensor(image.size)]):
+        dataset = StreamingDataset(folder, transform=transform)
+        twin = ImageDataset(folder / "a.h5", transform=transform)
+        ordered = Lazily(folder, transform=transform)
+        assert dataset.classes == twin.classes
+        assert same([ordered[index] for index in range(4)], [*twin])
+        assert [ordered[index + 4][1] for index in range(4)] == [target for _, target in twin]
+        samples = list(dataset)
+        assert len(samples) == 8
+        assert samples[0][0].shape == twin[0][0].shape
     other = make_photos(tmp_path / "other", classes=("noise",), per_class=1)
-    pack(ImageDataset(other), tmp_path / "in" / "c.h5", progress=False)
-    with pytest.raises(
-        FormatError, match="can't be one dataset: they were packed with other classes"
-    ):
-        StreamingDataset(tmp_path / "in")
+    pack(ImageDataset(other), folder / "c.h5", progress=False)
+    with pytest.raises(FormatError, match="other classes"):
+        StreamingDataset(folder)
 
 
 # --- order ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mixed", "samples", "blocks", "expected"),
-    [
-        *(
-            (1000, 100_000, 5000, 64),
-            (1000, 10**6, 100, 1),
-            (100, 1000, 1000, 128),
-            (10**6, 10**6, 100, 64),
-        ),
-        *((1, 10, 3, 1), (5, 0, 0, 1), (1000, 7, 1, 1)),
-    ],
-)
-def test_open_blocks_hold_the_shuffle_buffer(
-    mixed: int, samples: int, blocks: int, expected: int
-) -> None:
-    assert interleave_for(mixed, samples, blocks) == expected
-    assert interleave_for(mixed, samples, blocks, least=8) == max(
-        expected, 1 << (min(8, max(1, blocks)).bit_length() - 1)
-    )
+def test_open_blocks_hold_the_shuffle_buffer() -> None:
+    for mixed, samples, blocks, expected in (
+        (1000, 100_000, 5000, 64),
+        (1000, 10**6, 100, 1),
+        (100, 1000, 1000, 128),
+        (10**6, 10**6, 100, 64),
+        (1, 10, 3, 1),
+        (5, 0, 0, 1),
+        (1000, 7, 1, 1),
+    ):
+        assert interleave_for(mixed, samples, blocks) == expected
+        least = 1 << (min(8, max(1, blocks)).bit_length() - 1)
+        assert interleave_for(mixed, samples, blocks, least=8) == max(expected, least)
 
 
 def test_order_is_a_function_of_its_parameters(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def numbers(*args: Any, epoch: int = 0, **options: Any) -> list[int]:
-        dataset = StreamingDataset(*args, **options)
-        dataset.set_epoch(epoch)
-        return [number_of(sample) for sample in dataset]
-
-    known = numbers(shards, buffer_size=200)
-    assert (
-        numbers(str(shards / "*"), buffer_size=200)
-        == numbers(sorted(shards.iterdir()), buffer_size=200)
-        == known
-    )
-    assert (
-        numbers(shards, buffer_size=200, seed=1)
-        != known
-        != numbers(shards, buffer_size=200, epoch=1)
-    )
+    shards = make_shards(tmp_path, UNEVEN)
+    known = numbers(StreamingDataset(shards, buffer_size=200))
+    for urls in (str(shards / "*"), sorted(shards.iterdir())):
+        assert numbers(StreamingDataset(urls, buffer_size=200)) == known
+    other = StreamingDataset(shards, buffer_size=200)
+    other.set_epoch(1)
+    assert numbers(other) != known
+    assert numbers(StreamingDataset(shards, buffer_size=200, seed=1)) != known
     monkeypatch.setattr(streaming, "FEWEST", 1)
-    narrow, wide = (
-        StreamingDataset(shards, buffer_size=1),
-        StreamingDataset(shards, buffer_size=10**6),
-    )
+    narrow, wide = (StreamingDataset(shards, buffer_size=size) for size in (1, 10**6))
     assert narrow.lanes(len(narrow.blocks())) != wide.lanes(len(wide.blocks()))
-
-
-@pytest.mark.slow
-def test_loaders_of_any_number_of_workers_and_plain_ones_agree(
-    tmp_path: Path, make_loader: Any
-) -> None:
-    folder = make_shards(tmp_path / "shards", UNEVEN)
-    expected = [
-        batch["cls"].tolist()
-        for batch in make_loader(StreamingDataset(folder), batch_size=5, num_workers=0, seed=2)
-    ]
-    for workers in (1, 2):
-        loader = make_loader(StreamingDataset(folder), batch_size=5, num_workers=workers, seed=2)
-        assert [batch["cls"].tolist() for batch in loader] == expected
-    plain = [
-        sample["cls"]
-        for sample in DataLoader(StreamingDataset(folder), batch_size=None, num_workers=2)
-    ]
-    assert Counter(plain) == Counter(range(37))
 
 
 # --- what users see -------------------------------------------------------------------------------
 
 
-def test_it_is_an_iterable_dataset(shards: Path) -> None:
-    dataset = StreamingDataset(shards, buffer_size=50)
-    assert (
-        isinstance(dataset, IterableDataset)
-        and len(dataset) == 37
-        and dataset.loading_mode == "streaming"
-    )
-    with pytest.raises(TypeError, match="no random access"):
-        dataset[0]
-    assert repr(
-        dataset
-    ) == f"StreamingDataset(urls={shards}, buffer_size=50)  # 37 samples".replace(
-        str(shards), repr(str(shards))
-    )
-    again = eval(repr(dataset))
-    assert (
-        [number_of(s) for s in again]
-        == [number_of(s) for s in pickle.loads(pickle.dumps(dataset))]
-        == [number_of(s) for s in dataset]
-    )
-    said = dataset.explain()
-    assert "buffer_size 50: of " in said and "37 samples from" in said
-    assert ("members are decoded by their extension" in said) == ("cls" in next(iter(dataset)))
-    part = dataset.subset(range(5, 20))
-    assert sorted(number_of(sample) for sample in part) == list(range(5, 20))
-    dataset.close()
+def test_it_is_an_iterable_dataset(tmp_path: Path) -> None:
+    for ending in ("tar", "jsonl"):
+        shards = str(make_shards(tmp_path / ending, UNEVEN, ending))
+        dataset = StreamingDataset(shards, buffer_size=50)
+        assert isinstance(dataset, IterableDataset)
+        assert dataset.loading_mode == "streaming"
+        with pytest.raises(TypeError):
+            dataset[0]
+        assert repr(dataset) == f"StreamingDataset(urls={shards!r}, buffer_size=50)  # 37 samples"
+        for again in (eval(repr(dataset)), pickle.loads(pickle.dumps(dataset))):
+            assert numbers(again) == numbers(dataset)
+        explained = dataset.explain()
+        assert "buffer_size 50: of " in explained
+        assert "37 samples from" in explained
+        assert ("decoded by their extension" in explained) == (ending == "tar")
+        assert sorted(numbers(dataset.subset(range(5, 20)))) == list(range(5, 20))
+        dataset.close()
 
 
-def test_transforms_get_the_sample(shards: Path, make_loader: Any) -> None:
+def test_transforms_get_the_sample(tmp_path: Path, make_loader: Any) -> None:
     def drawn(sample: Any) -> Any:
         return number_of(sample), float(torch.rand(()))
 
-    dataset = StreamingDataset(shards, transform=drawn)
-    assert sorted(dataset) == sorted(
-        sample
-        for batch in make_loader(dataset, num_workers=0, collate_fn="list", seed=42)
-        for sample in batch
-    )
+    dataset = StreamingDataset(make_shards(tmp_path, UNEVEN), transform=drawn)
+    loader = make_loader(dataset, num_workers=0, collate_fn="list", seed=42)
+    assert sorted(dataset) == sorted(sample for batch in loader for sample in batch)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"buffer_size": 0}, "buffer_size must be"),
-        ({"buffer_size": True}, "buffer_size must be"),
-        ({"loading_mode": "lazy"}, "loading_mode has no meaning"),
-        ({"shared": "machine"}, "shared has no meaning"),
-        ({"decode": 3}, "decode must be"),
-        ({"decode": {"jpg": 3}}, r"decode\['jpg'\] must be a callable"),
-        ({"dataset_name": "rows"}, "dataset_name is for .h5 and .zarr shards, and these are .tar"),
-        ({"target_name": "rows"}, "target_name is for"),
-    ],
-)
-def test_arguments_that_make_no_sense(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_bad_arguments(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", (2,))
-    with pytest.raises(ConfigError, match=said):
-        StreamingDataset(folder, **options)
+    for option, value in (
+        ("buffer_size", 0),
+        ("buffer_size", True),
+        ("loading_mode", "lazy"),
+        ("shared", "machine"),
+        ("decode", 3),
+        ("decode", {"jpg": 3}),
+        ("dataset_name", "rows"),
+        ("target_name", "rows"),
+    ):
+        with pytest.raises(ConfigError, match=option):
+            StreamingDataset(folder, **{option: value})  # type: ignore[arg-type]
 
 
 def test_shards_that_are_none_or_of_several_kinds(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match=r"ends in any of \.tar"):
+    with pytest.raises(DataNotFoundError, match=r"\.tar"):
         StreamingDataset(tmp_path)
     folder = make_shards(tmp_path / "shards", (2,))
     make_shards(folder, (1, 1), "jsonl")
-    with pytest.raises(
-        ConfigError, match=r"shards of several kinds .*part-000\.tar.*'folder/\*\.tar'"
-    ):
+    with pytest.raises(ConfigError, match=r"part-000\.tar.*'folder/\*\.tar'"):
         StreamingDataset(folder)
-    with pytest.raises(ConfigError, match=r"decode is for \.tar shards"):
+    with pytest.raises(ConfigError, match="decode"):
         StreamingDataset(folder / "*.jsonl", decode=False)
-    (tmp_path / "a.bin").write_bytes(b"")
-    with pytest.raises(FormatError, match="does not say which kind"):
-        StreamingDataset(tmp_path / "a.bin")
+    for path in folder.glob("*.jsonl"):
+        path.unlink()
     zarr.open_array(folder / "a.zarr", mode="w", shape=(3,), chunks=(1,), dtype="i4")
     with pytest.raises(ConfigError, match="several kinds"):
         StreamingDataset(folder)
-    (tmp_path / "a.tar.gz").write_bytes(b"")
-    with pytest.raises(FormatError, match="compressed as a whole"):
-        StreamingDataset(tmp_path / "a.tar.gz")
+    for name in ("a.bin", "a.tar.gz"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(FormatError, match=name):
+            StreamingDataset(tmp_path / name)
 
 
-BRACES = [
-    ("a-{000..003}.tar", [f"a-{n:03d}.tar" for n in range(4)]),
-    ("a-{0..10}.tar", [f"a-{n}.tar" for n in range(11)]),
-    ("a-{08..010}.tar", ["a-008.tar", "a-009.tar", "a-010.tar"]),
-    ("{1..9..4}-{5..0..2}", ["1-5", "1-3", "1-1", "5-5", "5-3", "5-1", "9-5", "9-3", "9-1"]),
-    ("a-{9..11}.tar", ["a-9.tar", "a-10.tar", "a-11.tar"]),
-    ("{b,a}/{1..0}", ["b/1", "b/0", "a/1", "a/0"]),
-    ("{x{1,2},y}", ["x1", "y", "x2"]),
-    ("plain", ["plain"]),
-    ("{one}-{}", ["{one}-{}"]),
-]
-
-
-@pytest.mark.parametrize(("pattern", "names"), BRACES)
-def test_braces(pattern: str, names: list[str]) -> None:
-    assert expand_braces(pattern) == names
-
-
-def test_braces_that_are_part_of_a_name(tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "{1,2}.tar", [("a.cls", b"1")])
-    assert len(StreamingDataset(str(path))) == 1
-    with pytest.raises(ConfigError, match="more than 1,000,000 names"):
+def test_braces(tmp_path: Path) -> None:
+    for pattern, names in (
+        ("a-{0..10}.tar", [f"a-{n}.tar" for n in range(11)]),
+        ("a-{08..010}.tar", ["a-008.tar", "a-009.tar", "a-010.tar"]),
+        ("{1..9..4}-{5..0..2}", ["1-5", "1-3", "1-1", "5-5", "5-3", "5-1", "9-5", "9-3", "9-1"]),
+        ("{b,a}/{1..0}", ["b/1", "b/0", "a/1", "a/0"]),
+        ("{x{1,2},y}", ["x1", "y", "x2"]),
+        ("plain", ["plain"]),
+        ("{one}-{}", ["{one}-{}"]),
+    ):
+        assert expand_braces(pattern) == names
+    with pytest.raises(ConfigError, match="1,000,000"):
         expand_braces("{0..9999}-{0..9999}.tar")
-
-
-def test_rows_are_as_hdf5datasets_are(tmp_path: Path, make_loader: Any) -> None:
-    """Through whole batches: what is decoded there goes straight into its row."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset(
-            "data", data=np.arange(200.0).reshape(50, 4), chunks=(7, 4), compression="gzip"
-        )
-    streams = make_loader(
-        StreamingDataset(tmp_path / "a.h5"), batch_size=8, num_workers=0, shuffle=False
-    )
-    rows = make_loader(HDF5Dataset(tmp_path / "a.h5"), batch_size=8, num_workers=0, shuffle=False)
-    assert same(list(streams), list(rows))
-    shuffled = torch.cat(
-        list(create_dataloader(StreamingDataset(tmp_path / "a.h5"), batch_size=8, num_workers=0))
-    )
-    assert torch.equal(
-        shuffled[shuffled[:, 0].argsort()], torch.arange(200.0, dtype=torch.float64).reshape(50, 4)
-    )
+    path = make_tar(tmp_path / "{1,2}.tar", [("a.cls", b"1")])  # part of a name
+    assert len(StreamingDataset(str(path))) == 1
