@@ -68,14 +68,14 @@ def rows(source: HDF5Source) -> Any:
     return found
 
 
-@pytest.mark.parametrize("way", ["", "group/", "far/chain/", "soft/"])
 @pytest.mark.parametrize("direct", [True, False])
-def test_external_links_are_read_from_their_target(outer: Path, way: str, direct: bool) -> None:
-    for name in LAYOUTS:
-        source = HDF5Source(outer, way + name, direct=direct)
-        assert source.is_direct == (direct and name != "lzf")
-        copy = pickle.loads(pickle.dumps(source))
-        assert np.array_equal(rows(source), DATA) and np.array_equal(rows(copy), DATA)
+def test_external_links_are_read_from_their_target(outer: Path, direct: bool) -> None:
+    for way in ("", "group/", "far/chain/", "soft/"):
+        for name in LAYOUTS:
+            source = HDF5Source(outer, way + name, direct=direct)
+            assert source.is_direct == (direct and name != "lzf")
+            copy = pickle.loads(pickle.dumps(source))
+            assert np.array_equal(rows(source), DATA) and np.array_equal(rows(copy), DATA)
 
 
 def test_linked_names_are_columns_and_targets(outer: Path) -> None:
@@ -98,15 +98,17 @@ def test_a_link_is_followed_from_where_the_file_lies(
     assert np.array_equal(rows(HDF5Source("link.h5", "gzip")), DATA)
 
 
-@pytest.mark.parametrize("name", ["contiguous", "gzip", "lzf", "group/text"])
-def test_a_target_that_has_changed_is_an_error(outer: Path, name: str) -> None:
-    source = HDF5Source(outer, name)
-    source.read([3])
-    source.close()
+def test_a_target_that_has_changed_is_an_error(outer: Path) -> None:
+    names = ("contiguous", "gzip", "lzf", "group/text")
+    sources = [HDF5Source(outer, name) for name in names]
+    for source in sources:
+        source.read([3])
+        source.close()
     write_target(outer.parent / "parts" / "target.h5", DATA + 1, userblock_size=512)
-    with pytest.raises(FileChangedError, match=r"target\.h5 has been changed since it was opened"):
-        source.read([4])
-    source.close()
+    for source in sources:
+        with pytest.raises(FileChangedError, match=r"target\.h5"):
+            source.read([4])
+        source.close()
 
 
 def test_a_kept_index_is_that_of_the_target(
@@ -128,130 +130,104 @@ def test_links_that_lead_nowhere_say_where(outer: Path) -> None:
         file["words"] = h5py.ExternalLink("words.h5", "/x")
         file["circle"] = h5py.ExternalLink("outer.h5", "circle")
     (outer.parent / "words.h5").write_text("words")
-    with pytest.raises(
-        DataNotFoundError,
-        match=r"outer\.h5: the link 'gone' leads into 'nowhere\.h5', which is missing",
+    for name, error, said in (
+        ("gone", DataNotFoundError, r"outer\.h5.*'gone'.*'nowhere\.h5'"),
+        ("no name", MissingNameError, r"target\.h5.*'/?g/zzz'.*g/contiguous"),
+        ("group/x/y", MissingNameError, r"target\.h5.*'/?g/x/y'"),
+        ("words", FormatError, r"words\.h5"),
+        ("circle", HeadraceError, "circle"),
     ):
-        HDF5Dataset(outer, "gone")
-    with pytest.raises(
-        MissingNameError, match=r"target\.h5 has no dataset '/?g/zzz'; it has: g/contiguous"
-    ):
-        HDF5Dataset(outer, "no name")
-    with pytest.raises(MissingNameError, match=r"target\.h5 has no dataset '/?g/x/y'"):
-        HDF5Dataset(outer, "group/x/y")
-    with pytest.raises(FormatError, match=r"words\.h5 is no HDF5 file"):
-        HDF5Dataset(outer, "words")
-    with pytest.raises(HeadraceError, match="circle"):
-        HDF5Dataset(outer, "circle")
+        with pytest.raises(error, match=said):
+            HDF5Dataset(outer, name)
 
 
 # -- virtual datasets and external storage
 
 
-def write_virtual(path: Path, source: str, name: str = "g/gzip") -> Path:
+def write_virtual(path: Path, source: str) -> Path:
     with h5py.File(path, "w") as file:
         layout = h5py.VirtualLayout(DATA.shape, DATA.dtype)
-        layout[:] = h5py.VirtualSource(source, name, DATA.shape)
+        layout[:] = h5py.VirtualSource(source, "g/gzip", DATA.shape)
         file.create_virtual_dataset("x", layout, fillvalue=-1)
+    return path
+
+
+def write_external(path: Path, storage: Path | str) -> Path:
+    with h5py.File(path, "w") as file:
+        parts = [(str(storage), 0, h5py.h5f.UNLIMITED)]
+        file.create_dataset("x", data=DATA, external=parts)
     return path
 
 
 FINDS = """
 import sys, h5py
 from headrace import HDF5Dataset, HeadraceError
-with h5py.File(sys.argv[1]) as file:
+for path in sys.argv[1:]:
+    with h5py.File(path) as file:
+        try:
+            print(int(file["x"][:].sum()))
+        except OSError:
+            print("missing")
     try:
-        print(int(file["x"][:].sum()))
-    except OSError as error:
+        print(sum(int(row.sum()) for row in HDF5Dataset(path, "x")))
+    except HeadraceError as error:
         print(error)
-try:
-    dataset = HDF5Dataset(sys.argv[1], "x")
-    print(sum(int(dataset[i].sum()) for i in range(len(dataset))))
-except HeadraceError as error:
-    print(error)
 """
 
 
-def finds(path: Path, folder: Path, **environment: str) -> list[str]:
-    """What h5py and headrace find in a process of its own: HDF5 reads its environment once."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        **environment,
-    }
-    run = subprocess.run(
-        [sys.executable, "-c", FINDS, path],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout.splitlines()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "prefix"),
-    [
-        ("t.h5", ""),
-        ("t.h5", "{parts}"),
-        ("t.h5", "/nowhere:{parts}"),
-        ("t.h5", "${{ORIGIN}}/parts"),
-        ("/nowhere/t.h5", "{parts}"),
-    ],
-)
-@pytest.mark.parametrize("beside", ["", "other.h5", "t.h5"])
-def test_virtual_sources_are_found_as_hdf5_finds_them(
-    tmp_path: Path, source: str, prefix: str, beside: str
-) -> None:
-    write_target(tmp_path / "parts" / "t.h5")
-    path = write_virtual(tmp_path / "virtual.h5", source)
-    if beside:
-        write_target(tmp_path / beside, DATA + 1)
-    found = finds(path, tmp_path, HDF5_VDS_PREFIX=prefix.format(parts=tmp_path / "parts"))
-    if found[0] == str(-DATA.size):  # HDF5 gives the fill value for what is missing
-        assert "is missing" in found[1]
-    else:
-        assert found[0] == found[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefix", ["", "{parts}", "${{ORIGIN}}/parts", "/nowhere"])
-def test_external_storage_is_found_as_hdf5_finds_it(
+@pytest.mark.parametrize("prefix", ["", "{parts}", "/nowhere:{parts}", "${{ORIGIN}}/parts"])
+def test_parts_are_found_as_hdf5_finds_them(
     tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Sources of virtual datasets, with another file of that name beside or none, and external
+    storage. In a process of its own, since HDF5 reads its environment once.
+    """
     monkeypatch.chdir(tmp_path)
-    with h5py.File("a.h5", "w") as file:
-        file.create_dataset("x", data=DATA, external=[("raw.bin", 0, h5py.h5f.UNLIMITED)])
-    (tmp_path / "parts").mkdir()
+    for name in ("only.h5", "both.h5"):
+        write_target(tmp_path / "parts" / name)
+    write_target(tmp_path / "both.h5", DATA + 1)
+    sources = ("only.h5", "both.h5", "/nowhere/only.h5", "none.h5")
+    paths = [write_virtual(tmp_path / f"{i}.h5", source) for i, source in enumerate(sources)]
+    paths.append(write_external(tmp_path / "external.h5", "raw.bin"))
     if prefix:
         os.rename("raw.bin", "parts/raw.bin")
-    found = finds(
-        tmp_path / "a.h5", tmp_path, HDF5_EXTFILE_PREFIX=prefix.format(parts=tmp_path / "parts")
-    )
-    assert found[-1] == str(int(DATA.sum())) or "which does not exist" in found[-1]
-    assert ("which does not exist" in found[-1]) == (prefix == "/nowhere")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    for name in ("HDF5_VDS_PREFIX", "HDF5_EXTFILE_PREFIX"):
+        environment[name] = prefix.format(parts=tmp_path / "parts")
+    command = [sys.executable, "-c", FINDS, *map(str, paths)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    found = run.stdout.splitlines()
+    for path, by_hdf5, by_headrace in zip(paths, found[::2], found[1::2], strict=True):
+        # for sources that are missing HDF5 gives the fill value
+        if by_hdf5 in ("missing", str(-DATA.size)):
+            assert "is missing" in by_headrace or "does not exist" in by_headrace, path
+        else:
+            assert by_headrace == by_hdf5, path
 
 
-@pytest.mark.parametrize("how", ["rewritten", "replaced", "removed"])
-def test_a_virtual_source_that_has_changed_is_an_error(tmp_path: Path, how: str) -> None:
-    target = write_target(tmp_path / "t.h5")
-    source = HDF5Source(write_virtual(tmp_path / "virtual.h5", "t.h5"), "x")
+def test_a_part_that_has_changed_is_an_error(tmp_path: Path) -> None:
+    for how in ("rewritten", "replaced", "removed"):
+        target = write_target(tmp_path / "t.h5")
+        source = HDF5Source(write_virtual(tmp_path / f"{how}.h5", "t.h5"), "x")
+        assert np.array_equal(source.read([2])[0], DATA[2])
+        if how == "rewritten":
+            with h5py.File(target, "r+") as file:
+                file["g/gzip"][5] = 0
+        elif how == "replaced":
+            os.replace(write_target(tmp_path / "b.h5", DATA + 1), target)
+        else:
+            os.remove(target)
+        with pytest.raises((FileChangedError, DataNotFoundError), match=r"t\.h5"):
+            source.read([5])
+        source.close()
+    storage = tmp_path / "raw.bin"
+    source = HDF5Source(write_external(tmp_path / "a.h5", storage), "x")
     assert np.array_equal(source.read([2])[0], DATA[2])
-    if how == "rewritten":
-        with h5py.File(target, "r+") as file:
-            file["g/gzip"][5] = 0
-    elif how == "replaced":
-        os.replace(write_target(tmp_path / "b.h5", DATA + 1), target)
-    else:
-        os.remove(target)
-    with pytest.raises(
-        (FileChangedError, DataNotFoundError),
-        match=r"t\.h5 (has been changed since it was opened|is gone)",
-    ):
-        source.read([5])
+    storage.write_bytes(bytes(DATA.nbytes))
+    with pytest.raises(FileChangedError, match=r"raw\.bin"):
+        source.read([3])
     source.close()
 
 
@@ -260,17 +236,13 @@ def test_only_the_sources_of_a_row_are_checked(tmp_path: Path) -> None:
         layout = h5py.VirtualLayout((60, 3), DATA.dtype)
         for number in range(3):
             write_target(tmp_path / f"{number}.h5", DATA + number)
-            layout[20 * number : 20 * number + 20] = h5py.VirtualSource(
-                f"{number}.h5", "g/raw", DATA.shape
-            )
+            part = h5py.VirtualSource(f"{number}.h5", "g/raw", DATA.shape)
+            layout[20 * number : 20 * number + 20] = part
         file.create_virtual_dataset("x", layout)
     source = HDF5Source(tmp_path / "virtual.h5", "x")
     write_target(tmp_path / "1.h5", DATA)
-    assert all(
-        np.array_equal(*pair)
-        for pair in zip(source.read([0, 59]), (DATA[0], DATA[19] + 2), strict=True)
-    )
-    with pytest.raises(FileChangedError, match=r"1\.h5 has been changed"):
+    assert np.array_equal(np.stack(source.read([0, 59])), np.stack([DATA[0], DATA[19] + 2]))
+    with pytest.raises(FileChangedError, match=r"1\.h5"):
         source.read([0, 39])
     source.close()
 
@@ -279,43 +251,17 @@ def test_sources_that_a_pattern_names_are_checked(tmp_path: Path) -> None:
     for number in range(3):
         with h5py.File(tmp_path / f"part {number}.h5", "w") as file:
             file["x"] = np.full((10, 3), number, np.int32)
+    h5s, plist = h5py.h5s, h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    space = h5s.create_simple((30, 3), (h5s.UNLIMITED, 3))
+    space.select_hyperslab((0, 0), (h5s.UNLIMITED, 1), (10, 1), (10, 3))
+    plist.set_virtual(space, b"part %b.h5", b"x", h5s.create_simple((10, 3)))
     with h5py.File(tmp_path / "virtual.h5", "w", libver="latest") as file:
-        h5s, plist = h5py.h5s, h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         space = h5s.create_simple((30, 3), (h5s.UNLIMITED, 3))
-        space.select_hyperslab((0, 0), (h5s.UNLIMITED, 1), (10, 1), (10, 3))
-        plist.set_virtual(space, b"part %b.h5", b"x", h5s.create_simple((10, 3)))
-        h5py.h5d.create(
-            file.id, b"x", h5py.h5t.STD_I32LE, h5s.create_simple((30, 3), (h5s.UNLIMITED, 3)), plist
-        )
+        h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I32LE, space, plist)
     source = HDF5Source(tmp_path / "virtual.h5", "x")
     assert len(source) == 30 and source.read([29])[0].tolist() == [2, 2, 2]
     with h5py.File(tmp_path / "part 2.h5", "r+") as file:
         file["x"][:] = 7
-    with pytest.raises(FileChangedError, match=r"part 2\.h5 has been changed"):
+    with pytest.raises(FileChangedError, match=r"part 2\.h5"):
         source.read([29])
     source.close()
-
-
-def test_external_storage_that_has_changed_is_an_error(tmp_path: Path) -> None:
-    raw = tmp_path / "raw.bin"
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", data=DATA, external=[(str(raw), 0, h5py.h5f.UNLIMITED)])
-    source = HDF5Source(tmp_path / "a.h5", "x")
-    assert np.array_equal(source.read([2])[0], DATA[2])
-    raw.write_bytes(bytes(DATA.nbytes))
-    with pytest.raises(FileChangedError, match=r"raw\.bin has been changed"):
-        source.read([3])
-    source.close()
-
-
-def test_virtual_targets_need_their_sources_too(tmp_path: Path) -> None:
-    write_target(tmp_path / "t.h5")
-    path = write_virtual(tmp_path / "virtual.h5", "t.h5")
-    with h5py.File(path, "r+") as file:
-        file["data"] = DATA
-    os.remove(tmp_path / "t.h5")
-    with pytest.raises(
-        DataNotFoundError,
-        match=r"virtual\.h5: the virtual dataset '/x' needs 't\.h5', which is missing",
-    ):
-        HDF5Dataset(path, "data", target_name="x")

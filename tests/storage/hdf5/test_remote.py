@@ -2,8 +2,11 @@
 they are.
 """
 
+from __future__ import annotations
+
 import gc
 import json
+import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,32 +31,24 @@ from headrace.io.library_errors import asking, remember
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
-from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5 import remote as hdf5_far
 from headrace.storage.hdf5.remote import RemoteFile, _Known
 from headrace.storage.hdf5.rows import INDEX, HDF5Source, OpenHDF5
 from tests.servers.ranges import RangeServer
 
 N = 300
+NAMES = ("raw", "packed", "library", "group/texts")
+BY_H5PY = ("library", "group/texts")
 
 
 def write(path: Path) -> None:
     draws = np.random.default_rng(0)
+    packed = draws.integers(0, 9, (N, 700), np.int32)
     with h5py.File(path, "w") as file:
         file["raw"] = draws.integers(0, 256, (N, 700), np.uint8)
-        file.create_dataset(
-            "packed",
-            data=draws.integers(0, 9, (N, 700), np.int32),
-            chunks=(7, 700),
-            compression="gzip",
-            shuffle=True,
-        )
-        file.create_dataset(
-            "library",
-            data=draws.integers(0, 9, (N, 70), np.int32),
-            chunks=(7, 70),
-            compression="lzf",
-        )
+        how: Any = {"compression": "gzip", "shuffle": True}
+        file.create_dataset("packed", data=packed, chunks=(7, 700), **how)
+        file.create_dataset("library", data=packed[:, :70], chunks=(7, 70), compression="lzf")
         file["group/texts"] = [f"text {number}" for number in range(N)]
         file["targets"] = np.arange(N)
 
@@ -71,9 +66,8 @@ def opened_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., Ope
     made: list[OpenHDF5] = []
 
     def make(**options: Any) -> OpenHDF5:
-        reach = RemoteOptions(
-            **{"cache_dir": tmp_path / "cache", "retries": 1, "deadline": 20, **options}
-        )
+        usual = {"cache_dir": tmp_path / "cache", "retries": 1, "deadline": 20}
+        reach = RemoteOptions(**{**usual, **options})
         made.append(OpenHDF5(RemoteFiles(server.url + "/a.h5", reach)))
         return made[-1]
 
@@ -83,9 +77,10 @@ def opened_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., Ope
 
 
 def source_of(opened: OpenHDF5, url: str, name: Any, **options: Any) -> HDF5Source:
-    return opened.hdf5.read_each(
-        [url], lambda one: HDF5Source(one, name, opened=opened, **options)
-    )[0]
+    def open_one(one: str) -> HDF5Source:
+        return HDF5Source(one, name, opened=opened, **options)
+
+    return opened.hdf5.read_each([url], open_one)[0]
 
 
 def ranges(server: RangeServer) -> list[Any]:
@@ -96,27 +91,28 @@ def ranges(server: RangeServer) -> list[Any]:
 # -- what is held
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_an_index_holds_what_was_read(seed: int) -> None:
-    draws, size = random.Random(seed), 400
-    whole, is_read, known = draws.randbytes(size), [False] * size, _Known()
-    for step in range(300):
-        start = draws.randrange(size)
-        stop = min(size, start + draws.choice([1, 3, 40]))
-        out = bytearray(stop - start)
-        is_known = known.fill(start, memoryview(out))
-        assert not is_known or (all(is_read[start:stop]) and out == whole[start:stop])
-        if step % 3 == 0:
-            known.is_recording = True
-            known.hold(0, memoryview(whole))
-            assert known.fill(start, memoryview(out)) and out == whole[start:stop]
-            known._pieces.clear()
-            is_read[start:stop] = [True] * (stop - start)
-        if step % 50 == 0:
-            known = _Known(known.arrays())
-            assert known.fill(start, memoryview(out)) == all(is_read[start:stop])
-    offsets, lengths, data, _ = known.arrays()
-    assert lengths.sum() == sum(is_read) == len(data) and (np.diff(offsets) > lengths[:-1]).all()
+def test_an_index_holds_what_was_read() -> None:
+    for seed in range(3):
+        draws, size = random.Random(seed), 400
+        whole, is_read, known = draws.randbytes(size), [False] * size, _Known()
+        for step in range(200):
+            start = draws.randrange(size)
+            stop = min(size, start + draws.choice([1, 3, 40]))
+            out = bytearray(stop - start)
+            is_known = known.fill(start, memoryview(out))
+            assert not is_known or (all(is_read[start:stop]) and out == whole[start:stop])
+            if step % 3 == 0:
+                known.is_recording = True
+                known.hold(0, memoryview(whole))
+                assert known.fill(start, memoryview(out)) and out == whole[start:stop]
+                known._pieces.clear()
+                is_read[start:stop] = [True] * (stop - start)
+            if step % 50 == 0:
+                known = _Known(known.arrays())
+                assert known.fill(start, memoryview(out)) == all(is_read[start:stop])
+        offsets, lengths, data, _ = known.arrays()
+        assert lengths.sum() == sum(is_read) == len(data)
+        assert (np.diff(offsets) > lengths[:-1]).all()
 
 
 def test_a_file_object_is_read_in_pieces_that_grow(
@@ -141,35 +137,25 @@ def test_a_file_object_is_read_in_pieces_that_grow(
 # -- the index
 
 
-@pytest.mark.parametrize("name", ["raw", "packed", "library", "group/texts", ["raw", "packed"]])
 @pytest.mark.parametrize("direct", [True, False])
 def test_remote_rows_and_opening_by_index_alone(
-    server: RangeServer, opened_of: Any, folder: Path, name: Any, direct: bool
+    server: RangeServer, opened_of: Any, folder: Path, tmp_path: Path, direct: bool
 ) -> None:
-    url, near = server.url + "/a.h5", HDF5Source(folder / "a.h5", name, direct=direct)
-    for attempt in range(2):
-        far = source_of(opened_of(), url, name, direct=direct)
-        fetched = ranges(server)
-        assert bool(fetched) != bool(attempt)
-        assert [way.replace("ranges", "pread") for way in far.how().values()] == list(
-            near.how().values()
-        )
-        assert far.fingerprint() == near.fingerprint() and np.array_equal(
-            far.blocks(), near.blocks()
-        )
-        for indices in ([5], [299, 0, 7, 7], range(20, 60)):
-            np.testing.assert_equal(far.read(indices), near.read(indices))
-        assert far.take_counts()["requests"] > 0
-        server.counts()
-
-
-def test_another_name_is_fetched_and_the_index_holds_both(
-    server: RangeServer, opened_of: Any, tmp_path: Path
-) -> None:
+    """The index of a file holds all names that were asked for."""
     url = server.url + "/a.h5"
-    for name, is_there in (("raw", False), ("packed", False), ("raw", True), ("packed", True)):
-        source_of(opened_of(), url, name)
-        assert bool(ranges(server)) != is_there
+    for name in (*NAMES, ["raw", "packed"]):
+        near = HDF5Source(folder / "a.h5", name, direct=direct)
+        for attempt in range(2):
+            server.counts()
+            far = source_of(opened_of(), url, name, direct=direct)
+            assert bool(ranges(server)) == (attempt == 0 and isinstance(name, str)), name
+            ways = [way.replace("ranges", "pread") for way in far.how().values()]
+            assert ways == list(near.how().values())
+            assert far.fingerprint() == near.fingerprint()
+            assert np.array_equal(far.blocks(), near.blocks())
+            for indices in ([5], [299, 0, 7, 7], range(20, 60)):
+                np.testing.assert_equal(far.read(indices), near.read(indices))
+            assert far.take_counts()["requests"] > 0
     assert len(list((tmp_path / "cache").glob("headrace-hdf5-index-*"))) == 1
 
 
@@ -194,23 +180,19 @@ def test_an_index_beside_a_file_is_of_all_its_datasets(
     shutil.copy(folder / "a.h5", path)
     with h5py.File(path, "a") as file:
         file["link"] = file["raw"].ref
-    url = path.as_uri()
-    files = RemoteFiles(url, RemoteOptions(cache_dir=folder / "none"))
-    made = INDEX.make(files, url)
+    files = RemoteFiles(path.as_uri(), RemoteOptions(cache_dir=folder / "none"))
+    made = INDEX.make(files, path.as_uri())
     files.close()
     (folder / "b.h5.index").write_bytes(index_bytes(made, INDEX, path.stat().st_size))
-    for name in ("raw", "packed", "library", "group/texts"):
+    for name in NAMES:
         opened = opened_of()
-        opened.hdf5.read_each(
-            [server.url + "/b.h5"],
-            lambda url, name=name, opened=opened: HDF5Source(url, name, opened=opened).column(
-                "targets"
-            ),
-        )
+
+        def column(url: str, name: str = name, opened: OpenHDF5 = opened) -> Any:
+            return HDF5Source(url, name, opened=opened).column("targets")
+
+        opened.hdf5.read_each([server.url + "/b.h5"], column)
         assert {one for one, _, _ in ranges(server)} == {"b.h5.index"}
-    with pytest.raises(
-        MissingNameError, match="it has: group/texts, library, link, packed, raw, targets"
-    ):
+    with pytest.raises(MissingNameError, match="group/texts, library, link, packed, raw, targets"):
         source_of(opened_of(), server.url + "/b.h5", "other")
 
 
@@ -222,10 +204,10 @@ def test_a_table_that_is_kept_is_no_substitute_for_the_index(
     source_of(opened_of(), url, "packed", cache_dir=cache)
     (table,) = cache.glob("headrace-chunks-*")
     (index,) = cache.glob("headrace-hdf5-index-*")
-    whole = index.read_bytes()
+    size = index.stat().st_size
     index.unlink()
     source_of(opened_of(), url, "packed", cache_dir=cache)
-    assert index.stat().st_size == len(whole)
+    assert index.stat().st_size == size
     table.unlink()
     server.counts()
     source_of(opened_of(), url, "packed", cache_dir=cache)
@@ -233,12 +215,9 @@ def test_a_table_that_is_kept_is_no_substitute_for_the_index(
 
 
 def test_a_pickled_source_reads_on(server: RangeServer, opened_of: Any, folder: Path) -> None:
-    import pickle
-
     for name in ("packed", "group/texts"):
-        far = source_of(
-            opened_of(storage_options={"headers": {"X": "y"}}), server.url + "/a.h5", name
-        )
+        opened = opened_of(storage_options={"headers": {"X": "y"}})
+        far = source_of(opened, server.url + "/a.h5", name)
         copy = pickle.loads(pickle.dumps(far))
         np.testing.assert_equal(copy.read([3, 4]), HDF5Source(folder / "a.h5", name).read([3, 4]))
         copy.close()
@@ -252,13 +231,11 @@ def test_a_server_that_takes_longer_than_the_lock_is_held(
 ) -> None:
     monkeypatch.setattr(hdf5_far, "PATIENCE", 0.001)
     server.set(latency=0.01)
-    for name in ("packed", "library", "group/texts"):
-        far = source_of(
-            opened_of(cache_dir=folder / name.replace("/", "-")), server.url + "/a.h5", name
-        )
-        np.testing.assert_equal(
-            far.read([3, 290]), HDF5Source(folder / "a.h5", name).read([3, 290])
-        )
+    for name in ("packed", *BY_H5PY):
+        opened = opened_of(cache_dir=folder / name.replace("/", "-"))
+        far = source_of(opened, server.url + "/a.h5", name)
+        near = HDF5Source(folder / "a.h5", name)
+        np.testing.assert_equal(far.read([3, 290]), near.read([3, 290]))
     assert gc.isenabled()
 
 
@@ -285,7 +262,7 @@ def test_who_fetches_may_need_the_lock_of_who_waits(
 # -- errors
 
 
-def test_what_was_raised_into_a_library_comes_out(server: RangeServer) -> None:
+def test_what_was_raised_into_a_library_comes_out() -> None:
     mine = AccessError("mine")
     with pytest.raises(AccessError) as caught, asking("h5py", "it"), asking("h5py", "it"):
         remember(mine)  # and the library says nothing
@@ -301,61 +278,51 @@ def test_what_was_raised_into_a_library_comes_out(server: RangeServer) -> None:
         raise KeyError("later")
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "said"),
-    [("503", RemoteError, "the server says 503"), ("403", AccessError, "access is denied")],
-)
-@pytest.mark.parametrize("name", ["packed", "library", "group/texts"])
+@pytest.mark.parametrize(("fault", "kind"), [("503", RemoteError), ("403", AccessError)])
 def test_errors_of_the_server_come_out_of_h5py(
-    server: RangeServer,
-    opened_of: Any,
-    monkeypatch: Any,
-    fault: str,
-    kind: Any,
-    said: str,
-    name: str,
+    server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path, fault: str, kind: Any
 ) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     monkeypatch.setattr(hdf5_far, "ENDS", 16)  # else nothing is left to be read
-    opened = opened_of()
-    opened.files.learn([server.url + "/a.h5"], beside=lambda _: True)
-    server.set(faults={fault: 1})
-    for _ in range(2):
-        with pytest.raises(kind, match=rf"a\.h5, bytes .*{said}"):
-            source_of(opened, server.url + "/a.h5", name)
-    server.set(faults={})
-    far = source_of(opened, server.url + "/a.h5", name)
-    server.set(faults={fault: 1})
-    for _ in range(2):
-        with pytest.raises(kind, match=rf"a\.h5, bytes .*{said}"):
-            far.read([17])
-    server.set(faults={})
-    assert len(far.read([17])) == 1
+    url = server.url + "/a.h5"
+    for name in ("packed", *BY_H5PY):
+        opened = opened_of(cache_dir=tmp_path / name.replace("/", "-"))
+        opened.files.learn([url], beside=lambda _: True)
+        server.set(faults={fault: 1})
+        for _ in range(2):
+            with pytest.raises(kind, match=r"a\.h5, bytes .*"):
+                source_of(opened, url, name)
+        server.set(faults={})
+        far = source_of(opened, url, name)
+        server.set(faults={fault: 1})
+        for _ in range(2):
+            with pytest.raises(kind, match=r"a\.h5, bytes .*"):
+                far.read([17])
+        server.set(faults={})
+        assert len(far.read([17])) == 1
 
 
-@pytest.mark.parametrize("name", ["raw", "library", "group/texts"])
-def test_a_file_that_is_replaced(
-    server: RangeServer, opened_of: Any, folder: Path, name: str
-) -> None:
+def test_a_file_that_is_replaced(server: RangeServer, opened_of: Any, folder: Path) -> None:
     path = folder / "replaced.h5"
-    shutil.copy(folder / "a.h5", path)
-    far = source_of(opened_of(), server.url + "/replaced.h5", name)
-    write(folder / "other.h5")
-    (folder / "other.h5").replace(path)
-    with pytest.raises(FileChangedError, match=r"replaced\.h5, bytes .* has been replaced"):
-        far.read([17])
-    assert len(source_of(opened_of(), server.url + "/replaced.h5", name).read([17])) == 1
+    for name in ("raw", *BY_H5PY):
+        shutil.copy(folder / "a.h5", path)
+        far = source_of(opened_of(), server.url + "/replaced.h5", name)
+        write(folder / "other.h5")
+        (folder / "other.h5").replace(path)
+        with pytest.raises(FileChangedError, match=r"replaced\.h5, bytes"):
+            far.read([17])
+        assert len(source_of(opened_of(), server.url + "/replaced.h5", name).read([17])) == 1
 
 
 def test_what_is_no_hdf5_file_and_what_is_not_there(server: RangeServer, opened_of: Any) -> None:
-    with pytest.raises(FormatError, match=r"/words\.h5 is no HDF5 file, or not a whole one"):
-        source_of(opened_of(), server.url + "/words.h5", "raw")
-    with pytest.raises(DataNotFoundError, match=r"/none\.h5: there is no such file"):
-        source_of(opened_of(), server.url + "/none.h5?key=secret", "raw")
-    with pytest.raises(
-        MissingNameError, match=r"/a\.h5 has no dataset 'data'; it has: group/texts, library"
+    for name, error, said in (
+        ("words.h5", FormatError, r"/words\.h5 "),
+        ("none.h5?key=secret", DataNotFoundError, r"/none\.h5: "),
+        ("a.h5?key=secret", MissingNameError, r"/a\.h5 .*'data'.*group/texts, library"),
     ):
-        source_of(opened_of(), server.url + "/a.h5?key=secret", "data")
+        with pytest.raises(error, match=said) as caught:
+            source_of(opened_of(), f"{server.url}/{name}", "data")
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("disk", [None, "10MB"])
@@ -367,28 +334,23 @@ def test_damaged_metadata_are_fetched_again(
     fetch = remote.fetch
 
     async def wrong(ranges: ByteRanges, *args: Any) -> list[memoryview]:
-        """The first time one byte of the file's head is another one."""
+        """Once for each of `damaged` that byte of the file's head is another one."""
         found = await fetch(ranges, *args)
         for number, (_, start, stop) in enumerate(ranges.each()):
             if start <= 0 < stop and damaged:
-                at = damaged.pop()
-                found[number] = memoryview(
-                    bytes(found[number][:at]) + b"\xff" + bytes(found[number][at + 1 :])
-                )
+                content = bytearray(found[number])
+                content[damaged.pop()] = 0xFF
+                found[number] = memoryview(content)
         return found
 
     monkeypatch.setattr(remote, "fetch", wrong)
     with pytest.raises(FormatError):
         source_of(opened, url, "raw")  # twice wrong
     damaged[:] = [9]
-    far = source_of(opened, url, "raw")
-    assert len(far.read([1])) == 1
+    assert len(source_of(opened, url, "raw").read([1])) == 1
     monkeypatch.undo()
-    server.counts()
-    np.testing.assert_equal(
-        source_of(opened_of(disk_cache_size=disk), url, "raw").read([9]),
-        HDF5Source(folder / "a.h5", "raw").read([9]),
-    )
+    again = source_of(opened_of(disk_cache_size=disk), url, "raw")
+    np.testing.assert_equal(again.read([9]), HDF5Source(folder / "a.h5", "raw").read([9]))
 
 
 def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: Path) -> None:
@@ -404,43 +366,19 @@ def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: 
             file.create_virtual_dataset(name, layout)
     url = server.url + "/links.h5"
     for name in ("away", "folder/soft", "external", "other"):
-        with pytest.raises(
-            FormatError,
-            match=r"links\.h5: .*(a\.h5|bytes\.bin)'?: far away other files are not followed",
-        ):
+        with pytest.raises(FormatError, match=r"links\.h5: .*(a\.h5|bytes\.bin)"):
             source_of(opened_of(), url, name)
     for name in ("near", "same"):
         assert [int(row) for row in source_of(opened_of(), url, name).read([5, 250])] == [5, 250]
 
 
 def test_a_user_block_comes_first(server: RangeServer, opened_of: Any, folder: Path) -> None:
+    data = np.arange(3 * N).reshape(N, 3)
     with h5py.File(folder / "matlab.mat", "w", userblock_size=512) as file:
-        for name, how in (
-            ("plain", {}),
-            ("raw", {"chunks": (50, 3)}),
-            ("gzip", {"chunks": (50, 3), "compression": "gzip"}),
-        ):
-            file.create_dataset(name, data=np.arange(3 * N).reshape(N, 3), **how)
+        file["plain"] = data
+        file.create_dataset("raw", data=data, chunks=(50, 3))
+        file.create_dataset("gzip", data=data, chunks=(50, 3), compression="gzip")
     for name in ("plain", "raw", "gzip"):
         source = source_of(opened_of(), server.url + "/matlab.mat", name)
-        assert source.is_direct and [row.tolist() for row in source.read([0, 77])] == [
-            [0, 1, 2],
-            [231, 232, 233],
-        ]
-
-
-def test_what_is_read_afresh_is_decoded_afresh(folder: Path) -> None:
-    """In all files that are read as one."""
-    sources = ConcatSource(
-        [HDF5Source(folder / "a.h5", "packed"), HDF5Source(folder / "a.h5", "packed")]
-    )
-    expected = [row.copy() for row in sources.read([2, N + 2])]
-    sources.hold_chunks(1 << 20)
-    for source in sources.sources:
-        source.read([0])
-        held = source._opened.chunks.get((f"{folder / 'a.h5'}\0packed", 0))
-        assert held is not None
-        held[...] = 99
-    assert (sources.read([1, N + 1])[1] == 99).all()
-    np.testing.assert_equal(sources.read_afresh([2, N + 2]), expected)
-    sources.close()
+        assert source.is_direct
+        assert [row.tolist() for row in source.read([0, 77])] == data[[0, 77]].tolist()
