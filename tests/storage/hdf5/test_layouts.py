@@ -1,4 +1,4 @@
-"""Layouts that are kept give the same datasets without h5py, and none of files that have changed."""
+"""Layouts that are kept give the same datasets without h5py, and none of files that changed."""
 
 from __future__ import annotations
 

@@ -50,18 +50,20 @@ def test_only_a_disk_without_locks_is_read_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, opened = write(tmp_path / "a.h5"), h5py.File
-    number = 0
 
     class NoLocks(opened):  # type: ignore[misc, valid-type]
+        number = 0
+
         def __init__(self, name: Any, mode: str = "r", locking: Any = None, **options: Any) -> None:
             if locking is not False:
-                raise OSError(number, f"unable to lock file, errno = {number}, error message = '?'")
+                said = f"unable to lock file, errno = {self.number}, error message = '?'"
+                raise OSError(self.number, said)
             super().__init__(name, mode, locking=locking, **options)
 
     monkeypatch.setattr(h5py, "File", NoLocks)
-    for number in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+    for NoLocks.number in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
         assert HDF5Dataset(path)[1].tolist() == [3, 4, 5]
-    for number in (errno.EAGAIN, errno.EINTR):
+    for NoLocks.number in (errno.EAGAIN, errno.EINTR):
         with pytest.raises(AccessError, match=r"a\.h5"):
             HDF5Dataset(path)
 

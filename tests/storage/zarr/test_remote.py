@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import fsspec
 import numcodecs
 import numpy as np
 import pytest
-import torch
 import zarr
 import zarr.codecs.numcodecs
 from zarr.codecs import Crc32cCodec, ZstdCodec
@@ -35,14 +33,14 @@ from headrace.io.remote_files import RemoteFiles, below, with_index
 from headrace.storage.zarr import shards as zarr_shards
 from headrace.storage.zarr.shards import INDEX, indexed
 from headrace.storage.zarr.stores import ZarrUrl
+from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
-
-pytestmark = pytest.mark.slow
 
 N = 40
 ROWS = np.random.default_rng(0).integers(-1000, 1000, (N, 6, 5)).astype("i4")
 VOLUME = np.random.default_rng(1).integers(-500, 500, (2, 9, 11, 13)).astype("i2")
-LABELS = np.random.default_rng(2).integers(0, 5, (9, 11, 13)).astype("u1")
+CHECKED = [ZstdCodec(), Crc32cCodec()]
+OTHER_MODES = ("lazy", "eager", "cached")
 ARRAYS: dict[str, Any] = {
     "raw of a row": {"chunks": (1, 6, 5), "compressors": None},
     "raw": {"chunks": (4, 6, 5), "compressors": None},
@@ -50,11 +48,7 @@ ARRAYS: dict[str, Any] = {
     "cut": {"chunks": (4, 3, 5), "compressors": [ZstdCodec()]},
     "shards": {"chunks": (2, 6, 5), "shards": (8, 6, 5), "compressors": [ZstdCodec()]},
     "raw shards": {"chunks": (2, 6, 5), "shards": (8, 6, 5), "compressors": None},
-    "checked": {
-        "chunks": (2, 6, 5),
-        "shards": (8, 6, 5),
-        "compressors": [ZstdCodec(), Crc32cCodec()],
-    },
+    "checked": {"chunks": (2, 6, 5), "shards": (8, 6, 5), "compressors": CHECKED},
     "checked files": {"chunks": (4, 6, 5), "compressors": [Crc32cCodec()]},
     "index first": {"chunks": (2, 6, 5), "shards": {"shape": (8, 6, 5), "index_location": "start"}},
     "by zarr-python": {
@@ -65,65 +59,34 @@ ARRAYS: dict[str, Any] = {
 }
 
 
-def some_slow(quick: Sequence[Any], every: Iterable[Any]) -> list[Any]:
-    """All of them, of which only a few run with the quick tests."""
-    return [one if one in quick else pytest.param(*one, marks=pytest.mark.slow) for one in every]
+def zipped(folder: Path, name: str, store: str, method: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(folder / name, "w", method) as file:
+        for path in sorted((folder / store).rglob("*")):
+            if path.is_file():
+                file.write(path, str(path.relative_to(folder / store)))
 
 
-def write(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
     root = zarr.open_group(folder / "a.zarr", mode="w")
     for name, how in ARRAYS.items():
-        shards = how.get("shards")
-        if isinstance(shards, dict):  # create_array has no word for the index's place
-            codec = zarr.codecs.ShardingCodec(
-                chunk_shape=how["chunks"], index_location=shards["index_location"]
-            )
-            array = zarr.create_array(
-                root.store,
-                name=name,
-                shape=ROWS.shape,
-                dtype="i4",
-                chunks=shards["shape"],
-                serializer=codec,
-                compressors=None,
-            )
-        else:
-            array = root.create_array(name, shape=ROWS.shape, dtype="i4", **how)
-        array[...] = ROWS
+        root.create_array(name, shape=ROWS.shape, dtype="i4", **how)[...] = ROWS
     root.create_array("y", shape=(N,), dtype="i8", chunks=(7,))[...] = np.arange(N)
     for name, shards in (("sparse", None), ("sparse shards", (8, 6, 5))):
-        array = root.create_array(
-            name, shape=ROWS.shape, dtype="i4", chunks=(4, 6, 5), shards=shards, fill_value=7
-        )
-        array[8:12] = ROWS[8:12]
-    root.create_array(
-        "volume", shape=VOLUME.shape, dtype="i2", chunks=(1, 4, 5, 6), shards=(2, 8, 10, 12)
-    )[...] = VOLUME
-    root.create_array("labels", shape=LABELS.shape, dtype="u1", chunks=(4, 4, 4))[...] = LABELS
+        sparse: Any = {"chunks": (4, 6, 5), "shards": shards, "fill_value": 7}
+        root.create_array(name, shape=ROWS.shape, dtype="i4", **sparse)[8:12] = ROWS[8:12]
     old = zarr.open_group(folder / "b.zarr", mode="w", zarr_format=2)
-    old.create_array(
-        "x", shape=ROWS.shape, dtype="i4", chunks=(4, 6, 5), compressors=numcodecs.Zlib(1)
-    )[...] = ROWS
+    zlib: Any = {"chunks": (4, 6, 5), "compressors": numcodecs.Zlib(1)}
+    old.create_array("x", shape=ROWS.shape, dtype="i4", **zlib)[...] = ROWS
     zarr.create_array(folder / "one.zarr", data=ROWS, chunks=(8, 6, 5))
     for version in (2, 3):
         group = zarr.open_group(folder / f"named{version}.zarr", mode="w", zarr_format=version)
         group.create_array("inner/only", shape=(3,), dtype="u1", chunks=(2,))[...] = [1, 2, 3]
         zarr.consolidate_metadata(group.store)
-    with zipfile.ZipFile(folder / "a.zarr.zip", "w", zipfile.ZIP_STORED) as file:
-        for path in sorted((folder / "a.zarr").rglob("*")):
-            if path.is_file():
-                file.write(path, str(path.relative_to(folder / "a.zarr")))
-    with zipfile.ZipFile(folder / "packed.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        for path in sorted((folder / "one.zarr").rglob("*")):
-            if path.is_file():
-                file.write(path, str(path.relative_to(folder / "one.zarr")))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("served")
-    write(made)
-    return made
+    zipped(folder, "a.zarr.zip", "a.zarr")
+    zipped(folder, "packed.zip", "one.zarr", zipfile.ZIP_DEFLATED)
+    return folder
 
 
 @pytest.fixture
@@ -151,13 +114,8 @@ def far(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
     made: list[ZarrDataset] = []
 
     def make(store: str, *args: Any, at: str = "", **options: Any) -> ZarrDataset:
-        made.append(
-            ZarrDataset(
-                f"{at or server.url}/{store}",
-                *args,
-                **{"cache_dir": tmp_path / "cache", "deadline": 30, **options},
-            )
-        )
+        options = {"cache_dir": tmp_path / "cache", "deadline": 30, **options}
+        made.append(ZarrDataset(f"{at or server.url}/{store}", *args, **options))
         return made[-1]
 
     yield make
@@ -165,101 +123,55 @@ def far(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
         dataset.close()
 
 
-def same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, tuple):
-        return all(map(same, found, expected))
-    return torch.equal(found, expected) if torch.is_tensor(expected) else bool(found == expected)
-
-
 def check_rows(dataset: ZarrDataset, near: ZarrDataset) -> None:
     assert len(dataset) == len(near) and dataset.fingerprint == near.fingerprint
     assert np.array_equal(dataset.blocks(), near.blocks())
-    for some in ([*range(N)], [5, 3, 39, 3], [0]):
-        assert all(map(same, dataset.__getitems__(some), near.__getitems__(some)))
+    for indices in ([*range(N)], [5, 3, 39, 3], [0]):
+        assert same(dataset.__getitems__(indices), near.__getitems__(indices))
+
+
+def check_values(dataset: ZarrDataset) -> None:
+    assert len(dataset) == N
+    for index in (0, 39, 17):
+        assert np.array_equal(dataset[index], ROWS[index])
 
 
 # -- the same
 
 
-@pytest.mark.quick_every(4)
-@pytest.mark.parametrize(
-    ("name", "disk"),
-    some_slow(
-        [("raw", None), ("zstd", "10MB"), ("index first", None), ("by zarr-python", None)],
-        itertools.product(ARRAYS, [None, "10MB"]),
-    ),
-)
-def test_rows_are_those_of_the_disk(folder: Path, far: Any, name: str, disk: str | None) -> None:
-    near = ZarrDataset(folder / "a.zarr", name, target_name="y")
-    for _ in range(2):  # the second time by what was kept
-        check_rows(far("a.zarr", name, target_name="y", disk_cache_size=disk), near)
-    near.close()
+@pytest.mark.parametrize("disk", [None, pytest.param("10MB", marks=pytest.mark.slow)])
+def test_rows_are_those_of_the_disk(folder: Path, far: Any, disk: str | None) -> None:
+    for name in ARRAYS:
+        near = ZarrDataset(folder / "a.zarr", name, target_name="y")
+        for _ in range(2):  # the second time by what was kept
+            check_rows(far("a.zarr", name, target_name="y", disk_cache_size=disk), near)
+        near.close()
+    for store, array in (("b.zarr", "x"), ("one.zarr", None)):
+        check_rows(far(store, array), ZarrDataset(folder / store, array))
 
 
-@pytest.mark.parametrize("store", ["b.zarr", "one.zarr"])
-def test_version_2_and_an_array_that_is_the_store(folder: Path, far: Any, store: str) -> None:
-    near = ZarrDataset(folder / store, "x" if store == "b.zarr" else None)
-    check_rows(far(store, "x" if store == "b.zarr" else None), near)
+def test_in_a_zip_file(folder: Path, far: Any) -> None:
+    for name in ("raw", "shards", "index first", "by zarr-python", "sparse", "sparse shards"):
+        near = ZarrDataset(folder / "a.zarr", name, target_name="y")
+        for _ in range(2):
+            dataset = far("a.zarr.zip", name, target_name="y")
+            check_rows(dataset, near)
+        if name == "shards":
+            assert dataset.explain().count("ranges + zstd out of shards") == 1
+        local = ZarrDataset(folder / "a.zarr.zip", name, target_name="y")
+        assert same(list(local), list(near))
 
 
-@pytest.mark.parametrize(
-    ("name",),
-    some_slow(
-        [("shards",), ("sparse",)], [(name,) for name in [*ARRAYS, "sparse", "sparse shards"]]
-    ),
-)
-def test_in_a_zip_file(folder: Path, far: Any, name: str) -> None:
-    near = ZarrDataset(folder / "a.zarr", name, target_name="y")
-    dataset = far("a.zarr.zip", name, target_name="y")
-    check_rows(dataset, near)
-    if name == "shards":
-        assert dataset.explain().count("ranges + zstd out of shards") == 1
-    check_rows(far("a.zarr.zip", name, target_name="y"), near)
-    assert all(
-        same(a, b)
-        for a, b in zip(
-            ZarrDataset(folder / "a.zarr.zip", name, target_name="y"), near, strict=True
-        )
-    )
-
-
-def test_in_a_zip_file_that_is_compressed(far: Any) -> None:
+def test_zip_files_that_are_unusual(folder: Path, far: Any) -> None:
     dataset = far("packed.zip")
     assert "zarr-python: a zip file that is compressed itself" in dataset.explain()
-    assert all(same(dataset[index], torch.from_numpy(ROWS[index])) for index in (0, 39, 17))
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_in_a_zip_file_below_a_folder(folder: Path, far: Any, method: int) -> None:
-    with zipfile.ZipFile(folder / f"rooted{method}.zip", "w", method) as file:
-        for path in sorted((folder / "one.zarr").rglob("*")):
-            file.write(path, str(path.relative_to(folder)))
-    dataset = far(f"rooted{method}.zip")
-    assert all(same(dataset[index], torch.from_numpy(ROWS[index])) for index in (0, 39, 17))
-
-
-def test_strings_and_several_volumes(
-    folder: Path, server: RangeServer, far: Any, tmp_path: Path
-) -> None:
-    words = [f"word {number}" for number in range(9)]
-    zarr.create_array(folder / "words.zarr", shape=(9,), chunks=(4,), dtype="string")[...] = words
-    assert list(far("words.zarr")) == words
-    zarr.create_array(folder / "second.zarr", data=VOLUME[:, :6], chunks=(1, 4, 5, 6))
-    near = [
-        ZarrDataset(folder / "a.zarr", "volume", patch_shape=4),
-        ZarrDataset(folder / "second.zarr", patch_shape=4),
-    ]
-    zarr.create_array(folder / "first.zarr", data=VOLUME, chunks=(2, 4, 5, 6))
-    both = ZarrDataset(
-        [f"{server.url}/{name}.zarr" for name in ("first", "second")],
-        patch_shape=4,
-        cache_dir=tmp_path,
-    )
-    assert all(same(a, b) for a, b in zip(both, itertools.chain(*near), strict=True))
-
-
-def test_heads_of_a_zip_file_that_its_directory_does_not_tell(folder: Path, far: Any) -> None:
-    """Longer ones than the directory says, and gaps."""
+    check_values(dataset)
+    (folder / "rooted").mkdir()
+    shutil.copytree(folder / "one.zarr", folder / "rooted" / "one.zarr")
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        zipped(folder, f"rooted{method}.zip", "rooted", method)
+        check_values(far(f"rooted{method}.zip"))
+    # heads that are longer than the directory says, and gaps
     with zipfile.ZipFile(folder / "odd.zip", "w", zipfile.ZIP_STORED) as file:
         for path in sorted((folder / "one.zarr").rglob("*")):
             if path.is_file():
@@ -269,131 +181,38 @@ def test_heads_of_a_zip_file_that_its_directory_does_not_tell(folder: Path, far:
                 info.extra = b""  # what the directory says
                 file.fp.write(b"gap")  # type: ignore[union-attr]
                 file.start_dir = file.fp.tell()  # type: ignore[union-attr]
-    dataset = far("odd.zip")
-    assert all(same(dataset[index], torch.from_numpy(ROWS[index])) for index in (0, 39, 17))
+    check_values(far("odd.zip"))
+
+
+def test_strings_and_several_volumes(
+    folder: Path, server: RangeServer, far: Any, tmp_path: Path
+) -> None:
+    words = [f"word {number}" for number in range(9)]
+    zarr.create_array(folder / "words.zarr", shape=(9,), chunks=(4,), dtype="string")[...] = words
+    assert list(far("words.zarr")) == words
+    near: list[Any] = []
+    for name, volume in (("first", VOLUME), ("second", VOLUME[:, :6])):
+        zarr.create_array(folder / f"{name}.zarr", data=volume, chunks=(2, 4, 5, 6))
+        near += ZarrDataset(folder / f"{name}.zarr", patch_shape=4)
+    urls = [f"{server.url}/{name}.zarr" for name in ("first", "second")]
+    both = ZarrDataset(urls, patch_shape=4, cache_dir=tmp_path)
+    assert same(list(both), near)
+    both.close()
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    some_slow(
-        [
-            ("sparse", "streaming"),
-            ("raw", "streaming"),
-            ("sparse shards", "streaming"),
-            ("checked", "eager"),
-            ("zstd", "cached"),
-        ],
-        itertools.product(
-            ["zstd", "checked", "sparse", "sparse shards", "raw", "by zarr-python"],
-            ["lazy", "eager", "cached", "streaming"],
-        ),
-    ),
+    "mode", ["streaming", *(pytest.param(mode, marks=pytest.mark.slow) for mode in OTHER_MODES)]
 )
-def test_every_mode_in_a_loader(
-    folder: Path, far: Any, make_loader: Any, mode: str, name: str
-) -> None:
-    for shuffle in (True, "block"):
+def test_every_mode_in_a_loader(folder: Path, far: Any, make_loader: Any, mode: str) -> None:
+    for name in ("checked", "sparse", "sparse shards", "by zarr-python"):
         options: dict[str, Any] = {"target_name": "y", "loading_mode": mode, "return_index": True}
-        loaders = [
-            make_loader(dataset, batch_size=6, num_workers=0, shuffle=shuffle, seed=3)
-            for dataset in (
-                far("a.zarr", name, **options),
-                ZarrDataset(folder / "a.zarr", name, **options),
-            )
-        ]
-        for _ in range(2):
-            found, expected = (
-                [[part.clone() for part in batch] for batch in loader] for loader in loaders
-            )
-            assert len(found) == 7 and all(
-                same(tuple(a), tuple(b)) for a, b in zip(found, expected, strict=True)
-            )
-        for loader in loaders:
-            loader.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "method"),
-    some_slow(
-        [("checked", "fork"), ("by zarr-python", "fork")],
-        itertools.product(["checked", "by zarr-python"], ["fork", "spawn"]),
-    ),
-)
-def test_in_two_workers_after_the_parent_has_read(
-    far: Any, make_loader: Any, name: str, method: str
-) -> None:
-    dataset = far("a.zarr", name, loading_mode="streaming", return_index=True)
-    assert same(next(iter(dataset))[0].shape, (6, 5))
-    loader = make_loader(dataset, batch_size=6, num_workers=2, multiprocessing_context=method)
-    found = {
-        int(index): row
-        for rows, indices in loader
-        for row, index in zip(rows, indices, strict=True)
-    }
-    assert sorted(found) == [*range(N)] and all(
-        np.array_equal(found[index], ROWS[index]) for index in range(N)
-    )
-    loader.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [False, True, "block"])
-@pytest.mark.parametrize("name", [*ARRAYS, "sparse", "sparse shards"])
-def test_every_array_in_two_workers(
-    folder: Path, far: Any, make_loader: Any, name: str, shuffle: Any
-) -> None:
-    near = ZarrDataset(folder / "a.zarr", name, target_name="y")
-    for mode, disk in (
-        ("lazy", None),
-        ("cached", "10MB"),
-        ("streaming", None),
-        ("streaming", "10MB"),
-    ):
-        dataset = far(
-            "a.zarr",
-            name,
-            target_name="y",
-            loading_mode=mode,
-            disk_cache_size=disk,
-            return_index=True,
-        )
-        loader = make_loader(
-            dataset, batch_size=6, num_workers=2, shuffle=shuffle, multiprocessing_context="fork"
-        )
-        given = [(rows.clone(), targets.clone(), indices) for rows, targets, indices in loader]
-        assert sorted(int(index) for _, _, indices in given for index in indices) == [*range(N)]
-        for rows, targets, indices in given:
-            for row, target, index in zip(rows, targets, indices, strict=True):
-                assert same((row, target), near[int(index)])
-        loader.close()
-
-
-@pytest.mark.parametrize(
-    ("edges", "mode"),
-    some_slow([("pad", "streaming")], itertools.product(["drop", "pad"], ["lazy", "streaming"])),
-)
-def test_patches(folder: Path, far: Any, make_loader: Any, mode: str, edges: str) -> None:
-    options: dict[str, Any] = {
-        "patch_shape": (4, 4, 5),
-        "stride": 3,
-        "edges": edges,
-        "loading_mode": mode,
-    }
-    for shuffle in (True, "block"):
-        near = ZarrDataset(folder / "a.zarr", "volume", target_name="labels", **options)
-        dataset = far("a.zarr", "volume", target_name="labels", **options)
-        assert dataset.fingerprint == near.fingerprint and np.array_equal(
-            dataset.blocks(), near.blocks()
-        )
-        loaders = [
-            make_loader(one, batch_size=5, num_workers=0, shuffle=shuffle)
-            for one in (dataset, near)
-        ]
-        for found, expected in zip(*loaders, strict=True):
-            assert all(map(same, found, expected))
-        assert mode != "streaming" or dataset.sample_source.files.bytes_prefetched == 0
-        for loader in loaders:
-            loader.close()
+        datasets = [far("a.zarr", name, **options), ZarrDataset(folder / "a.zarr", name, **options)]
+        for shuffle in (True, "block"):
+            loading: Any = {"batch_size": 6, "num_workers": 0, "shuffle": shuffle, "seed": 3}
+            batches, expected = (list(make_loader(dataset, **loading)) for dataset in datasets)
+            assert same(batches, expected), name
+        if mode == "streaming":
+            assert datasets[0].sample_source.files.bytes_prefetched == 0
 
 
 def test_memory_and_file_urls(folder: Path, far: Any) -> None:
@@ -403,46 +222,31 @@ def test_memory_and_file_urls(folder: Path, far: Any) -> None:
     memory.put(str(folder / "a.zarr.zip"), "/zarr-far/a.zarr.zip")
     try:
         for at in ("memory://zarr-far", f"file://{folder}"):
-            for _ in range(2):
-                check_rows(far("a.zarr", "checked", target_name="y", at=at), near)
-            check_rows(far("a.zarr.zip", "checked", target_name="y", at=at), near)
-            with pytest.raises(
-                MissingNameError,
-                match=r"has no array 'none'; it has: 'volume', .*'by zarr-python', .* and 5 more",
-            ):
+            for store in ("a.zarr", "a.zarr", "a.zarr.zip"):
+                check_rows(far(store, "checked", target_name="y", at=at), near)
+            with pytest.raises(MissingNameError, match=r"'none'.*'checked'.* 3 more"):
                 far("a.zarr", "none", at=at)
     finally:
         memory.rm("/zarr-far", recursive=True)
 
 
-def test_several_stores(folder: Path, far: Any, server: RangeServer) -> None:
-    near = ZarrDataset([folder / "a.zarr", folder / "b.zarr"][:1] * 2, "zstd", target_name="y")
+def test_several_stores(folder: Path, far: Any, server: RangeServer, tmp_path: Path) -> None:
+    near = ZarrDataset([folder / "a.zarr"] * 2, "zstd", target_name="y")
     dataset = ZarrDataset([f"{server.url}/a.zarr"] * 2, "zstd", target_name="y")
-    assert (
-        dataset.fingerprint == near.fingerprint
-        and same(dataset[N + 3], near[N + 3])
-        and dataset.targets.tolist() == [*range(N)] * 2
-    )
+    assert dataset.fingerprint == near.fingerprint and same(dataset[N + 3], near[N + 3])
+    assert dataset.targets.tolist() == [*range(N)] * 2
     dataset.close()
-    glob = far("one*.zarr", at=f"file://{folder}")
-    assert len(glob) == N and same(glob[7], torch.from_numpy(ROWS[7]))
+    check_values(far("one*.zarr", at=f"file://{folder}"))
     assert isinstance(open_dataset(f"{server.url}/one.zarr"), ZarrDataset)
-
-
-def test_a_streaming_dataset(server: RangeServer, folder: Path, tmp_path: Path) -> None:
-    urls = [f"{server.url}/a.zarr", f"{server.url}/a.zarr.zip"]
-    dataset = StreamingDataset(
-        urls, dataset_name="checked", target_name="y", seed=5, cache_dir=tmp_path
-    )
-    near = StreamingDataset(
-        [str(folder / "a.zarr"), str(folder / "a.zarr.zip")],
-        dataset_name="checked",
-        target_name="y",
-        seed=5,
-    )
-    assert len(dataset) == 2 * N and dataset.fingerprint == near.fingerprint
-    assert all(same(found, expected) for found, expected in zip(dataset, near, strict=True))
-    dataset.close()
+    options: Any = {"dataset_name": "checked", "target_name": "y", "seed": 5}
+    streams = []
+    for at in (server.url, str(folder)):
+        paths = [f"{at}/a.zarr", f"{at}/a.zarr.zip"]
+        streams.append(StreamingDataset(paths, cache_dir=tmp_path, **options))
+    assert len(streams[0]) == 2 * N and streams[0].fingerprint == streams[1].fingerprint
+    assert same(*map(list, streams))
+    for stream in streams:
+        stream.close()
 
 
 # -- few requests
@@ -461,24 +265,23 @@ def test_opening_with_an_index_takes_three_round_trips(
     assert far("a.zarr", "zstd") and trips() == 1
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_chunk_files_and_blocks_of_shards_are_fetched_once(
-    server: RangeServer, far: Any, make_loader: Any
+    server: RangeServer, far: Any, make_loader: Any, workers: int
 ) -> None:
-    for name, blocks, most in (("zstd", 10, 2), ("checked", 20, 0)):
-        for workers in {0, most}:
-            dataset = far("a.zarr", name, loading_mode="streaming")
-            loader = make_loader(dataset, batch_size=4, num_workers=workers, interleave=2, turns=2)
-            server.counts()
-            assert sum(map(len, loader)) == N
-            counts = server.counts()
-            assert blocks <= len(counts["ranges"]) <= blocks + 2 * 2 - 1
-            assert counts["requests"] == len(counts["ranges"])
-            loader.close()
+    for name, blocks in (("zstd", 10), ("checked", 20)):
+        dataset = far("a.zarr", name, loading_mode="streaming")
+        loader = make_loader(dataset, batch_size=4, num_workers=workers, interleave=2, turns=2)
+        server.counts()
+        assert sum(map(len, loader)) == N
+        counts = server.counts()
+        assert blocks <= len(counts["ranges"]) <= blocks + 2 * 2 - 1
+        assert counts["requests"] == len(counts["ranges"])
+        loader.close()
 
 
 def test_a_bytes_window_holds_whole_files(far: Any) -> None:
-    dataset = far("a.zarr", "zstd", loading_mode="streaming")
-    source = dataset.sample_source
+    source = far("a.zarr", "zstd", loading_mode="streaming").sample_source
     assert source.byte_ranges(np.arange(8)).size == 2
     source.files.prefetch([source.byte_ranges(np.arange(8))])
     assert source.files.bytes_prefetched > 0
@@ -491,10 +294,7 @@ def test_many_shard_indices_are_read_together(
     monkeypatch.setattr(zarr_shards, "_MADE", 3)
     dataset = far("a.zarr", "checked")
     trips()
-    assert all(
-        np.array_equal(found, expected)
-        for found, expected in zip(dataset.__getitems__([*range(N)]), ROWS, strict=True)
-    )
+    assert np.array_equal(np.stack(dataset.__getitems__([*range(N)])), ROWS)
     assert trips() == 3  # versions, indices, chunks
     dataset = far("a.zarr", "checked", loading_mode="streaming")
     trips()
@@ -505,12 +305,12 @@ def test_many_shard_indices_are_read_together(
 def test_an_index_that_was_written_elsewhere(
     folder: Path, server: RangeServer, far: Any, trips: Any, tmp_path: Path
 ) -> None:
-    url = f"file://{folder}/a.zarr"
+    url, array = f"file://{folder}/a.zarr", folder / "a.zarr" / "checked"
     files = RemoteFiles(url, RemoteOptions(cache_dir=tmp_path / "other"))
-    urls = [one for one in indexed(ZarrUrl(url, files)) if "/checked/" in one]
-    arrays = INDEX.make(files, urls[0])
-    beside = folder / "a.zarr" / "checked" / "zarr.json.index"
-    beside.write_bytes(index_bytes(arrays, INDEX, files.version(urls[0]).size))
+    (metadata,) = [one for one in indexed(ZarrUrl(url, files)) if "/checked/" in one]
+    arrays, size = INDEX.make(files, metadata), (array / "zarr.json").stat().st_size
+    beside = array / "zarr.json.index"
+    beside.write_bytes(index_bytes(arrays, INDEX, size))
     files.close()
     try:
         trips()
@@ -521,13 +321,8 @@ def test_an_index_that_was_written_elsewhere(
         # of the one shard: its version, a chunk
         assert trips() == 2 and server.counts()["requests"] == 2
         arrays[0][:] += 1
-        beside.write_bytes(
-            index_bytes(arrays, INDEX, (folder / "a.zarr" / "checked" / "zarr.json").stat().st_size)
-        )
-        with pytest.raises(
-            (SampleError, FileChangedError),
-            match="by the index that was written of it: it has been replaced",
-        ):
+        beside.write_bytes(index_bytes(arrays, INDEX, size))
+        with pytest.raises((SampleError, FileChangedError), match="has been replaced"):
             far("a.zarr", "checked", cache_dir=tmp_path / "none")[0]
     finally:
         beside.unlink()
@@ -536,108 +331,75 @@ def test_an_index_that_was_written_elsewhere(
 # -- what is missing, replaced, damaged
 
 
-@pytest.mark.quick_every(1)
 def test_missing_chunks(far: Any) -> None:
     for name in ("sparse", "sparse shards"):
         for disk in (None, "1MB"):
             dataset = far("a.zarr", name, missing="error", disk_cache_size=disk)
             assert np.array_equal(dataset[9], ROWS[9])
-            with pytest.raises(
-                SampleError, match=rf"chunk \(0, 0, 0\) of '{name}' is missing, and missing='error'"
-            ):
+            with pytest.raises(SampleError, match=rf"chunk \(0, 0, 0\) of '{name}'"):
                 dataset[0]
 
 
 def test_names(far: Any) -> None:
     for version in (2, 3):
         assert len(far(f"named{version}.zarr")) == 3
-        with pytest.raises(MissingNameError, match="has no array 'x'; it has: 'inner/only'"):
+        with pytest.raises(MissingNameError, match="'inner/only'"):
             far(f"named{version}.zarr", "x")
-    with pytest.raises(
-        MissingNameError,
-        match=(
-            r"a.zarr: the names of its arrays are not known.*name one as dataset_name, or "
-            r"consolidate"
-        ),
-    ):
-        far("a.zarr")
-    with pytest.raises(
-        MissingNameError, match="has no array 'x'; the names of its arrays are not known"
-    ):
-        far("a.zarr", "x")
+    for names in ([], ["x"]):
+        with pytest.raises(MissingNameError, match="names of its arrays are not known"):
+            far("a.zarr", *names)
 
 
 def test_what_is_no_store(server: RangeServer, far: Any, folder: Path) -> None:
-    with pytest.raises(
-        DataNotFoundError,
-        match=(
-            r"nothing.zarr: there is no Zarr store: none of zarr.json, .zgroup and .zarray is "
-            r"found"
-        ),
-    ):
-        far("nothing.zarr")
-    with pytest.raises(DataNotFoundError, match=r"nothing.zip: there is no such file"):
-        far("nothing.zip")
     (folder / "text.zip").write_text("no zip file")
-    with pytest.raises(FormatError, match=r"text.zip is damaged, or holds what zipfile can't read"):
-        far("text.zip")
-    with pytest.raises(ConfigError, match="mixes URLs and local paths"):
+    for store, error in (
+        ("nothing.zarr", DataNotFoundError),
+        ("nothing.zip", DataNotFoundError),
+        ("text.zip", FormatError),
+    ):
+        with pytest.raises(error, match=store):
+            far(store)
+    with pytest.raises(ConfigError):
         ZarrDataset([f"{server.url}/a.zarr", str(folder / "a.zarr")], "zstd")
-    with pytest.raises(DataNotFoundError, match=r"nothing matches file://.*none\*\.zarr"):
+    with pytest.raises(DataNotFoundError, match=r"none\*\.zarr"):
         far("none*.zarr", at=f"file://{folder}")
-    server.set(faults={"403": 1})
-    with pytest.raises(AccessError, match="access is denied"):
-        far("a.zarr", "zstd")
-    server.set(faults={"503": 1})
-    with pytest.raises(RemoteError, match="the server says 503"):
-        far("a.zarr", "zstd", retries=0)
+    for fault, kind in (("403", AccessError), ("503", RemoteError)):
+        server.set(faults={fault: 1})
+        with pytest.raises(kind):
+            far("a.zarr", "zstd", retries=0)
 
 
-@pytest.mark.parametrize("name", ["zstd", "checked", "sparse"])
-def test_who_may_not_read_a_chunk_is_told_so(server: RangeServer, far: Any, name: str) -> None:
+def test_who_may_not_read_a_chunk_is_told_so(server: RangeServer, far: Any) -> None:
     """And gets no fill values for it."""
-    dataset = far("a.zarr", name)
-    server.set(faults={"403": 1})
     # a file of its own, or a shard
-    with pytest.raises(SampleError if name != "checked" else AccessError, match="access is denied"):
-        dataset[0]
+    for name, kind in (("zstd", SampleError), ("sparse", SampleError), ("checked", AccessError)):
+        server.set(faults={})
+        dataset = far("a.zarr", name)
+        server.set(faults={"403": 1})
+        with pytest.raises(kind, match="access is denied"):
+            dataset[0]
 
 
 @pytest.fixture
 def changing(folder: Path) -> Iterator[Path]:
     """A store of one array of shards, to be changed."""
     place = folder / "changing.zarr"
-    zarr.create_array(
-        place,
-        data=ROWS,
-        chunks=(2, 6, 5),
-        shards=(8, 6, 5),
-        compressors=[ZstdCodec(), Crc32cCodec()],
-    )
+    zarr.create_array(place, data=ROWS, **ARRAYS["checked"])
     yield place
     shutil.rmtree(place)
 
 
-def test_replaced_shard_is_an_error_until_reopened(changing: Path, far: Any) -> None:
+def test_a_replaced_shard_is_an_error_until_reopened(changing: Path, far: Any) -> None:
     dataset = far("changing.zarr")
     assert np.array_equal(dataset[0], ROWS[0])
     zarr.open_array(changing)[8:16] = 1
     assert np.array_equal(dataset[20], ROWS[20])
-    with pytest.raises(
-        (SampleError, FileChangedError), match="the file has been replaced since it was opened"
-    ):
+    with pytest.raises((SampleError, FileChangedError), match="has been replaced"):
         dataset[8]
-    assert np.array_equal(far("changing.zarr")[8], np.ones((6, 5)))
-
-
-def test_shards_are_looked_at_when_a_store_is_opened_again(changing: Path, far: Any) -> None:
-    far("changing.zarr").close()
-    zarr.open_array(changing)[...] = ROWS + 1  # the same metadata
     dataset = far("changing.zarr")
-    assert all(
-        np.array_equal(found, row + 1)
-        for found, row in zip(dataset.__getitems__([*range(N)]), ROWS, strict=True)
-    )
+    assert (dataset[8] == 1).all()
+    zarr.open_array(changing)[...] = ROWS + 1  # the same metadata
+    assert np.array_equal(np.stack(far("changing.zarr").__getitems__([*range(N)])), ROWS + 1)
 
 
 def test_a_shard_that_was_missing_and_is_written(changing: Path, far: Any) -> None:
@@ -655,103 +417,88 @@ def test_a_metadata_file_that_is_replaced_begins_a_new_index(changing: Path, far
     assert len(dataset) == 24 and np.array_equal(dataset[23], ROWS[23])
 
 
-@pytest.mark.parametrize("place", ["index", "chunk"])
-def test_a_shard_that_is_damaged(changing: Path, server: RangeServer, far: Any, place: str) -> None:
+@pytest.mark.parametrize(
+    ("at", "lost", "said"),
+    [(-9, 8, r"c/1/0/0, the index of the shard"), (5, 2, r"chunk \(4, 0, 0\)")],
+    ids=["index", "chunk"],
+)
+def test_a_shard_that_is_damaged(changing: Path, far: Any, at: int, lost: int, said: str) -> None:
     """There it is an error; on the way it is fetched again."""
     shard = changing / "c" / "1" / "0" / "0"
     content = bytearray(shard.read_bytes())
-    content[-9 if place == "index" else 5] ^= 1
+    content[at] ^= 1
     shard.write_bytes(content)
-    said = (
-        r"c/1/0/0, the index of the shard: wrong checksum"
-        if place == "index"
-        else r"chunk \(4, 0, 0\).*wrong checksum \(crc32c\)"
-    )
     for mode in ("lazy", "streaming"):
         dataset = far("changing.zarr", on_error="skip", loading_mode=mode)
         with pytest.raises(SampleError, match=said):
             dataset.__getitems__([8])
-        assert len(dataset.__getitems__([0, 8, 9, 10])) == (1 if place == "index" else 2)
-        assert len(list(dataset)) == (N - 8 if place == "index" else N - 2)
-    content[-9 if place == "index" else 5] ^= 1
+        assert len(dataset.__getitems__([0, 8, 9, 10])) == (1 if lost == 8 else 2)
+        assert len(list(dataset)) == N - lost
+    content[at] ^= 1
     shard.write_bytes(content)
     assert np.array_equal(far("changing.zarr")[8], ROWS[8])
 
 
-@pytest.mark.parametrize(
-    ("store", "name", "disk"),
-    [
+def test_wrong_bytes_on_the_way_are_fetched_again(server: RangeServer, far: Any) -> None:
+    cases = [
         ("a.zarr", "checked", None),
         ("a.zarr", "checked files", None),
         ("a.zarr", "checked files", "10MB"),
         ("a.zarr.zip", "checked", None),
         ("a.zarr.zip", "zstd", None),
-    ],
-)
-def test_wrong_bytes_on_the_way_are_fetched_again(
-    server: RangeServer, far: Any, store: str, name: str, disk: str | None
-) -> None:
-    dataset = far(store, name, disk_cache_size=disk)
-    server.set(faults={"wrong": 0.4})
-    for index in range(0, N, 2):
-        for _ in range(30):  # wrong again and again is an error
+    ]
+    for store, name, disk in cases:
+        server.set(faults={})
+        dataset = far(store, name, disk_cache_size=disk)
+        server.set(faults={"wrong": 0.4})
+        left = list(range(0, N, 2))
+        for _ in range(30 * N):
+            if not left:
+                break
             try:
-                found = dataset[index]
-            except SampleError as error:
+                found = dataset[left[-1]]
+            except SampleError as error:  # wrong again and again
                 assert "checksum" in str(error)
                 continue
-            assert np.array_equal(found, ROWS[index])
-            break
-        else:
-            raise AssertionError("always wrong")
-    assert server.counts()["faults"]["wrong"] > 0 and dataset.sample_reader.counts["refetched"] > 0
+            assert np.array_equal(found, ROWS[left.pop()])
+        assert not left and server.counts()["faults"]["wrong"] > 0
+        assert dataset.sample_reader.counts["refetched"] > 0
 
 
 def test_labels_of_an_image(tmp_path: Path) -> None:
     """OME-NGFF 0.5: levels by voxel size, and labels of other voxels."""
-    root = zarr.open_group(tmp_path / "i.zarr", mode="w")
     axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
 
-    def levels(scales: list[float]) -> dict[str, Any]:
-        datasets = [
-            {
-                "path": str(number),
-                "coordinateTransformations": [{"type": "scale", "scale": [scale] * 3}],
-            }
-            for number, scale in enumerate(scales)
-        ]
-        return {"version": "0.5", "multiscales": [{"axes": axes, "datasets": datasets}]}
+    def write_levels(group: Any, scales: dict[float, int]) -> None:
+        datasets = []
+        for number, (scale, size) in enumerate(scales.items()):
+            lies = [{"type": "scale", "scale": [scale] * 3}]
+            datasets.append({"path": str(number), "coordinateTransformations": lies})
+            data = np.arange(size**3, dtype="u2").reshape((size,) * 3)
+            how: Any = {"dtype": "u2", "chunks": (4,) * 3, "shards": (8,) * 3}
+            group.create_array(str(number), shape=data.shape, **how)[...] = data
+        multiscales = [{"axes": axes, "datasets": datasets}]
+        group.attrs["ome"] = {"version": "0.5", "multiscales": multiscales}
 
-    root.attrs["ome"] = levels([1.0, 2.0])
-    for number, size in enumerate((16, 8)):
-        data = np.arange(size**3, dtype="u2").reshape((size,) * 3)
-        root.create_array(
-            str(number), shape=data.shape, dtype="u2", chunks=(4,) * 3, shards=(8,) * 3
-        )[...] = data
-    cells = root.create_group("labels/cells")
-    cells.attrs["ome"] = levels([0.5])
-    data = np.random.default_rng(0).integers(0, 9, (32,) * 3).astype("u1")
-    cells.create_array("0", shape=data.shape, dtype="u1", chunks=(8,) * 3)[...] = data
+    root = zarr.open_group(tmp_path / "i.zarr", mode="w")
+    write_levels(root, {1.0: 16, 2.0: 8})
+    write_levels(root.create_group("labels/cells"), {0.5: 32})
     options: dict[str, Any] = {"target_name": "cells", "patch_shape": (4, 4, 4), "scale": 2.0}
     near = ZarrDataset(tmp_path / "i.zarr", **options)
     dataset = ZarrDataset(f"file://{tmp_path}/i.zarr", **options, cache_dir=tmp_path / "cache")
-    assert dataset.voxel_size == near.voxel_size and dataset.axes == near.axes and len(dataset) == 8
-    assert (
-        dataset.sample_source.is_remote and dataset.sample_source.byte_ranges(np.arange(8)).size > 0
-    )
-    assert all(same(dataset[index], near[index]) for index in range(8))
+    assert dataset.voxel_size == near.voxel_size and dataset.axes == near.axes
+    source = dataset.sample_source
+    assert source.is_remote and source.byte_ranges(np.arange(8)).size > 0
+    assert len(dataset) == 8 and same(list(dataset), list(near))
     dataset.close()
 
 
-@pytest.mark.parametrize(
-    ("url", "name", "found"),
-    [
+def test_urls_below_a_store() -> None:
+    for url, name, found in (
         ("s3://b/a.zarr", "x/c/0", "s3://b/a.zarr/x/c/0"),
         ("s3://b/a.zarr/", "x", "s3://b/a.zarr/x"),
         ("https://h/a.zarr?key=1", "x", "https://h/a.zarr/x?key=1"),
         ("simplecache::s3://b/a.zarr", "x", "simplecache::s3://b/a.zarr/x"),
         ("zip://::s3://b/a.zip", "x", "zip:///x::s3://b/a.zip"),
-    ],
-)
-def test_urls_below_a_store(url: str, name: str, found: str) -> None:
-    assert below(url, name) == found and with_index(found).count(".index") == 1
+    ):
+        assert below(url, name) == found and with_index(found).count(".index") == 1
