@@ -6,8 +6,8 @@ have several chunks with edges.
 
 from __future__ import annotations
 
+import functools
 import io
-import os
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -46,20 +46,21 @@ class Specimen:
     kind: str
     files: Files
 
-    def write(self, place: Path) -> Path:
+    def write(self, place: Path, **changed: bytes) -> Path:
         """The file or folder in the folder `place`, as h5py or zarr-python want it named."""
-        return write(self.kind, self.files, place)
+        return write(self.kind, {**self.files, **changed}, place)
 
 
-def write(kind: str, files: dict[str, bytes], place: Path) -> Path:
+def write(kind: str, files: Files, place: Path) -> Path:
     """Writes files of a kind into a folder; gives the path to open."""
     if kind != FOLDER:
         path = place / ("a.h5" if kind == HDF5 else "a.zip")
         path.write_bytes(files["a"])
         return path
     for name, data in files.items():
-        (place / "a.zarr" / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / "a.zarr" / name).write_bytes(data)
+        path = place / "a.zarr" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
     return place / "a.zarr"
 
 
@@ -71,22 +72,32 @@ def values(dtype: str = "<i4") -> np.ndarray[Any, Any]:
 
 # -- HDF5
 
-
-def _hdf5(make: Any, libver: str) -> bytes:
-    memory = io.BytesIO()
-    with h5py.File(memory, "w", libver=libver) as file:
-        make(file)
-    return memory.getvalue()
-
-
-def _dataset(dtype: str = "<i4", **how: Any) -> Any:
-    return lambda file: file.create_dataset(NAME, data=values(dtype), **how)
+GZIP = {"compression": "gzip"}
+CUT: Any = {"chunks": _CHUNKS}
+WHOLE: Any = {"chunks": (3, *ROW)}
+ARRAYS: dict[str, Any] = {
+    "contiguous": {},
+    "raw": CUT,
+    "raw, whole rows": {**WHOLE, "dtype": "<f8"},
+    "bool": {**CUT, "dtype": "?"},
+    "gzip, shuffle": {**CUT, **GZIP, "shuffle": True},
+    "gzip, fletcher32": {**WHOLE, **GZIP, "fletcher32": True, "dtype": ">i4"},
+    "fletcher32": {**WHOLE, "fletcher32": True},
+    "grows": {**CUT, **GZIP, "maxshape": (None, *ROW)},
+    "grows, two ways": {**CUT, **GZIP, "maxshape": (None, None)},
+    "one chunk": {**GZIP, "chunks": (N, *ROW)},
+    "zstd": {**CUT, **hdf5plugin.Zstd()},
+    "lz4": {**CUT, **hdf5plugin.LZ4(nbytes=16)},
+    "blosc": {**WHOLE, **hdf5plugin.Blosc(cname="lz4", shuffle=1)},
+    "blosc, zstd": {**WHOLE, **hdf5plugin.Blosc(cname="zstd", shuffle=2), "dtype": "<f8"},
+    "lzf": {**CUT, "compression": "lzf"},
+    "scaled": {**CUT, "scaleoffset": 0},
+}
 
 
 def _partly(file: h5py.File) -> None:
-    file.create_dataset(NAME, (N, *ROW), "<i4", chunks=_CHUNKS, fillvalue=7, compression="gzip")[
-        :4
-    ] = values()[:4]
+    rows = file.create_dataset(NAME, (N, *ROW), "<i4", fillvalue=7, **CUT, **GZIP)
+    rows[:4] = values()[:4]
 
 
 def _strings(file: h5py.File) -> None:
@@ -95,9 +106,8 @@ def _strings(file: h5py.File) -> None:
 
 
 def _vlen(file: h5py.File) -> None:
-    rows = file.create_dataset(
-        NAME, (N,), h5py.vlen_dtype(np.dtype("<i4")), chunks=(3,), compression="gzip"
-    )
+    kind = h5py.vlen_dtype(np.dtype("<i4"))
+    rows = file.create_dataset(NAME, (N,), kind, chunks=(3,), **GZIP)
     for number in range(N):
         rows[number] = np.arange(number)
 
@@ -105,7 +115,7 @@ def _vlen(file: h5py.File) -> None:
 def _compound(file: h5py.File) -> None:
     rows = np.zeros(N, [("a", "<i4"), ("b", "<f8", (2,)), ("c", "S4")])
     rows["a"], rows["b"], rows["c"] = np.arange(N), np.ones((N, 2)), b"abc"
-    file.create_dataset(NAME, data=rows, chunks=(3,), compression="gzip")
+    file.create_dataset(NAME, data=rows, chunks=(3,), **GZIP)
 
 
 def _compound_of_strings(file: h5py.File) -> None:
@@ -114,29 +124,24 @@ def _compound_of_strings(file: h5py.File) -> None:
         rows[number] = (number, "text" * number)
 
 
-HDF5_KINDS: dict[str, Any] = {
-    "contiguous": _dataset(),
-    "raw": _dataset(chunks=_CHUNKS),
-    "raw, whole rows": _dataset("<f8", chunks=(3, *ROW)),
-    "bool": _dataset("?", chunks=_CHUNKS),
-    "gzip, shuffle": _dataset(chunks=_CHUNKS, compression="gzip", shuffle=True),
-    "gzip, fletcher32": _dataset(">i4", chunks=(3, *ROW), compression="gzip", fletcher32=True),
-    "fletcher32": _dataset(chunks=(3, *ROW), fletcher32=True),
-    "grows": _dataset(chunks=_CHUNKS, maxshape=(None, *ROW), compression="gzip"),
-    "grows, two ways": _dataset(chunks=_CHUNKS, maxshape=(None, None), compression="gzip"),
-    "one chunk": _dataset(chunks=(N, *ROW), compression="gzip"),
-    "zstd": _dataset(chunks=_CHUNKS, **hdf5plugin.Zstd()),
-    "lz4": _dataset(chunks=_CHUNKS, **hdf5plugin.LZ4(nbytes=16)),
-    "blosc": _dataset(chunks=(3, *ROW), **hdf5plugin.Blosc(cname="lz4", shuffle=1)),
-    "blosc, zstd": _dataset("<f8", chunks=(3, *ROW), **hdf5plugin.Blosc(cname="zstd", shuffle=2)),
-    "lzf": _dataset(chunks=_CHUNKS, compression="lzf"),
-    "scaled": _dataset(chunks=_CHUNKS, scaleoffset=0),
+OTHERS: dict[str, Any] = {
     "partly written": _partly,
     "strings": _strings,
     "vlen": _vlen,
     "compound": _compound,
     "compound of strings": _compound_of_strings,
 }
+
+
+def _hdf5(name: str, libver: str) -> bytes:
+    memory = io.BytesIO()
+    with h5py.File(memory, "w", libver=libver) as file:
+        if name in OTHERS:
+            OTHERS[name](file)
+        else:
+            how = {"dtype": "<i4", **ARRAYS[name]}
+            file.create_dataset(NAME, data=values(how.pop("dtype")), **how)
+    return memory.getvalue()
 
 
 # -- Zarr
@@ -149,7 +154,7 @@ V2_COMMON: dict[str, Any] = {
     "blosc": {"compressors": numcodecs.Blosc("lz4", shuffle=1)},
     "shuffle, zlib": {"filters": [numcodecs.Shuffle(4)], "compressors": numcodecs.Zlib(3)},
 }
-"""Also of test_zarr_matrix.py."""
+"""Also of zarr/test_matrix.py."""
 V2_KINDS: dict[str, Any] = {
     **V2_COMMON,
     "F": {"compressors": numcodecs.Zlib(3), "order": "F"},
@@ -171,22 +176,17 @@ V3_KINDS: dict[str, Any] = {
 }
 
 
-def _fill_zarr(root: Any, how: dict[str, Any]) -> None:
-    array = root.create_array(NAME, shape=(N, *ROW), dtype="<i4", chunks=_CHUNKS, **how)
-    if how.get("fill_value") is None:
-        array[...] = values()
-    else:  # some chunks are never written
-        array[:2] = values()[:2]
-
-
-def _zarr_folder(version: int, how: dict[str, Any]) -> dict[str, bytes]:
+def _zarr_folder(version: int, how: dict[str, Any]) -> Files:
     with tempfile.TemporaryDirectory() as folder:
-        _fill_zarr(zarr.open_group(folder, mode="w", zarr_format=version), how)
-        found = [Path(place) / name for place, _, names in os.walk(folder) for name in names]
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(found)}
+        root = zarr.open_group(folder, mode="w", zarr_format=version)
+        array = root.create_array(NAME, shape=(N, *ROW), dtype="<i4", chunks=_CHUNKS, **how)
+        written = N if how.get("fill_value") is None else 2  # some chunks are never written
+        array[:written] = values()[:written]
+        paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def _zipped(files: dict[str, bytes]) -> bytes:
+def _zipped(files: Files) -> bytes:
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w") as archive:
         for name, data in files.items():
@@ -194,23 +194,23 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     return memory.getvalue()
 
 
-def specimens() -> list[Specimen]:
-    """All of them."""
-    found = [
-        Specimen(f"HDF5 {libver}, {name}", HDF5, {"a": _hdf5(make, libver)})
-        for name, make in HDF5_KINDS.items()
-        for libver in ("earliest", "latest")
-    ]
+@functools.cache
+def specimens() -> dict[str, Specimen]:
+    """All of them, by name."""
+    found = []
+    for libver in ("earliest", "latest"):
+        for name in (*ARRAYS, *OTHERS):
+            found.append(Specimen(f"HDF5 {libver}, {name}", HDF5, {"a": _hdf5(name, libver)}))
     for version, kinds in ((2, V2_KINDS), (3, V3_KINDS)):
         for name, how in kinds.items():
             files = _zarr_folder(version, how)
             found.append(Specimen(f"Zarr {version}, {name}", FOLDER, files))
             if name in ("raw", "zstd", "sharded"):
                 found.append(Specimen(f"Zarr {version} zip, {name}", ZIP, {"a": _zipped(files)}))
-    return found
+    return {specimen.name: specimen for specimen in found}
 
 
-def source_of(kind: str, path: Path) -> HDF5Source | ZarrSource:
+def source_of(kind: str, path: Path) -> Any:
     """The rows of "x", as headrace reads them."""
     return HDF5Source(path, NAME) if kind == HDF5 else ZarrSource(path, NAME)
 
@@ -235,10 +235,8 @@ def rows_or_errors(kind: str, path: Path) -> list[Any]:
 
 def wrong_rows(found: list[Any], originals: list[Any]) -> list[int]:
     """Those that are neither errors nor what they should be."""
-    assert len(found) == len(originals)
-    pairs = enumerate(zip(found, originals, strict=True))
-    return [
-        number
-        for number, (row, original) in pairs
-        if not isinstance(row, HeadraceError) and not same(row, original)
-    ]
+    wrong = []
+    for number, (row, original) in enumerate(zip(found, originals, strict=True)):
+        if not isinstance(row, HeadraceError) and not same(row, original):
+            wrong.append(number)
+    return wrong

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.storage.arrays.spans import read_joined
@@ -22,73 +22,62 @@ from headrace.storage.zarr.rows import OpenZarr
 
 LENGTH = 200
 VALUES = np.random.default_rng(0).integers(0, 99, LENGTH).astype("i4")
+HOLES = np.full(LENGTH, 7, "i4")
+HOLES[32:64] = VALUES[32:64]
 
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What reads the same array in several layouts, with and without a cache; and one of which
+    """What reads the same array in several layouts, those of HDF5 and of Zarr; and one of which
     some chunks were never written.
     """
     folder: Path = tmp_path_factory.mktemp("spans")
-    with h5py.File(folder / "a.h5", "w") as file:
+    path = str(folder / "a.h5")
+    with h5py.File(path, "w") as file:
         file["plain"] = VALUES
         file.create_dataset("raw", data=VALUES, chunks=(16,))
         file.create_dataset("gzip", data=VALUES, chunks=(16,), compression="gzip")
         file.create_dataset("lzf", data=VALUES, chunks=(64,), compression="lzf")
-        file.create_dataset("holes", (LENGTH,), "i4", chunks=(16,), fillvalue=7)[32:64] = VALUES[
-            32:64
-        ]
-        file.create_dataset(
-            "gzip holes", (LENGTH,), "i4", chunks=(16,), fillvalue=7, compression="gzip"
-        )[32:64] = VALUES[32:64]
+        for name, compression in (("holes", None), ("gzip holes", "gzip")):
+            how: Any = {"chunks": (16,), "fillvalue": 7, "compression": compression}
+            file.create_dataset(name, (LENGTH,), "i4", **how)[32:64] = VALUES[32:64]
     root = zarr.open_group(folder / "a.zarr", mode="w")
     root.create_array("files", data=VALUES, chunks=(16,), compressors=None)
     root.create_array("shards", data=VALUES, chunks=(8,), shards=(64,))
-    with_holes = np.full(LENGTH, 7, "i4")
-    with_holes[32:64] = VALUES[32:64]
     hdf5, stores = OpenHDF5(), OpenZarr()
-    found = []
-    with hdf5.hdf5.reading(str(folder / "a.h5")) as file:
-        groups = HDF5Groups(file, str(folder / "a.h5"), hdf5)
-        found += [
-            (groups.spans(name)[0], with_holes if "holes" in name else VALUES) for name in file
-        ]
+    with hdf5.hdf5.reading(path) as file:
+        groups = HDF5Groups(file, path, hdf5)
+        of_hdf5 = [(groups.spans(name)[0], HOLES if "holes" in name else VALUES) for name in file]
     store = ZarrGroups(stores.store(folder / "a.zarr"), stores)
-    found += [(store.spans(name)[0], VALUES) for name in ("files", "shards")]
+    of_zarr = [(store.spans(name)[0], VALUES) for name in ("files", "shards")]
     hdf5.chunks.resize(1 << 20)
     stores.chunks.resize(100)  # a few chunks
-    yield found
+    yield of_hdf5, of_zarr
     hdf5.close()
     stores.close()
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, LENGTH), st.integers(0, 60)), max_size=8))
 def test_spans_one_behind_the_other(readers: Any, spans: list[tuple[int, int]]) -> None:
+    """Of each array alone, and of those of a file together, which share a cache."""
     firsts = np.array([first for first, _ in spans], np.int64)
     ends = np.minimum(firsts + np.array([count for _, count in spans], np.int64), LENGTH)
-    for reader, values in readers:
-        expected = np.concatenate(
-            [np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))]
-        )
-        assert np.array_equal(
-            read_joined([reader], firsts, ends, one_after_the_other)[0], expected
-        ), reader.how
-    for together in (readers[:-2], readers[-2:]):  # those of each file share a cache
-        found = read_joined([reader for reader, _ in together], firsts, ends, one_after_the_other)
-        for rows, (reader, values) in zip(found, together, strict=True):
-            expected = np.concatenate(
-                [np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))]
-            )
-            assert np.array_equal(rows, expected), reader.how
+    for together in readers:
+        for group in (*([one] for one in together), together):
+            found = read_joined([reader for reader, _ in group], firsts, ends, one_after_the_other)
+            for rows, (reader, values) in zip(found, group, strict=True):
+                parts = [values[a:b] for a, b in zip(firsts, ends, strict=True)]
+                assert np.array_equal(rows, np.concatenate([values[:0], *parts])), reader.how
 
 
 def test_arrays_chunked_alike_are_cached_and_dropped_together(tmp_path: Path) -> None:
-    hdf5 = OpenHDF5()
-    with h5py.File(tmp_path / "a.h5", "w") as file:
+    hdf5, path = OpenHDF5(), str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
         for name, dtype in (("indices", "i4"), ("data", "f8")):
             file.create_dataset(name, data=VALUES.astype(dtype), chunks=(16,), compression="gzip")
-    with hdf5.hdf5.reading(str(tmp_path / "a.h5")) as file:
-        groups = HDF5Groups(file, str(tmp_path / "a.h5"), hdf5)
+    with hdf5.hdf5.reading(path) as file:
+        groups = HDF5Groups(file, path, hdf5)
         readers = [groups.spans(name)[0] for name in ("indices", "data")]
     hdf5.chunks.resize(2 * 16 * (4 + 8))  # two chunks of both
     for firsts, ends, cached, decoded in [
@@ -100,46 +89,44 @@ def test_arrays_chunked_alike_are_cached_and_dropped_together(tmp_path: Path) ->
     ]:
         rows = read_joined(readers, np.array(firsts), np.array(ends), one_after_the_other)
         expected = np.concatenate([VALUES[a:b] for a, b in zip(firsts, ends, strict=True)])
-        assert [one.dtype for one in rows] == ["i4", "f8"] and all(
-            np.array_equal(one, expected) for one in rows
-        )
+        assert [one.dtype for one in rows] == ["i4", "f8"]
+        assert all(np.array_equal(one, expected) for one in rows)
         assert hdf5.chunks.nbytes == cached * 16 * (4 + 8)
         assert [reader.counts["chunks_decoded"] for reader in readers] == [decoded] * 2
     hdf5.close()
 
 
+def scattered(rows: CSRRows, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+    out = np.full(shape, np.nan, "f4")
+    rows.scatter(out)
+    return out
+
+
 @given(st.data())
 def test_rows_are_those_of_a_dense_array(data: Any) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
-    each = [
-        data.draw(st.lists(st.tuples(st.integers(0, columns - 1), st.integers(-3, 3)), max_size=6))
-        for _ in range(rows)
-    ]
+    pair = st.tuples(st.integers(0, columns - 1), st.integers(-3, 3))
+    each = [data.draw(st.lists(pair, max_size=6)) for _ in range(rows)]
     sizes = np.array([len(one) for one in each], np.int64)
-    pairs = np.array([pair for one in each for pair in one], np.int64).reshape(-1, 2)
-    given_rows = CSRRows.of(sizes, pairs[:, 0].astype("i4"), pairs[:, 1].astype("f4"))
-    dense = np.zeros((rows, columns), "f4")
+    dense, pairs = np.zeros((rows, columns), "f4"), []
     for row, one in enumerate(each):
         for column, value in one:
             dense[row, column] += value
+            pairs.append((column, value))
+    table = np.array(pairs, np.int64).reshape(-1, 2)
+    given_rows = CSRRows.of(sizes, table[:, 0].astype("i4"), table[:, 1].astype("f4"))
     found = given_rows.canonical(columns)
-    out = np.full((rows, columns), np.nan, "f4")
-    found.scatter(out)
-    assert np.array_equal(out, dense)
+    assert np.array_equal(scattered(found, dense.shape), dense)
     assert all((np.diff(indices) > 0).all() for indices, _ in found.records())
     assert found.outside(columns) is None
-    order = np.array(
-        data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6)), np.int64
-    )
-    taken = np.empty((len(order), columns), "f4")
-    found.take(order).scatter(taken)
-    assert np.array_equal(taken, dense[order])
+    chosen = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6))
+    order = np.array(chosen, np.int64)
+    assert np.array_equal(scattered(found.take(order), (len(order), columns)), dense[order])
     picked = data.draw(st.permutations(range(columns)))[: data.draw(st.integers(1, columns))]
     numbers = np.full(columns, -1, "i4")
     numbers[picked] = np.arange(len(picked))
-    selected = np.empty((rows, len(picked)), "f4")
-    found.select(numbers).canonical(len(picked)).scatter(selected)
-    assert np.array_equal(selected, dense[:, picked])
+    selected = found.select(numbers).canonical(len(picked))
+    assert np.array_equal(scattered(selected, (rows, len(picked))), dense[:, picked])
     again = CSRRows.joined(found.records())
     assert all(np.array_equal(a, b) for a, b in zip(again, found, strict=True))
 
