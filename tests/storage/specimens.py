@@ -10,7 +10,7 @@ import functools
 import io
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Specimen:
 
     name: str
     kind: str
-    files: Files
+    files: Files = field(repr=False)
 
     def write(self, place: Path, **changed: bytes) -> Path:
         """The file or folder in the folder `place`, as h5py or zarr-python want it named."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +13,53 @@ from headrace import HeadraceWarning, ImageDataset, StreamingDataset, TableDatas
 from tests.data.labelled import make_masks
 from tests.data.make import make_tar
 
-OPENED: dict[str, tuple[Callable[[Path], Any], Callable[..., Any]]] = {
-    ".txt": (lambda path: path.write_text("text"), TextDataset),
-    ".jsonl": (lambda path: path.write_text('{"text": "a"}\n'), TextDataset),
-    ".npy": (lambda path: np.save(path, np.ones((2, 3))), TableDataset),
-    ".tar": (lambda path: make_tar(path, [("1.txt", b"a")]), StreamingDataset),
-}
+SPLITS = [
+    ("train/1", "val/1"),
+    ("testing/1", "validation/1"),
+    ("test-00000-of-00001", "train-00000-of-00001"),
+]
 
 
-@pytest.mark.parametrize("ending", OPENED)
+def write(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    if path.suffix == ".npy":
+        np.save(path, np.ones((2, 3)))
+    elif path.suffix == ".tar":
+        make_tar(path, [("1.txt", b"a")])
+    else:
+        path.write_text('{"text": "a"}\n')
+
+
 @pytest.mark.parametrize(
-    "names",
+    ("ending", "opened"),
     [
-        ("train/1", "val/1"),
-        ("testing/1", "validation/1"),
-        ("test-00000-of-00001", "train-00000-of-00001"),
+        (".txt", TextDataset),
+        (".jsonl", TextDataset),
+        (".npy", TableDataset),
+        (".tar", StreamingDataset),
     ],
 )
-def test_splits_read_as_one_are_warned_of(
-    ending: str, names: tuple[str, str], tmp_path: Path
-) -> None:
-    write, opened = OPENED[ending]
-    paths = [tmp_path / f"{name}{ending}" for name in names]
-    for path in paths:
-        path.parent.mkdir(exist_ok=True)
-        write(path)
-    first, second = (path.relative_to(tmp_path).parts[0] for path in paths)
-    with pytest.warns(
-        HeadraceWarning,
-        match=f"{first} and {second} are called as parts of a data set, and are read as one",
-    ):
-        opened(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", HeadraceWarning)
-        opened(paths)
-        opened(paths[0])
+def test_splits_read_as_one_are_warned_of(ending: str, opened: Any, tmp_path: Path) -> None:
+    for number, names in enumerate(SPLITS):
+        folder = tmp_path / str(number)
+        paths = [folder / f"{name}{ending}" for name in names]
+        for path in paths:
+            write(path)
+        first, second = (path.relative_to(folder).parts[0] for path in paths)
+        with pytest.warns(HeadraceWarning, match=f"{first} and {second}"):
+            opened(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", HeadraceWarning)
+            opened(paths)
+            opened(paths[0])
 
 
 def test_splits_below_images_and_masks_are_warned_of(tmp_path: Path) -> None:
     make_masks(tmp_path, 4)
     for kind in ("images", "masks"):
-        files = sorted((tmp_path / kind).iterdir())
-        for number, path in enumerate(files):
+        for number, path in enumerate(sorted((tmp_path / kind).iterdir())):
             split = tmp_path / kind / ("train" if number % 2 else "val")
             split.mkdir(exist_ok=True)
             path.rename(split / path.name)
-    with pytest.warns(HeadraceWarning, match="train and val are called as parts"):
+    with pytest.warns(HeadraceWarning, match="train and val"):
         ImageDataset(tmp_path / "images", targets=tmp_path / "masks")
