@@ -485,7 +485,7 @@ Make = Callable[..., Any]
 def make(late: LateAccelerator, make_loader: Make) -> Make:
     def make(dataset: Any = None, **options: Any) -> Any:
         options = {"num_workers": 1, "pin_memory": True, "device": "cpu", **options}
-        options = {"batch_size": 4, "shuffle": False, **options}
+        options = {"batch_size": 4, "shuffle": False, "enable_monitoring": False, **options}
         return make_loader(SquareDataset() if dataset is None else dataset, **options)
 
     return make

@@ -73,7 +73,8 @@ def ranks(world_size: int, body: Body) -> list[Any]:
 
 
 def loader(**options: Any) -> Any:
-    given = {"batch_size": 4, "num_workers": 0, "seed": 7, "collate_fn": "list", **options}
+    given = {"batch_size": 4, "num_workers": 0, "enable_monitoring": False, **options}
+    given = {"seed": 7, "collate_fn": "list", **given}
     return create_dataloader(given.pop("dataset", None) or SquareDataset(), **given)
 
 
@@ -240,7 +241,11 @@ def test_loaders_of_two_lines_are_warned_of() -> None:
     def body(rank: int, barrier: Callable[[], None]) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            make = [lambda: loader(), lambda: loader()]
+            make = [
+                lambda: loader(),
+                # at another line
+                lambda: loader(),
+            ]
             built = make[rank]()
             in_step(built, barrier)
         return [str(one.message) for one in caught]
@@ -249,7 +254,7 @@ def test_loaders_of_two_lines_are_warned_of() -> None:
     assert said
     for text in said:
         one, other = re.findall(r"py:\d+, called at test_agreement\.py:(\d+)", text)
-        assert abs(int(one) - int(other)) == 1
+        assert abs(int(one) - int(other)) == 2
 
 
 # -- who is not compared

@@ -35,7 +35,8 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 @pytest.fixture
 def loader_of(loader_of: Any) -> Any:
-    return functools.partial(loader_of, collate_fn="list")
+    # a look at memory costs more than such an epoch
+    return functools.partial(loader_of, collate_fn="list", enable_monitoring=False)
 
 
 class Noise(Dataset[tuple[int, float, float, float, float]]):
@@ -452,19 +453,6 @@ def test_a_sampler_is_replayed_on_resume(loader_of: Any, name: str, make: Any) -
     ended = loader_of(Noise(), **{name: make()})
     ended.load_state_dict(fresh.state_dict())
     assert same(list(ended), epochs[2])
-
-
-def test_orders_of_different_kinds_don_t_share_a_state(loader_of: Any) -> None:
-    loaders = {
-        "True": loader_of(Noise()),
-        "'sampler'": loader_of(Noise(), sampler=range(21)),
-        "'batch_sampler'": loader_of(Noise(), batch_sampler=[[1, 2]]),
-    }
-    for (one, mine), (other, theirs) in itertools.permutations(loaders.items(), 2):
-        for strict in (True, False):
-            with pytest.raises(StateError, match=f"shuffle was {other}, is {one}") as refused:
-                mine.load_state_dict(theirs.state_dict(), strict=strict)
-            assert "strict=False" not in str(refused.value)
 
 
 class Scaled(Noise):
