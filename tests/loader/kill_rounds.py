@@ -2,6 +2,7 @@
 may be left.
 
     PYTHONPATH=src python tests/loader/kill_rounds.py --rounds 300 [--load 4] [--seed N] [--round N]
+    [--json]
 
 A round is a job of its own, which goes through epochs for ever, in a mode, with a number of
 workers, a start method and a kind of data that follow from (seed, number). At some moment, be it
@@ -273,6 +274,7 @@ def main() -> int:
     parser.add_argument("--load", type=int, default=0, help="processes that compute beside")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--round", type=int, default=None, help="play this one alone")
+    parser.add_argument("--json", action="store_true", help="the summary alone")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     args = parser.parse_args()
     # a shell has its background jobs, and theirs, ignore it
@@ -297,13 +299,16 @@ def main() -> int:
                 except Wrong as error:
                     failed.append(number)
                     print(f"round {number}: {played}\n  {error}", file=sys.stderr, flush=True)
-                print(f"round {number}: {time.monotonic() - began:.1f} s, {played}", flush=True)
+                if not args.json:
+                    print(f"round {number}: {time.monotonic() - began:.1f} s, {played}", flush=True)
                 shutil.rmtree(folder)
     finally:
         for process in load:
             process.kill()
             process.wait()
-    print(json.dumps({"seed": args.seed, "failed": failed, **dict(sorted(outcomes.items()))}))
+    rounds = outcomes.total() + len(failed)
+    summary = {"rounds": rounds, "failed": failed, **dict(sorted(outcomes.items()))}
+    print(json.dumps(summary), flush=True)
     return bool(failed)
 
 

@@ -127,7 +127,8 @@ def run(rank: int, port: int, args: argparse.Namespace) -> None:
         loader.close()
         del loader
     guard.pat()
-    print(json.dumps({"rank": rank, "slowest, s": round(guard.slowest, 1)}), flush=True)
+    summary = {"rank": rank, "loaders": args.loaders, "slowest, s": round(guard.slowest, 1)}
+    print(json.dumps(summary), flush=True)
     os._exit(0)  # gloo's threads wait for ranks that are through already
 
 

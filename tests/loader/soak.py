@@ -4,12 +4,14 @@ and small.
     PYTHONPATH=src python tests/loader/soak.py --minutes 30 [--seed N] [--workers 2] [--round N]
 
 Round after round it makes a dataset and a loader, goes through some epochs, and does to each what
-users, errors and the kernel do: it is left early, iterated twice at once, broken by errors and
-SIGKILL, resumed elsewhere; batches are kept, and written into. Each batch is compared with what an
-`Oracle` makes of its indices (soak_data.py). Now and then everything is dropped, and what is left
-is counted. A round follows from (seed, number): ``--round N`` plays that one again and again.
+users and errors do: it is left early, iterated twice at once, broken by errors, closed, resumed
+elsewhere; batches are kept, and written into. (For deaths see kill_rounds.py.) Each batch is
+compared with what an `Oracle` makes of its indices (soak_data.py). Now and then everything is
+dropped, and what is left is counted. A round follows from (seed, number): ``--round N`` plays that
+one again and again.
 
-It ends with a summary; the exit status is 1 if anything was wrong. A hang of a minute is wrong too.
+It ends with a summary; the exit status is 1 if anything was wrong. A hang of two minutes is wrong
+too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -38,7 +39,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from headrace import SampleError, WorkerError, create_dataloader
+from headrace import SampleError, create_dataloader
 from headrace.testing.contract import MODES, same
 
 sys.path[:0] = [str(Path(__file__).parents[2])]  # for `tests`, here and in spawned workers
@@ -46,9 +47,8 @@ sys.path[:0] = [str(Path(__file__).parents[2])]  # for `tests`, here and in spaw
 from tests.conftest import mapped_elsewhere  # noqa: E402
 from tests.loader import soak_data as data  # noqa: E402
 
-BEAT = 0.5  # seconds
-HANG = 120  # beats of one operation
-DEATH = 60  # beats until a worker's death is an error: torch looks every 5 seconds
+EVENTS = ("whole", "early", "early", "twins", "resumed", "closed", "raising", "raising")
+HANG = 120  # seconds of one operation
 LOOKS = 40  # times that growth is measured
 AT_LEAST = 6  # however short the run is
 OURS = ("headrace.", "tests.loader.soak_data")  # modules whose objects are counted
@@ -61,8 +61,7 @@ TOUR = [
     ("early", "own", "nested", "fork", 0),
     ("twins", "foreign", "nested", "fork", 2),
     ("raising", "own", "nested", "fork", 2),
-    ("killed", "own", "image", "fork", 2),
-    ("exiting", "joined", "image", "fork", 2),
+    ("early", "joined", "image", "fork", 2),
     ("resumed", "photos", "image", "fork", 0),
     ("resumed", "stream", "image", "fork", 2),
     ("closed", "rows", "image", "fork", 2),
@@ -96,7 +95,7 @@ class Walk:
         self.round, self.soak, self.options = round_, round_.soak, options
         self.epoch, self.start, self.at, self.bad = epoch, start, start, bad
         self.batches = round_.oracle.order(loader.dataset, options, epoch)
-        self.asked = self.soak.watch(f"iter, epoch {epoch}")
+        self.soak.watch()
         self.iterator = iter(loader)
         self.soak.counts["epochs"] += 1
         if loader.epoch != epoch:
@@ -107,7 +106,7 @@ class Walk:
         where = f"epoch {self.epoch}, batch {self.at}"
         indices = self.batches[self.at] if self.at < len(self.batches) else []
         fails = any(self.round.spec.inner(index) in self.bad for index in indices)
-        self.asked = self.soak.watch(where)
+        self.soak.watch()
         try:
             batch = next(self.iterator)
         except StopIteration:
@@ -179,29 +178,22 @@ class Round:
 
     def play(self) -> None:
         """Some epochs with an event each."""
-        self.soak.watch("opening")
+        self.soak.watch()
         dataset = data.open_data(self.spec, self.mode)
         self.loader = create_dataloader(dataset, **self.options)
         for _ in range(1 if self.is_tour or self.start != "fork" else self.rng.randint(1, 5)):
             if not self.is_tour:
-                self.event = self.rng.choice(self._fitting())
+                self.event = self.rng.choice(EVENTS if self.has_trap else EVENTS[:-2])
             getattr(self, self.event)()
-            if self.event in ("raising", "killed", "exiting", "closed"):
+            if self.event in ("raising", "closed"):
                 self.whole()  # whatever happened, the next epoch is as it should be
         steps = len(self.oracle.order(dataset, self.options, 0))
         if self.spec.how != "stream" and len(self.loader) != steps:
             raise Wrong(f"len(loader) is {len(self.loader)}, expected {steps}")
         self._close(self.loader, dataset)
 
-    def _fitting(self) -> list[str]:
-        events = ["whole", "early", "early", "twins", "resumed", "closed"]
-        # each death takes the 5 seconds after which torch looks
-        if self.options["num_workers"] and self.rng.random() < 0.3:
-            events += ["killed", "killed"] + ["exiting"] * self.has_trap
-        return events + ["raising", "raising"] * self.has_trap
-
     def _close(self, *things: Any) -> None:
-        self.soak.watch("closing")
+        self.soak.watch()
         for thing in things:
             if hasattr(thing, "close"):
                 thing.close()
@@ -251,20 +243,16 @@ class Round:
 
     def raising(self) -> None:
         """An epoch in which some samples raise."""
+        # what is held, or was read ahead by an iterator before, is not read again
+        may_read = self.spec.how == "own" and self.mode == "lazy"
+        place = "read" if may_read and self.rng.random() < 0.5 else "finish"
         number = self.rng.randint(1, min(4, self.spec.n))
         bad = tuple(self.rng.sample(range(self.spec.n), number))
-        data.set_trap(self.spec, "raise", self._draw_place(), bad)
+        data.set_trap(self.spec, place, bad)
         walk = self.walk(bad)
         walk.rest() if self.is_tour or self.rng.random() < 0.8 else walk.some()
         del walk
         self.spec.trap.unlink()
-
-    def _draw_place(self) -> str:
-        """Where a sample fails; what is held, or was read ahead by an iterator before, is not
-        read again.
-        """
-        may_read = self.spec.how == "own" and self.mode == "lazy"
-        return "read" if may_read and self.rng.random() < 0.5 else "finish"
 
     def resumed(self) -> None:
         """The rest of an epoch out of another loader, over another dataset with the same data."""
@@ -289,88 +277,6 @@ class Round:
         Walk(self, loader, options, epoch, start).rest()
         Walk(self, loader, options, epoch + 1).rest()
         self._close(loader, dataset)
-
-    # -- deaths
-
-    def killed(self) -> None:
-        """Workers that get SIGKILL: at any moment, or in the middle of a batch."""
-        if self.has_trap and self.rng.random() < 0.3:
-            self._die_at_a_sample("kill")
-        else:
-            self._die()
-
-    def exiting(self) -> None:
-        """A worker that calls os._exit."""
-        self._die_at_a_sample("exit")
-
-    def _die_at_a_sample(self, action: str) -> None:
-        index = self.rng.randrange(self.spec.n)
-        data.set_trap(self.spec, action, self._draw_place(), [index])
-        self._die(index)
-        self.spec.trap.unlink()
-
-    def _die(self, index: int | None = None) -> None:
-        """An epoch that ends with an error, unless it is through before the death; with all that
-        came before it right.
-
-        torch's handler of SIGCHLD may raise anywhere in the main thread, so all that is done until
-        the dead are buried stands here.
-        """
-        walk: Walk | None = None
-        victims: list[Any] = []
-        death: Exception | None = None
-        try:
-            walk = self.walk()
-            if index is None:
-                victims = self._kill(walk)
-            walk.rest()
-            self._bury(victims)
-        except (WorkerError, RuntimeError) as error:
-            if "worker" not in str(error):
-                raise
-            death = error
-        with contextlib.suppress(RuntimeError):
-            self._bury(victims)
-        self.soak.counts["deaths"] += max(0, len(victims) - 1, death is not None)
-        if walk is not None:
-            self._check_death(death, walk, index)
-        self._name_epoch()
-
-    def _kill(self, walk: Walk) -> list[Any]:
-        if self.rng.random() < 0.7:
-            walk.some()
-        # some die while they wait for somebody to take their batches
-        time.sleep(self.rng.choice((0.0, 0.03)))
-        workers = sorted(multiprocessing.active_children(), key=lambda worker: worker.pid or 0)
-        victims = self.rng.sample(workers, self.rng.randint(1, len(workers))) if workers else []
-        delay = self.rng.choice((0.0, 0.005, 0.05)) * self.rng.random()
-        timer = threading.Timer(delay, lambda: [victim.kill() for victim in victims])
-        timer.start()
-        # they are reaped before anybody waits for their batches, as when another loader starts
-        # workers
-        if self.rng.random() < 0.3:
-            self._bury([timer, *victims])
-        return [timer, *victims]
-
-    @staticmethod
-    def _bury(victims: list[Any]) -> None:
-        for victim in victims:
-            victim.join(DEATH * BEAT)
-
-    def _check_death(self, death: Exception | None, walk: Walk, index: int | None) -> None:
-        """Was it said, in time, and does the state hold what was received?"""
-        where = f"epoch {walk.epoch}, batch {walk.at}"
-        if death is None:
-            inner = [self.spec.inner(i) for batch in walk.batches for i in batch]
-            if index is not None and index in inner:
-                raise Wrong(f"epoch {walk.epoch}: a worker died at {index}, and nobody said so")
-            return
-        if self.soak.beats - walk.asked > DEATH:
-            raise Wrong(f"{where}: {DEATH * BEAT:.0f} s until a death was said")
-        # elsewhere the user's own line was broken off, and who can say whether it had the batch?
-        frames = traceback.extract_tb(death.__traceback__)
-        if any(frame.name == "__next__" for frame in frames):
-            self._checked_state(walk, "after a death")
 
 
 # --- what is left ---------------------------------------------------------------------------------
@@ -477,18 +383,14 @@ class Soak:
         self.kept: list[Kept] = []
         self.growth = Growth()
         self.round: Round | None = None
-        self.number = self.played = self.beats = 0
+        self.number = self.played = 0
         self.failure = ""
         self._began = time.monotonic()
-        self._doing = "begin", 0
 
     def run(self) -> None:
         """Sets `failure` if anything was wrong."""
-        threading.Thread(target=self._guard, daemon=True).start()
         try:
             while self.elapsed < self.seconds or len(self.growth.looks) < AT_LEAST:
-                # where not even `_guard` gets its turn
-                faulthandler.dump_traceback_later(10 * HANG * BEAT, exit=True)
                 self.number = self.played if self.only is None else self.only
                 self.round = Round(self, self.number)
                 self.round.play()
@@ -498,7 +400,7 @@ class Soak:
                 if self._is_look_due:
                     self._drop(sys.maxsize)
                     self.round = None
-                    self.watch("looking")
+                    self.watch()
                     self.growth.look()
             self.failure = "; ".join(self.growth.found())
         except Exception as error:
@@ -539,31 +441,10 @@ class Soak:
                 raise Wrong(f"what was kept since {kept.where} was overwritten")
         self.kept = [kept for kept in self.kept if kept.due > until]
 
-    # -- hangs
-
-    def watch(self, doing: str) -> int:
-        """Says what is done from now on, and gives the time in beats."""
-        self._doing = doing, self.beats
-        return self.beats
-
-    def _guard(self) -> None:
-        """Ends the process if one operation takes a minute, with the stacks of all that can say
-        theirs.
-
-        Time is counted in beats of this thread: where the whole machine stands still for a while,
-        so do they.
-        """
-        while self.beats - self._doing[1] < HANG:
-            time.sleep(BEAT)
-            self.beats += 1
-        self.failure = f"hangs since {HANG * BEAT:.0f} s in {self._doing[0]}"
-        for child in multiprocessing.active_children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid or 0, signal.SIGUSR1)  # forked ones dump their stacks
-        faulthandler.dump_traceback(all_threads=True)
-        time.sleep(1)
-        print(self.summary(), flush=True)
-        os._exit(1)
+    @staticmethod
+    def watch() -> None:
+        """Something else is done from now on; where that hangs, the stacks are printed."""
+        faulthandler.dump_traceback_later(HANG, exit=True)
 
     def summary(self) -> str:
         """What happened, as JSON."""
@@ -594,7 +475,6 @@ def main() -> int:
         "--round", type=int, default=None, help="play this round alone, again and again"
     )
     args = parser.parse_args()
-    faulthandler.register(signal.SIGUSR1)
     multiprocessing.set_forkserver_preload(["headrace"])
     seed = random.SystemRandom().randrange(1 << 20) if args.seed is None else args.seed
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -98,12 +96,12 @@ class Planned(Exception):
     """The soak asked for it."""
 
 
-def set_trap(spec: Spec, action: str, where: str, indices: Sequence[int]) -> None:
-    """From now on samples fail by "raise", "exit" or "kill", while the source is read or while
-    they are finished, in processes that run already too.
+def set_trap(spec: Spec, where: str, indices: Sequence[int]) -> None:
+    """From now on samples fail, while the source is read or while they are finished, in processes
+    that run already too.
     """
     part = spec.trap.with_suffix(".part")
-    part.write_text(json.dumps([action, where, list(indices)]))
+    part.write_text(json.dumps([where, list(indices)]))
     part.rename(spec.trap)
 
 
@@ -112,15 +110,11 @@ def trip(spec: Spec, where: str, index: int) -> None:
     if spec.is_slow and index % 11 == 3:
         time.sleep(0.004)
     try:
-        action, place, indices = json.loads(spec.trap.read_bytes())
+        place, indices = json.loads(spec.trap.read_bytes())
     except FileNotFoundError:
         return
-    if index not in indices or where != place:
-        return
-    if action == "raise":
+    if index in indices and where == place:
         raise Planned(f"planned for sample {index}")
-    if get_worker_info() is not None:
-        os._exit(3) if action == "exit" else os.kill(os.getpid(), signal.SIGKILL)
 
 
 # --- datasets -------------------------------------------------------------------------------------

@@ -208,10 +208,16 @@ def test_endless_streams_and_samplers_may_be_left(loader_of: Any, workers: int) 
         len(sampled)
 
 
+class RefusesLength(WithoutLength):
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
 def test_a_dataset_without_a_length(loader_of: Any) -> None:
-    with pytest.raises(ConfigError, match="WithoutLength has no length"):
-        loader_of(WithoutLength())
-    assert list(loader_of(WithoutLength(), sampler=range(6))) == [[0, 1, 2, 3], [4, 5]]
+    for make in (WithoutLength, RefusesLength):
+        with pytest.raises(ConfigError, match=f"{make.__name__} has no length"):
+            loader_of(make())
+        assert list(loader_of(make(), sampler=range(6))) == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_fewer_samples_than_ranks(loader_of: Any) -> None:

@@ -141,15 +141,6 @@ def test_a_stream_of_one_s_own_comes_once(machine: Any) -> None:
 # -- the other values
 
 
-def test_values_with_workers() -> None:
-    loader = create_dataloader(SquareDataset(), num_workers=1)
-    for values in (loader, loader.config):
-        assert (values.prefetch_factor, values.persistent_workers) == (2, True)
-    options: dict[str, Any] = {"prefetch_factor": 3, "persistent_workers": False, "timeout": 9}
-    given = create_dataloader(SquareDataset(), num_workers=1, **options)
-    assert {name: getattr(given, name) for name in options} == options
-
-
 def test_worker_options_without_workers_warn() -> None:
     for option, value in (
         ("prefetch_factor", 4),

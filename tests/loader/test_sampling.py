@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
     Dataset,
     IterableDataset,
@@ -125,18 +126,6 @@ def test_states_of_another_order_are_refused(loader_of: Any) -> None:
                     loader_of(**options).load_state_dict(state, strict=strict)
 
 
-@pytest.mark.parametrize(("mode", "workers"), [("lazy", 2), ("cached", 0), ("streaming", 0)])
-def test_a_sample_that_comes_again_is_transformed_anew(
-    loader_of: Any, mode: str, workers: int
-) -> None:
-    samples = []
-    for options in ({"num_workers": workers}, {"batch_size": 7}):
-        dataset = SquareDataset(transform=RandomProbe(), loading_mode=mode)
-        loader = loader_of(dataset, weights=[0] * 40 + [1, 3], collate_fn="list", **options)
-        samples.append([str(sample) for batch in loader for sample in batch])
-    assert samples[0] == samples[1] and len(set(samples[0])) == N
-
-
 def test_a_cache_expects_what_is_drawn_again(
     loader_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,38 +234,53 @@ def test_sampling_is_for_training() -> None:
 # -- lengths
 
 
-def padding_of(masks: list[torch.Tensor]) -> float:
-    return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
-
-
 def test_texts_of_like_length_share_a_batch(loader_of: Any, tmp_path: Path) -> None:
-    sizes = np.random.default_rng(2).integers(1, 60, 200)
-    (tmp_path / "a.txt").write_text("".join("x" * int(n) + "\n" for n in sizes))
-    padding = {}
-    for bucketed in (False, True):
-        texts = TextDataset(tmp_path, unit="line").subset(range(1, 200))
-        loader = loader_of(texts, batch_size=8, bucket_by_length=bucketed)
-        masks = [batch["attention_mask"] for batch in loader]
-        assert sum(int(mask.sum()) for mask in masks) == sizes[1:].sum()
-        padding[bucketed] = padding_of(masks)
-    stats = loader.get_stats()
-    assert padding[True] < 0.5 * padding[False]
-    assert stats["padding_fraction"] < 0.5 * stats["padding_fraction_unbucketed"]
-    assert abs(stats["padding_fraction_unbucketed"] - padding[False]) < 0.1
-
-
-def test_padding_is_that_of_the_batches(loader_of: Any, tmp_path: Path) -> None:
     """Also where other fields are longer than the texts, and lengths are no tokens."""
     sizes = np.random.default_rng(2).integers(1, 60, 200).tolist()
     rows = [{"text": "a b " * size, "other": "x" * (500 - 7 * size)} for size in sizes]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for tokenizer in (None, lambda text: [1] * (len(text) // 9 + 3)):
-        texts = TextDataset(tmp_path, tokenizer=tokenizer)
+        texts = TextDataset(tmp_path, tokenizer=tokenizer).subset(range(1, 200))
         loader = loader_of(texts, batch_size=8, bucket_by_length=True)
-        real = padding_of([batch["attention_mask"] for _ in range(2) for batch in loader])
+        masks = [batch["attention_mask"] for _ in range(2) for batch in loader]
+        tokens, places = (sum(map(size, masks)) for size in (torch.sum, torch.numel))
         stats = loader.get_stats()
-        assert stats["padding_fraction"] == pytest.approx(real)
-        assert real < 0.1 < 0.3 < stats["padding_fraction_unbucketed"]
+        assert stats["padding_fraction"] == pytest.approx(1 - int(tokens) / places)
+        assert stats["padding_fraction"] < 0.1 < 0.3 < stats["padding_fraction_unbucketed"]
+
+
+class Spy:
+    """A sampler without a length that notes its epochs, and how much is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.epochs: list[int] = []
+
+    def __iter__(self) -> Any:
+        for index in range(N):
+            self.asked += 1
+            yield index
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class SpiedBatches(BatchSampler, Spy):  # type: ignore[misc]
+    def __init__(self, sampler: Any) -> None:
+        Spy.__init__(self)
+        BatchSampler.__init__(self, sampler, 6, False)
+
+
+def test_samplers_are_told_the_epoch_and_not_asked_ahead(loader_of: Any) -> None:
+    inner = Spy()
+    outer = SpiedBatches(inner)
+    loader = loader_of(batch_sampler=outer)
+    loader.set_epoch(4)
+    next(iter(loader))
+    assert inner.epochs == outer.epochs == [4] and inner.asked <= 12
+    alone = Spy()
+    assert flat(loader_of(sampler=alone, drop_last=True, batch_size=5)) == list(range(40))
+    assert alone.epochs == [0]
 
 
 # -- samplers with a state

@@ -22,4 +22,4 @@ def test_a_short_soak_finds_nothing() -> None:
     assert summary["status"] == "ok" and summary["looks"] >= 6
     for name in ("batches kept", "batches written", "early", "twins", "exceptions", "resumed"):
         assert summary[name] > 0, summary
-    assert summary["deaths"] > 0 and summary["growth"]["memory"][0] > 0
+    assert summary["growth"]["memory"][0] > 0

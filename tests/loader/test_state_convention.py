@@ -36,7 +36,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
-from headrace import HeadraceWarning, MultiDataLoader, StateError
+from headrace import HeadraceWarning, StateError
 
 N, BATCH = 20, 3
 
@@ -378,22 +378,6 @@ def test_own_iterator_before_the_first_batch(loader_of: Any) -> None:
             resumed = loader_of(other, num_workers=0)
             resumed.load_state_dict(state)
             assert list(resumed) == expected, (made, is_begun)
-
-
-def test_a_multi_loader_resumes_at_every_batch(loader_of: Any) -> None:
-    def make() -> Any:
-        loaders = {"a": loader_of(Plain()), "b": loader_of(StatefulIterator())}
-        return MultiDataLoader(loaders, steps=7)
-
-    whole = make()
-    epochs = [list(whole) for _ in range(3)]
-    for epoch, batches, state in states_of(make()):
-        other = make()
-        other.load_state_dict(state)
-        assert other.state_dict() == state
-        if batches <= 7:
-            assert list(other) == epochs[epoch][batches:]
-        assert list(other) == epochs[epoch + 1]
 
 
 # -- states of datasets and iterators
