@@ -1,6 +1,7 @@
 """Ranges one by one, as tests write them down."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from headrace.io.cache.blocks import fetch_cached
@@ -34,14 +35,16 @@ def versions_of(remote: Remote, urls: Sequence[str]) -> list[Version]:
 
 def read(files: Remote | RemoteFiles, wanted: Sequence[Range]) -> list[bytes]:
     """The bytes of ranges; those of one path are of one version."""
-    ranges, versions = (
-        ByteRanges.of(one[:3] for one in wanted),
-        {one.path: one.version for one in wanted if one.version is not None},
-    )
+    ranges = ByteRanges.of(one[:3] for one in wanted)
+    versions = {one.path: one.version for one in wanted if one.version is not None}
     if isinstance(files, RemoteFiles):
-        return list(
-            map(
-                bytes, files._remote.run(fetch_cached(files._remote, files.cache, ranges, versions))
-            )
-        )
-    return list(map(bytes, files.run(files.fetch(ranges, versions))))
+        fetched = files._remote.run(fetch_cached(files._remote, files.cache, ranges, versions))
+    else:
+        fetched = files.run(files.fetch(ranges, versions))
+    return [bytes(data) for data in fetched]
+
+
+def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """What so many threads return, in a minute at most."""
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(work, range(count), timeout=60))

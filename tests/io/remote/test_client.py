@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 import random
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,21 +20,17 @@ from headrace.io.files import Version
 from headrace.io.ranges import WHOLE
 from headrace.io.remote import client as module
 from headrace.io.remote import http as http_ranges
-from headrace.io.remote import timeouts as attempts
+from headrace.io.remote import timeouts
 from headrace.io.remote.client import Remote
 from headrace.io.remote.concurrency import FEWEST, MOST, Flow
 from headrace.io.remote.errors import retry_after
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
-from tests.io.remote.reading import Range, read, remote_of_url, versions_of
+from tests.io.remote.reading import Range, in_threads, read, remote_of_url, versions_of
 from tests.servers.ranges import RangeServer
-
-pytestmark = pytest.mark.quick_every(3)
 
 SIZE = 3_000_000
 CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("a.bin", "b.bin")}
-
-FAULTS = ("500", "503", "429", "reset", "short", "less", "more", "whole")
 
 
 @pytest.fixture
@@ -52,9 +47,7 @@ def remote_of(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         remote.close()
 
 
-def some(
-    server: RangeServer, seed: int, count: int = 40, version: Version | None = None
-) -> list[Range]:
+def some(server: RangeServer, seed: int, count: int = 40) -> list[Range]:
     draws = random.Random(seed)
     starts = [draws.randrange(SIZE) for _ in range(count)]
     return [
@@ -62,7 +55,6 @@ def some(
             f"{server.url}/{draws.choice(list(CONTENT))}",
             start,
             min(SIZE, start + draws.choice([0, 1, 700, 90_000])),
-            version,
         )
         for start in starts
     ]
@@ -75,80 +67,62 @@ def right(ranges: list[Range]) -> list[bytes]:
 def test_bytes_are_those_of_the_file(server: RangeServer, remote_of: Any) -> None:
     remote = remote_of()
     versions = versions_of(remote, [f"{server.url}/{name}" for name in CONTENT])
-    assert [version.size for version in versions] == [SIZE, SIZE] and len(
-        {version.tag for version in versions}
-    ) == 2
+    assert [version.size for version in versions] == [SIZE, SIZE]
+    assert versions[0].tag != versions[1].tag
     wanted = some(server, 1)
     assert read(remote, wanted) == right(wanted)
-    assert read(remote, []) == [] and read(remote, [Range(f"{server.url}/a.bin", 5, 5)]) == [b""]
+    assert read(remote, []) == []
+    assert read(remote, [Range(f"{server.url}/a.bin", 5, 5)]) == [b""]
     counts = remote.take_counts()
-    assert counts["requests"] < 40 and counts["retries"] == 0 and not remote.take_counts()
+    assert counts["requests"] < 40
+    assert counts["retries"] == 0
+    assert not remote.take_counts()
 
 
-def test_close_ranges_are_one_request(server: RangeServer, remote_of: Any) -> None:
+def test_requests_join_close_ranges_and_split_long_ones(
+    server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = [Range(f"{server.url}/a.bin", at, at + 100) for at in range(0, 50_000, 1_000)]
     assert read(remote_of(), wanted) == right(wanted)
     assert server.counts()["requests"] == 1
-
-
-def test_a_long_range_is_several(
-    server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(module, "MOST", 700_000)
-    wanted = [Range(f"{server.url}/a.bin", 0, SIZE)]
-    assert read(remote_of(), wanted) == [CONTENT["a.bin"]]
+    assert read(remote_of(), [Range(f"{server.url}/a.bin", 0, SIZE)]) == [CONTENT["a.bin"]]
     assert server.counts()["requests"] == 5
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_passes(server: RangeServer, remote_of: Any, fault: str) -> None:
+@pytest.mark.quick_every(2)
+@pytest.mark.parametrize("fault", ["500", "503", "429", "reset", "short", "less", "more", "whole"])
+def test_every_fault_passes(
+    server: RangeServer, remote_of: Any, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = iter(range(0, 10**9, 10**5))
+    monkeypatch.setattr(time, "time", lambda: float(next(jumps)))  # no clock that is read
     server.set(faults={fault: 0.5})
     remote, wanted = remote_of(retries=30), some(server, 2, 25)
     assert read(remote, wanted) == right(wanted)
     seen = sum(server.counts()["faults"].values())
     # after a reset aiohttp asks once more by itself
     assert remote.take_counts()["retries"] >= seen / 3 > 0
+    versions = versions_of(remote, [f"{server.url}/a.bin"] * 5)
+    assert [version.size for version in versions] == [SIZE] * 5
 
 
-def test_a_third_of_all_requests_fail(server: RangeServer, remote_of: Any) -> None:
-    server.set(faults=dict.fromkeys(FAULTS, 0.3 / len(FAULTS)))
-    remote = remote_of(retries=12)
-    version = versions_of(remote, [f"{server.url}/a.bin"])[0]
-    for seed in range(5):
-        wanted = [one for one in some(server, seed, 60, version) if one.path.endswith("a.bin")]
-        assert read(remote, wanted) == right(wanted)
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("500", "the server says 500"),
-        ("reset", "Disconnected|Reset"),
-        ("less", "the answer has"),
-        ("whole", "whole files"),
-    ],
-)
-def test_when_all_fail_it_says_so(
-    server: RangeServer, remote_of: Any, fault: str, said: str
-) -> None:
-    server.set(faults={fault: 1})
-    with pytest.raises(
-        RemoteError,
-        match=rf"a\.bin, bytes 10 to 90: 4 attempts in .*{said}.*retries=3, deadline=30",
-    ):
-        read(remote_of(retries=3), [Range(f"{server.url}/a.bin", 10, 90)])
-    assert 4 <= server.counts()["requests"] <= 8  # after a reset aiohttp asks once more by itself
-
-
-@pytest.mark.parametrize("fault", ["500", "reset", "429"])
-def test_sizes_survive_faults_too(server: RangeServer, remote_of: Any, fault: str) -> None:
-    server.set(faults={fault: 0.5})
-    assert [
-        version.size for version in versions_of(remote_of(retries=20), [f"{server.url}/a.bin"] * 5)
-    ] == [SIZE] * 5
-    server.set(faults={fault: 1})
+def test_when_all_fail_it_says_so(server: RangeServer, remote_of: Any) -> None:
+    url = f"{server.url}/a.bin"
+    for fault, said in {
+        "500": "the server says 500",
+        "reset": "Disconnected|Reset",
+        "less": "the answer has",
+        "whole": "whole files",
+    }.items():
+        server.set(faults={fault: 1})
+        wanted = rf"a\.bin, bytes 10 to 90: 4 attempts in .*({said}).*retries=3, deadline=30"
+        with pytest.raises(RemoteError, match=wanted):
+            read(remote_of(retries=3), [Range(url, 10, 90)])
+        assert 4 <= server.counts()["requests"] <= 8, fault  # aiohttp asks again after a reset
+    server.set(faults={"500": 1})
     with pytest.raises(RemoteError, match=r"a\.bin: 3 attempts"):
-        versions_of(remote_of(retries=2), [f"{server.url}/a.bin"])
+        versions_of(remote_of(retries=2), [url])
 
 
 def test_a_server_that_never_answers(server: RangeServer, remote_of: Any) -> None:
@@ -175,33 +149,26 @@ def test_a_line_that_is_too_slow(
     server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_ranges, "PART", 1 << 10)
-    monkeypatch.setattr(attempts, "SLOWEST", 1 << 20)
+    monkeypatch.setattr(timeouts, "SLOWEST", 1 << 20)
     server.set(bandwidth=200_000)
     with pytest.raises(RemoteError, match=r"only [\d,]+ bytes came in time"):
         read(remote_of(retries=0, deadline=3), [Range(f"{server.url}/a.bin", 0, SIZE)])
 
 
-def test_a_server_that_is_gone(folder: Path) -> None:
-    with RangeServer(folder) as gone:
-        url = gone.url
-    remote = remote_of_url(url, retries=1, deadline=5)
-    with pytest.raises(RemoteError, match="2 attempts"):
-        read(remote, [Range(f"{url}/a.bin", 0, 5)])
-    remote.close()
-
-
-@pytest.mark.parametrize(
-    "ask", [lambda r, url: read(r, [Range(url, 0, 5)]), lambda r, url: versions_of(r, [url])]
-)
-def test_a_file_that_is_missing(server: RangeServer, remote_of: Any, ask: Any) -> None:
-    with pytest.raises(DataNotFoundError, match=r"nothing\.bin.*there is no such file") as caught:
-        ask(remote_of(), f"{server.url}/nothing.bin?token=secret")
-    assert "secret" not in str(caught.value)
+def test_a_file_that_is_missing_ends_the_fetch(server: RangeServer, remote_of: Any) -> None:
+    remote, missing = remote_of(), f"{server.url}/nothing.bin?token=secret"
+    wanted = [*some(server, 1, 20), Range(missing, 0, 5), *some(server, 2, 20)]
+    for ask in (lambda: read(remote, wanted), lambda: versions_of(remote, [missing])):
+        with pytest.raises(DataNotFoundError, match=r"nothing\.bin") as caught:
+            ask()
+        assert "secret" not in str(caught.value)
+    wanted = some(server, 3)
+    assert read(remote, wanted) == right(wanted)  # nothing of it is left in the way
 
 
 def test_no_leave_to_read(server: RangeServer, remote_of: Any) -> None:
     server.set(faults={"403": 1})
-    with pytest.raises(AccessError, match=r"access is denied.*storage_options.*expired"):
+    with pytest.raises(AccessError, match="storage_options"):
         read(remote_of(), some(server, 1, 3))
     assert server.counts()["requests"] <= 3  # asked once each
 
@@ -212,44 +179,29 @@ def test_a_file_that_was_replaced(server: RangeServer, remote_of: Any, folder: P
     version = versions_of(remote, [url])[0]
     assert read(remote, [Range(url, 0, 3, version)]) == [b"old"]
     (folder / "c.bin").write_bytes(b"new" * 1_000)
-    with pytest.raises(FileChangedError, match=r"c\.bin.*has been replaced"):
+    with pytest.raises(FileChangedError, match=r"c\.bin"):
         read(remote, [Range(url, 0, 3, version)])
     assert read(remote, [Range(url, 0, 3)]) == [b"new"]
 
 
-def test_the_first_error_ends_the_fetch(server: RangeServer, remote_of: Any) -> None:
-    remote = remote_of()
-    wanted = [*some(server, 1, 20), Range(f"{server.url}/nothing.bin", 0, 5), *some(server, 2, 20)]
-    with pytest.raises(DataNotFoundError):
-        read(remote, wanted)
-    wanted = some(server, 3)
-    assert read(remote, wanted) == right(wanted)  # nothing of it is left in the way
-
-
 def test_many_threads(server: RangeServer, remote_of: Any) -> None:
-    remote, wrong = remote_of(), []
+    remote = remote_of()
 
-    def work(seed: int) -> None:
-        for number in range(5):
-            wanted = some(server, 100 * seed + number, 10)
-            if read(remote, wanted) != right(wanted):
-                wrong.append(seed)
+    def work(seed: int) -> bool:
+        chosen = [some(server, 100 * seed + number, 10) for number in range(5)]
+        return all(read(remote, wanted) == right(wanted) for wanted in chosen)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong and not any(thread.is_alive() for thread in threads)
+    assert in_threads(6, work) == [True] * 6
 
 
 def _read_in_child(remote: Remote, url: str, out: Any) -> None:
-    out.send(read(remote, [Range(f"{url}/a.bin", 7, 700)]) == [CONTENT["a.bin"][7:700]])
+    before = remote.take_counts()
+    out.send((before, read(remote, [Range(f"{url}/a.bin", 7, 700)])))
     remote.close()
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_worker_has_connections_of_its_own(
+def test_a_worker_has_connections_and_counts_of_its_own(
     server: RangeServer, remote_of: Any, method: str
 ) -> None:
     remote = remote_of()
@@ -259,37 +211,21 @@ def test_a_worker_has_connections_of_its_own(
     process = context.Process(target=_read_in_child, args=(remote, server.url, there))
     process.start()
     there.close()
-    assert here.poll(60) and here.recv()
+    assert here.poll(60)
+    assert here.recv() == ({}, [CONTENT["a.bin"][7:700]])
     process.join(30)
     assert process.exitcode == 0
     process.close()
     here.close()
+    assert remote.take_counts()["requests"] > 0
     wanted = some(server, 2, 5)
     assert read(remote, wanted) == right(wanted)
 
 
-def _count_in_child(remote: Remote, out: Any) -> None:
-    out.send(remote.take_counts())
-
-
-def test_a_worker_counts_what_it_asked_for_itself(server: RangeServer, remote_of: Any) -> None:
-    remote = remote_of()
-    read(remote, some(server, 1, 5))
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=_count_in_child, args=(remote, there))
-    process.start()
-    there.close()
-    assert here.poll(60) and here.recv() == {}
-    process.join(30)
-    process.close()
-    here.close()
-    assert remote.take_counts()["requests"] > 0
-
-
 def test_a_copy_is_the_same_server(server: RangeServer, remote_of: Any) -> None:
     copied, wanted = pickle.loads(pickle.dumps(remote_of(retries=2))), some(server, 1, 5)
-    assert copied.retries == 2 and read(copied, wanted) == right(wanted)
+    assert copied.retries == 2
+    assert read(copied, wanted) == right(wanted)
     copied.close()
 
 
@@ -303,15 +239,12 @@ def test_a_file_system_that_is_not_asynchronous(memory: Any) -> None:
     remote.close()
 
 
-@pytest.mark.parametrize(
-    "options", [{"retries": -1}, {"retries": True}, {"deadline": 0}, {"deadline": float("inf")}]
-)
-def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        remote_of_url("memory://x", **options)
-
-
-# -- concurrency
+def test_options_that_make_no_sense() -> None:
+    for name, value in (("retries", -1), ("retries", True), ("deadline", 0)):
+        with pytest.raises(ConfigError, match=name):
+            remote_of_url("memory://x", **{name: value})
+    with pytest.raises(ConfigError, match="deadline"):
+        remote_of_url("memory://x", deadline=float("inf"))
 
 
 def test_the_flow_follows_the_server() -> None:
@@ -324,48 +257,40 @@ def test_the_flow_follows_the_server() -> None:
     assert flow._limit == FEWEST
 
 
-@pytest.mark.parametrize(
-    ("said", "seconds"),
-    [("3", 3.0), ("0.5", 0.5), ("-2", 0.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("soon", None)],
-)
-def test_retry_after(said: str, seconds: float | None) -> None:
-    assert (
-        retry_after({"Retry-After": said}) == seconds
-        and retry_after({}) is None
-        and retry_after(None) is None
-    )
-
-
-# -- through the disk cache
+def test_retry_after() -> None:
+    past = "Thu, 01 Jan 1970 00:00:00 GMT"
+    for said, seconds in {"3": 3.0, "0.5": 0.5, "-2": 0.0, past: 0.0, "soon": None}.items():
+        assert retry_after({"Retry-After": said}) == seconds, said
+    assert retry_after({}) is None
+    assert retry_after(None) is None
 
 
 class TestCached:
     @pytest.fixture
     def cached(self, server: RangeServer, tmp_path: Path) -> Iterator[RemoteFiles]:
-        files = RemoteFiles(
-            server.url + "/a.bin",
-            RemoteOptions(deadline=30, cache_dir=tmp_path, disk_cache_size=20 * BLOCK),
-        )
+        options = RemoteOptions(deadline=30, cache_dir=tmp_path, disk_cache_size=20 * BLOCK)
+        files = RemoteFiles(server.url + "/a.bin", options)
         yield files
         files.close()
 
+    @staticmethod
+    def version(server: RangeServer, cached: RemoteFiles) -> Version:
+        return versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
+
     def test_each_block_is_fetched_once(self, server: RangeServer, cached: RemoteFiles) -> None:
-        version = versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
-        for seed in range(4):
-            wanted = [one for one in some(server, seed, 30, version) if one.path.endswith("a.bin")]
+        version = self.version(server, cached)
+        for start in (5, 900_000, 2_000_000, 300_000):
+            wanted = [Range(f"{server.url}/a.bin", start, start + 800_000, version)]
             assert read(cached, wanted) == right(wanted)
         ranges = [tuple(one) for one in server.counts()["ranges"]]
-        assert (
-            len(ranges) == len(set(ranges))
-            and sum(stop - start for _, start, stop in ranges) == SIZE
-        )
+        assert len(ranges) == len(set(ranges))
+        assert sum(stop - start for _, start, stop in ranges) == SIZE
         assert cached.take_counts()["disk_hits"] > 0
 
     def test_a_damaged_block_is_fetched_again(
         self, server: RangeServer, cached: RemoteFiles
     ) -> None:
-        version = versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
-        wanted = [Range(f"{server.url}/a.bin", 0, SIZE, version)]
+        wanted = [Range(f"{server.url}/a.bin", 0, SIZE, self.version(server, cached))]
         read(cached, wanted)
         assert cached.cache is not None
         for path in Path(cached.cache.folder).rglob("*.blk"):
@@ -377,54 +302,29 @@ class TestCached:
         self, server: RangeServer, cached: RemoteFiles
     ) -> None:
         wanted = some(server, 1)
-        assert (
-            read(cached, wanted) == right(wanted)
-            and cached.cache is not None
-            and not os.path.exists(cached.cache.folder)
-        )
+        assert read(cached, wanted) == right(wanted)
+        assert cached.cache is not None
+        assert not os.path.exists(cached.cache.folder)
 
-    def test_two_readers_fetch_a_block_once(self, server: RangeServer, cached: RemoteFiles) -> None:
+    def test_several_readers_fetch_a_block_once(
+        self, server: RangeServer, cached: RemoteFiles
+    ) -> None:
         server.set(latency=0.1)
-        version = versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
+        wanted = [Range(f"{server.url}/a.bin", 0, SIZE, self.version(server, cached))]
         server.counts()
-        wanted, got = [Range(f"{server.url}/a.bin", 0, SIZE, version)], []
-        threads = [
-            threading.Thread(target=lambda: got.append(read(cached, wanted))) for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert got == [right(wanted)] * 4 and server.counts()["bytes"] == SIZE
+        assert in_threads(4, lambda _: read(cached, wanted)) == [right(wanted)] * 4
+        assert server.counts()["bytes"] == SIZE
 
-    def test_other_servers_are_other_files(self) -> None:
-        one, other = (
-            remote_of_url("s3://a/b", {"endpoint_url": url}).place
-            for url in ("http://one", "http://other")
-        )
-        version = Version(5, '"x"')
-        for number in (0, WHOLE):
-            assert block_key(one, ("s3://a/b", number), version) != block_key(
-                other, ("s3://a/b", number), version
-            )
-
-    def test_names_of_blocks_are_those_of_version_0_1(self) -> None:
+    def test_names_of_blocks(self) -> None:
+        """What is kept stays of use, and other servers have other files."""
         version, url = Version(5, '"x"'), "s3://a/b"
         assert block_key("place", (url, 3), version) == DiskCache.key(url, ("place", 5, '"x"'), 3)
         digest = hashlib.blake2b(b"(5, '\"x\"')", digest_size=8).digest()
         whole = DiskCache.key(url, ("place", "whole", int.from_bytes(digest, "little")), 0)
-        assert (
-            block_key("place", (url, WHOLE), version)
-            == block_key("place", (url, WHOLE), version_hash(version))
-            == whole
-        )
-
-
-def test_time_is_that_of_the_monotonic_clock(
-    server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jumps = iter(range(0, 10**9, 10**5))
-    monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
-    server.set(faults={"500": 0.5})
-    wanted = some(server, 9, 10)
-    assert read(remote_of(retries=20), wanted) == right(wanted)
+        assert block_key("place", (url, WHOLE), version) == whole
+        assert block_key("place", (url, WHOLE), version_hash(version)) == whole
+        one = remote_of_url(url, {"endpoint_url": "http://one"}).place
+        other = remote_of_url(url, {"endpoint_url": "http://other"}).place
+        for number in (0, WHOLE):
+            names = {block_key(place, (url, number), version) for place in (one, other)}
+            assert len(names) == 2

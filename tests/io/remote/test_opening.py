@@ -14,14 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import (
-    HDF5Dataset,
-    ImageDataset,
-    StreamingDataset,
-    TextDataset,
-    ZarrDataset,
-    open_dataset,
-)
+from headrace import HDF5Dataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
 from headrace.errors import HeadraceWarning, RemoteError
 from headrace.io.remote import client as module
 from headrace.io.remote import fsspec_calls
@@ -40,34 +33,18 @@ def nobody() -> str:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda url: HDF5Dataset(f"{url}/x.h5"),
-        lambda url: ImageDataset(f"{url}/x.jpg"),
-        lambda url: TextDataset(f"{url}/x.txt"),
-        lambda url: ZarrDataset(f"{url}/x.zarr"),
-        lambda url: StreamingDataset(f"{url}/x.tar"),
-        lambda url: open_dataset(f"{url}/x"),
-    ],
-    ids=["hdf5", "image", "text", "zarr", "tar", "open_dataset"],
+    ("make", "name"),
+    [(HDF5Dataset, "x.h5"), (ZarrDataset, "x.zarr"), (open_dataset, "x")],
 )
-def test_refused_connection_is_given_up_soon(nobody: str, make: Any) -> None:
-    with pytest.raises(
-        RemoteError, match=r"3 attempts .*Connect.*: is the URL right, and does the server run\?"
-    ):
-        make(nobody)
+def test_refused_connection_is_given_up_soon(nobody: str, make: Any, name: str) -> None:
+    with pytest.raises(RemoteError, match=r"3 attempts .*is the URL right"):
+        make(f"{nobody}/{name}")
 
 
 def test_refused_s3_is_given_up_soon(nobody: str) -> None:
     options = {"endpoint_url": nobody, "key": "a", "secret": "b"}
-    with pytest.raises(RemoteError, match=r"s3://bucket/x\.h5: 3 attempts .*Could not connect"):
+    with pytest.raises(RemoteError, match=r"s3://bucket/x\.h5: 3 attempts "):
         HDF5Dataset("s3://bucket/x.h5", storage_options=options)
-
-
-def test_unknown_host_is_absent() -> None:
-    error = ConnectionError("no way")
-    error.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    assert judged(error, "x").is_absent and not judged(ConnectionResetError("reset"), "x").is_absent
 
 
 def test_server_that_answered_may_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,39 +62,35 @@ def test_server_that_answered_may_restart(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_server_without_ranges_is_refused_at_once(tmp_path: Path) -> None:
+    """Lines, too, which are short enough to be read whole for the table of lines, so that it would
+    show with the first sample.
+    """
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["data"] = np.zeros(2_000_000, np.uint8)
-    with (
-        plain_server(tmp_path) as url,
-        pytest.raises(RemoteError, match=r"x\.h5, bytes .*sends whole files .* Download the files"),
-    ):
-        HDF5Dataset(f"{url}/x.h5")
+    lines: dict[str, Any] = {"unit": "line", "cache_dir": tmp_path / "c"}
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    with plain_server(tmp_path) as url:
+        for make, name, options in (
+            (HDF5Dataset, "x.h5", {}),
+            (TextDataset, "a.txt", lines),
+            (StreamingDataset, "a.jsonl", {"cache_dir": tmp_path / "c"}),
+        ):
+            with pytest.raises(RemoteError, match=f"{name}.*sends whole files"):
+                make(f"{url}/{name}", **options)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_lines_of_a_server_without_ranges_are_refused_at_opening(tmp_path: Path, name: str) -> None:
-    """They are short enough to be read whole for the table of lines, so that it would show with
-    the first sample.
-    """
-    (tmp_path / name).write_text('{"text": "a"}\n{"text": "b"}\n')
-    said = rf"{name}: the server sends whole files .* Download the files"
-    for make, options in ((TextDataset, {"unit": "line"}), (StreamingDataset, {})):
-        with plain_server(tmp_path) as url, pytest.raises(RemoteError, match=said):
-            make(f"{url}/{name}", cache_dir=tmp_path / "c", **options)
-
-
-def test_untrusted_certificate_is_final() -> None:
-    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.verify_message = "self-signed certificate"
-    with pytest.raises(
-        RemoteError, match=r"https://x/y: .*not trusted \(self-signed certificate\)"
-    ) as caught:
-        judged(error, "https://x/y")
+def test_errors_are_judged() -> None:
+    unknown_host = ConnectionError("no way")
+    unknown_host.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert judged(unknown_host, "x").is_absent
+    assert not judged(ConnectionResetError("reset"), "x").is_absent
+    untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    untrusted.verify_message = "self-signed certificate"
+    with pytest.raises(RemoteError, match="self-signed certificate") as caught:
+        judged(untrusted, "https://x/y")
     assert caught.value.is_final
-
-
-def test_full_disk_is_not_the_servers() -> None:
-    # of fsspec's own cache, for example
+    # a full disk is not the server's: that of fsspec's own cache, for example
     with pytest.raises(OSError, match="No space left on device"):
         judged(OSError(errno.ENOSPC, "No space left on device"), "https://x/y")
 
@@ -133,9 +106,8 @@ def test_each_retry_is_logged(
         remote = remote_of_url(url, retries=5)
         assert read(remote, [Range(url, 0, 5)]) == [b"bytes"]
         remote.close()
-    told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert [level for level, _ in told] == ["INFO", "WARNING", "WARNING"]
-    assert "a.bin, bytes 0 to 5: attempt 3 failed (the server says 500)" in told[2][1]
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+    assert "a.bin, bytes 0 to 5: attempt 3 failed" in caplog.records[2].getMessage()
 
 
 def test_file_systems_without_private_names() -> None:
@@ -144,9 +116,7 @@ def test_file_systems_without_private_names() -> None:
     class Bare:
         protocol = "s3"
 
-    with pytest.warns(HeadraceWarning, match="has no _call_s3, which headrace uses"):
+    with pytest.warns(HeadraceWarning, match="_call_s3"):
         assert not fsspec_calls._has_s3_calls("bare", hasattr(Bare, "_call_s3"))
-    assert (
-        fsspec_calls.path_in("memory://a/b", Bare()) == "/a/b"
-        and fsspec_calls.server_of("s3://bucket/key", Bare()) == {}
-    )
+    assert fsspec_calls.path_in("memory://a/b", Bare()) == "/a/b"
+    assert fsspec_calls.server_of("s3://bucket/key", Bare()) == {}

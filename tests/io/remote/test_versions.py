@@ -104,20 +104,15 @@ def test_ranges_are_those_that_were_asked_for(answers: Any, remote: Any) -> None
     server.total = "*"
     assert read(remote, wanted) == [CONTENT[3:1000]]
     server.shift = 16
-    with pytest.raises(
-        RemoteError, match=r"3 attempts .* other bytes \(Content-Range: bytes 19-1015/\*\)"
-    ):
+    with pytest.raises(RemoteError, match=r"3 attempts .*Content-Range: bytes 19-1015/\*"):
         read(remote, wanted)
     server.shift, server.says_range = 0, False
-    with pytest.raises(RemoteError, match=r"206 without Content-Range"):
+    with pytest.raises(RemoteError, match="without Content-Range"):
         read(remote, wanted)
     server.says_range, server.encoding = True, "gzip"
     for ask in (lambda: read(remote, wanted), lambda: versions_of(remote, [f"{url}/a.bin"])):
         server.requests = 0
-        with pytest.raises(
-            RemoteError,
-            match=r"compresses its answers \(Content-Encoding: gzip\).* Turn compression off",
-        ):
+        with pytest.raises(RemoteError, match="Content-Encoding: gzip"):
             ask()
         assert server.requests == 1  # said at once
 
@@ -134,40 +129,27 @@ def test_rows_of_another_range(answers: Any) -> None:
             dataset[5000]
 
 
-def test_other_time_from_a_server_without_tags(answers: Any, remote: Any) -> None:
-    server, url = answers
-    server.about, server.tags["a.bin"] = "Last-Modified", "Wed, 25 Nov 2026 12:00:00 GMT"
-    version = versions_of(remote, [f"{url}/a.bin"])[0]
-    wanted = [Range(f"{url}/a.bin", 0, 3, version)]
-    assert read(remote, wanted) == [CONTENT[:3]]
-    server.tags["a.bin"] = "Wed, 25 Nov 2026 12:00:01 GMT"
-    with pytest.raises(FileChangedError, match=r"its version is Wed, .*12:00:01 GMT, and was Wed"):
-        read(remote, wanted)
-
-
-@pytest.mark.parametrize("weak", ["", "W/"])
+@pytest.mark.parametrize(
+    ("header", "old", "new"),
+    [
+        ("Last-Modified", "Wed, 25 Nov 2026 12:00:00 GMT", "Wed, 25 Nov 2026 12:00:01 GMT"),
+        ("ETag", '"1"', '"2"'),
+        ("ETag", 'W/"1"', 'W/"2"'),
+    ],
+)
 def test_other_version_from_a_server_that_ignores_if_match(
-    answers: Any, remote: Any, weak: str
+    answers: Any, remote: Any, header: str, old: str, new: str
 ) -> None:
     server, url = answers
-    server.heeds_if_match, server.tags["a.bin"] = False, f'{weak}"1"'
+    server.heeds_if_match, server.about, server.tags["a.bin"] = False, header, old
     version = versions_of(remote, [f"{url}/a.bin"])[0]
     wanted = [Range(f"{url}/a.bin", 0, 3, version)]
     assert read(remote, wanted) == [CONTENT[:3]]
     server.total = str(len(CONTENT) + 1)
-    with pytest.raises(
-        FileChangedError,
-        match=(
-            r"has been replaced since it was opened \(it has 512,001 bytes, where it had "
-            r"512,000\)"
-        ),
-    ):
+    with pytest.raises(FileChangedError, match=r"512,001 bytes, where it had 512,000"):
         read(remote, wanted)
-    server.total, server.tags["a.bin"] = None, f'{weak}"2"'
-    with pytest.raises(
-        FileChangedError,
-        match=r'has been replaced since it was opened \(its version is "2", and was "1"\)',
-    ):
+    server.total, server.tags["a.bin"] = None, new
+    with pytest.raises(FileChangedError, match=new.removeprefix("W/")):
         read(remote, wanted)
 
 
@@ -184,7 +166,7 @@ def test_rows_of_two_versions(answers: Any, tmp_path: Path) -> None:
     with HDF5Dataset(f"{url}/x.h5", cache_dir=tmp_path / "c") as dataset:
         assert dataset[100].tolist() == [1, 1, 1, 1]
         serve(2)
-        with pytest.raises(FileChangedError, match=r"x\.h5.* has been replaced"):
+        with pytest.raises(FileChangedError, match=r"x\.h5"):
             dataset[90_000]
 
 
@@ -197,9 +179,7 @@ def test_mirrors_with_tags_of_their_own(answers: Any, remote: Any, heeds_if_matc
         server.files[f"{mirror}/a.bin"], server.tags[f"{mirror}/a.bin"] = CONTENT, f'"{mirror}"'
     version = versions_of(remote, [f"{url}/a.bin"])[0]
     wanted = [Range(f"{url}/a.bin", at, at + 1000, version) for at in range(0, 500_000, 100_000)]
-    with pytest.warns(
-        HeadraceWarning, match=r'servers that give it different versions \("[pq]" and "[pq]"\)'
-    ) as caught:
+    with pytest.warns(HeadraceWarning, match=r'\("[pq]" and "[pq]"\)') as caught:
         for one in wanted * 4:
             assert read(remote, [one]) == [CONTENT[one.start : one.stop]]
     assert len(caught) == 1
@@ -214,12 +194,16 @@ def test_mirror_that_answers_without_redirection(answers: Any, remote: Any) -> N
     server.files["p/a.bin"], server.tags["p/a.bin"] = CONTENT, '"p"'
     wanted = [Range(f"{url}/a.bin", 3, 1000, versions_of(remote, [f"{url}/a.bin"])[0])]
     server.mirrors = None
-    in_worker = pickle.loads(pickle.dumps(remote))
-    try:
-        with pytest.warns(HeadraceWarning, match=r'different versions \("p" and "1"\)'):
-            assert read(in_worker, wanted) == [CONTENT[3:1000]]
-    finally:
-        in_worker.close()
+    with (
+        contextlib.closing(pickle.loads(pickle.dumps(remote))) as in_worker,
+        pytest.warns(HeadraceWarning, match=r'\("p" and "1"\)'),
+    ):
+        assert read(in_worker, wanted) == [CONTENT[3:1000]]
+
+
+def _texts(path: Any) -> list[str]:
+    with TextDataset(path, unit="file") as dataset:
+        return sorted(dataset.text_of(number) for number in range(len(dataset)))
 
 
 def test_a_key_is_opaque(memory: Any, tmp_path: Path) -> None:
@@ -228,15 +212,7 @@ def test_a_key_is_opaque(memory: Any, tmp_path: Path) -> None:
     for key in keys:
         memory.pipe_file(f"/{key}", key.encode())
     for path in ("memory://d", "memory://", [f"memory://{key}" for key in keys]):
-        with TextDataset(path, unit="file", tokenizer=lambda text: list(text.encode())) as dataset:
-            texts = [
-                bytes(dataset[number]["input_ids"].tolist()).decode()
-                for number in range(len(dataset))
-            ]
-        assert sorted(texts) == sorted(keys)
+        assert _texts(path) == sorted(keys)
     (tmp_path / "a::b.txt").write_text("local")
-    with (
-        contextlib.chdir(tmp_path),
-        TextDataset("a::b.txt", unit="file", tokenizer=lambda text: list(text.encode())) as dataset,
-    ):
-        assert bytes(dataset[0]["input_ids"].tolist()) == b"local"
+    with contextlib.chdir(tmp_path):
+        assert _texts("a::b.txt") == ["local"]
