@@ -35,8 +35,7 @@ def replaced(path: Path, content: bytes) -> None:
     new.replace(path)
 
 
-@pytest.mark.parametrize("change", [rewritten, replaced])
-@pytest.mark.parametrize("nbytes", [1000, LONG])
+@pytest.mark.parametrize(("change", "nbytes"), [(rewritten, 1000), (replaced, LONG)])
 def test_same_size_and_time_other_bytes(
     tmp_path: Path, change: Callable[[Path, bytes], None], nbytes: int
 ) -> None:
@@ -44,10 +43,10 @@ def test_same_size_and_time_other_bytes(
     path.write_bytes(bytes(nbytes))
     old = files.identity(str(path))
     change(path, b"\1" * nbytes)
-    assert (
-        LocalFiles().identity(str(path))[:3] == old[:3] and LocalFiles().identity(str(path)) != old
-    )
-    with pytest.raises(FileChangedError, match="has been changed since it was opened"):
+    new = LocalFiles().identity(str(path))
+    assert new[:3] == old[:3]
+    assert new != old
+    with pytest.raises(FileChangedError, match=str(path)):
         pickle.loads(pickle.dumps(files)).read(ByteRanges.of([(str(path), 10, 20)]))
 
 
@@ -68,49 +67,37 @@ def test_equal_bytes_are_read_on(tmp_path: Path, nbytes: int) -> None:
 
 
 def test_kept_index_of_a_replaced_tar(tmp_path: Path) -> None:
-    def put(order: range, word: str) -> None:
-        make_tar(
-            tmp_path / "new",
-            [(f"{number:02}.txt", f"{word}{number:02}".encode()) for number in order],
-        )
+    for numbers, word in ((range(20), "old"), (range(19, -1, -1), "new")):
+        members = [(f"{number:02}.txt", f"{word}{number:02}".encode()) for number in numbers]
+        make_tar(tmp_path / "new", members)
         os.utime(tmp_path / "new", (1, 1))
         (tmp_path / "new").replace(tmp_path / "s.tar")
-
-    put(range(20), "old")
-    list(StreamingDataset(str(tmp_path / "s.tar"), cache_dir=tmp_path / "kept"))
-    put(range(19, -1, -1), "new")
-    samples = list(StreamingDataset(str(tmp_path / "s.tar"), cache_dir=tmp_path / "kept"))
-    assert len(samples) == 20 and all(
-        sample["txt"] == "new" + sample["__key__"] for sample in samples
-    )
+        samples = list(StreamingDataset(str(tmp_path / "s.tar"), cache_dir=tmp_path / "kept"))
+        assert len(samples) == 20
+        assert all(sample["txt"] == word + sample["__key__"] for sample in samples)
 
 
 def test_kept_table_of_replaced_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
+    path, kept = tmp_path / "a.txt", tmp_path / "kept"
     path.write_text("a\nbbb\n")
-    TextDataset(path, unit="line", cache_dir=tmp_path / "kept")[0]
+    assert TextDataset(path, unit="line", cache_dir=kept).text_of(0) == "a"
     replaced(path, b"ccc\nd\n")
-    dataset = TextDataset(
-        path, unit="line", cache_dir=tmp_path / "kept", tokenizer=lambda text: list(text.encode())
-    )
-    assert bytes(dataset[0]["input_ids"].tolist()) == b"ccc"
+    assert TextDataset(path, unit="line", cache_dir=kept).text_of(0) == "ccc"
 
 
 def test_replaced_zarr_metadata(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
-    zarr.create_array(
-        store=tmp_path / "a.zarr", data=np.arange(8, dtype="<i4"), chunks=(4,), compressors=None
-    )
+    values = np.arange(8, dtype="<i4")
+    zarr.create_array(store=tmp_path / "a.zarr", data=values, chunks=(4,), compressors=None)
     dataset, file = ZarrDataset(tmp_path / "a.zarr"), tmp_path / "a.zarr" / "zarr.json"
     assert dataset[1] == 1
     file.chmod(0o600)
     assert dataset[2] == 2
-    content = file.read_bytes()
-    rewritten(file, content.replace(b'"little"', b'"big"   '))
-    with pytest.raises(FileChangedError, match="was changed after the dataset was opened"):
+    rewritten(file, file.read_bytes().replace(b'"little"', b'"big"   '))
+    with pytest.raises(FileChangedError):
         dataset[3]
     with ZarrDataset(tmp_path / "a.zarr") as again:
         assert again[1] == 1 << 24
         replaced(file, file.read_bytes())  # the store may be another one, with chunks of its own
-        with pytest.raises(FileChangedError, match="was changed after the dataset was opened"):
+        with pytest.raises(FileChangedError):
             again[3]
