@@ -112,8 +112,10 @@ def _tables(files: FileSet, shown: str) -> Report:
                 sum(table.stored_of(name) for table in tables if isinstance(table, ParquetTable))
                 or None
             )
-    report.fingerprint = None if unusable else source.fingerprint()
     report.opens_as, classes = _opens_as(shown, first, names if unusable else None)
+    # with other options the dataset reads other columns, and has another fingerprint
+    if report.opens_as == f"headrace.TableDataset({shown!r})":
+        report.fingerprint = source.fingerprint()
     if classes is not None and report.samples <= _COUNTED and not files.is_remote:
         _tell_classes(report, source, first, classes)
     _tell_costs(report, source, tables)
