@@ -20,17 +20,11 @@ import torch
 import zarr
 from PIL import Image
 
-import headrace
 from headrace import open_dataset
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, RemoteError
 from headrace.inspecting import inspect
 from headrace.io.remote.options import RemoteOptions
-
-
-def png() -> bytes:
-    data = io.BytesIO()
-    Image.new("L", (8, 8)).save(data, "png")
-    return data.getvalue()
+from tests.inspecting.opening import opened
 
 
 def test_an_empty_folder_and_an_unknown_one(tmp_path: Path) -> None:
@@ -39,26 +33,31 @@ def test_an_empty_folder_and_an_unknown_one(tmp_path: Path) -> None:
     assert (report.format, report.files, report.samples) == ("an empty folder", 0, None)
     (tmp_path / "a.xyz").write_bytes(b"what is this")
     report = inspect(tmp_path)
-    assert report.format == "a folder of no known format" and "1 .xyz" in report.notes[0]
+    assert report.format == "a folder of no known format"
+    assert "1 .xyz" in report.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "said"),
-    [
+def test_a_file_that_is_not_what_it_says(tmp_path: Path) -> None:
+    image = io.BytesIO()
+    Image.new("L", (8, 8)).save(image, "png")
+    png = image.getvalue()
+    bitmap = io.BytesIO()
+    Image.new("1", (8, 8)).save(bitmap, "bmp")
+    for name, data, said in [
         ("a.h5", b"", "is empty"),
-        ("a.h5", b"<!DOCTYPE html><html></html>", "is a web page, though its name says HDF5 files"),
-        ("a.h5", png(), "is a PNG image, though its name says HDF5 files"),
+        ("a.h5", b"<!DOCTYPE html><html></html>", "is a web page"),
+        ("a.h5", png, "is a PNG image, though its name says HDF5 files"),
         ("a.jpg", b"PAR1" + bytes(99), "is a Parquet table, though its name says images"),
         ("a.tar", bytes(2000), "is something else, though its name says tar shards"),
-        ("a.txt", b"PK\x03\x04" + bytes(99), "is a zip, though its name says texts"),
+        ("a.txt", b"PK\x03\x04" + bytes(99), "is a zip"),
         ("a.csv", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
-        ("picture", png(), "is an image: give it an ending"),
-    ],
-)
-def test_a_file_that_is_not_what_it_says(name: str, data: bytes, said: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(FormatError, match=said):
-        inspect(tmp_path / name)
+        ("b.csv", bitmap.getvalue(), "is a BMP image"),
+        ("c.nc", b"CDF\x01" + bytes(99), "is a netCDF-3"),
+        ("picture", png, "is an image: give it an ending"),
+    ]:
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(FormatError, match=said):
+            inspect(tmp_path / name)
 
 
 def _zarr(path: Path, array: np.ndarray, **changes: Any) -> None:
@@ -67,15 +66,31 @@ def _zarr(path: Path, array: np.ndarray, **changes: Any) -> None:
     (path / "zarr.json").write_text(json.dumps(metadata | changes))
 
 
-def _matlab(path: Path, kind: bytes) -> None:
+def _dates(path: Path) -> None:
+    _zarr(path, np.arange(3).astype("M8[s]"))
+
+
+def _pcodec(path: Path) -> None:
+    _zarr(path, np.ones(3), codecs=[{"name": "numcodecs.pcodec", "configuration": {}}])
+
+
+def _cells(path: Path) -> None:
     with h5py.File(path, "w", userblock_size=512) as file:
         file["x"] = np.ones(3)
-        file["x"].attrs["MATLAB_class"] = np.bytes_(kind)
+        file["x"].attrs["MATLAB_class"] = np.bytes_(b"cell")
 
 
 def _hdf5(path: Path, dtype: Any, shape: tuple[int, ...] = (3, 2)) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", shape, dtype)
+
+
+def _references(path: Path) -> None:
+    _hdf5(path, h5py.ref_dtype)
+
+
+def _fields(path: Path) -> None:
+    _hdf5(path, [("a", np.longdouble)])
 
 
 def _two(folder: Path) -> None:
@@ -90,26 +105,14 @@ def _two_arrays(folder: Path) -> None:
     np.save(folder / "b.npy", np.ones((3, 4)))
 
 
-PCODEC = {"codecs": [{"name": "numcodecs.pcodec", "configuration": {}}]}
-
-
 @pytest.mark.parametrize(
     ("name", "make", "said"),
     [
-        (
-            "dates.zarr",
-            lambda path: _zarr(path, np.arange(3).astype("M8[s]")),
-            r"dates\.zarr holds datetime64\[s\]",
-        ),
-        (
-            "codec.zarr",
-            lambda path: _zarr(path, np.ones(3), **PCODEC),
-            r"codec\.zarr needs a codec that is not installed .*pcodec",
-        ),
-        ("cells.mat", lambda path: _matlab(path, b"cell"), "is a cell array of MATLAB"),
-        ("functions.mat", lambda path: _matlab(path, b"function_handle"), "is an object of MATLAB"),
-        ("references.h5", lambda path: _hdf5(path, h5py.ref_dtype), "holds references"),
-        ("fields.h5", lambda path: _hdf5(path, [("a", np.longdouble)]), "fields of long doubles"),
+        ("dates.zarr", _dates, r"dates\.zarr holds datetime64\[s\]"),
+        ("codec.zarr", _pcodec, r"codec\.zarr .*pcodec"),
+        ("cells.mat", _cells, "cell array of MATLAB"),
+        ("references.h5", _references, "holds references"),
+        ("fields.h5", _fields, "long doubles"),
         ("two", _two, "can't be one dataset"),
         ("two_arrays", _two_arrays, "can't be one dataset"),
     ],
@@ -119,11 +122,10 @@ def test_what_does_not_open_is_not_printed(
 ) -> None:
     make(tmp_path / name)
     report = inspect(tmp_path / name)
-    assert report.opens_as is None and not report.advice
-    assert any(
-        note.startswith("it can't be opened: ") and re.search(said, note) for note in report.notes
-    )
-    with pytest.raises(FormatError, match=said.replace("fields of ", "")):
+    assert report.opens_as is None
+    assert not report.advice
+    assert any(re.search(f"it can't be opened: .*{said}", note) for note in report.notes)
+    with pytest.raises(FormatError, match=said):
         open_dataset(tmp_path / name)
 
 
@@ -131,32 +133,24 @@ def test_long_doubles_open_as_another_dtype(tmp_path: Path) -> None:
     _hdf5(tmp_path / "a.h5", np.longdouble)
     np.save(tmp_path / "a.npy", np.ones((3, 2), np.clongdouble))
     for name, dtype in (("a.h5", torch.float64), ("a.npy", torch.complex128)):
-        with eval(str(inspect(tmp_path / name).opens_as), {"headrace": headrace}) as dataset:
+        with opened(inspect(tmp_path / name)) as dataset:
             assert dataset[1].dtype == dtype
-
-
-def test_formats_that_are_not_read_have_a_name(tmp_path: Path) -> None:
-    (tmp_path / "b").write_bytes(b"MATLAB 5.0" + bytes(3))
-    (tmp_path / "c.nc").write_bytes(b"CDF\x01" + bytes(99))
-    (tmp_path / "d").write_bytes(b"\x07\x08\x09" * 99)
-    report = inspect(tmp_path / "b")
-    assert report.format == "MATLAB 5" and "-v7.3" in report.notes[0] and report.stored == 13
-    with pytest.raises(FormatError, match="is a netCDF-3, though its name says HDF5"):
-        inspect(tmp_path / "c.nc")
-    assert inspect(tmp_path / "d").format == "a file of no known format"
 
 
 def test_content_comes_before_the_name(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.jpg", "w") as file:
         file["data"] = np.zeros((4, 3))
     report = inspect(tmp_path / "a.jpg")
-    assert (
-        report.format == "HDF5"
-        and report.samples == 4
-        and "its name says images" in report.notes[-1]
-    )
+    assert (report.format, report.samples) == ("HDF5", 4)
+    assert "its name says images" in report.notes[-1]
     os.rename(tmp_path / "a.jpg", tmp_path / "a")
     assert inspect(tmp_path / "a").samples == 4
+    (tmp_path / "b").write_bytes(b"MATLAB 5.0" + bytes(3))
+    report = inspect(tmp_path / "b")
+    assert (report.format, report.stored) == ("MATLAB 5", 13)
+    assert "-v7.3" in report.notes[0]
+    (tmp_path / "d").write_bytes(b"\x07\x08\x09" * 99)
+    assert inspect(tmp_path / "d").format == "a file of no known format"
 
 
 def test_what_is_not_there_or_never_ends(tmp_path: Path) -> None:
@@ -166,36 +160,32 @@ def test_what_is_not_there_or_never_ends(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.h5")
     with pytest.raises(ConfigError, match=r"pipe\.h5 is a pipe"):
         inspect(tmp_path / "pipe.h5")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/a.h5"
+        with pytest.raises(RemoteError, match="deadline=1"):
+            inspect(url, reach=RemoteOptions(retries=1, deadline=1.0))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="this user may read everything")
 def test_what_may_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.h5").write_bytes(b"x")
     (tmp_path / "a.h5").chmod(0)
-    with pytest.raises(AccessError, match="may not read it"):
+    with pytest.raises(AccessError, match=r"a\.h5"):
         inspect(tmp_path / "a.h5")
 
 
 def test_a_file_that_is_open_for_writing_elsewhere(tmp_path: Path) -> None:
-    code = (
-        f"import h5py, sys; f = h5py.File({str(tmp_path / 'a.h5')!r}, 'w'); f['data'] = [1]; "
-        "print(1, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as writer:
-        assert writer.stdout is not None and writer.stdout.readline()
+    path = tmp_path / "a.h5"
+    code = f"import h5py, sys; f = h5py.File({str(path)!r}, 'w'); f['data'] = [1]; "
+    code += "print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
         with pytest.raises(AccessError, match="another process has it open for writing"):
-            inspect(tmp_path / "a.h5")
+            inspect(path)
         writer.communicate(timeout=60)
-    assert inspect(tmp_path / "a.h5").samples == 1
-
-
-def test_a_server_that_hangs_is_given_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/a.h5"
-        with pytest.raises(RemoteError, match="deadline=1"):
-            inspect(url, reach=RemoteOptions(retries=1, deadline=1.0))
+    assert inspect(path).samples == 1
 
 
 def test_arrays_of_two_kinds_are_noted(tmp_path: Path) -> None:
@@ -204,9 +194,8 @@ def test_arrays_of_two_kinds_are_noted(tmp_path: Path) -> None:
     assert not inspect(tmp_path).notes
     zarr.create_array(tmp_path / "b.zarr", data=np.zeros((6, 2)))
     report = inspect(tmp_path)
-    assert (
-        report.samples == 6 and "1 HDF5 file (a.h5) and 1 Zarr store (b.zarr)" in report.notes[-1]
-    )
+    assert report.samples == 6
+    assert "1 HDF5 file (a.h5) and 1 Zarr store (b.zarr)" in report.notes[-1]
     with pytest.raises(ConfigError) as refused:
         open_dataset(tmp_path)
     assert str(refused.value) == report.notes[-1]

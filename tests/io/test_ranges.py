@@ -9,31 +9,22 @@ from hypothesis import strategies as st
 
 from headrace.io.ranges import BETWEEN, GAP, WHOLE, ByteRanges, coalesce, with_between
 
-SPANS = st.lists(
-    st.one_of(
-        st.none(), st.tuples(st.sampled_from("abc"), st.integers(0, 500), st.integers(-1, 120))
-    ),
-    max_size=14,
-)
+Span = tuple[str, int, int]
 
 
-def spans_of(drawn: list[tuple[str, int, int] | None]) -> list[tuple[str, int, int] | None]:
-    """None: never written; a size of -1: a whole file."""
-    return [
-        None
-        if one is None
-        else (one[0], 0, WHOLE)
-        if one[2] < 0
-        else (one[0], one[1], one[1] + one[2])
-        for one in drawn
-    ]
+@st.composite
+def a_span(draw: st.DrawFn) -> Span:
+    path, start, size = draw(st.sampled_from("abc")), draw(st.integers(0, 500)), draw(SIZES)
+    return (path, 0, WHOLE) if size < 0 else (path, start, start + size)
 
 
-def plainly(
-    spans: list[tuple[str, int, int] | None], gap: int, most: int | None
-) -> list[tuple[str, int, int]]:
+SIZES = st.integers(-1, 120)  # -1: a whole file
+SPANS = st.lists(st.none() | a_span(), max_size=14)  # None: never written
+
+
+def plainly(spans: list[Span | None], gap: int, most: int | None) -> list[Span]:
     """The requests, one range at a time."""
-    found: list[tuple[str, int, int]] = []
+    found: list[Span] = []
     names = list(dict.fromkeys(one[0] for one in spans if one is not None))
     for path, start, stop in sorted(
         (one for one in spans if one and one[2] > one[1]),
@@ -51,10 +42,7 @@ def plainly(
 
 @example([("a", 0, 100), ("a", 100, 100), ("a", 190, 100), ("b", 0, 9)], 20, 150)
 @given(SPANS, st.integers(0, 40), st.one_of(st.none(), st.integers(1, 300)))
-def test_coalesced_requests(
-    drawn: list[tuple[str, int, int] | None], gap: int, most: int | None
-) -> None:
-    spans = spans_of(drawn)
+def test_coalesced_requests(spans: list[Span | None], gap: int, most: int | None) -> None:
     ranges = ByteRanges.of(spans)
     requests = coalesce(ranges, gap, most)
     assert list(requests.ranges.each()) == plainly(spans, gap, most)
@@ -69,8 +57,8 @@ def test_coalesced_requests(
 
 
 @given(SPANS, st.integers(1, 90))
-def test_split(drawn: list[tuple[str, int, int] | None], most: int) -> None:
-    ranges = ByteRanges.of(spans_of(drawn))
+def test_split(spans: list[Span | None], most: int) -> None:
+    ranges = ByteRanges.of(spans)
     pieces, edges = ranges.split(most)
     assert len(edges) == ranges.size + 1 and edges[-1] == pieces.size
     assert all(0 < stop - start <= most for _, start, stop in pieces.each())
@@ -81,8 +69,8 @@ def test_split(drawn: list[tuple[str, int, int] | None], most: int) -> None:
 
 
 @given(st.lists(SPANS, max_size=4))
-def test_joined(drawn: list[list[tuple[str, int, int] | None]]) -> None:
-    parts = [ByteRanges.of(spans_of(one)) for one in drawn]
+def test_joined(drawn: list[list[Span | None]]) -> None:
+    parts = [ByteRanges.of(one) for one in drawn]
     joined = ByteRanges.joined(parts)
     assert list(joined.each()) == [one for part in parts for one in part.each()]
     assert len(set(joined.paths)) == len(joined.paths)
