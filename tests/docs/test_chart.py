@@ -48,14 +48,13 @@ def _cells(section: str, row: str, column: str) -> list[str]:
     return cells
 
 
-@pytest.mark.parametrize(("section", "bar"), BARS, ids=[bar["name"] for _, bar in BARS])
-def test_each_figure_stands_in_the_benchmarks(section: str, bar: dict[str, Any]) -> None:
-    assert any(
-        re.match(rf"{re.escape(bar['label'])}(?!\d)", cell)
-        for cell in _cells(section, bar["row"], bar["column"])
-    )
-    number, _, unit = bar["label"].replace(",", "").partition(" ")
-    assert bar["value"] == float(number) * {"": 1, "MB": 1, "GB": 1000}[unit]
+def test_each_figure_stands_in_the_benchmarks() -> None:
+    for section, bar in BARS:
+        figure = rf"{re.escape(bar['label'])}(?!\d)"
+        cells = _cells(section, bar["row"], bar["column"])
+        assert any(re.match(figure, cell) for cell in cells), bar["name"]
+        number, _, unit = bar["label"].replace(",", "").partition(" ")
+        assert bar["value"] == float(number) * {"": 1, "MB": 1, "GB": 1000}[unit]
 
 
 @pytest.mark.parametrize("ending", ["", "-narrow"])

@@ -37,6 +37,7 @@ def tool() -> Iterator[Any]:
     sys.modules.pop("list_messages")
 
 
+@pytest.mark.slow
 def test_messages_that_are_provoked_are_listed(tool: Any) -> None:
     listed: dict[str, list[str]] = {}
     for message in tool.messages():
@@ -49,6 +50,21 @@ def test_messages_that_are_provoked_are_listed(tool: Any) -> None:
         for kind, text in headrace
         if not any(re.fullmatch(form, text, re.DOTALL) for form in listed[kind])
     ]
+
+
+@pytest.mark.slow
+def test_messages_say_what_where_and_what_to_do(tool: Any) -> None:
+    """As far as a program sees: a value or an argument is named, and, after a colon or a comma,
+    something can be done. Some are parts of others, or have no remedy; their share may not rise.
+    """
+    texts = [message.text for message in tool.messages() if message.kind in KINDS]
+    where = re.compile(rf"{tool.VARIES}|\w+=|'\w+'|\w+_\w+|\w+\.\w+")
+    remedy = re.compile(r"[:;,]|\b(use|pass|must|install)\b|did you mean|it has")
+    nameless = [text for text in texts if not where.search(text)]
+    without = [text for text in texts if not remedy.search(text)]
+    assert len(texts) > 1000
+    assert len(nameless) < 0.05 * len(texts), nameless
+    assert len(without) < 0.07 * len(texts), without
 
 
 def test_each_kind_stands_in_the_table() -> None:

@@ -196,19 +196,12 @@ def test_ranks_with_another_seed() -> None:
         check(block, f"ConfigError: {said}\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @NEEDS_NETWORKS
 def test_the_demonstration_of_two_nodes(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "examples" / "train_multinode.py"),
-        "--demo",
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path),
-    ]
+    options = ["--demo", "--device", "cpu", "--out", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "examples" / "train_multinode.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     check(shown("multinode", "life 1: two nodes"), done.stdout, "rank|step|life|node")
@@ -217,14 +210,8 @@ def test_the_demonstration_of_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_table_of_a_training(tmp_path: Path) -> None:
     """With fewer and smaller photographs than the page's."""
-    command = [
-        sys.executable,
-        str(ROOT / "examples" / "train_images.py"),
-        "--all-modes",
-        "--images",
-        "24",
-        *TINY,
-    ]
+    options = ["--all-modes", "--images", "24", *TINY]
+    command = [sys.executable, str(ROOT / "examples" / "train_images.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check(shown("start", "mode       epoch 1"), done.stdout, f"{MACHINE}|^mode")

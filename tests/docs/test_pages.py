@@ -31,35 +31,13 @@ from tests.servers.ranges import RangeServer
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (
-    "index",
-    "start",
-    "which_mode",
-    "images",
-    "text",
-    "hdf5",
-    "zarr",
-    "streaming",
-    "packing",
-    "own_format",
-    "loader",
-    "collating",
-    "sampling",
-    "order",
-    "memory",
-    "configuration",
-    "moving",
-    "multinode",
+    *("index", "start", "which_mode", "images", "text", "hdf5", "zarr", "streaming", "packing"),
+    *("own_format", "loader", "collating", "sampling", "order", "memory", "configuration"),
+    *("moving", "multinode"),
 )
 ELSEWHERE = {
-    "architecture",
-    "episodes",
-    "errors",
-    "labels",
-    "monitoring",
-    "profiling",
-    "sparse",
-    "tables",
-    "trainers",
+    *("architecture", "episodes", "errors", "labels", "monitoring", "profiling", "sparse"),
+    *("tables", "trainers"),
 }
 """Pages whose code is run by a test of their room."""
 NEEDS = {
@@ -313,44 +291,21 @@ def test_the_program_of_the_readme_prints_what_it_says(
     assert capsys.readouterr().out == output
 
 
-def test_python_is_marked_as_such() -> None:
-    """A block without a language is not run: it has commands."""
-    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        fenced = re.findall(
-            r"^```(\w*)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-        )
-        code = [
-            block
-            for language, block in fenced
-            if not language and re.search(r"^(from \S+ )?import |^\w+ = ", block, re.MULTILINE)
-        ]
-        assert not code, path.name
-
-
-def test_code_of_other_libraries_is_python() -> None:
-    """docs/moving.md shows it as it is before a move; it is not run, since the libraries are not
-    there.
+def test_all_code_is_run() -> None:
+    """Blocks without a language are commands; those of other libraries, in docs/moving.md as "py",
+    can only be compiled.
     """
-    pages = {
-        path.stem: blocks(path.read_text(encoding="utf-8"), "py")
-        for path in (ROOT / "docs").glob("*.md")
-    }
-    assert {page for page, code in pages.items() if code} == {"moving"} and len(
-        pages["moving"]
-    ) >= 9
-    for number, block in enumerate(pages["moving"]):
-        compile(block, f"docs/moving.md, block {number} of other libraries", "exec")
-
-
-def test_every_page_with_code_is_run() -> None:
-    pages = {
-        path.stem: blocks(path.read_text(encoding="utf-8")) for path in (ROOT / "docs").glob("*.md")
-    }
-    assert {page for page, code in pages.items() if code} == {*PAGES, *ELSEWHERE}
-    left_out = [
-        block for page in PAGES for block in pages[page] if any(words in block for words in NEEDS)
-    ]
-    assert len(left_out) == len(NEEDS)
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+    assert {page for page, text in texts.items() if blocks(text)} == {*PAGES, *ELSEWHERE}
+    of_pages = [block for page in PAGES for block in blocks(texts[page])]
+    assert sum(any(words in block for words in NEEDS) for block in of_pages) == len(NEEDS)
+    for page, text in {**texts, "README": README}.items():
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        for block in [block for language, block in fenced if not language]:
+            assert not re.search(r"^(from \S+ )?import |^\w+ = ", block, re.MULTILINE), page
+        for number, block in enumerate(blocks(text, "py")):
+            assert page == "moving"
+            compile(block, f"docs/moving.md, block {number} of other libraries", "exec")
 
 
 def test_the_readme_is_short() -> None:
@@ -383,13 +338,11 @@ def _anchors(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
-)
-def test_links_lead_somewhere(page: str) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8")):
-        path, _, anchor = link.partition("#")
-        target = (ROOT / page).parent / path if path else ROOT / page
-        # "#only-dark" of a picture is no anchor
-        is_named = not anchor or target.suffix != ".md" or anchor in _anchors(target)
-        assert "://" in link or (target.exists() and is_named), link
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            # "#only-dark" of a picture is no anchor
+            is_named = not anchor or target.suffix != ".md" or anchor in _anchors(target)
+            assert "://" in link or (target.exists() and is_named), (page, link)

@@ -137,6 +137,7 @@ def in_turn(scripts: Any, change: Any, folder: Path) -> dict[str, Any]:
     return {**result, "missing": result["missing"] - change.lives[0].skips}
 
 
+@pytest.mark.slow
 def test_headrace_comes_through_all_changes_in_turn(scripts: Any, tmp_path: Path) -> None:
     found = {
         change.key: in_turn(scripts, change, tmp_path) for change in scripts("elastic_run").CHANGES

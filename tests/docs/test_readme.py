@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIGURES = [  # what README.md says, the line of a section with the figure, and the figure
@@ -78,25 +76,17 @@ FIGURES = [  # what README.md says, the line of a section with the figure, and t
 ]
 
 
-@pytest.mark.parametrize(
-    ("words", "page", "section", "beginning", "figure"), FIGURES, ids=[row[0] for row in FIGURES]
-)
-def test_a_figure_of_the_readme_was_measured(
-    words: str, page: str, section: str, beginning: str, figure: str
-) -> None:
-    assert re.sub(r"[{}]", "", words) in " ".join(README.split())
-    text = (
-        (ROOT / "docs" / f"{page}.md")
-        .read_text(encoding="utf-8")
-        .split(f"\n## {section}\n")[1]
-        .split("\n## ")[0]
-    )
-    line = next(line for line in text.splitlines() if beginning in line)
-    assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", line), line
-    told = re.findall(r"{(.*)}", words)[0]
-    measured = float(figure) * (100 if told.isdigit() and "%" in words and "." in figure else 1)
-    digits = len(told.partition(".")[2])
-    assert round(measured, digits) == float(told)
+def test_figures_of_the_readme_were_measured() -> None:
+    for words, page, section, beginning, figure in FIGURES:
+        assert re.sub(r"[{}]", "", words) in " ".join(README.split())
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+        line = next(line for line in text.splitlines() if beginning in line)
+        assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", line), line
+        told = re.findall(r"{(.*)}", words)[0]
+        is_share = told.isdigit() and "%" in words and "." in figure
+        measured = float(figure) * (100 if is_share else 1)
+        assert round(measured, len(told.partition(".")[2])) == float(told), words
 
 
 def test_every_figure_of_the_readme_is_listed() -> None:
