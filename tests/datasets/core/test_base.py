@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset
 
 from headrace import (
     BaseDataset,
@@ -213,15 +213,6 @@ class TestOwnFormat:
             assert len(dataset.subset([])) == 0
             assert [len(part) for part in dataset.split(0.5)] == [0, 0]
         assert make(targets=None)[3].tolist() == [3, 9]
-
-    def test_hold(self, make: Any) -> None:
-        for mode in ("eager", "cached"):
-            for hold, held in (("encoded", "4"), ("decoded", [4, 16])):
-                dataset = make(loading_mode=mode, hold=hold)
-                for _ in range(2):
-                    assert numbers(dataset) == list(range(N))
-                assert np.asarray(dataset.mode.get([4])[0]).tolist() == held
-                assert dataset.sample_source.reads.value == N
 
     def test_bad_arguments(self) -> None:
         for wrong in (
@@ -436,16 +427,6 @@ class TestSeeds:
         assert found[0][0] == 5
         assert len(set(found[0])) == 7
 
-    def test_draws_differ_by_seed_epoch_index_and_k(self, make: Any) -> None:
-        dataset = make(transform=Draws(), targets=None)
-        samples = []
-        for seed in (0, 1):
-            for epoch in (0, 1):
-                for k in (0, 1):
-                    samples += dataset.__getitems__(BatchRequest([5, 6], seed, epoch, draws=[k, k]))
-        for generator in range(1, 7):
-            assert len({sample[generator] for sample in samples}) == 16
-
     def test_generators_are_put_back(self, make: Any) -> None:
         transform = Draws()
         dataset = make(transform=transform, targets=None)
@@ -582,19 +563,6 @@ class TestErrors:
                 assert not isinstance(caught.value, SampleError)
                 assert "may be sound" in caught.value.__notes__[0]
 
-    def test_under_a_plain_loader(self, make: Any) -> None:
-        options: dict[str, Any] = {
-            "batch_size": 5,
-            "num_workers": 2,
-            "multiprocessing_context": "fork",
-        }
-        raising = DataLoader(make(broken=[7]), **options)
-        with pytest.raises(SampleError, match="sample 7"):
-            list(raising)
-        del raising
-        skipping = DataLoader(make(broken=[7], on_error="skip"), **options)
-        assert [len(targets) for _, targets in skipping] == [5, 4, 5, 5, 5, 5]
-
 
 class Heavy(SquaresDataset):
     """Half of the samples can't be decoded, after a MiB was made of each; the others are the
@@ -726,43 +694,9 @@ class TestStreaming:
         with pytest.raises(TypeError, match="'lazy'"):
             dataset[0]
 
-    def test_an_epoch_is_shuffled_by_seed_and_epoch(self, make: Any) -> None:
-        dataset = make(300, loading_mode="streaming", seed=1)
-        first = numbers(dataset)
-        assert numbers(dataset) == first != list(range(300))
-        dataset.set_epoch(1)
-        assert numbers(dataset) != first
-        dataset.set_epoch(0)
-        assert numbers(dataset) == first
-        assert numbers(make(300, loading_mode="streaming", seed=2)) != first
-
-    def test_ranks_share_an_epoch(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("WORLD_SIZE", "3")
-        parts = []
-        for rank in range(3):
-            monkeypatch.setenv("RANK", str(rank))
-            parts.append(numbers(make(200, loading_mode="streaming")))
-        assert [len(part) for part in parts] == [67] * 3  # padded to a multiple, and no more
-        assert set().union(*parts) == set(range(200))
-
 
 class TestPlainDataLoader:
     # more workers than cores
-    @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-    @pytest.mark.parametrize(("mode", "workers"), [("cached", 2), ("streaming", 0), ("lazy", 3)])
-    def test_each_sample_comes_once(self, make: Any, mode: str, workers: int) -> None:
-        dataset = make(200, loading_mode=mode)
-        context = "fork" if workers else None
-        loader = DataLoader(
-            dataset, batch_size=16, num_workers=workers, multiprocessing_context=context
-        )
-        for _ in range(2):
-            batches = list(loader)
-            values = torch.cat([values for values, _ in batches])
-            targets = torch.cat([targets for _, targets in batches])
-            assert sorted(values[:, 0].tolist()) == list(range(200))
-            assert (values[:, 1] == values[:, 0] ** 2).all()
-            assert (targets == -values[:, 0]).all()
 
     @pytest.mark.parametrize(
         ("mode", "method"),
@@ -790,15 +724,6 @@ class TestPlainDataLoader:
         assert not set(epochs[0]) & set(epochs[1])
         alone = make(200, transform=Draws(), targets=None)
         assert sorted(epochs[0]) == list(alone)
-
-    def test_shuffled_in_batches_of_any_size_and_subsets(self, make: Any) -> None:
-        for size in (7, 100):
-            generator = torch.Generator().manual_seed(0)
-            loader = DataLoader(make(), batch_size=size, shuffle=True, generator=generator)
-            assert sorted(torch.cat([t for _, t in loader]).tolist()) == list(range(-29, 1))
-        assert numbers(DataLoader(make(), batch_size=None)) == list(range(N))
-        loader = DataLoader(Subset(make(), [4, 2, 9]), batch_size=2)
-        assert [targets.tolist() for _, targets in loader] == [[-4, -2], [-9]]
 
     def test_repeated_draws_are_warned_of_once(self, make: Any) -> None:
         """Nobody but the user knows which epoch it is."""

@@ -129,17 +129,6 @@ class TestFromMemory:
         assert batch.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
         assert dataset[1].tolist() == [4, 5, 6, 7]
 
-    def test_a_user_may_write_into_a_batch(self, make_loader: Callable[..., Any]) -> None:
-        dataset = held(ROWS, targets=np.arange(20))
-        for workers in (0, 1):
-            loader = make_loader(dataset, batch_size=5, shuffle=False, num_workers=workers)
-            for _ in range(3):
-                for number, (rows, targets) in enumerate(loader):
-                    assert np.array_equal(rows, ROWS[5 * number : 5 * number + 5])
-                    assert targets.tolist() == list(range(5 * number, 5 * number + 5))
-                    rows.fill_(7)
-                    targets.fill_(-1)
-
 
 class Squared(BaseDataset):
     def decode(self, record: Any) -> Any:

@@ -17,7 +17,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from headrace import (
-    CollateError,
     ConfigError,
     ImageDataset,
     MemoryEfficientDataset,
@@ -299,18 +298,6 @@ class TestInADataset:
             assert targets.tolist()[1:3] == [-1, -1]
             assert (images[1:3] == 7).all()
             assert np.array_equal(np.asarray(images[3]), sound[1])
-
-
-def test_what_a_batch_can_t_be_made_of_is_told(photos: Path, make_loader: Any) -> None:
-    steps = [RandomResizedCrop(8), RandomHorizontalFlip(), lambda image: image]
-    for transform, said in ((steps, "PIL image .*8 x 8"), (lambda image: None, "None")):
-        loader = make_loader(ImageDataset(photos, transform=transform), num_workers=0)
-        with pytest.raises(CollateError, match=rf"at \[0\] is .*{said}"):
-            next(iter(loader))
-    dataset = ImageDataset(photos, transform=steps)
-    for collate in ("list", lambda samples: samples):
-        batch = next(iter(make_loader(dataset, batch_size=2, num_workers=0, collate_fn=collate)))
-        assert [image.size for image, _ in batch] == [(8, 8)] * 2
 
 
 @pytest.mark.parametrize("steps", [RECIPE, [*RECIPE, np.asarray]], ids=["filled", "one by one"])

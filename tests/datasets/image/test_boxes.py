@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,6 @@ from headrace import (
     HeadraceError,
     HeadraceWarning,
     ImageDataset,
-    MemoryEfficientDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
     SampleError,
@@ -97,15 +95,6 @@ class TestTargets:
             assert image.shape == (3, 12, 64)
             assert torch.allclose(other["boxes"], one["boxes"] * torch.tensor([2.0, 0.5, 2.0, 0.5]))
             assert torch.allclose(other["area"], one["area"])
-
-    def test_views_copies_and_wrapped_datasets_give_the_same(self, coco: Path) -> None:
-        plain = [*opened(coco, image_size=16)]
-        with opened(coco, image_size=16, loading_mode="eager") as dataset:
-            assert same([*dataset[5:9]], plain[5:9])
-            assert same([*pickle.loads(pickle.dumps(dataset))], plain)
-        with MemoryEfficientDataset(opened(coco, image_size=16)[4:]) as wrapped:
-            assert same(wrapped[0], plain[4])
-            assert wrapped.class_to_idx == {"mill": 3, "wheel": 7}
 
     def test_names_with_folders_and_entries_without_sizes(self, coco: Path, tmp_path: Path) -> None:
         annotated = json.loads((coco / "instances.json").read_text())

@@ -30,7 +30,7 @@ from headrace import (
 from headrace.datasets.image.pixels import decode_image, normalize, resize_image
 from headrace.errors import FormatError
 from headrace.testing.contract import same
-from tests.data.make import READABLE, UNREADABLE, corners, make_bad, make_photos, noise
+from tests.data.make import READABLE, UNREADABLE, make_bad, make_photos, noise
 
 MAP_MODES = ["lazy", "eager", "cached"]
 
@@ -267,29 +267,6 @@ class TestClasses:
 
 
 class TestPaths:
-    def test_lists_globs_and_files(self, photos: Path) -> None:
-        classes = ["circle", "gradient", "noise"]
-        for paths, count, found in (
-            ([photos / "noise", str(photos / "circle")], 16, []),
-            (str(photos / "*/*.PNG"), 6, classes),
-            (paths_of(photos)[0], 1, []),
-        ):
-            dataset = ImageDataset(paths, targets="folders" if found else None)
-            assert len(dataset) == count
-            assert dataset.classes == found
-        assert type(open_dataset(photos)) is ImageDataset
-
-    def test_by_url(self, photos: Path, memory: Any, tmp_path: Path) -> None:
-        memory.put(f"{photos}/", "/photos/", recursive=True)
-        shutil.make_archive(str(tmp_path / "photos"), "zip", photos)
-        local = ImageDataset(photos, image_size=16)
-        for url in ("memory://photos", f"zip::file://{tmp_path}/photos.zip"):
-            remote = ImageDataset(url, image_size=16)
-            assert remote.classes == local.classes
-            assert list(remote.targets) == list(local.targets)
-            assert remote.fingerprint == local.fingerprint
-            assert same([*remote], [*local])
-
     def test_a_fingerprint_does_not_depend_on_mode_or_transform(
         self, photos: Path, tmp_path: Path
     ) -> None:
@@ -353,15 +330,6 @@ class TestBadInput:
             with pytest.raises(SampleError, match="none of the 5 samples"):
                 dataset.__getitems__(unreadable)
 
-    def test_odd_files_that_are_read(self, bad: dict[str, Path]) -> None:
-        for kind in READABLE:
-            path = bad[kind]
-            image, _ = ImageDataset(path, image_size=None, normalize=False, targets=None)[0]
-            assert np.array_equal(array_of(image), decoded(path)), kind
-        path = bad["exif_6_jpeg"]
-        upright, _ = ImageDataset(path, image_size=None, normalize=False, targets=None)[0]
-        assert np.abs(array_of(upright).astype(int) - corners()).mean() < 4
-
     def test_a_name_that_is_no_utf8_can_be_shown(self, tmp_path: Path) -> None:
         path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.jpg")
         with open(path, "wb") as file:
@@ -371,17 +339,6 @@ class TestBadInput:
             dataset[0]
         str(caught.value).encode()
         assert os.path.exists(dataset.samples[0][0])
-
-    def test_a_user_who_raises_pillows_limit_gets_the_image(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        Image.new("RGB", (300, 200)).save(tmp_path / "x.png")
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-        dataset = ImageDataset(tmp_path, image_size=8, targets=None)
-        with pytest.raises(SampleError, match="MAX_IMAGE_PIXELS"):
-            dataset[0]
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60_000)
-        assert dataset[0][0].shape == (3, 8, 8)
 
     def test_hdf5_files_that_are_no_packs(self, tmp_path: Path) -> None:
         path = tmp_path / "x.h5"
@@ -408,22 +365,3 @@ class TestExact:
                 assert np.array_equal(array_of(image), pixels)
             assert not same([*fast], [*exact])
             assert exact.held_as() != fast.held_as()
-
-    def test_is_part_of_what_ranks_share(self, photos: Path, tmp_path: Path) -> None:
-        options: dict[str, Any] = {
-            "image_size": 12,
-            "normalize": False,
-            "loading_mode": "cached",
-            "shared": "machine",
-            "cache_dir": tmp_path,
-        }
-        with (
-            ImageDataset(photos, decode="fast", **options) as fast,
-            ImageDataset(photos, decode="exact", **options) as exact,
-        ):
-            first = [*fast]
-            with ImageDataset(photos, decode="fast", **options) as again:
-                assert same([*again], first)
-                assert again.mode.stats()["hits"] == len(first)
-            assert exact.mode.stats()["held"] == 0
-            assert not same([*exact], first)

@@ -17,11 +17,9 @@ from headrace import (
     DataNotFoundError,
     HeadraceWarning,
     ImageDataset,
-    MemoryEfficientDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
     SampleError,
-    open_dataset,
 )
 from headrace.datasets.image.masks import decode_mask, resize_nearest
 from headrace.errors import FormatError
@@ -159,35 +157,6 @@ class TestSamples:
         dataset = ImageDataset(str(tmp_path / "?.png"), targets=str(masks), image_size=None)
         assert [mask.unique().tolist() for _, mask in dataset] == [[1], [2]]
 
-    def test_urls(self, pairs: Path, memory: Any, loader_of: Any) -> None:
-        memory.put(str(pairs), "/street", recursive=True)
-        wanted = [*opened(pairs, image_size=8)]
-        for images, masks in (
-            ("memory://street/images", "memory://street/masks"),
-            (pairs / "images", "memory://street/masks/"),
-        ):
-            with ImageDataset(images, targets=masks, image_size=8, loading_mode="cached") as far:
-                assert same([*far], wanted)
-                assert len([*loader_of(far, shuffle="block")]) == 6
-        memory.rm("/street/masks/a/000.png")
-        with pytest.raises(DataNotFoundError, match=r"1 \(a/000\.png\) of 24 .*street/masks"):
-            ImageDataset("memory://street/images", targets="memory://street/masks")
-
-    def test_batches_views_and_wrapped_datasets(self, pairs: Path, loader_of: Any) -> None:
-        dataset = opened(pairs, image_size=16)
-        plain = [*dataset]
-        images, masks = next(iter(loader_of(dataset, shuffle=False)))
-        assert same([*zip(images, masks, strict=True)], plain[:4])
-        with open_dataset(pairs / "images", targets=pairs / "masks", image_size=16) as other:
-            assert same([*other], plain)
-        with MemoryEfficientDataset(opened(pairs, image_size=16)) as wrapped:
-            assert same([wrapped[index] for index in (3, 1)], [plain[3], plain[1]])
-        view = dataset.subset([5, 2])
-        assert same([*view], [plain[5], plain[2]])
-        assert "masks" in view.source_of(0)
-        assert view.source_of(0) == dataset.source_of(5)
-        assert np.array_equal(view.pixels_of(1), dataset.pixels_of(2))
-
 
 class TestTransforms:
     def test_a_joint_transform_gets_both_alike(self, pairs: Path) -> None:
@@ -243,17 +212,6 @@ class TestTransforms:
             assert image.shape[1:] == mask.shape
         with pytest.raises(ConfigError, match="3 is none"):
             opened(pairs, transforms=[turn, 3])
-
-    def test_other_transforms_get_one_of_them(self, pairs: Path) -> None:
-        image, mask = opened(
-            pairs,
-            image_size=8,
-            transform=lambda image: torch.zeros(1),
-            transform_input="tensor",
-            target_transform=lambda mask: (mask > 0).float(),
-        )[0]
-        assert image.shape == (1,)
-        assert set(mask.unique().tolist()) == {0.0, 1.0}
 
     @pytest.mark.parametrize(
         "options", [{}, {"image_size": (18, 26)}, {"hold": "decoded"}], ids=str

@@ -28,7 +28,6 @@ from headrace.datasets.image.pixels import (
     normalize,
     resize_image,
     to_channels_first,
-    to_channels_last,
 )
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.datasets.shards.members import DECODERS
@@ -286,15 +285,6 @@ class TestBad:
                 read(EPS)
         assert not started.exists()
 
-    def test_a_warning_raised_is_the_images_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        data = encoded(picture(40, 30), "PNG")
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for read in (decode_image, image_shape, small_of):
-                with pytest.raises(FormatError, match="exceeds limit"):
-                    read(data)
-
     def test_running_out_of_memory_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def resize(*_: Any) -> None:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
@@ -436,16 +426,6 @@ class TestResize:
 
 
 class TestLayoutAndValues:
-    def test_channels(self) -> None:
-        pixels = np.asarray(picture(8, 6))
-        first = to_channels_first(pixels)
-        assert first.shape == (3, 6, 8)
-        assert first.flags.c_contiguous
-        assert (first[1] == pixels[:, :, 1]).all()
-        last = to_channels_last(first)
-        assert last.flags.c_contiguous
-        assert (last == pixels).all()
-
     def test_normalize(self) -> None:
         colours = to_channels_first(np.asarray(picture(16, 16)))
         greys = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import math
 import re
 import tarfile
 from collections import Counter
@@ -104,54 +103,6 @@ def test_each_block_is_fetched_once(
     assert sum(seen.values()) == N + padding
     most = len(blocks) + order.interleave * order.turns - 1 + padding
     assert len(blocks) <= requests <= most
-
-
-@pytest.mark.parametrize(
-    ("world", "workers", "reason"),
-    [(3, 0, r"interleave=8 .* world_size=3"), (1, 5, r"turns=\d+ .* num_workers=5")],
-)
-def test_what_shared_lanes_cost_is_said(
-    stream: Any,
-    server: RangeServer,
-    make_loader: Any,
-    world: int,
-    workers: int,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By arithmetic, before anything is fetched. The server counts fewer where both parts of a
-    cut block fall to one process.
-    """
-    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8 << 10)
-    options: dict[str, Any] = {"batch_size": 6, "num_workers": workers, "world_size": world}
-    fetches = 0
-    for rank in range(world):
-        loader = make_loader(stream(buffer_size=24), rank=rank, **options)
-        explained = loader.explain()
-        server.counts()
-        list(loader)
-        loader.close()
-        fetches += len(server.counts()["ranges"])
-    assert re.search(reason, explained)
-    found = re.search(r"on average: (\d+) fetches at most an epoch", explained)
-    assert found is not None
-    assert 0.8 * int(found[1]) < fetches <= int(found[1])
-
-
-def test_workers_that_are_no_forks_go_on_with_the_index(
-    stream: Any, server: RangeServer, make_loader: Any
-) -> None:
-    dataset = stream()
-    server.counts()
-    loader = make_loader(
-        dataset, batch_size=16, num_workers=1, multiprocessing_context="forkserver"
-    )
-    assert sorted(numbers(loader)) == list(range(N))
-    counts = server.counts()
-    blocks = len(dataset.blocks())
-    # nobody asks for versions again
-    assert counts["requests"] == len(counts["ranges"])
-    assert blocks <= counts["requests"] <= blocks + math.prod(dataset.lanes(blocks)) - 1
 
 
 def test_the_index_is_kept_in_the_users_cache_folder(
