@@ -304,13 +304,12 @@ class TestBadInput:
             assert "\n" not in text
             assert isinstance(caught.value, OSError)
 
-    @pytest.mark.parametrize("mode", MAP_MODES)
-    def test_a_folder_of_both(self, bad: dict[str, Path], mode: str) -> None:
+    def test_a_folder_of_both(self, bad: dict[str, Path]) -> None:
         with ImageDataset(
             bad["text_file"].parent,
             image_size=24,
             targets=None,
-            loading_mode=mode,
+            loading_mode="cached",
             on_error="skip",
             progress=False,
         ) as dataset:

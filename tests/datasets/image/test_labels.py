@@ -349,6 +349,7 @@ class TestCSV:
             ),
             ('["bird/1.jpg", 3]', "row 1 .*'bird/1.jpg'"),
             ('{"bird/1.jpg": 3', "JSON"),
+            ('{"bird/1.jpg": 3, "bird/1.jpg": 4}', r"bird/1\.jpg"),
             ("[" * 100_000, "JSON"),
             ('{"images": ' * 50_000, "JSON"),
             ("bird/1.jpg,\xe9t\xe9\n".encode("latin-1"), str(tmp_path)),
