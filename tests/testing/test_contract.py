@@ -40,15 +40,7 @@ class TestImageFolder(DatasetContract):
         ), [2, 13]
 
 
-class TestImageFolderResized(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, photos: Path) -> None:
-        self.path = photos
-
-    def make(self, **options: Any) -> BaseDataset:
-        return ImageDataset(self.path, image_size=(24, 32), transform_input="numpy", **options)
-
-
+@pytest.mark.slow
 class TestHDF5Rows(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -100,27 +92,21 @@ class TestOwnFormat(DatasetContract):
         return SquareDataset(bad=[7, 30], **options), [7, 30]
 
 
-def test_values_of_other_dtypes_are_not_the_same() -> None:
+def test_what_is_the_same_has_dtype_shape_and_values() -> None:
     rows = np.zeros((2, 3), np.int32)
-    assert (
-        same(rows, rows.copy())
-        and not same(rows, rows.view(np.uint32))
-        and not same(rows, rows.astype("f4"))
-    )
-    assert not same(torch.zeros(3, dtype=torch.int32), torch.zeros(3)) and not same(
-        rows, rows.reshape(3, 2)
-    )
+    assert same(rows, rows.copy())
+    for other in (rows.view(np.uint32), rows.astype("f4"), rows.reshape(3, 2), rows + 1):
+        assert not same(rows, other)
+    assert not same(torch.zeros(3, dtype=torch.int32), torch.zeros(3))
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1, 3), (3, 1, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 1, 2)], ids=str)
 def test_tensors_are_the_same_however_they_lie(shape: tuple[int, ...]) -> None:
     dense = torch.arange(64.0).as_strided(shape, [1] * len(shape)).clone()
-    spread = torch.zeros([extent * 2 for extent in shape])[
-        tuple(slice(None, None, 2) for _ in shape)
-    ]
+    every_other = tuple(slice(None, None, 2) for _ in shape)
+    spread = torch.zeros([extent * 2 for extent in shape])[every_other]
     spread.copy_(dense)
     assert same(dense, spread) and same(spread, dense) and not same(dense.double(), spread)
-    assert not dense.numel() or not same(dense, spread + 1)
 
 
 class TestHDF5Chunks(DatasetContract):
@@ -160,6 +146,7 @@ class TestHDF5Chunks(DatasetContract):
         return HDF5Dataset(bad, "data", **options), [8, 9, 10, 11]
 
 
+@pytest.mark.slow
 class TestHDF5Strings(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -176,6 +163,7 @@ class TestHDF5Strings(DatasetContract):
         return HDF5Dataset(self.path, ["words", "numbers", "pairs"], **options)
 
 
+@pytest.mark.slow
 class TestZarrRows(DatasetContract):
     """Rows in shards, in a version 3 store."""
 

@@ -20,6 +20,7 @@ from headrace.io.library_errors import asking
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
 from headrace.storage.table.columns import Column
 from headrace.storage.table.files import Block, TableFile, unknown
 from headrace.storage.table.in_place import Batch, StoredRows, batch_of, fits, nothing_else
@@ -173,7 +174,7 @@ class ArrowTable(TableFile):
     def _places(self, blocks: IntArray) -> IntArray:
         """[2, n, buffers] where the buffers of record batches begin and end."""
         unknown_yet = blocks[~self._are_known[blocks]]
-        for number in np.unique(unknown_yet).tolist():
+        for number in distinct(unknown_yet).tolist():
             batch = self._batch(number)
             if not self._are_known.any():
                 self._arrays = batch.arrays
