@@ -5,6 +5,7 @@ epochs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from headrace import (
     list_collate,
     pad_collate,
 )
+from headrace.collate import stack_collate
 from tests.testing.test_contract import SquareDataset, Squares
 
 
@@ -170,7 +172,13 @@ def test_the_collate_function_and_who_chose_it() -> None:
         (OwnFunction(), {}, "len", "OwnFunction's own"),
         (foreign, {}, "stack_collate", "the default: samples of one shape are stacked"),
         (Own(), {"collate_fn": "default"}, "stack_collate", "registered as 'default'"),
-        (Own(), {"collate_fn": list}, "list", "given"),
+        (Own(), {"collate_fn": functools.partial(list)}, "list", "given"),
+        (
+            Own(),
+            {"collate_fn": stack_collate},
+            "stack_collate",
+            "given: samples of one shape are stacked",
+        ),
         (SquareDataset(), {"collate_fn": pad_collate(fields=["x"])}, "pad_collate", "given"),
         (SquareDataset(), {"batch_size": None}, "None", "the dataset yields batches"),
     ):

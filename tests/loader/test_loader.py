@@ -486,11 +486,15 @@ class Unbuildable(Exception):
         super().__init__(f"{first} and {second}")
 
 
+Nameless = type("NowhereError", (Exception,), {})
+
+
 @WORKERS
 def test_errors_that_are_hard_to_pass_on(loader_of: Any, workers: int) -> None:
     for error, kind, message in (
         (StopIteration("of an empty list"), RuntimeError, "StopIteration.*of an empty list"),
         (Unbuildable("one", "two"), Unbuildable, "one and two"),
+        (Nameless("not found by its name"), WorkerError if workers else Nameless, "by its name"),
     ):
         loader = loader_of(Failing(error), shuffle=False, num_workers=workers)
         batches, errors = take_all(iter(loader))

@@ -463,13 +463,13 @@ class BeginsAnew(CountsEpochs):
 
 
 @pytest.mark.parametrize(
-    ("make", "drop_last", "workers"),
-    [(CountsEpochs, False, 2), (CountsEpochs, True, 0), (BeginsAnew, True, 2)],
+    ("make", "batch_size", "workers"),
+    [(CountsEpochs, 6, 0), (CountsEpochs, 5, 2), (BeginsAnew, 5, 0)],
 )
 def test_a_sampler_that_counts_epochs_goes_on_with_the_next(
-    loader_of: Any, make: Any, drop_last: bool, workers: int
+    loader_of: Any, make: Any, batch_size: int, workers: int
 ) -> None:
-    options = {"drop_last": drop_last, "num_workers": workers, "batch_size": 5}
+    options = {"drop_last": make is BeginsAnew, "num_workers": workers, "batch_size": batch_size}
     loader, saving = (loader_of(sampler=make(), **options) for _ in range(2))
     expected = [numbers(loader) for _ in range(3)]
     assert len({str(epoch) for epoch in expected}) == 3
@@ -482,6 +482,6 @@ def test_a_sampler_that_counts_epochs_goes_on_with_the_next(
         resumed = loader_of(sampler=make(), **options)
         resumed.load_state_dict(copied(saving.state_dict()))
         assert numbers(resumed) == expected[epoch + 1]
-        if make is CountsEpochs and not drop_last:  # nothing is left of the epoch
+        if make is CountsEpochs:  # nothing is left of the epoch
             resumed.load_state_dict(last)
             assert [numbers(resumed) for _ in range(2)] == [[], expected[epoch + 1]]
