@@ -1,18 +1,16 @@
-"""What soak.py and kill_rounds.py load, and what must come out.
+"""What soak.py and kill_rounds.py load.
 
-What a sample holds follows from its index alone, so that the parent can make each batch again by
-itself: datasets make it in the workers, an `Oracle` in the parent. A trap, a file, makes the
-workers fail at samples of the soak's choice.
+What a sample holds follows from its index alone. A trap, a file, makes samples of the soak's choice
+fail.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,10 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, get_worker_info
 
 from headrace import BaseDataset, HDF5Dataset, ImageDataset, MemoryEfficientDataset, Source
-from headrace.order import EpochOrder, RankBatches
 from headrace.testing.contract import RandomProbe
 from tests.data.make import make_photos
 
-HOW = ("own", "photos", "rows", "wrapped", "foreign", "joined", "stream")
+HOW = ("own", "photos", "rows", "wrapped", "foreign", "joined")
 FORMS = ("image", "nested")  # and, of "own" alone, "view" and "draws"
 CLASSES = 7
 _ROWS = 60
@@ -38,11 +35,6 @@ def content(index: int, nbytes: int, seed: int) -> Any:
     """The bytes of a sample, uint8 [nbytes]."""
     start = (index * 7919 + seed * 104_729) % _BASE
     return _noise[start : start + nbytes] ^ np.uint8((index * 31 + seed) % 256)
-
-
-def row_of(index: int) -> Any:
-    """A row of the HDF5 file."""
-    return content(index, 240, 0).view(np.int16).reshape(8, 15)
 
 
 @dataclass(frozen=True)
@@ -193,7 +185,7 @@ def make_files(folder: Path) -> None:
     """Writes the photographs and the HDF5 file that all rounds share."""
     make_photos(folder / "photos")
     with h5py.File(folder / "rows.h5", "w") as file:
-        rows = np.stack([row_of(index) for index in range(_ROWS)])
+        rows = np.stack([content(index, 120, 0) for index in range(_ROWS)])
         file.create_dataset("data", data=rows, chunks=(7, *rows.shape[1:]), compression="gzip")
         file["labels"] = np.arange(_ROWS) % CLASSES
 
@@ -230,7 +222,7 @@ def draw_spec(
 
 
 def draw_options(rng: random.Random, spec: Spec, workers: int, start: str) -> dict[str, Any]:
-    """Options of a loader over the data of a round; all that `Oracle` needs are among them."""
+    """Options of a loader over the data of a round."""
     # bytes of a batch are bounded
     most = max(1, min(64, (8 << 20) // spec.nbytes, max(3, spec.n // 2)))
     options: dict[str, Any] = {
@@ -240,10 +232,9 @@ def draw_options(rng: random.Random, spec: Spec, workers: int, start: str) -> di
         "enable_monitoring": rng.random() < 0.5,
         **draw_workers(rng, workers, start),
     }
-    if spec.how != "stream":
-        world = rng.choice((1, 1, 1, 2))
-        options |= {"world_size": world, "rank": rng.randrange(world)}
-        options |= {"shuffle": rng.choice((True, False, "block")), "drop_last": rng.random() < 0.2}
+    world = rng.choice((1, 1, 1, 2))
+    options |= {"world_size": world, "rank": rng.randrange(world)}
+    options |= {"shuffle": rng.choice((True, False, "block")), "drop_last": rng.random() < 0.2}
     return options
 
 
@@ -257,73 +248,6 @@ def draw_workers(rng: random.Random, workers: int, start: str) -> dict[str, Any]
         "persistent_workers": rng.random() < 0.6,
         "multiprocessing_context": start,
     }
-
-
-# --- what must come out ---------------------------------------------------------------------------
-
-
-class Oracle:
-    """Says which batches an epoch has, and what is in them, without a loader."""
-
-    def __init__(self, spec: Spec) -> None:
-        self.spec = replace(spec, is_slow=False)
-        self._alone: Any = None
-        if spec.how == "photos" or spec.form == "draws":
-            self._alone = open_data(self.spec, "lazy")
-
-    def sample(self, epoch: int, index: int) -> Any:
-        """One sample of an epoch."""
-        if self._alone is not None:
-            self._alone.set_epoch(epoch)
-            return self._alone[index]
-        spec, inner = self.spec, self.spec.inner(index)
-        if spec.how == "rows":
-            return torch.from_numpy(row_of(index)), index % CLASSES
-        value = made(spec, inner, content(inner, spec.nbytes, spec.seed))
-        if spec.how != "own" or spec.form == "nested":
-            return value
-        return turned(value) if spec.form == "view" else value, index % CLASSES
-
-    def batch(self, epoch: int, indices: Sequence[int], collate: Any) -> Any:
-        """A batch of an epoch, by another collate function than headrace's."""
-        samples = [self.sample(epoch, index) for index in indices]
-        return samples if collate == "list" else stacked(samples)
-
-    def order(self, dataset: Any, options: dict[str, Any], epoch: int) -> list[list[int]]:
-        """The indices of each batch of an epoch, by the documented law."""
-        size, n = options["batch_size"], self.spec.n
-        if self.spec.how == "stream":
-            workers = options["num_workers"] or 1
-            shares = [range(worker, n, workers) for worker in range(workers)]
-            parts = [share[at : at + size] for at in range(0, n, size) for share in shares]
-            return [list(part) for part in parts if part]
-        rank, world, drop_last = (options[name] for name in ("rank", "world_size", "drop_last"))
-        if isinstance(dataset, BaseDataset):
-            order = dataset.epoch_order(options["shuffle"], self.spec.seed, epoch, size * world)
-        else:
-            shuffle = bool(options["shuffle"])
-            common = {"seed": self.spec.seed, "epoch": epoch, "global_batch": size * world}
-            order = EpochOrder(n, shuffle=shuffle, **common)
-        batches = [batch.tolist() for batch in RankBatches(order, rank, world, size, drop_last)]
-        if world == 1 and not drop_last:
-            assert sorted(itertools.chain(*batches)) == list(range(n)), "not each exactly once"
-        return batches
-
-
-def stacked(samples: list[Any]) -> Any:
-    """A batch: tensors, arrays and numbers stacked, structures kept, everything else in a list."""
-    first = samples[0]
-    if isinstance(first, torch.Tensor):
-        return torch.stack(samples)
-    if isinstance(first, np.ndarray):
-        return torch.from_numpy(np.stack(samples))
-    if isinstance(first, (bool, int, float)):
-        return torch.tensor(samples, dtype=torch.float64 if isinstance(first, float) else None)
-    if isinstance(first, dict):
-        return {key: stacked([sample[key] for sample in samples]) for key in first}
-    if isinstance(first, (tuple, list)):
-        return type(first)(stacked(list(column)) for column in zip(*samples, strict=True))
-    return samples
 
 
 def arrays_in(value: Any) -> Iterator[Any]:
