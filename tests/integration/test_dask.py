@@ -15,7 +15,7 @@ from headrace import pack
 from tests.packing.shared import contents
 from tests.servers.s3 import S3Server
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 SHARD = "8kB"

@@ -23,7 +23,7 @@ import pytest
 import headrace
 from headrace import EpochOrder, RankBatches
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "trainers.md"
