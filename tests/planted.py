@@ -229,6 +229,20 @@ MISTAKES = [
     ),
     Mistake(
         "loader",
+        "the user's kernels don't wait for the copy of their batch",
+        "accelerator.wait(stream, copy.done)",
+        "pass",
+        ("test_prefetcher.py",),
+    ),
+    Mistake(
+        "loader",
+        "memory of a batch is reused while a kernel is still to read it",
+        "accelerator.keep(tensor, stream)",
+        "pass",
+        ("test_prefetcher.py",),
+    ),
+    Mistake(
+        "loader",
         "a loader may run ahead of its quota",
         "if self.counts[i] * total >= self.weights[i] * coming:",
         "if self.counts[i] * total > self.weights[i] * coming + total:",
