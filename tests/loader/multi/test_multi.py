@@ -200,6 +200,7 @@ def test_passes_have_orders_of_their_own(multi_of: Any) -> None:
     of_b = [batch for name, batch in batches if name == "b"]
     assert of_b == [*alone(b, 3), *alone(b, pass_epoch(3, 1)), *alone(b, pass_epoch(3, 2))]
     assert seen(multi)[:2] == [("a", alone(a, 4)[0]), ("b", alone(b, 4)[0])]
+    assert multi.epoch == 4
 
 
 def test_no_pass_is_another_epoch() -> None:
