@@ -4,7 +4,6 @@ torch makes of wider numbers.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +23,6 @@ from headrace import (
     SparseDataset,
     TableDataset,
     ZarrDataset,
-    create_dataloader,
     pack,
 )
 from headrace.casting import dtype_named
@@ -35,9 +33,8 @@ from headrace.datasets.image.pixels import normalize
 from headrace.order.request import BatchRequest
 from headrace.testing.contract import same
 from tests.data.labelled import make_masks
+from tests.data.sparse import random_matrix, write_anndata
 from tests.datasets.demonstrations import write_demos
-
-pytestmark = pytest.mark.quick_every(3)
 
 HALVES = [torch.bfloat16, torch.float16]
 MODES = ["lazy", "eager", "cached"]
@@ -50,246 +47,154 @@ INDICES = [5, 3, 17, 3, 0, 23]
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rows") / "a.h5"
     with h5py.File(path, "w") as file:
-        file.create_dataset("raw", data=ROWS)
+        file["raw"], file["foreign"] = ROWS, ROWS.astype(">f4")
         file.create_dataset("gzip", data=ROWS, chunks=(4, 5, 7), compression="gzip")
-        file.create_dataset("bytes", data=np.arange(N * 6).reshape(N, 6).astype(np.uint8))
-        file.create_dataset("numbers", data=np.linspace(-3, 3, N))
-        file.create_dataset("foreign", data=ROWS.astype(">f4"))
-        file["target"] = np.arange(N)
+        file["bytes"] = np.arange(N * 6).reshape(N, 6).astype(np.uint8)
+        file["numbers"], file["target"] = np.linspace(-3, 3, N), np.arange(N)
     return path
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_masks(tmp_path_factory.mktemp("photos") / "masks", size=(40, 30))
+    return make_masks(tmp_path_factory.mktemp("photos") / "masks", size=(40, 30)) / "images"
 
 
-def made_by_ways(
-    dataset: Any, epochs: int = 3, indices: list[int] = INDICES
-) -> list[tuple[Any, Any]]:
-    """Batches of some epochs by the way that is chosen, which makes no samples, and those of
-    single samples.
+def by_the_fast_way(dataset: Any, indices: list[int] = INDICES) -> Any:
+    """A batch by the way that is chosen, which makes no samples, after it was compared with that
+    of single samples, in two epochs.
     """
-    made = []
-    for epoch in range(epochs):
+    collating = Collating(stack_collate)
+    for epoch in range(2):
         request = BatchRequest(indices, 7, epoch)
+        slow = SampleBySample(dataset, collating).make(request).batch
         with mock.patch.object(SampleBySample, "make", side_effect=AssertionError("the slow way")):
-            fast = choose_way(dataset, Collating(stack_collate)).make(request)
-        made.append(
-            (fast.batch, SampleBySample(dataset, Collating(stack_collate)).make(request).batch)
-        )
-    return made
-
-
-# -- arrays
+            fast = choose_way(dataset, collating).make(request).batch
+        assert same(fast, slow)
+    return fast
 
 
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["raw", "gzip", "bytes", "numbers"])
-def test_rows_are_cast_into_their_batch(
-    path: Path, name: str, mode: Any, half: torch.dtype
-) -> None:
-    with h5py.File(path) as file:
-        expected = torch.from_numpy(file[name][...]).to(half)
-    with HDF5Dataset(
-        path, name, dtype=half, target_name="target", loading_mode=mode, progress=False
-    ) as dataset:
-        assert same(dataset[3], (expected[3], 3))
-        for fast, slow in made_by_ways(dataset):
-            assert same(fast, slow) and same(fast[0], expected[INDICES]) and fast[0].is_contiguous()
+def test_rows_are_cast_into_their_batch(path: Path, half: torch.dtype) -> None:
+    for name in ("raw", "gzip", "bytes", "numbers"):
+        with h5py.File(path) as file:
+            expected = torch.from_numpy(file[name][...]).to(half)
+        for mode in MODES:
+            options: dict[str, Any] = {"loading_mode": mode, "progress": False, "dtype": half}
+            with HDF5Dataset(path, name, target_name="target", **options) as dataset:
+                assert same(dataset[3], (expected[3], 3)), (name, mode)
+                rows, targets = by_the_fast_way(dataset)
+                assert same(rows, expected[INDICES]) and rows.is_contiguous(), (name, mode)
+                assert targets.tolist() == INDICES
+    with HDF5Dataset(path, "foreign", dtype=half) as dataset:  # of another byte order
+        rows = torch.stack(dataset.__getitems__(INDICES))
+        assert same(rows, torch.from_numpy(ROWS[INDICES]).to(half))
 
 
-def test_rows_are_read_without_making_samples(path: Path) -> None:
-    with (
-        HDF5Dataset(path, "raw", dtype="bfloat16") as dataset,
-        mock.patch.object(HDF5Dataset, "decode", side_effect=AssertionError),
-    ):
-        assert choose_way(dataset, Collating(stack_collate)).name == "straight from storage"
-        assert all(
-            same(fast, torch.from_numpy(ROWS[INDICES]).bfloat16())
-            for fast, _ in [made_by_ways(dataset, 1)[0]]
-        )
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_loaders_carry_halves(path: Path, photos: Path, make_loader: Any, workers: int) -> None:
+    expected = torch.from_numpy(ROWS).half()
+    for mode in ("lazy", "streaming"):
+        options: dict[str, Any] = {"dtype": torch.float16, "loading_mode": mode}
+        dataset = HDF5Dataset(path, "raw", target_name="target", **options)
+        loader = make_loader(dataset, batch_size=7, num_workers=workers, seed=1)
+        for _ in range(2):
+            seen = 0
+            for values, targets in loader:
+                assert same(values, expected[targets])
+                seen += len(targets)
+            assert seen == N
+    batches = []
+    for dtype in (torch.float32, torch.bfloat16):
+        how: dict[str, Any] = {"image_size": 20, "transform": [RandomHorizontalFlip()]}
+        images = ImageDataset(photos, dtype=dtype, targets=None, **how)
+        loader = make_loader(images, batch_size=7, num_workers=workers, seed=3)
+        batches.append([batch[0].bfloat16().clone() for batch in loader])
+    assert same(*batches)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("mode", [*MODES, "streaming"])
-def test_loaders_carry_halves(path: Path, mode: Any, half: torch.dtype, workers: int) -> None:
-    expected = torch.from_numpy(ROWS).to(half)
-    with HDF5Dataset(
-        path, "raw", dtype=half, target_name="target", loading_mode=mode, progress=False
-    ) as dataset:
-        loader = create_dataloader(
-            dataset,
-            batch_size=7,
-            num_workers=workers,
-            seed=1,
-            shuffle=None if mode == "streaming" else True,
-        )
-        for epoch in range(2):
-            loader.set_epoch(epoch)
-            batches = [copy.deepcopy(batch) for batch in loader]
-            assert sum(len(targets) for _, targets in batches) == N
-            assert all(same(values, expected[targets]) for values, targets in batches)
-        assert loader.get_stats().get("fallbacks", 0) == 0
-
-
-def test_bytes_read_are_those_of_the_file(path: Path, tmp_path: Path) -> None:
+def test_bytes_read_are_those_of_the_file(path: Path, tmp_path: Path, loader_of: Any) -> None:
     np.save(tmp_path / "a.npy", ROWS)
     demos = write_demos(tmp_path / "demos.hdf5")
-    for open_as in (
-        lambda dtype: HDF5Dataset(path, "raw", dtype=dtype),
-        lambda dtype: TableDataset(tmp_path / "a.npy", dtype=dtype),
-        lambda dtype: EpisodeDataset(demos, ["actions"], window=4, dtype=dtype),
-    ):
-        read = []
-        for dtype in (None, "bfloat16"):
-            with open_as(dtype) as dataset:
-                loader = create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)
-                list(loader)
-                read.append(loader.get_stats()["bytes_read"])
-        assert read[0] == read[1] > 0
+    read: dict[Any, list[int]] = {}
+    for dtype in (None, "bfloat16"):
+        for dataset in (
+            HDF5Dataset(path, "raw", dtype=dtype),
+            TableDataset(tmp_path / "a.npy", dtype=dtype),
+            EpisodeDataset(demos, ["actions"], window=4, dtype=dtype),
+        ):
+            loader = loader_of(dataset, shuffle=False)
+            list(loader)
+            read.setdefault(dtype, []).append(loader.get_stats()["bytes_read"])
+    assert read[None] == read["bfloat16"] and min(read[None]) > 0
 
 
-def test_rows_of_another_byte_order(path: Path) -> None:
-    with HDF5Dataset(path, "foreign", dtype=torch.bfloat16) as dataset:
-        batch = next(iter(create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)))
-        assert same(batch, torch.from_numpy(ROWS[:4]).bfloat16())
-
-
-def test_a_transform_gets_the_half(path: Path) -> None:
-    with HDF5Dataset(path, "raw", dtype=torch.bfloat16, transform=lambda row: row + 1) as dataset:
-        assert same(dataset[2], torch.from_numpy(ROWS[2]).bfloat16() + 1)
-
-
-def test_other_formats(tmp_path: Path) -> None:
+def test_other_formats(path: Path, tmp_path: Path) -> None:
     zarr.save_array(tmp_path / "a.zarr", ROWS)
     np.save(tmp_path / "a.npy", ROWS)
     np.savez(tmp_path / "a.npz", x=ROWS, y=np.arange(N))
-    demos, expected = write_demos(tmp_path / "demos.hdf5"), torch.from_numpy(ROWS).bfloat16()
-    with (
-        ZarrDataset(tmp_path / "a.zarr", dtype="bfloat16") as rows,
-        TableDataset(tmp_path / "a.npy", dtype=torch.bfloat16) as table,
+    expected = torch.from_numpy(ROWS).bfloat16()
+    transformed = HDF5Dataset(path, "raw", dtype="bfloat16", transform=lambda row: row + 1)
+    assert same(transformed[2], expected[2] + 1)
+    for dataset in (
+        ZarrDataset(tmp_path / "a.zarr", dtype="bfloat16"),
+        TableDataset(tmp_path / "a.npy", dtype=torch.bfloat16),
     ):
-        for dataset in (rows, table):
-            assert same(dataset[4], expected[4]) and all(
-                same(*both) and same(both[0], expected[INDICES]) for both in made_by_ways(dataset)
-            )
+        assert same(dataset[4], expected[4]) and same(by_the_fast_way(dataset), expected[INDICES])
     with TableDataset(tmp_path / "a.npz", dtype=torch.bfloat16) as dicts:
         assert same(dicts[4], {"x": expected[4], "y": torch.tensor(4, dtype=torch.bfloat16)})
     with ZarrDataset(tmp_path / "a.zarr", dtype=torch.bfloat16, patch_shape=(2, 3)) as patches:
-        assert same(patches[0], expected[:, :2, :3]) and all(
-            same(*both) for both in made_by_ways(patches, indices=[1, 0, 3])
-        )
-    wide, half = (
-        EpisodeDataset(demos, "actions", window=4, **options)
-        for options in ({}, {"dtype": torch.bfloat16})
-    )  # type: ignore[arg-type]
-    with wide, half:
-        request, collating = BatchRequest([0, 2, 9], 7, 0), Collating(stack_collate)
-        fast, slow = (
-            way.make(request).batch
-            for way in (choose_way(half, collating), SampleBySample(half, collating))
-        )
-        assert choose_way(half, collating).name == "windows straight from storage" and same(
-            fast, slow
-        )
-        assert same(fast["actions"], torch.stack([wide[n]["actions"] for n in request]).bfloat16())
+        assert same(patches[0], expected[:, :2, :3])
+        by_the_fast_way(patches, [1, 0, 3])
+    demos = write_demos(tmp_path / "demos.hdf5")
+    wide = EpisodeDataset(demos, "actions", window=4)
+    with EpisodeDataset(demos, "actions", window=4, dtype=torch.bfloat16) as half:
+        actions = by_the_fast_way(half, [0, 2, 9])["actions"]
+        assert same(actions, torch.stack([wide[n]["actions"] for n in (0, 2, 9)]).bfloat16())
 
 
 # -- images
 
 
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "options", [{}, {"color": "L"}, {"image_size": None}, {"image_size": (1, 400)}]
-)
-def test_images_are_rounded_once(
-    photos: Path, options: dict[str, Any], mode: Any, half: torch.dtype
-) -> None:
-    how: dict[str, Any] = {"image_size": 37, "targets": None, "progress": False} | options
-    with (
-        ImageDataset(photos / "images", **how) as wide,
-        ImageDataset(photos / "images", dtype=half, loading_mode=mode, **how) as dataset,
-    ):
-        expected = torch.stack([wide[index][0] for index in INDICES]).to(half)
-        assert same(dataset[5][0], expected[0])
-        if how["image_size"] is not None:
-            for fast, slow in made_by_ways(dataset):
-                assert same(fast, slow) and same(fast[0], expected)
-
-
-@pytest.mark.parametrize("half", HALVES)
-def test_large_images_are_cast_in_parts(half: torch.dtype) -> None:
-    pixels = np.random.default_rng(6).integers(0, 256, (3, 700, 301), dtype=np.uint8)
-    dtype = dtype_named(half)
-    assert dtype is not None
-    assert same(normalize(pixels, dtype), normalize(pixels, np.dtype("f4")).to(half))
-    # a row that is larger than what is kept
-    wide = np.random.default_rng(7).integers(0, 256, (1, 2, 300_000), dtype=np.uint8)
-    assert same(normalize(wide, dtype), normalize(wide, np.dtype("f4")).to(half))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_carry_images_of_halves(photos: Path, workers: int) -> None:
-    how: dict[str, Any] = {
-        "image_size": 20,
-        "transform": [RandomHorizontalFlip()],
-        "targets": None,
-        "return_index": False,
-    }
-    batches = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        with ImageDataset(photos / "images", dtype=dtype, **how) as dataset:
-            loader = create_dataloader(dataset, batch_size=7, num_workers=workers, seed=3)
-            batches[dtype] = [batch[0].clone() for batch in loader]
-    assert same([batch.bfloat16() for batch in batches[torch.float32]], batches[torch.bfloat16])
-
-
-def test_dtypes_of_images_that_are_refused(photos: Path) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        (
-            {"dtype": torch.float64},
-            "dtype=torch.float64: normalised images are torch.float32, torch.float16 or "
-            "torch.bfloat16",
-        ),
-        ({"dtype": "uint8"}, "dtype='uint8': normalised images are"),
-        ({"dtype": torch.float8_e5m2}, "NumPy has no such numbers"),
-        (
-            {"dtype": torch.float16, "normalize": False},
-            "normalize=False gives uint8: leave one of both out",
-        ),
-        (
-            {"dtype": torch.float16, "transform": torch.zeros_like},
-            "the transform gives images their dtype",
-        ),
+def test_images_are_rounded_once(photos: Path) -> None:
+    cases: list[tuple[torch.dtype, str, dict[str, Any]]] = [
+        (torch.bfloat16, "lazy", {"image_size": 37}),
+        (torch.float16, "eager", {"image_size": 37, "color": "L"}),
+        (torch.bfloat16, "cached", {"image_size": (1, 400)}),
+        (torch.float16, "lazy", {"image_size": None}),
     ]
-    for options, message in cases:
-        with pytest.raises(ConfigError) as caught:
-            ImageDataset(photos / "images", **options)
-        assert message in str(caught.value)
+    for half, mode, options in cases:
+        options |= {"targets": None, "progress": False}
+        dataset = ImageDataset(photos, dtype=half, loading_mode=mode, **options)
+        with dataset, ImageDataset(photos, **options) as wide:
+            expected = torch.stack([wide[index][0] for index in INDICES]).to(half)
+            assert same(dataset[5][0], expected[0]), options
+            if options["image_size"] is not None:
+                assert same(by_the_fast_way(dataset)[0], expected), options
 
 
-# -- where there are none
+def test_large_images_are_cast_in_parts() -> None:
+    # and a row that is larger than what is kept
+    for shape in ((3, 700, 301), (1, 2, 300_000)):
+        pixels = np.random.default_rng(6).integers(0, 256, shape, dtype=np.uint8)
+        for half in HALVES:
+            dtype = dtype_named(half)
+            assert dtype is not None
+            assert same(normalize(pixels, dtype), normalize(pixels, np.dtype("f4")).to(half))
 
 
-def test_halves_that_no_file_takes_are_refused(path: Path, tmp_path: Path) -> None:
-    with (
-        HDF5Dataset(path, "raw", dtype=torch.bfloat16) as dataset,
-        pytest.raises(ConfigError, match=r"can't be packed: it is an array of bfloat16"),
-    ):
-        pack(dataset, tmp_path / "out.h5")
-    with h5py.File(tmp_path / "sparse.h5ad", "w") as file:
-        group = file.create_group("X")
-        group.attrs.update(
-            {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [2, 3]}
-        )
-        group["data"], group["indices"], group["indptr"] = (
-            np.ones(2, "f4"),
-            np.array([0, 1], "i4"),
-            np.array([0, 1, 2], "i4"),
-        )
-    with pytest.raises(ConfigError, match="sparse matrices have no bfloat16"):
-        SparseDataset(tmp_path / "sparse.h5ad", dtype=torch.bfloat16)
+def test_dtypes_that_are_refused(photos: Path, path: Path, tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"dtype": torch.float64}, "torch.float64"),
+        ({"dtype": "uint8"}, "'uint8'"),
+        ({"dtype": torch.float8_e5m2}, "float8_e5m2"),
+        ({"dtype": torch.float16, "normalize": False}, "normalize=False"),
+        ({"dtype": torch.float16, "transform": torch.zeros_like}, "transform"),
+    ]
+    for options, named in cases:
+        with pytest.raises(ConfigError, match=named):
+            ImageDataset(photos, **options)
+    with pytest.raises(ConfigError, match="bfloat16"):
+        pack(HDF5Dataset(path, "raw", dtype=torch.bfloat16), tmp_path / "out.h5")
+    sparse = write_anndata(tmp_path / "sparse.h5ad", random_matrix(5, 4))
+    with pytest.raises(ConfigError, match="bfloat16"):
+        SparseDataset(sparse, dtype=torch.bfloat16)

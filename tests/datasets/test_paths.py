@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +27,8 @@ from headrace import (
     open_dataset,
     write_index,
 )
+from tests.data.make import make_tar
 from tests.servers.ranges import RangeServer
-
-PIXELS: Any = {"image_size": None, "normalize": False, "targets": None}
 
 
 def _png(path: Path, number: int) -> None:
@@ -56,11 +53,23 @@ def _zarr(path: Path, number: int) -> None:
 
 
 def _tar(path: Path, number: int) -> None:
-    data = str(number).encode()
-    with tarfile.open(path, "w") as file:
-        member = tarfile.TarInfo("sample.txt")
-        member.size = len(data)
-        file.addfile(member, io.BytesIO(data))
+    make_tar(path, [("sample.txt", b"%d" % number)])
+
+
+def _of_pixels(sample: Any) -> int:
+    return int(sample[0][0, 0, 0])
+
+
+def code_points(text: str) -> list[int]:
+    return list(map(ord, text))
+
+
+def _of_text(sample: Any) -> int:
+    return int("".join(map(chr, sample["input_ids"].tolist())))
+
+
+def _of_row(sample: Any) -> int:
+    return int(sample[0])
 
 
 class Format(NamedTuple):
@@ -71,54 +80,45 @@ class Format(NamedTuple):
     """Of a sample: which file it is of."""
     options: Any = MappingProxyType({})
 
-    def numbers(self, dataset: Any) -> list[int]:
-        with dataset:
-            return [self.number(sample) for sample in dataset]
+    def numbers(self, path: Any, opens: Any = None, **options: Any) -> list[int]:
+        with (opens or self.open)(path, **self.options, **options) as dataset:
+            return sorted(self.number(sample) for sample in dataset)
 
 
-def _of_text(sample: Any) -> int:
-    return int("".join(map(chr, sample["input_ids"].tolist())))
-
-
+PIXELS: Any = {"image_size": None, "normalize": False, "targets": None}
+TOKENS: Any = {"tokenizer": code_points}
+LINES: Any = {**TOKENS, "unit": "line"}
 FORMATS = {
-    "images": Format(".png", _png, ImageDataset, lambda sample: int(sample[0][0, 0, 0]), PIXELS),
-    "texts": Format(
-        ".txt", _txt, TextDataset, _of_text, {"tokenizer": lambda text: list(map(ord, text))}
-    ),
-    "lines": Format(
-        ".txt",
-        _txt,
-        TextDataset,
-        _of_text,
-        {"tokenizer": lambda text: list(map(ord, text)), "unit": "line"},
-    ),
-    "hdf5": Format(".h5", _h5, HDF5Dataset, lambda sample: int(sample[0])),
-    "zarr": Format(".zarr", _zarr, ZarrDataset, lambda sample: int(sample[0])),
+    "images": Format(".png", _png, ImageDataset, _of_pixels, PIXELS),
+    "texts": Format(".txt", _txt, TextDataset, _of_text, TOKENS),
+    "lines": Format(".txt", _txt, TextDataset, _of_text, LINES),
+    "hdf5": Format(".h5", _h5, HDF5Dataset, _of_row),
+    "zarr": Format(".zarr", _zarr, ZarrDataset, _of_row),
     "tar": Format(".tar", _tar, StreamingDataset, lambda sample: int(sample["txt"])),
-    "jsonl shards": Format(
-        ".jsonl", _jsonl, StreamingDataset, lambda sample: int(sample["number"])
-    ),
+    "jsonl shards": Format(".jsonl", _jsonl, StreamingDataset, lambda sample: sample["number"]),
     "txt shards": Format(".txt", _txt, StreamingDataset, int),
-    "hdf5 shards": Format(".h5", _h5, StreamingDataset, lambda sample: int(sample[0])),
-    "zarr shards": Format(".zarr", _zarr, StreamingDataset, lambda sample: int(sample[0])),
+    "hdf5 shards": Format(".h5", _h5, StreamingDataset, _of_row),
+    "zarr shards": Format(".zarr", _zarr, StreamingDataset, _of_row),
 }
-EXPRESSIONS: dict[str, tuple[Any, set[int]]] = {
-    "a file": ("part-001{end}", {1}),
-    "a list": (["part-002{end}", "part-000{end}"], {0, 2}),
-    "a folder": ("", {0, 1, 2}),
-    "a glob": ("part-00[12]{end}", {1, 2}),
-    "a glob of all": ("part-*", {0, 1, 2}),
-    "a recursive glob": ("**/part-*{end}", {0, 1, 2}),
-    "braces": ("part-{{000..001}}{end}", {0, 1}),
-    "names in braces": ("part-00{{2,0}}{end}", {0, 2}),
-    "braces and a glob": ("part-{{000,00[12]}}{end}", {0, 1, 2}),
-    "a list of all forms": (["part-00[2]{end}", "part-{{000..001}}{end}"], {0, 1, 2}),
-}
-WHERE: dict[str, Callable[[Path, str], Any]] = {
-    "paths": lambda folder, name: str(folder / name),
-    "Path objects": lambda folder, name: folder / name,
-    "URLs": lambda folder, name: f"{folder.as_uri()}/{name}",
-}
+EXPRESSIONS: list[tuple[list[str], list[int]]] = [
+    (["part-001{end}"], [1]),
+    (["part-002{end}", "part-000{end}"], [0, 2]),
+    ([""], [0, 1, 2]),
+    (["part-00[12]{end}"], [1, 2]),
+    (["part-*"], [0, 1, 2]),
+    (["**/part-*{end}"], [0, 1, 2]),
+    (["part-{{000..001}}{end}"], [0, 1]),
+    (["part-00{{2,0}}{end}"], [0, 2]),
+    (["part-{{000,00[12]}}{end}"], [0, 1, 2]),
+    (["part-00[2]{end}", "part-{{000..001}}{end}"], [0, 1, 2]),
+]
+
+
+def places(folder: Path, entries: list[str], ending: str) -> list[list[Any]]:
+    """An expression as paths, as Path objects and as URLs."""
+    names = [entry.format(end=ending) for entry in entries]
+    urls: list[Any] = [f"{folder.as_uri()}/{name}" for name in names]
+    return [[str(folder / name) for name in names], [folder / name for name in names], urls]
 
 
 @pytest.fixture(scope="module")
@@ -134,87 +134,61 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.mark.quick_every(4)
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("expression", EXPRESSIONS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_expression_means_the_same_files(
-    folders: dict[str, Path], tmp_path: Path, name: str, expression: str, where: str
+    folders: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
-    one, (given, expected) = FORMATS[name], EXPRESSIONS[expression]
-    entries = [given] if isinstance(given, str) else given
-    paths = [WHERE[where](folders[name], entry.format(end=one.ending)) for entry in entries]
-    path = paths[0] if isinstance(given, str) else paths
-    assert set(one.numbers(one.open(path, cache_dir=tmp_path, **one.options))) == expected
+    one, folder = FORMATS[name], folders[name]
     is_its_own = one.open is not StreamingDataset or name == "tar"
-    # URLs are told by names
-    if is_its_own and (
-        where in ("paths", "Path objects") or expression not in ("a folder", "a glob of all")
-    ):
-        assert set(one.numbers(open_dataset(path, cache_dir=tmp_path, **one.options))) == expected
+    for turn, (entries, expected) in enumerate(EXPRESSIONS):
+        for number, place in enumerate(places(folder, entries, one.ending)):
+            if name != "texts" and number != turn % 3:
+                continue  # one resolver
+            path = place if len(place) > 1 else place[0]
+            assert one.numbers(path, cache_dir=tmp_path) == expected, path
+            # URLs are told by names
+            if is_its_own and (number < 2 or one.ending in entries[0].format(end=one.ending)):
+                assert one.numbers(path, open_dataset, cache_dir=tmp_path) == expected, path
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-@pytest.mark.parametrize("name", ["tar", "jsonl shards", "hdf5"])
-def test_of_indices_too(
-    folders: dict[str, Path], tmp_path: Path, name: str, expression: str
-) -> None:
-    folder, one, (given, expected) = tmp_path / "data", FORMATS[name], EXPRESSIONS[expression]
+@pytest.mark.parametrize("name", ["tar", "hdf5"])
+def test_of_indices_too(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
+    folder, one = tmp_path / "data", FORMATS[name]
     shutil.copytree(folders[name], folder)
-    entries = [given] if isinstance(given, str) else given
-    for paths in (
-        [str(folder / entry.format(end=one.ending)) for entry in entries],
-        [f"{folder.as_uri()}/{entry.format(end=one.ending)}" for entry in entries],
-    ):
-        written = {Path(path.removeprefix("file://")).name for path in write_index(paths)}
-        assert written == {f"part-{number:03d}{one.ending}.index" for number in expected}
+    for entries, expected in EXPRESSIONS:
+        for paths in places(folder, entries, one.ending):
+            written = {Path(str(path).removeprefix("file://")).name for path in write_index(paths)}
+            assert written == {f"part-{number:03d}{one.ending}.index" for number in expected}
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_query_is_no_part_of_a_name(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
-    one = FORMATS[name]
-    with RangeServer(folders[name]) as server:
-        urls = [
-            f"{server.url}/part-{number:03d}{one.ending}?signature=a/b.{number}"
-            for number in (2, 0)
-        ]
-        options = {"cache_dir": tmp_path, **one.options}
-        assert sorted(one.numbers(one.open(urls, **options))) == [0, 2]
+def test_queries_caches_and_missing_files(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    one, folder = FORMATS[name], folders[name]
+    files = [f"part-{number:03d}{one.ending}" for number in range(3)]
+    with RangeServer(folder) as server:
+        urls = [f"{server.url}/{files[number]}?signature=a/b.{number}" for number in (2, 0)]
+        assert one.numbers(urls, cache_dir=tmp_path) == [0, 2]
         if one.open is not StreamingDataset or name == "tar":
-            assert sorted(one.numbers(open_dataset(urls, **options))) == [0, 2]
+            assert one.numbers(urls, open_dataset, cache_dir=tmp_path) == [0, 2]
+    if one.ending != ".zarr":
+        url = f"simplecache::{folder.as_uri()}/{files[1]}"
+        assert one.numbers(url, cache_dir=tmp_path) == [1]
+    with pytest.raises(ConfigError):
+        one.open([f"{folder}/{files[0]}", f"{folder.as_uri()}/{files[1]}"])
+    for missing in ("part-7*", "part-{7,8}", "none"):
+        with pytest.raises(DataNotFoundError):
+            one.open([folder / files[0], folder / (missing + one.ending)])
 
 
-@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.ending != ".zarr"])
-def test_through_a_cache_of_fsspec(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
-    one = FORMATS[name]
-    url = f"simplecache::{folders[name].as_uri()}/part-001{one.ending}"
-    assert one.numbers(one.open(url, cache_dir=tmp_path, **one.options)) == [1]
-
-
-@pytest.mark.parametrize("name", ["images", "texts", "tar", "hdf5"])
+@pytest.mark.parametrize("name", ["images", "tar", "hdf5"])
 def test_members_of_an_archive(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
     one = FORMATS[name]
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
-        for number in range(3):
-            file.write(
-                folders[name] / f"part-{number:03d}{one.ending}",
-                f"inside/part-{number:03d}{one.ending}",
-            )
+        for path in folders[name].glob("part-*"):
+            file.write(path, f"inside/{path.name}")
     archive = f"::{(tmp_path / 'all.zip').as_uri()}"
-    for inside, expected in (
-        ("part-001{}", [1]),
-        ("part-*{}", [0, 1, 2]),
-        ("part-{{000..001}}{}", [0, 1]),
-    ):
-        url = f"zip://inside/{inside.format(one.ending)}{archive}"
-        assert sorted(one.numbers(one.open(url, cache_dir=tmp_path, **one.options))) == expected
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_what_is_refused(folders: dict[str, Path], name: str) -> None:
-    one, folder = FORMATS[name], folders[name]
-    with pytest.raises(ConfigError, match=r"^(data_path|urls) mixes URLs and local paths"):
-        one.open([f"{folder}/part-000{one.ending}", f"{folder.as_uri()}/part-001{one.ending}"])
-    for missing in ("part-7*" + one.ending, "part-{7,8}" + one.ending, "none" + one.ending):
-        with pytest.raises(DataNotFoundError):
-            one.open([folder / f"part-000{one.ending}", folder / missing])
+    for inside, expected in (("001", [1]), ("*", [0, 1, 2]), ("{000..001}", [0, 1])):
+        url = f"zip://inside/part-{inside}{one.ending}{archive}"
+        assert one.numbers(url, cache_dir=tmp_path) == expected

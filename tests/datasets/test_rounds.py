@@ -1,42 +1,77 @@
 """Workers start on arrays by every start method, whatever the parent has read before, and never
 hang.
+
+Each round is a new iterator with new workers, all of whose batches are compared. Before every
+second combination the parent has read from the dataset, both itself and through the library that
+may not survive a fork.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import itertools
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numcodecs
+import numpy as np
 import pytest
+import torch
+import zarr
 
-pytestmark = pytest.mark.slow
+from headrace import HDF5Dataset, ZarrDataset
 
-PROGRAM = Path(__file__).parent / "rounds.py"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-
-def run(*arguments: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+ROWS = np.random.default_rng(1).integers(0, 256, (24, 9, 7), dtype=np.uint8)
 
 
-def test_fork() -> None:
-    assert len(run("--methods", "fork", "--rounds", "2")) == 12
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of each kind."""
+    folder = tmp_path_factory.mktemp("rounds")
+    packed = {"chunks": (2, 9, 7), "compression": "gzip", "shuffle": True, "fletcher32": True}
+    with h5py.File(folder / "a.h5", "w") as file:
+        file.create_dataset("data", data=ROWS, **packed)
+    root = zarr.open_group(folder / "2.zarr", mode="w", zarr_format=2)
+    root.create_array("data", data=ROWS, chunks=(2, 9, 7), compressors=numcodecs.Zstd(3))
+    root = zarr.open_group(folder / "3.zarr", mode="w")
+    root.create_array("data", data=ROWS, chunks=(2, 9, 7), shards=(8, 9, 7))
+    return folder
 
 
-@pytest.mark.slow
-def test_many_rounds_of_fork() -> None:
-    assert len(run("--methods", "fork", "--rounds", "20")) == 12
+def read_here(folder: Path, dataset: Any) -> None:
+    dataset.__getitems__([1, 5, 3])
+    with h5py.File(folder / "a.h5") as file:
+        assert np.array_equal(file["data"][3], ROWS[3])
+    assert np.array_equal(zarr.open_group(folder / "2.zarr", mode="r")["data"][3], ROWS[3])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_other_start_methods(method: str) -> None:
-    """A round of each; `python tests/datasets/rounds.py` runs fifty, which takes an hour."""
-    assert len(run("--methods", method, "--rounds", "1")) == 12
+@pytest.mark.parametrize(
+    ("method", "rounds"),
+    [
+        ("fork", 2),
+        pytest.param("fork", 20, marks=pytest.mark.nightly),
+        pytest.param("forkserver", 1, marks=pytest.mark.nightly),
+        pytest.param("spawn", 1, marks=pytest.mark.nightly),
+    ],
+)
+def test_workers_start_over_and_over(
+    folder: Path, make_loader: Any, method: str, rounds: int
+) -> None:
+    expected = sorted(row.tobytes() for row in ROWS)
+    names, ways = ("a.h5", "2.zarr", "3.zarr"), (True, False)
+    for name, direct, has_read in itertools.product(names, ways, ways):
+        cls = HDF5Dataset if name == "a.h5" else ZarrDataset
+        dataset = cls(folder / name, "data", direct=direct)
+        if has_read:
+            read_here(folder, dataset)
+        options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
+        for turn in range(rounds):
+            loader = make_loader(dataset, batch_size=5, shuffle=True, seed=turn, **options)
+            found = torch.cat(list(loader)).numpy()
+            loader.close()
+            assert sorted(row.tobytes() for row in found) == expected, (name, direct, has_read)
+        if has_read:
+            read_here(folder, dataset)
+        dataset.close()
