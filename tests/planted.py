@@ -351,7 +351,7 @@ MISTAKES = [
         "a write that fails leaves its file",
         "with contextlib.suppress(OSError):\n            os.unlink(temporary)\n        raise",
         "raise",
-        ("packing/test_destination.py", "io/test_array_file.py", "cache/test_contents.py"),
+        ("packing/test_part.py", "io/test_array_file.py", "cache/test_contents.py"),
     ),
     Mistake(
         "storage",

@@ -1,11 +1,16 @@
-"""The `headrace` command: its verbs, exit codes and messages."""
+"""The `headrace` command: exit codes and messages of its verbs; and pack's options."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import h5py
@@ -14,184 +19,277 @@ import pytest
 from PIL import Image
 
 import headrace
-from headrace import HDF5Dataset, ImageDataset
+from headrace import HDF5Dataset, ImageDataset, TextDataset
 from headrace.cli import data as data_options
 from headrace.cli import pack
 from headrace.cli.main import main
 from headrace.datasets.text.options import CHAT, UNITS
+from headrace.packing.formats.hdf5 import PackedWriter
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+TOOL = Path(__file__).parents[2] / "tools" / "convert_to_h5.py"
 
 
-def test_python_m_headrace_runs_the_command() -> None:
+@pytest.fixture
+def here(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder: photos, arrays, texts, and what can't be packed."""
+    monkeypatch.chdir(tmp_path)
+    Path("in").symlink_to(photos)
+    with h5py.File("arrays.h5", "w") as file:
+        file["images"] = np.zeros((20, 4), "u1")
+        file["labels"] = np.arange(20) % 3
+    with h5py.File("plain.h5", "w") as file:
+        file["data"] = np.arange(12.0).reshape(4, 3)
+    Path("broken").mkdir()
+    Path("broken/a.jpg").write_bytes(b"")
+    Path("there.h5").write_bytes(b"kept")
+    Path("books/verse").mkdir(parents=True)
+    Path("books/verse/a.txt").write_text("the mill\nturns\n")
+    rows = [{"body": "a wheel", "score": 3}, {"body": "water", "score": 4}]
+    Path("books/verse/b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def test_as_programs() -> None:
+    """`python -m headrace`, and the script beside it, whose errors are one line."""
+    root = Path(headrace.__file__).parents[1]
     command = [sys.executable, "-m", "headrace", "--version"]
-    done = subprocess.run(
-        command, cwd=Path(headrace.__file__).parents[1], capture_output=True, text=True, timeout=100
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (
-        0,
-        f"headrace {headrace.__version__}\n",
-        "",
-    )
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
+    version = f"headrace {headrace.__version__}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, version, "")
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, str(TOOL), "photos"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and done.stderr.startswith("convert_to_h5: error: ")
+    assert done.stderr.count("\n") == 1
 
 
-def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (
-        ["--help"],
-        *([verb, "--help"] for verb in ("pack", "status", "join", "verify", "index")),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert (
-        all(f"\n    {verb} " in shown for verb in ("pack", "status", "join", "verify", "index"))
-        and "headrace pack photos/train train.h5" in shown
-    )
+def test_the_script_says_all_errors_by_one_code(here: Path) -> None:
+    spec = importlib.util.spec_from_file_location("convert_to_h5", TOOL)
+    assert spec is not None and spec.loader is not None
+    tool: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.main(["broken", "out.h5"]) == 2 and main(["pack", "broken", "out.h5"]) == 1
+    assert tool.main(["in", "out.h5"]) == 0
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["pck"], ["verify"], ["pack", "in"], ["index", "x", "--fast"]]
-)
-def test_wrong_use_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2 and "usage: headrace" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_wrong_use_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        ([], "usage: headrace"),
         (["pakc"], "did you mean pack?"),
-        (
-            ["pack", "a", "b", "--image-size", "3"],
-            "headrace pack: error: unrecognized arguments: --image-size 3 (use --size)",
-        ),
+        (["verify"], "usage: headrace verify"),
+        (["pack", "in"], "DST"),
+        (["index", "x", "--fast"], "--fast"),
+        (["pack", "a", "b", "--image-size", "3"], "--image-size 3 (use --size)"),
         (["info", "a", "--key", "x"], "(use --dataset-name)"),
         (["verify", "a", "--worker", "3"], "(did you mean --workers?)"),
-    ],
-)
-def test_a_wrong_flag_says_which_was_meant(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert said in capsys.readouterr().err
+        (["pack", "a", "b", "--size", "1x2x3"], "argument --size"),
+        (["pack", "a", "b", "--size", "0"], "argument --size"),
+        (["pack", "a", "b", "--workers", "0"], "argument --workers"),
+        (["pack", "a", "b", "--store", "zip"], "argument --store"),
+    ]
+    for arguments, said in rows:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_zarr(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packed = tmp_path / "out"
-    job = ["pack", str(photos), str(packed), "--format", "zarr", "--no-progress"]
-    assert (
-        main([*job, "--shard-size", "16kB", "--part", "1/2"]) == 0
-        and main(["status", str(packed)]) == 1
-    )
-    assert main([*job, "--shard-size", "16kB"]) == 0 and main(["verify", str(packed)]) == 0
-    shown = capsys.readouterr().out
-    assert (
-        shown.endswith(f"{packed}: 24 samples, all sound\n")
-        and "open it: headrace.open_dataset(" in shown
-    )
-    assert main(
-        job
-    ) == 2 and "shard_size: 16000 there, 256000000 now" in capsys.readouterr().err.replace(
-        "--shard-size", "shard_size"
-    )
-    lines = tmp_path / "a.txt"
-    lines.write_text("words")
-    assert main(["pack", str(lines), str(tmp_path / "no"), "--format", "zarr"]) == 2
-    assert (
-        "--format zarr holds" in (shown := capsys.readouterr().err)
-        and "leave out --format" in shown
-    )
+ERRORS: list[tuple[list[str], int, str]] = [
+    (["verify", "plain.h5"], 1, "plain.h5"),
+    (["verify", "none.h5"], 2, "none.h5"),
+    (["index", "none"], 2, "none"),
+    (["status", "there.h5"], 2, "there.h5 is a file"),
+    (["join", "there.h5"], 2, "there.h5 is a file"),
+    (["pack", "broken", "out.h5"], 1, "a.jpg"),
+    (["pack", "none", "out.h5"], 2, "none does not exist"),
+    (["pack", "in", "none/out.h5"], 2, "none, where out.h5 should go"),
+    (["pack", "in", "there.h5"], 2, "--overwrite"),
+    (["pack", "in", "s3://bucket/x.h5"], 2, "s3://bucket/x.h5: .*--shard-size 1GB"),
+    (["pack", "in", "memory://x.h5"], 2, "memory://x.h5: .*--shard-size 1GB"),
+    (["pack", "in", "out.h5", "--part", "0/2"], 2, "--shard-size"),
+    (["pack", "in", "out.h5", "--size", "20"], 2, "--store decoded"),
+    (["pack", "in", "out.h5", "--masks"], 2, "--targets labels.csv or 'instances.json'"),
+    (["pack", "in", "out.h5", "--targets", "none.csv"], 2, "none.csv does not exist"),
+    (["pack", "in", "out.h5", "--unit", "line", "--store", "encoded"], 2, "for texts"),
+    (["pack", "arrays.h5", "out.h5"], 2, "--dataset-name: images .*, labels"),
+    (["pack", "plain.h5", "out.h5", "--size", "20", "--store", "decoded"], 2, "are for images"),
+    (["pack", "plain.h5", "out.h5", "--store", "encoded"], 2, "--store decoded"),
+    (["pack", "books", "out.h5"], 2, r"1 .*b\.jsonl, .*1 .*a\.txt: .*--unit file"),
+    (["pack", "books/verse/a.txt", "out", "--format", "zarr"], 2, "--format zarr"),
+]
 
 
-def test_pack_then_verify(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packed = tmp_path / "out.h5"
-    assert main(["pack", str(photos), str(packed), "--no-progress"]) == 0
-    assert "24 samples in 3 classes" in capsys.readouterr().out
-    assert main(["verify", str(packed)]) == 0
-    assert capsys.readouterr().out == f"{packed}: 24 samples, all sound\n"
-    assert len(ImageDataset(packed)) == 24
+def test_errors_are_one_line_and_a_code(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And perhaps the next command."""
+    before = sorted(os.listdir())
+    for arguments, code, said in ERRORS:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert main(arguments) == code, arguments
+        out, err = capsys.readouterr()
+        line, *following = [line for line in err.splitlines() if "warning:" not in line]
+        assert out == "" and line.startswith(f"headrace {arguments[0]}: error: ")
+        assert re.search(said, line), line
+        assert len(following) <= 1 and all(one.startswith("next: headrace ") for one in following)
+    assert sorted({*os.listdir()} - {"out"}) == before, "but for the folder of a store"
+    assert Path("there.h5").read_bytes() == b"kept"
 
 
+# --- pack -----------------------------------------------------------------------------------------
+
+
+def test_pack_then_verify(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", "in", "out.h5", "--no-progress"]) == 0
+    out, err = capsys.readouterr()
+    summary, how = out.splitlines()
+    assert "24 samples in 3 classes" in summary and "store encoded" in summary and err == ""
+    with eval(how.removeprefix("open it: "), {"headrace": headrace}) as packed:
+        assert isinstance(packed, ImageDataset) and len(packed) == 24
+    assert main(["verify", "out.h5"]) == 0
+    assert capsys.readouterr().out == f"{here}/out.h5: 24 samples, all sound\n"
+
+
+@pytest.mark.parametrize("format", ["hdf5", "zarr"])
 def test_jobs_share_the_parts(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    format: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    packed = tmp_path / "out"
-    job = ["pack", str(photos), str(packed), "--shard-size", "16kB", "--no-progress", "--part"]
-    assert main([*job, "1/2"]) == 0 and main(["status", str(packed)]) == 1
+    packed = str(tmp_path / "out")
+    job = ["pack", str(photos), packed, "--format", format, "--no-progress", "--shard-size"]
+    assert main([*job, "16kB", "--part", "1/2"]) == 0 and main(["status", packed]) == 1
     assert capsys.readouterr().out.endswith(f"{packed}: 2 of 4 parts done\nmissing: 0, 2\n")
-    assert main(["join", str(packed)]) == 2 and "missing: 0, 2" in capsys.readouterr().err
-    assert main([*job, "0/2"]) == 0
-    assert capsys.readouterr().out == (
-        f"{packed}: 4 of 4 parts done, joined\nopen it: "
-        f"headrace.open_dataset('{packed}/manifest.json')\n"
-    )
-    (packed / "manifest.json").unlink()
-    assert (
-        main(["status", str(packed)]) == 1
-        and main(["join", str(packed)]) == 0
-        and main(["status", str(packed)]) == 0
-    )
-    capsys.readouterr()
-    assert (
-        main(["verify", str(packed)]) == 0
-        and capsys.readouterr().out == f"{packed}: 24 samples, all sound\n"
-    )
-    assert main(["pack", str(photos), str(packed), "--shard-size", "1MB"]) == 2
-    assert "shard_size: 16000 there, 1000000 now" in capsys.readouterr().err
+    assert main(["join", packed]) == 2 and "missing: 0, 2" in capsys.readouterr().err
+    assert main([*job, "16kB", "--part", "0/2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{packed}: 4 of 4 parts done, joined\nopen it: headrace.open_dataset(")
+    Path(packed, "manifest.json").unlink()
+    assert [main([verb, packed]) for verb in ("status", "join", "status", "verify")] == [1, 0, 0, 0]
+    assert capsys.readouterr().out.endswith(f"{packed}: 24 samples, all sound\n")
+    assert main([*job, "1MB"]) == 2
+    assert "shard-size: 16000 there, 1000000 now" in capsys.readouterr().err.replace("_", "-")
 
 
-def test_a_damaged_sample_is_exit_code_1(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    packed = tmp_path / "out.h5"
-    assert main(["pack", str(photos), str(packed), "--store", "decoded", "--size", "8"]) == 0
-    with h5py.File(packed, "r+") as file:
+def test_options_of_images(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [os.path.relpath(path, "in") for path, _ in ImageDataset("in").samples]
+    rows = [f"{name},{number * 10}" for number, name in enumerate(names)]
+    Path("targets.csv").write_text("\n".join(["file,target", *rows]))
+    options = ["--store", "decoded", "--size", "16", "--color", "L", "--targets", "targets.csv"]
+    assert main(["pack", "in", "out.h5", *options]) == 0
+    with h5py.File("out.h5") as file:
+        assert file["data"].shape == (24, 16, 16, 1)
+        assert file["targets"][:].tolist() == list(range(0, 240, 10))
+    with h5py.File("out.h5", "r+") as file:
         file["data"][3] ^= 1
     capsys.readouterr()
-    assert main(["verify", str(packed)]) == 1
+    assert main(["verify", "out.h5"]) == 1
     first, second = capsys.readouterr().out.splitlines()
-    assert first == f"{packed}: 24 samples, 1 damaged" and second.startswith("  sample 3, ")
+    assert first == f"{here}/out.h5: 24 samples, 1 damaged" and second.startswith("  sample 3, ")
 
 
-def test_wrong_data_and_wrong_use_differ(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_options_of_arrays(here: Path) -> None:
+    options = ["--dataset-name", "images", "--target-name", "labels"]
+    assert main(["pack", "arrays.h5", "out.h5", *options]) == 0
+    with HDF5Dataset("out.h5", target_name="targets") as packed:
+        assert [int(target) for _, target in packed] == [number % 3 for number in range(20)]
+    assert main(["pack", "plain.h5", "plain-out.h5"]) == 0
+    assert HDF5Dataset("plain-out.h5")[3].tolist() == [9, 10, 11]
+
+
+def test_options_of_texts(here: Path) -> None:
+    options = ["--unit", "record", "--text-field", "body", "--target-field", "score"]
+    assert main(["pack", "books/verse/b.jsonl", "records.h5", *options]) == 0
+    with TextDataset("records.h5") as packed:
+        assert [packed[number]["labels"] for number in range(2)] == [3, 4]
+        assert packed.tokenizer.decode(packed[1]["input_ids"]) == "water"
+    options = ["--unit", "line", "--labels", "folders", "--end-token", "1", "--encoding", "ascii"]
+    assert main(["pack", "books", "lines.h5", *options, "--cache-dir", "kept"]) == 0
+    assert any(name.startswith("headrace-tokens-") for name in os.listdir("kept"))
+    with TextDataset("lines.h5") as packed:
+        assert len(packed) == 4 and packed.classes == ["verse"]
+        assert all(packed[number]["input_ids"][-1] == 1 for number in range(4))
+
+
+def test_a_tokenizers_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with h5py.File(tmp_path / "plain.h5", "w") as file:
-        file["data"] = np.zeros(3)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jpg").write_bytes(b"")
-    expected = {
-        ("verify", str(tmp_path / "plain.h5")): 1,
-        ("pack", str(tmp_path / "in"), str(tmp_path / "out.h5")): 1,
-        ("verify", str(tmp_path / "none.h5")): 2,
-        ("pack", str(tmp_path / "plain.h5"), str(tmp_path / "none" / "out.h5")): 2,
-        ("index", str(tmp_path / "none")): 2,
-    }
-    for arguments, code in expected.items():
-        assert main(list(arguments)) == code, arguments
-        line, *following = [
-            line for line in capsys.readouterr().err.splitlines() if "warning:" not in line
-        ]
-        assert line.startswith(f"headrace {arguments[0]}: error: ")
-        assert all(line.startswith("next: headrace ") for line in following) and len(following) <= 1
+    """With the package's place taken by one that has no more than is asked of it; and without
+    the package.
+    """
+
+    class Tokenizer:
+        fingerprint = "pieces"
+
+        @staticmethod
+        def from_file(path: str) -> Tokenizer:
+            if not os.path.exists(path):
+                raise Exception("No such file")
+            return Tokenizer()
+
+        def encode(self, text: str) -> list[int]:
+            return [len(word) for word in text.split()]
+
+    package: Any = ModuleType("tokenizers")
+    package.Tokenizer = Tokenizer
+    monkeypatch.setitem(sys.modules, "tokenizers", package)
+    command = ["pack", "books", "out.h5", "--unit", "file", "--tokenizer"]
+    assert main([*command, "none.json"]) == 2 and "none.json" in capsys.readouterr().err
+    assert main([*command, "there.h5"]) == 0
+    with TextDataset("out.h5") as packed:
+        assert packed[0]["input_ids"].tolist() == [3, 4, 5] and packed.tokenizer is None
+        assert "Tokenizer:pieces" in packed.explain()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert main([*command, "there.h5", "--overwrite"]) == 2
+    assert "pip install tokenizers" in capsys.readouterr().err
 
 
-def test_index_prints_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "the mill"}\n')
-    assert main(["index", str(tmp_path / "a.jsonl")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'a.jsonl.index'}\n"
+def test_warnings_and_what_is_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warnings are a line each, and end with the command."""
+    shown = warnings.showwarning
+    Image.new("RGB", (8, 8)).save("broken/b.png")
+    assert main(["pack", "broken", "out.h5", "--skip-bad"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 samples" in out and "1 left out" in out
+    assert "lie flat" in err and "a.jpg" in err
+    assert all(line.startswith("headrace pack: warning: ") for line in err.splitlines())
+    assert warnings.showwarning is shown
 
 
 def test_an_interrupt_is_exit_code_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
+    before = sorted(os.listdir())
+    monkeypatch.setattr(PackedWriter, "append", interrupt)
+    assert main(["pack", "in", "out.h5"]) == 130 and sorted(os.listdir()) == before
+    assert capsys.readouterr().err == "headrace pack: interrupted, nothing was written\n"
     monkeypatch.setattr(pack, "run", interrupt)
     assert main(["pack", "in", "out.h5"]) == 130
     assert capsys.readouterr().err == "headrace pack: interrupted\n"
+
+
+def test_verify_goes_on_after_a_file_that_can_t_be_read(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pack", "in", "sound.h5"]) == 0
+    Path("cut.h5").write_bytes(Path("sound.h5").read_bytes()[:3000])
+    capsys.readouterr()
+    assert main(["verify", "gone.h5", "sound.h5"]) == 2
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].startswith("gone.h5: not verified: ") and not err
+    assert out.splitlines()[1] == f"{here}/sound.h5: 24 samples, all sound"
+    assert main(["verify", "gone.h5", "cut.h5", "sound.h5"]) == 1
+    assert "cut.h5: not verified: " in capsys.readouterr().out
+    assert main(["verify", "gone.h5", "sound.h5", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert not told["ok"] and told["files"][1]["samples"] == 24
+    assert told["files"][0]["error"]["type"] == "DataNotFoundError"
+
+
+def test_index_prints_what_it_wrote(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", "books/verse/b.jsonl"]) == 0
+    assert capsys.readouterr().out == f"{here}/books/verse/b.jsonl.index\n"
 
 
 def test_units_are_those_of_text_dataset() -> None:
@@ -200,156 +298,27 @@ def test_units_are_those_of_text_dataset() -> None:
 
 
 FOLDER = {"a/x.png": None, "y.png": None}
-HINTS: dict[str, tuple[dict[str, bytes | None], list[str], str]] = {
-    "beside": (FOLDER, [], "or pass --targets FILE.csv (--targets none: no targets)"),
-    "empty": ({"a/x.png": None, "b/1.json": b"{}"}, [], "there is 1 .json: pass --unit file"),
-    "delimiter": ({"x.csv": b"text;label\nx;1\n"}, [], "pass --delimiter ';'"),
-    "flat": ({"x.png": None}, ["--targets", "x"], "targets: x does not exist"),
-    "warning": (
-        {"x.png": None},
-        [],
-        "or pass --targets FILE.csv (--targets none to say that this is meant)",
-    ),
-    "encoding": ({"x.txt": b"caf\xe9"}, [], "pass --encoding; "),
-    "fields": (
-        {"x.jsonl": b'{"body": "a"}\n'},
-        [],
-        "pass --text-field or --target-field; fix or remove it, or pass --skip-bad",
-    ),
-    "columns": (
-        {"x.jsonl": b'{"text": "a", "y": [1, 2]}\n'},
-        ["--target-field", "y"],
-        "(images: --targets none; texts: no --target-field)",
-    ),
-    "images": (
-        {"x.png": None},
-        ["--unit", "line"],
-        "there is 1 .png: leave out the options for texts",
-    ),
-    "there": (
-        {"x.png": None},
-        ["--targets", "none"],
-        "is there already: pass --overwrite to replace it",
-    ),
-}
+HINTS: list[tuple[dict[str, bytes | None], list[str], str]] = [
+    (FOLDER, [], "pass --targets FILE.csv (--targets none"),
+    ({"x.png": None}, [], "pass --targets FILE.csv (--targets none"),
+    ({"x.png": None}, ["--unit", "line"], "leave out the options for texts"),
+    ({"a/x.png": None, "b/1.json": b"{}"}, [], "pass --unit file"),
+    ({"x.csv": b"text;label\nx;1\n"}, [], "pass --delimiter ';'"),
+    ({"x.txt": b"caf\xe9"}, [], "pass --encoding; "),
+    ({"x.jsonl": b'{"body": "a"}\n'}, [], "pass --text-field or --target-field; "),
+    ({"x.jsonl": b'{"text": "a", "y": [1]}\n'}, ["--target-field", "y"], "no --target-field)"),
+]
 
 
-@pytest.mark.parametrize("name", HINTS)
-def test_hints_name_flags(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files, options, wanted = HINTS[name]
-    for path, data in files.items():
-        (tmp_path / "in" / path).parent.mkdir(parents=True, exist_ok=True)
-        if data is None:
-            Image.new("RGB", (8, 8)).save(tmp_path / "in" / path)
-        else:
-            (tmp_path / "in" / path).write_bytes(data)
-    arguments = ["pack", str(tmp_path / "in"), str(tmp_path / "out.h5"), "--no-progress", *options]
-    main(arguments)
-    if name == "there":
-        main(arguments)
-    told = capsys.readouterr().err
-    assert wanted in told and "=" not in told
-
-
-def test_an_array_is_named_by_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with h5py.File(tmp_path / "in.h5", "w") as file:
-        file["a"], file["b"] = np.zeros((4, 3)), np.ones((5, 2))
-    arguments = ["pack", str(tmp_path / "in.h5"), str(tmp_path / "out.h5"), "--no-progress"]
-    assert main(arguments) == 2
-    assert (
-        "in.h5 has 2 datasets: name one of them by --dataset-name: a [4, 3] float64, b"
-        in capsys.readouterr().err
-    )
-    for verb in ("pack", "bench"):
-        assert main([verb, *arguments[1 : 3 if verb == "pack" else 2], "--json"]) == 2
-        told = json.loads(capsys.readouterr().out)["error"]
-        assert (
-            "name one of them by --dataset-name: " in told["message"]
-            and told["type"] == "MissingNameError"
-        )
-    assert main([*arguments, "--dataset-name", "b"]) == 0
-    assert len(headrace.HDF5Dataset(tmp_path / "out.h5")) == 5
-
-
-def test_verify_goes_on_after_a_file_that_can_t_be_read(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sound, cut, gone = (str(tmp_path / f"{name}.h5") for name in ("sound", "cut", "gone"))
-    assert main(["pack", str(photos), sound]) == 0
-    Path(cut).write_bytes(Path(sound).read_bytes()[:3000])
-    capsys.readouterr()
-    assert main(["verify", gone, sound]) == 2
-    said = capsys.readouterr()
-    assert (
-        said.out.splitlines()[0].startswith(f"{gone}: not verified: {gone} does not exist")
-        and not said.err
-    )
-    assert said.out.splitlines()[1] == f"{sound}: 24 samples, all sound"
-    assert (
-        main(["verify", gone, cut, sound]) == 1
-        and f"{cut}: not verified: {cut} is no HDF5 file" in capsys.readouterr().out
-    )
-    assert main(["verify", gone, sound, "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert (
-        not told["ok"]
-        and told["files"][0]["error"]["type"] == "DataNotFoundError"
-        and told["files"][1]["samples"] == 24
-    )
-    assert main(["verify", gone]) == 2 and "error: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("end", ["s3://bucket/x.h5", "file:///data/x.h5", "memory://x.h5"])
-def test_single_file_is_no_url(
-    end: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["pack", str(photos), end]) == 2
-    assert (
-        f"{end}: a single file is written on this machine: pass --shard-size 1GB, to pack into a "
-        "store" in capsys.readouterr().err
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_no_command_helps_where_the_folder_of_dst_is_missing(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["pack", str(photos), str(tmp_path / "none" / "x.h5")]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"headrace pack: error: {tmp_path / 'none'}, where x.h5 should go, is no folder: make it "
-        "first"
-    ]
-
-
-@pytest.mark.parametrize("verb", ["status", "join"])
-def test_parts_are_no_file(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.h5").touch()
-    assert main([verb, str(tmp_path / "a.h5")]) == 2
-    assert (
-        f"{tmp_path / 'a.h5'} is a file, and a pack of parts is a folder: name that"
-        in capsys.readouterr().err
-    )
-
-
-def test_arrays_are_packed_with_their_targets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["images"], file["labels"] = np.zeros((20, 4), "u1"), np.arange(20) % 3
-    source, out = str(tmp_path / "a.h5"), str(tmp_path / "out.h5")
-    assert main(["pack", source, out, "--dataset-name", "images", "--target-name", "labels"]) == 0
-    with HDF5Dataset(out, target_name="targets") as packed:
-        assert [int(packed[i][1]) for i in range(20)] == [i % 3 for i in range(20)]
-    assert (
-        main(["pack", source, out, "--dataset-name", "images", "--targets", "x", "--overwrite"])
-        == 2
-    )
-    assert "--size, --color, --targets and --masks are for images" in capsys.readouterr().err
-
-
-def test_flags_with_points(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["pack", str(photos), str(tmp_path / "x.h5"), "--masks"]) == 2
-    assert "pass --targets labels.csv or 'instances.json'" in capsys.readouterr().err
+def test_hints_name_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (files, options, wanted) in enumerate(HINTS):
+        folder = tmp_path / str(number)
+        for path, data in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            if data is None:
+                Image.new("RGB", (8, 8)).save(folder / path)
+            else:
+                (folder / path).write_bytes(data)
+        main(["pack", str(folder), str(tmp_path / f"{number}.h5"), "--no-progress", *options])
+        told = capsys.readouterr().err
+        assert wanted in told and "=" not in told

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,22 +24,13 @@ from headrace.errors import DataNotFoundError, FormatError, MissingNameError
 ROOT = Path(headrace.__file__).parents[1]
 
 
-def on_terminal(arguments: list[str], columns: int = 80, **variables: str) -> str:
-    """What a command prints on a terminal of so many columns, stderr included."""
+def on_terminal(arguments: list[str], **variables: str) -> str:
+    """What a command prints on a terminal, stderr included."""
     parent, child = pty.openpty()
-    given = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", **variables}
-    given = {
-        name: value
-        for name, value in given.items()
-        if name != "NO_COLOR" or "NO_COLOR" in variables
-    }
+    given = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "", **variables}
+    command = [sys.executable, "-m", "headrace", *arguments]
     process = subprocess.Popen(
-        [sys.executable, "-m", "headrace", *arguments],
-        cwd=ROOT,
-        env=given,
-        stdout=child,
-        stderr=child,
-        stdin=child,
+        command, cwd=ROOT, env=given, stdout=child, stderr=child, stdin=child
     )
     os.close(child)
     shown = b""
@@ -53,45 +45,31 @@ def on_terminal(arguments: list[str], columns: int = 80, **variables: str) -> st
     return shown.decode()
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_two_examples_and_flags(
-    verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([verb, "--help"])
-    shown = capsys.readouterr().out
-    assert (
-        shown.count(f"\n  headrace {verb} ") >= 2 and "--json" in shown and "-q, --quiet" in shown
-    )
-
-
-@pytest.mark.parametrize("verb", ["", *VERBS])
-def test_help_fits_forty_columns(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_help_has_examples_and_fits_forty_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
+    for verb in VERBS:
+        with pytest.raises(SystemExit) as caught:
+            main([verb, "--help"])
+        shown = capsys.readouterr().out
+        assert caught.value.code == 0 and shown.count(f"\n  headrace {verb} ") >= 2
+        assert "--json" in shown and "-q, --quiet" in shown
+        # options that have many choices are long in a usage
+        told = shown.partition("\n\n")[2].partition("examples:")[0]
+        assert max(map(len, told.splitlines())) <= 40, verb
     with pytest.raises(SystemExit):
-        main([verb, "--help"] if verb else ["--help"])
-    # options that have many choices are long in a usage
-    told = capsys.readouterr().out.partition("\n\n")[2].partition("examples:")[0]
-    assert max(map(len, told.splitlines())) <= 40
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"\n    {verb} " in shown for verb in VERBS)
 
 
 @pytest.mark.slow
 def test_colors_on_a_terminal_only(tmp_path: Path) -> None:
     command = ["info", str(tmp_path / "none.h5")]
     assert "\x1b[31;1merror\x1b[0m" in on_terminal(command)
-    assert "\x1b" not in on_terminal(command, NO_COLOR="1") and "\x1b" not in on_terminal(
-        command, TERM="dumb"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert "\x1b" not in done.stderr and done.stderr.endswith(f"next: headrace info {tmp_path}\n")
+    assert "\x1b" not in on_terminal(command, NO_COLOR="1")
+    assert "\x1b" not in on_terminal(command, TERM="dumb")
 
 
 def test_json_is_one_document(
@@ -107,15 +85,11 @@ def test_json_is_one_document(
     ]
     for arguments, wanted in commands:
         assert main([*arguments, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert wanted.items() <= told.items(), arguments
+        assert wanted.items() <= json.loads(capsys.readouterr().out).items(), arguments
     assert main(["verify", str(tmp_path / "none.h5"), "--json"]) == 2
     out, err = capsys.readouterr()
-    assert (
-        json.loads(out)["error"]["type"] == "DataNotFoundError"
-        and json.loads(out)["error"]["exit_code"] == 2
-        and "error: " in err
-    )
+    told = json.loads(out)["error"]
+    assert (told["type"], told["exit_code"]) == ("DataNotFoundError", 2) and "error: " in err
 
 
 def test_quiet_prints_errors_only(
@@ -128,7 +102,7 @@ def test_quiet_prints_errors_only(
     assert "error: " in capsys.readouterr().err
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m headrace pack --help | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=100
@@ -151,38 +125,31 @@ def test_other_encodings_lose_nothing() -> None:
         assert ("|-- " if encoding != "utf-8" else "├── ") in shown and "\\udcff" in shown
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "ascii")
-    Output(as_json=True, stream=stream).show_json(
-        {"caf\xe9": np.float32(np.nan), "n": np.int64(3), "p": Path("a")}
-    )
+    output = Output(as_json=True, stream=stream)
+    output.show_json({"caf\xe9": np.float32(np.nan), "n": np.int64(3), "p": Path("a")})
     assert json.loads(raw.getvalue()) == {"caf\xe9": None, "n": 3, "p": "a"}
 
 
 def test_names_do_not_steer_the_terminal() -> None:
     assert visible("a\x1b[2Jb\nc\udc80é") == "a\\x1b[2Jb\\nc\\udc80é"
-    assert (
-        shortened("abcdefghij", 10) == "abcdefghij" and shortened("abcdefghijk", 10) == "abcde…hijk"
-    )
+    assert shortened("abcdefghij", 10) == "abcdefghij"
+    assert shortened("abcdefghijk", 10) == "abcde…hijk"
 
 
-@pytest.mark.parametrize(
-    ("error", "given", "wanted"),
-    [
-        (FormatError("x"), {"verb": "verify", "paths": ["a b.h5"]}, "headrace info 'a b.h5'"),
-        (MissingNameError("x"), {"verb": "pack", "src": "a.h5"}, "headrace info a.h5"),
-        (DataNotFoundError("x"), {"verb": "info", "path": "/nowhere/at/all"}, "headrace info /"),
-        (ValueError("x"), {"verb": "info", "path": "/"}, "headrace env"),
-    ],
-)
-def test_errors_name_the_next_command(
-    error: Exception, given: dict[str, object], wanted: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object) -> int:
-        raise error
+def test_errors_name_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[tuple[Exception, dict[str, Any], int, str]] = [
+        (FormatError("x"), {"verb": "verify", "paths": ["a b.h5"]}, 1, "headrace info 'a b.h5'"),
+        (MissingNameError("x"), {"verb": "pack", "src": "a.h5"}, 2, "headrace info a.h5"),
+        (DataNotFoundError("x"), {"verb": "info", "path": "/none/at/all"}, 2, "headrace info /"),
+        (ValueError("x"), {"verb": "info", "path": "/"}, 2, "headrace env"),
+    ]
+    for error, given, code, wanted in rows:
 
-    assert run_verb(fail, argparse.Namespace(**given), "headrace x") == (
-        1 if isinstance(error, FormatError) else 2
-    )
-    assert capsys.readouterr().err.endswith(f"\nnext: {wanted}\n")
+        def fail(*_: object, error: Exception = error) -> int:
+            raise error
+
+        assert run_verb(fail, argparse.Namespace(**given), "headrace x") == code
+        assert capsys.readouterr().err.endswith(f"\nnext: {wanted}\n")
 
 
 def test_an_output_knows_its_width(monkeypatch: pytest.MonkeyPatch) -> None:

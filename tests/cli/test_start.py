@@ -16,73 +16,59 @@ from headrace.cli.main import VERBS
 
 SOURCE = Path(headrace.__file__)
 HEAVY = {
-    "torch",
-    "h5py",
-    "zarr",
-    "numpy",
-    "PIL",
-    "fsspec",
-    "tqdm",
-    "aiohttp",
-    "numcodecs",
-    "dataclasses",
-    "concurrent",
-    "difflib",
+    *("torch", "h5py", "zarr", "numpy", "PIL", "fsspec", "tqdm", "aiohttp", "numcodecs"),
+    *("dataclasses", "concurrent", "difflib"),
 }
 LATER = {
-    "zarr",
-    "fsspec",
-    "aiohttp",
-    "numcodecs",
-    "s3fs",
-    "botocore",
-    "pyarrow",
-    "pandas",
-    "pycocotools",
-    "hdf5plugin",
-    "matplotlib",
-    "distributed",
+    *("zarr", "fsspec", "aiohttp", "numcodecs", "s3fs", "botocore", "pyarrow", "pandas"),
+    *("pycocotools", "hdf5plugin", "matplotlib", "distributed"),
 }
 """What only some data, stores or commands need."""
 
 
-def imported(*arguments: str) -> set[str]:
-    """The packages that a Python process imports."""
-    command = [sys.executable, "-X", "importtime", *arguments]
+def imported(program: str, *arguments: str) -> list[set[str]]:
+    """The packages that a program has imported, at each line that it prints with names."""
+    command = [sys.executable, "-c", f"import sys\n{program}", *arguments]
+    environment = {name: value for name, value in os.environ.items() if "COV" not in name}
     done = subprocess.run(
-        command, cwd=SOURCE.parents[1], capture_output=True, text=True, timeout=100
+        command, cwd=SOURCE.parents[1], env=environment, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr[-500:]
-    return {
-        line.rpartition("|")[2].strip().partition(".")[0]
-        for line in done.stderr.splitlines()
-        if line.startswith("import time:")
-    }
+    return [
+        {name.partition(".")[0] for name in line.split()[1:]}
+        for line in done.stdout.splitlines()
+        if line.startswith("imported: ")
+    ]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], *([verb] for verb in VERBS)],
-    ids=lambda given: given[0] if given else "headrace",
+HELP = """
+from headrace.cli.main import main
+for arguments in (["--help"], *([verb, "--help"] for verb in sys.argv[1:])):
+    try:
+        main(arguments)
+    except SystemExit:
+        print("\\nimported:", *sys.modules)
+"""
+ARGPARSE = (
+    "import argparse; argparse.ArgumentParser().format_help(); print('imported:', *sys.modules)"
 )
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    names = imported("-m", "headrace", *arguments, "--help")
-    pythons = (
-        imported("-c", "import argparse; argparse.ArgumentParser().format_help()")
-        if names & HEAVY
-        else set()
-    )
-    # Python 3.14's argparse imports dataclasses, for its colours
-    assert "headrace" in names and not (names & HEAVY) - pythons
 
 
-def test_the_package_is_imported_by_name() -> None:
-    assert not imported("-c", "import headrace") & HEAVY
+def test_help_imports_nothing_heavy() -> None:
+    pythons = imported(ARGPARSE)[0]  # Python 3.14's argparse imports dataclasses, for its colours
+    of_verbs = imported(HELP, *VERBS)
+    assert len(of_verbs) == len(VERBS) + 1
+    for verb, names in zip(("headrace", *VERBS), of_verbs, strict=True):
+        assert not (names & HEAVY) - pythons, verb
 
 
 def test_images_import_no_other_formats_and_stores() -> None:
-    names = imported("-c", "from headrace import ImageDataset, create_dataloader")
-    assert {"torch", "PIL"} <= names and not names & LATER
+    (first, then) = imported(
+        "import headrace; print('imported:', *sys.modules)\n"
+        "from headrace import ImageDataset, create_dataloader; print('imported:', *sys.modules)"
+    )
+    assert "headrace" in first and not first & HEAVY
+    assert {"torch", "PIL"} <= then and not then & LATER
 
 
 def test_lazy_names_are_those_of_the_checkers() -> None:
@@ -105,31 +91,24 @@ def test_lazy_names_are_those_of_the_checkers() -> None:
     for name, (module, real) in told.items():
         assert getattr(headrace, name) is getattr(importlib.import_module(module), real), name
     errors = {name for name in headrace.__all__ if name not in lazy}
-    assert errors == {name for name in dir(headrace.errors) if name in headrace.__all__} and set(
-        headrace.__all__
-    ) <= set(dir(headrace))
+    assert errors == {name for name in dir(headrace.errors) if name in headrace.__all__}
+    assert set(headrace.__all__) <= set(dir(headrace))
 
 
-def test_completion_names_verbs_and_options() -> None:
+def test_completion_names_options() -> None:
     pytest.importorskip("argcomplete")
     read, write = os.pipe()
-    for line, wanted in (("headrace ve", "verify"), ("headrace pack --shard", "--shard-size")):
-        read, write = os.pipe()
-        given = {
-            **os.environ,
-            "_ARGCOMPLETE": "1",
-            "_ARGCOMPLETE_IFS": "\n",
-            "COMP_LINE": line,
-            "COMP_POINT": str(len(line)),
-        }
-        with os.fdopen(read) as answers:
-            command = [
-                "bash",
-                "-c",
-                f"exec 8>&{write} 9>/dev/null; exec {sys.executable} -m headrace",
-            ]
-            subprocess.run(
-                command, env=given, pass_fds=[write], cwd=SOURCE.parents[1], timeout=100, check=True
-            )
-            os.close(write)
-            assert wanted in answers.read().split()
+    line = "headrace pack --shard"
+    given = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_POINT": str(len(line))}
+    program = f"exec 8>&{write} 9>/dev/null; exec {sys.executable} -m headrace"
+    with os.fdopen(read) as answers:
+        subprocess.run(
+            ["bash", "-c", program],
+            env={**os.environ, **given, "COMP_LINE": line},
+            pass_fds=[write],
+            cwd=SOURCE.parents[1],
+            timeout=100,
+            check=True,
+        )
+        os.close(write)
+        assert "--shard-size" in answers.read().split()

@@ -1,13 +1,8 @@
-"""Packing jobs as processes: forked from a server that has imported everything, or new
-interpreters.
+"""Packing jobs as processes: forked from a server that has imported everything.
 
 A forked job begins to pack after a few milliseconds, so a kill at a random moment hits packing, not
 imports. The server starts no thread and opens nothing. Each job has a session of its own, by which
-all of its processes are found.
-
-    python -m tests.packing.job_server [JOB]
-
-Without JOB it is the server: it reads requests from stdin, one a line, answers each with a line,
+all of its processes are found. It reads requests from stdin, one a line, answers each with a line,
 and ends with stdin.
 """
 
@@ -24,30 +19,16 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
-    "torch",
-    "headrace.packing",
-    "headrace.datasets",
-    "headrace.datasets.image.image",
-    "h5py",
-    "zarr",
-    "PIL.Image",
-    "simplejpeg",
-    "fsspec.implementations.local",
-    "s3fs",
-    "aiobotocore.session",
-)
-IMPORTED += (
-    "aiobotocore.endpoint",
-    "botocore.handlers",
-    "concurrent.futures.process",
-    "multiprocessing.popen_fork",
+    *("torch", "headrace.packing", "headrace.datasets", "headrace.datasets.image.image"),
+    *("h5py", "zarr", "PIL.Image", "simplejpeg", "fsspec.implementations.local", "s3fs"),
+    *("aiobotocore.session", "aiobotocore.endpoint", "botocore.handlers"),
+    *("concurrent.futures.process", "multiprocessing.popen_fork"),
 )
 
 
@@ -55,23 +36,20 @@ def run(job: dict[str, Any]) -> None:
     """Packs: "src" to "dst" with "options" of `pack`, and "dask": on two workers of Dask."""
     from headrace import ImageDataset, pack
 
-    dataset = ImageDataset(job["src"], image_size=24)
-    if job.get("dask"):
-        from distributed import Client, LocalCluster
+    dataset, options = (
+        ImageDataset(job["src"], image_size=24),
+        {"progress": False, **job["options"]},
+    )
+    if not job["dask"]:
+        pack(dataset, job["dst"], **options)
+        return
+    from distributed import Client, LocalCluster
 
-        with (
-            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-            Client(cluster) as client,
-        ):
-            pack(
-                dataset,
-                job["dst"],
-                executor=client.get_executor(retries=3),
-                progress=False,
-                **job["options"],
-            )
-    else:
-        pack(dataset, job["dst"], progress=False, **job["options"])
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        pack(dataset, job["dst"], executor=client.get_executor(retries=3), **options)
 
 
 class Jobs:
@@ -80,74 +58,44 @@ class Jobs:
     Args:
         folder: "log" in it gets what they print, and "tmp" in it is their folder for temporary
             files.
-        spawn: True: each job is a new interpreter, and so are the processes of its pool.
     """
 
-    def __init__(self, folder: Path, spawn: bool = False) -> None:
-        self.log, self.temporary, self._spawn = folder / "log", folder / "tmp", spawn
-        self._spawned: dict[int, subprocess.Popen[bytes]] = {}
+    def __init__(self, folder: Path) -> None:
+        self.log, self.temporary = folder / "log", folder / "tmp"
 
     def __enter__(self) -> Self:
         self.temporary.mkdir()
-        self._server = (
-            None
-            if self._spawn
-            else _process(
-                ["tests.packing.job_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.packing.job_server"],
+            cwd=ROOT,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._server is not None:
-            self._server.communicate()  # its stdin ends, and so does it
+    def __exit__(self, *_: object) -> None:
+        self._server.communicate()  # its stdin ends, and so does it
 
     def start(self, jobs: Sequence[dict[str, Any]]) -> list[int]:
         """The process ids, and session ids, of jobs."""
-        if self._server is not None:
-            return [
-                self._ask({"start": job, "log": str(self.log), "temporary": str(self.temporary)})
-                for job in jobs
-            ]
-        environment = {**os.environ, "TMPDIR": str(self.temporary)}
-        with open(self.log, "ab") as log:
-            made = [
-                _process(
-                    ["tests.packing.job_server", json.dumps(job)],
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                )
-                for job in jobs
-            ]
-        self._spawned.update({job.pid: job for job in made})
-        return [job.pid for job in made]
+        places = {"log": str(self.log), "temporary": str(self.temporary)}
+        return [self._ask({"start": job, **places}) for job in jobs]
 
     def _ask(self, request: dict[str, Any]) -> Any:
-        assert (
-            self._server is not None
-            and self._server.stdin is not None
-            and self._server.stdout is not None
-        )
+        assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
 
-    def code(self, pid: int) -> int | None:
-        """The exit code of a job; None: it runs."""
-        return self._spawned[pid].poll() if self._server is None else self._ask({"code": pid})
-
     def wait(self, pids: Sequence[int], seconds: float) -> list[int | None]:
         """The exit codes of jobs, when all have ended; None: not in that time."""
         end = time.monotonic() + seconds
-        while None in (codes := [self.code(pid) for pid in pids]) and time.monotonic() < end:
+        while True:
+            codes = [self._ask({"code": pid}) for pid in pids]
+            if None not in codes or time.monotonic() > end:
+                return codes
             time.sleep(0.005)
-        return codes
 
     def end(self, pids: Sequence[int]) -> None:
         """Kills what is left of jobs."""
@@ -168,12 +116,6 @@ def processes_of(sessions: Sequence[int]) -> list[psutil.Process]:
             ):
                 found.append(process)
     return found
-
-
-def _process(arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", *arguments], cwd=ROOT, start_new_session=True, **options
-    )
 
 
 def _serve() -> None:
@@ -244,4 +186,4 @@ def _fork_pools() -> None:
 
 
 if __name__ == "__main__":
-    run(json.loads(sys.argv[1])) if len(sys.argv) > 1 else _serve()
+    _serve()

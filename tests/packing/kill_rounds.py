@@ -1,7 +1,7 @@
 """Kills packing jobs at random moments, runs them again, and compares every byte with those of an
 undisturbed run.
 
-    python -m tests.packing.kill_rounds [--rounds 1000] [--seed 0] [--only WORD ...] [--spawn]
+    python -m tests.packing.kill_rounds [--rounds 1000] [--seed 0] [--only WORD ...]
 
 A round packs some made photographs in one of several ways: one process, two processes, four jobs
 with a part each, two workers of Dask (in few rounds, where `distributed` is installed: these are
@@ -9,8 +9,7 @@ new interpreters); encoded, decoded or re-encoded; to a folder or to moto's S3. 
 or all, gets SIGKILL at a moment that is uniformly random over the time that the case takes; then
 the same command runs again to its end. A round fails if a byte differs, a file is left that should
 not be there, a process lives on, or a command does not end. Jobs are forked from a process that has
-imported everything (`job_server`); with --spawn they are new interpreters, as users start them.
-Exit code 1: a round failed.
+imported everything (`job_server`). Exit code 1: a round failed.
 """
 
 from __future__ import annotations
@@ -52,57 +51,59 @@ REPORTED = 50
 """Rounds between two lines."""
 
 
-class Store:
-    """A bucket, or a folder: what is in it, and how it is emptied."""
+class Folder:
+    """Where jobs pack to: a folder."""
 
-    def __init__(self, folder: Path, server: S3Server | None) -> None:
-        self.folder, self.server = folder / "out", server
-        if server is not None:
-            self.client = server.client()
-            self.client.create_bucket(Bucket="bucket")
-
-    @property
-    def dst(self) -> str:
-        return str(self.folder) if self.server is None else "s3://bucket/out"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {} if self.server is None else {"storage_options": self.server.options}
-
-    def _keys(self) -> list[str]:
-        return [
-            item["Key"] for item in self.client.list_objects_v2(Bucket="bucket").get("Contents", [])
-        ]
+    def __init__(self, folder: Path) -> None:
+        self.dst = str(folder / "out")
+        self.options: dict[str, Any] = {}
 
     def contents(self) -> dict[str, str]:
         """A checksum of each file, by name."""
-        if self.server is None:
-            return contents(self.folder)
-        read = {
-            key[4:]: self.client.get_object(Bucket="bucket", Key=key)["Body"].read()
-            for key in self._keys()
-        }
-        return {name: hashlib.sha256(data).hexdigest() for name, data in read.items()}
+        return contents(Path(self.dst))
 
     def clear(self) -> None:
-        if self.server is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        elif keys := self._keys():
-            self.client.delete_objects(
-                Bucket="bucket", Delete={"Objects": [{"Key": key} for key in keys]}
-            )
+        shutil.rmtree(self.dst, ignore_errors=True)
 
 
-def commands(photos: Path, store: Store, way: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-    more: dict[str, Any] = {"processes": 2} if way == "two" else {}
-    shares: list[dict[str, Any]] = (
-        [{"part": f"{i}/{JOBS}"} for i in range(JOBS)] if way == "jobs" else [{}]
-    )
-    every = {"shard_size": SHARD, **options, **store.options, **more}
-    return [
-        {"src": str(photos), "dst": store.dst, "dask": way == "dask", "options": {**every, **share}}
-        for share in shares
-    ]
+class Bucket:
+    """The same, of S3."""
+
+    dst = "s3://bucket/out"
+
+    def __init__(self, server: S3Server) -> None:
+        self.options: dict[str, Any] = {"storage_options": server.options}
+        self.client = server.client()
+        self.client.create_bucket(Bucket="bucket")
+
+    def _keys(self) -> list[str]:
+        listed = self.client.list_objects_v2(Bucket="bucket").get("Contents", [])
+        return [item["Key"] for item in listed]
+
+    def contents(self) -> dict[str, str]:
+        found = {}
+        for key in self._keys():
+            data = self.client.get_object(Bucket="bucket", Key=key)["Body"].read()
+            found[key.removeprefix("out/")] = hashlib.sha256(data).hexdigest()
+        return found
+
+    def clear(self) -> None:
+        if keys := self._keys():
+            named = [{"Key": key} for key in keys]
+            self.client.delete_objects(Bucket="bucket", Delete={"Objects": named})
+
+
+def commands(
+    photos: Path, store: Folder | Bucket, way: str, options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    shares: list[dict[str, Any]] = [{}]
+    if way == "jobs":
+        shares = [{"part": f"{number}/{JOBS}"} for number in range(JOBS)]
+    if way == "two":
+        shares = [{"processes": 2}]
+    job = {"src": str(photos), "dst": store.dst, "dask": way == "dask"}
+    every = {"shard_size": SHARD, **options, **store.options}
+    return [{**job, "options": {**every, **share}} for share in shares]
 
 
 def undisturbed(jobs: Jobs, lines: Sequence[dict[str, Any]]) -> float:
@@ -113,9 +114,8 @@ def undisturbed(jobs: Jobs, lines: Sequence[dict[str, Any]]) -> float:
         codes = jobs.wait(pids, LIMIT_S)
         took = time.monotonic() - began
         if any(codes) or None in codes:
-            raise RuntimeError(
-                f"an undisturbed run ended with {codes}: {jobs.log.read_text()[-3000:]}"
-            )
+            said = jobs.log.read_text()[-3000:]
+            raise RuntimeError(f"an undisturbed run ended with {codes}: {said}")
         return took
     finally:
         jobs.end(pids)
@@ -129,8 +129,10 @@ def one_round(
     pids = jobs.start(lines)
     try:
         time.sleep(max(0.0, began + moment - time.monotonic()))
-        processes = processes_of(pids)
-        for victim in processes if kills_all else [choose.choice(processes)] if processes else []:
+        victims = processes_of(pids)
+        if victims and not kills_all:
+            victims = [choose.choice(victims)]
+        for victim in victims:
             with contextlib.suppress(psutil.Error):
                 victim.kill()
         if None in jobs.wait(pids, LIMIT_S):
@@ -150,72 +152,71 @@ def one_round(
     return f"left behind: {left}" if left else ""
 
 
+class Rounds:
+    """Chooses cases and runs them; what each gave undisturbed is kept."""
+
+    def __init__(self, jobs: Jobs, photos: Path, stores: dict[str, Any], seed: int) -> None:
+        self.jobs, self.photos, self.stores = jobs, photos, stores
+        self.choose = random.Random(seed)
+        self.expected: dict[str, dict[str, str]] = {}
+        self.took: dict[tuple[str, str, str], float] = {}
+
+    def run(self, case: tuple[str, str, str]) -> str:
+        """What is wrong in a round of a case."""
+        way, kind, place = case
+        store = self.stores[place]
+        lines = commands(self.photos, store, way, STORES[kind])
+        store.clear()
+        if case not in self.took:
+            undisturbed(self.jobs, lines)  # what is done once in a while shall not count
+            store.clear()
+            self.took[case] = undisturbed(self.jobs, lines)
+            # whoever packs, and wherever
+            if self.expected.setdefault(kind, store.contents()) != store.contents():
+                return "other bytes, undisturbed, than in another way"
+            store.clear()
+        if wrong := one_round(self.jobs, lines, self.took[case], self.choose):
+            return wrong
+        others = sorted(store.contents().items() ^ self.expected[kind].items())
+        return f"other bytes, or files: {others[:4]}" if others else ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="WORD",
-        help="ways, stores and destinations (folder, s3) that are tried",
-    )
-    parser.add_argument("--spawn", action="store_true", help="each job is a new interpreter")
+    words = "ways, stores and destinations (folder, s3) that are tried"
+    parser.add_argument("--only", nargs="+", metavar="WORD", help=words)
     given = parser.parse_args()
-    choose, failed, counts, began = random.Random(given.seed), 0, Counter[str](), time.monotonic()
 
     def wanted(words: Sequence[str]) -> list[str]:
         return [word for word in words if not given.only or word in given.only] or list(words)
 
     ways = wanted([way for way in WAYS if way != "dask" or importlib.util.find_spec("distributed")])
+    failed, counts, began = 0, Counter[str](), time.monotonic()
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="headrace-kills-")))
         photos = make_photos(folder / "photos", per_class=4)
-        stores = {
-            name: Store(folder, opened.enter_context(S3Server()) if name == "s3" else None)
-            for name in wanted(["folder", "s3"])
-        }
-        jobs = opened.enter_context(Jobs(folder, given.spawn))
-        expected, took = dict[str, dict[str, str]](), dict[tuple[str, str, str], float]()
+        stores: dict[str, Any] = {}
+        for name in wanted(["folder", "s3"]):
+            is_s3 = name == "s3"
+            stores[name] = Bucket(opened.enter_context(S3Server())) if is_s3 else Folder(folder)
+        rounds = Rounds(opened.enter_context(Jobs(folder)), photos, stores, given.seed)
         cases = list(itertools.product(ways, wanted(list(STORES)), stores))
         for number in range(given.rounds):
-            (case,) = choose.choices(cases, [WAYS[way] for way, _, _ in cases])
-            way, kind, place = case
-            store, name = stores[place], " ".join(case)
-            lines, wrong = commands(photos, store, way, STORES[kind]), ""
-            store.clear()
-            if case not in took:
-                undisturbed(jobs, lines)  # what is done once in a while shall not count
-                store.clear()
-                took[case] = undisturbed(jobs, lines)
-                # whoever packs, and wherever
-                if expected.setdefault(kind, store.contents()) != store.contents():
-                    wrong = "other bytes, undisturbed, than in another way"
-                store.clear()
-            wrong = wrong or one_round(jobs, lines, took[case], choose)
-            if not wrong and (contents := store.contents()) != expected[kind]:
-                wrong = (
-                    "other bytes, or files: "
-                    f"{sorted(contents.items() ^ expected[kind].items())[:4]}"
-                )
-            counts[name] += 1
-            if wrong:
+            (case,) = rounds.choose.choices(cases, [WAYS[way] for way, _, _ in cases])
+            counts[" ".join(case)] += 1
+            if wrong := rounds.run(case):
                 failed += 1
-                print(f"round {number} ({name}): {wrong}", flush=True)
+                print(f"round {number} ({' '.join(case)}): {wrong}", flush=True)
             if not (number + 1) % REPORTED:
-                print(
-                    f"{number + 1} rounds, {failed} failed, {time.monotonic() - began:.0f} s: "
-                    f"{shown(counts)}",
-                    flush=True,
-                )
-    print(f"{failed} of {given.rounds} rounds failed: {shown(counts)}")
+                seconds = time.monotonic() - began
+                print(f"{number + 1} rounds, {failed} failed, {seconds:.0f} s", flush=True)
+    shown = ", ".join(f"{count} {case}" for case, count in sorted(counts.items()))
+    print(f"{failed} of {given.rounds} rounds failed: {shown}")
     return bool(failed)
-
-
-def shown(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {case}" for case, count in sorted(counts.items()))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 
 import headrace
@@ -34,8 +35,7 @@ from headrace.packing import pack, verify
 from headrace.packing import part as parts
 from headrace.packing import run as running
 from headrace.packing.part import PartFile
-
-pytestmark = pytest.mark.quick_every(5)
+from tests.packing.shared import contents
 
 STOPPED = """
 import sys, time
@@ -57,23 +57,14 @@ Start = Callable[[Path, Path], "subprocess.Popen[str]"]
 def start_packing() -> Iterator[Start]:
     """Starts a process that packs, and stands still when its first samples are written."""
     source = os.path.dirname(os.path.dirname(headrace.__file__))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
-    }
+    path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with contextlib.ExitStack() as stack:
 
         def start(src: Path, dst: Path) -> subprocess.Popen[str]:
             command = [sys.executable, "-c", STOPPED, str(src), str(dst)]
-            process = stack.enter_context(
-                subprocess.Popen(
-                    command,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    env=environment,
-                )
-            )
+            process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes)
+            stack.enter_context(process)
             stack.callback(process.kill)
             assert process.stdout is not None and process.stdout.readline() == "writing\n"
             return process
@@ -87,10 +78,9 @@ def test_killed_in_the_middle(photos: Path, tmp_path: Path, start_packing: Start
     process = start_packing(photos, out)
     process.kill()
     process.wait()
-    assert (
-        os.listdir(tmp_path) == [".out.h5.part"] and (tmp_path / ".out.h5.part").stat().st_size > 0
-    )
-    assert pack(photos, out) == out
+    assert os.listdir(tmp_path) == [".out.h5.part"]
+    assert (tmp_path / ".out.h5.part").stat().st_size > 0
+    pack(photos, out)
     assert os.listdir(tmp_path) == ["out.h5"] and verify(out).ok and len(ImageDataset(out)) == 24
 
 
@@ -99,13 +89,9 @@ def test_killed_in_the_middle(photos: Path, tmp_path: Path, start_packing: Start
 def test_two_jobs_at_once_and_an_interrupt(
     photos: Path, tmp_path: Path, start_packing: Start
 ) -> None:
-    out = tmp_path / "out.h5"
-    process = start_packing(photos, out)
-    with pytest.raises(
-        WriteError,
-        match=r"another job is packing to .*out\.h5 \(it holds \.out\.h5\.part\): wait for it",
-    ):
-        pack(photos, out)
+    process = start_packing(photos, tmp_path / "out.h5")
+    with pytest.raises(WriteError, match=r"out\.h5 \(it holds \.out\.h5\.part\)"):
+        pack(photos, tmp_path / "out.h5")
     pack(photos, tmp_path / "other.h5")  # what is held is the target, not the folder
     # the refused job took nothing away
     assert sorted(os.listdir(tmp_path)) == [".out.h5.part", "other.h5"]
@@ -113,6 +99,9 @@ def test_two_jobs_at_once_and_an_interrupt(
     _, said = process.communicate(timeout=60)
     assert process.returncode != 0 and "KeyboardInterrupt" in said
     assert os.listdir(tmp_path) == ["other.h5"]
+
+
+# --- the temporary file ---------------------------------------------------------------------------
 
 
 def test_two_writers_in_one_process(tmp_path: Path) -> None:
@@ -131,14 +120,6 @@ def test_the_target_appears_meanwhile(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == b"somebody else's" and os.listdir(tmp_path) == ["out"]
 
 
-def test_a_dead_writers_file_is_taken_over_empty(tmp_path: Path) -> None:
-    (tmp_path / ".out.part").write_bytes(b"x" * 1000)
-    with PartFile(tmp_path / "out") as part:
-        assert os.fstat(part.fd).st_size == 0
-        part.commit()
-    assert os.listdir(tmp_path) == ["out"]
-
-
 @pytest.mark.parametrize("event", ["removed", "renamed", "replaced"])
 def test_the_file_goes_between_opening_and_locking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
@@ -146,18 +127,23 @@ def test_the_file_goes_between_opening_and_locking(
     """Its writer came to an end at that moment: the lock is then on a file that has another
     name, or none.
     """
-    path, calls, flock = tmp_path / ".out.part", [], fcntl.flock
+    path = tmp_path / ".out.part"
+    calls: list[int] = []
+    flock = fcntl.flock
 
     def late(fd: int, how: int) -> None:
         calls.append(fd)
         if len(calls) == 1:
-            path.rename(tmp_path / "finished") if event == "renamed" else path.unlink()
+            path.rename(tmp_path / "finished")
+            if event != "renamed":
+                (tmp_path / "finished").unlink()
             if event == "replaced":
                 path.write_bytes(b"a dead writer's")
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
     with PartFile(tmp_path / "out") as part:
+        assert os.fstat(part.fd).st_size == 0, "a dead writer's file is taken over empty"
         os.write(part.fd, b"mine")
         part.commit()
     assert len(calls) == 2 and (tmp_path / "out").read_bytes() == b"mine"
@@ -167,14 +153,16 @@ def test_the_file_goes_between_opening_and_locking(
 def test_a_link_under_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"precious")
     (tmp_path / ".out.part").symlink_to("precious")
-    with pytest.raises(WriteError, match="out can't be written"):
+    with pytest.raises(WriteError):
         PartFile(tmp_path / "out").__enter__()
     assert (tmp_path / "precious").read_bytes() == b"precious"
 
 
-def test_file_systems_without_locks(
+def test_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """File systems that have none are told of; systems that have none are refused."""
+
     def no_locks(fd: int, how: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -182,23 +170,20 @@ def test_file_systems_without_locks(
     with PartFile(tmp_path / "out") as part:
         part.commit()
     assert os.listdir(tmp_path) == ["out"] and "has no locks" in caplog.text
-
-
-def test_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "HAS_LOCKS", False)
-    with pytest.raises(ConfigError, match="packed files are read everywhere"):
-        PartFile(tmp_path / "out").__enter__()
+    with pytest.raises(ConfigError):
+        PartFile(tmp_path / "other").__enter__()
 
 
 def test_an_error_of_any_kind_removes_the_file(tmp_path: Path) -> None:
-    for kind in (ValueError, KeyboardInterrupt, SystemExit):
+    for kind in (ValueError, KeyboardInterrupt):
         with pytest.raises(kind), PartFile(tmp_path / "out") as part:
             os.write(part.fd, b"half")
             raise kind
         assert os.listdir(tmp_path) == []
 
 
-def test_the_files_mode_is_the_users(tmp_path: Path) -> None:
+def test_the_mode_of_the_file_is_the_users(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         with PartFile(tmp_path / "out") as part:
@@ -208,30 +193,28 @@ def test_the_files_mode_is_the_users(tmp_path: Path) -> None:
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
 
 
+# --- what the system refuses ----------------------------------------------------------------------
+
 SYSTEM_ERRORS = [
-    (errno.ENOSPC, WriteError, r"out\.h5 can't be written, the disk is full"),
-    (errno.EDQUOT, WriteError, r"out\.h5 can't be written, the disk is full"),
-    (errno.EFBIG, WriteError, r"out\.h5 is too large for this file system"),
-    (errno.EROFS, AccessError, r"this user may not write there"),
-    (errno.EIO, WriteError, r"out\.h5 can't be written: "),
+    ("pwritev", errno.ENOSPC, WriteError),
+    ("pwrite", errno.EDQUOT, WriteError),
+    ("ftruncate", errno.EFBIG, WriteError),
+    ("pwritev", errno.EROFS, AccessError),
+    ("fsync", errno.EIO, WriteError),
 ]
 
 
-@pytest.mark.quick_every(15)
-@pytest.mark.parametrize(
-    ("number", "kind", "message"), SYSTEM_ERRORS, ids=[errno.errorcode[e[0]] for e in SYSTEM_ERRORS]
-)
-@pytest.mark.parametrize("call", ["pwritev", "pwrite", "fsync", "ftruncate"])
+@pytest.mark.parametrize(("call", "number", "kind"), SYSTEM_ERRORS)
 def test_what_the_system_refuses(
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     call: str,
     number: int,
     kind: type[Exception],
-    message: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, calls = getattr(os, call), []
+    whole = getattr(os, call)
+    calls: list[int] = []
 
     def fails(fd: int, *arguments: Any) -> Any:
         calls.append(fd)
@@ -243,47 +226,42 @@ def test_what_the_system_refuses(
     source = ImageDataset(photos)
     monkeypatch.setattr(os, call, fails)
     monkeypatch.setattr(running, "GROUP_SAMPLES", 2)
-    with pytest.raises(kind, match=message) as caught:
+    with pytest.raises(kind) as caught:
         pack(source, tmp_path / "out.h5", overwrite=True)
-    assert "\n" not in str(caught.value) and calls
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["out.h5"] and (tmp_path / "out.h5").read_bytes() == b"before"
 
 
-def test_full_disk_is_reported_before_reading(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shard_size", [None, 16_000])
+def test_a_full_disk_is_told_before_samples_are_read(
+    shard_size: int | None, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = shutil.disk_usage(tmp_path)._replace(free=50_000)
-    monkeypatch.setattr(parts.shutil, "disk_usage", lambda path: free)
-    monkeypatch.setattr(running, "_prepare", lambda *_: pytest.fail("read"))
-    with pytest.raises(
-        WriteError, match=r"the disk is full: it needs .* kB, and 50\.0 kB are free"
-    ):
-        pack(photos, tmp_path / "out.h5")
-    assert os.listdir(tmp_path) == []
+    """And the same call goes on."""
+    free = shutil.disk_usage(tmp_path)._replace(free=5000)
+    with monkeypatch.context() as patched:
+        patched.setattr(parts.shutil, "disk_usage", lambda path: free)
+        patched.setattr(running, "_prepare", lambda *_: pytest.fail("read"))
+        with pytest.raises(WriteError, match=r"out.* disk is full.* 5\.0 kB are free"):
+            pack(photos, tmp_path / "out", shard_size=shard_size)
+    out = Path(pack(photos, tmp_path / "out", shard_size=shard_size))
+    whole = Path(pack(photos, tmp_path / "whole", shard_size=shard_size))
+    assert contents(out) == contents(whole) and verify(out).ok
 
 
-@pytest.mark.parametrize("limit", [4096, 60_000])
-def test_a_real_limit_on_the_size_of_files(photos: Path, tmp_path: Path, limit: int) -> None:
+@pytest.mark.parametrize("shard_size", [None, 16_000])
+def test_a_real_limit_on_the_size_of_files(
+    shard_size: int | None, photos: Path, tmp_path: Path
+) -> None:
     """The system's own refusal (Python ignores SIGXFSZ, so it comes as EFBIG)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(WriteError) as caught:
-            pack(photos, tmp_path / "out.h5", progress=False)
+        with pytest.raises(WriteError, match="ulimit -f"):
+            pack(photos, tmp_path / "out", shard_size=shard_size, progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "too large for this file system, or for this user's limit (ulimit -f)" in str(
-        caught.value
-    )
-    assert os.listdir(tmp_path) == []
-    pack(photos, tmp_path / "out.h5")  # nothing in the process is broken by it
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_this_user_may_not_write(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "locked").mkdir(mode=0o555)
-    with pytest.raises(AccessError, match="this user may not write there"):
-        pack(photos, tmp_path / "locked" / "out.h5")
+    assert not list(tmp_path.rglob("*.part"))
+    assert verify(pack(photos, tmp_path / "out", shard_size=shard_size)).ok
 
 
 def test_a_folder_that_may_not_be_written(
@@ -297,22 +275,42 @@ def test_a_folder_that_may_not_be_written(
         return whole(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(
-        AccessError, match=r"this user may not write there \(Permission denied\)"
-    ) as caught:
+    with pytest.raises(AccessError, match=str(tmp_path)) as caught:
         pack(photos, tmp_path / "out.h5")
     assert isinstance(caught.value, PermissionError)
 
 
 def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with (
-        pytest.raises(DataNotFoundError, match=r"is gone|is no folder"),
-        PartFile(tmp_path / "folder" / "out") as part,
-    ):
+    with pytest.raises(DataNotFoundError), PartFile(tmp_path / "folder" / "out") as part:
         shutil.rmtree(tmp_path / "folder")
         part.commit()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_names_of_any_bytes(several: bool, photos: Path, tmp_path: Path) -> None:
+    """Are kept, and messages show them in one line."""
+    source = tmp_path / "in" / "a class, 'quoted'"
+    source.mkdir(parents=True)
+    names = [b"with space.jpg", b"new\nline.jpg", b'"quotes".jpg', b"latin-\xe9.jpg", b"%41 #?.jpg"]
+    for name in names:
+        shutil.copy(next(photos.rglob("*.jpg")), os.fsencode(source) + b"/" + name)
+    shard_size = 2000 if several else None
+    out = pack(tmp_path / "in", tmp_path / "out dir", shard_size=shard_size)
+    with ImageDataset(out) as packed, ImageDataset(tmp_path / "in") as files:
+        assert packed.fingerprint == files.fingerprint and packed.classes == files.classes
+    for damaged in out.glob("part-*.h5") if several else [out]:
+        with h5py.File(damaged, "r+") as file:
+            file["data"][file["offsets"][:-1]] ^= 1
+    bad = verify(out).bad
+    assert len(bad) == len(names)
+    assert not any("\n" in location + error for _, location, error in bad)
+    for shown in (r"new\nline.jpg", r"latin-\udce9.jpg", "with space.jpg"):
+        assert any(shown in location for _, location, _ in bad)
+
+
+# --- samples are read back while others are written -----------------------------------------------
 
 
 @pytest.fixture
@@ -329,7 +327,8 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_samples_are_read_back_while_others_are_written(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, ahead = list[tuple[int, int]](), list[int]()
+    read: list[tuple[int, int]] = []
+    ahead: list[int] = []
     sum_segment, reread = checksums._sum_segment, PartFile.reread
 
     def counted(fd: int, segment: checksums.Segment, *arguments: Any) -> int:
@@ -344,54 +343,33 @@ def test_samples_are_read_back_while_others_are_written(
     monkeypatch.setattr(checksums, "_sum_segment", counted)
     monkeypatch.setattr(PartFile, "reread", then)
     pack(photos, tmp_path / "out.h5")
-    samples = len(ImageDataset(photos))
-    assert ahead == [samples - 1]  # the last one is read at the end
-    assert (
-        len(read) == len(set(read)) and sorted(read)[-1][1] == (tmp_path / "out.h5").stat().st_size
-    )
+    assert ahead == [23], "the last one is read at the end"
+    assert len(read) == len(set(read)) and max(read)[1] == (tmp_path / "out.h5").stat().st_size
     assert verify(tmp_path / "out.h5").ok
 
 
-def flipping_the_fourth(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A bit of the fourth segment that is read back is another one; where each begins is listed."""
-    settle, flipped = PartFile._settle, list[int]()
-
-    def flip(self: PartFile, start: int, stop: int) -> None:
-        settle(self, start, stop)
-        flipped.append(start)
-        if len(flipped) == 4:
-            os.pwrite(self.fd, bytes([os.pread(self.fd, 1, start)[0] ^ 4]), start)
-
-    monkeypatch.setattr(PartFile, "_settle", flip)
-    return flipped
-
-
+@pytest.mark.parametrize(("format", "call", "number"), [("hdf5", 4, 0), ("zarr", 1, 3)])
 @pytest.mark.usefixtures("small_segments")
-def test_bit_flips_are_found_while_others_are_written(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_flips_are_found_while_others_are_written(
+    format: Any, call: int, number: int, photos: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    flipped = flipping_the_fourth(monkeypatch)
-    with pytest.raises(
-        WriteError,
-        match=r"out\.h5: 1 samples read back are not what was written, the first is number 3:",
-    ):
-        pack(photos, tmp_path / "out.h5")
-    assert os.listdir(tmp_path) == [] and len(flipped) > 4
+    """A bit of the fourth sample is another one on the disk; a shard gets all in one call."""
+    pwritev = os.pwritev
+    calls: list[int] = []
 
+    def flipping(fd: int, buffers: Any, place: int) -> int:
+        calls.append(place)
+        if len(calls) == call:
+            buffers = [bytearray(buffer) for buffer in buffers]
+            buffers[number][0] ^= 4
+        return pwritev(fd, buffers, place)
 
-@pytest.mark.usefixtures("small_segments")
-def test_flips_are_found_while_others_go_to_a_shard(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flipped = flipping_the_fourth(monkeypatch)
-    with pytest.raises(
-        WriteError, match=r"1 samples read back are not what was written, the first is number 3:"
-    ):
-        pack(photos, tmp_path / "out.zarr", format="zarr")
-    assert len(flipped) > 4
-    monkeypatch.undo()
-    pack(photos, tmp_path / "out.zarr", format="zarr")
-    assert verify(tmp_path / "out.zarr").ok
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", flipping)
+        with pytest.raises(WriteError, match=r"1 samples read back .* number 3:"):
+            pack(photos, tmp_path / "out", format=format)
+    assert not list(tmp_path.rglob("*.part"))
+    assert verify(pack(photos, tmp_path / "out", format=format)).ok
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -401,16 +379,16 @@ def test_a_disk_that_fails_is_noticed_in_the_middle(
     def fails(self: PartFile, start: int, stop: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(PartFile, "_settle", fails)
-    monkeypatch.setattr(PartFile, "reread", lambda self: pytest.fail("it went on to the end"))
     whole = checksums.SumsAhead.written
 
     def written(self: checksums.SumsAhead, stop: int) -> None:
         whole(self, stop)
         futures.wait(self.futures.values())  # so that the next group meets the error
 
+    monkeypatch.setattr(PartFile, "_settle", fails)
+    monkeypatch.setattr(PartFile, "reread", lambda self: pytest.fail("it went on to the end"))
     monkeypatch.setattr(checksums.SumsAhead, "written", written)
-    with pytest.raises(WriteError, match=r"out\.h5 can't be written: "):
+    with pytest.raises(WriteError, match=r"out\.h5"):
         pack(photos, tmp_path / "out.h5")
     assert os.listdir(tmp_path) == []
 
@@ -420,16 +398,12 @@ def test_bit_flips_are_found_before_the_file_is_named(
 ) -> None:
     reread = PartFile.reread
 
-    def flip(self: PartFile) -> None:
+    def flip_the_last(self: PartFile) -> None:
         reread(self)
-        size = os.fstat(self.fd).st_size
-        # in the last sample
-        os.pwrite(self.fd, bytes([os.pread(self.fd, 1, size - 5)[0] ^ 4]), size - 5)
+        place = os.fstat(self.fd).st_size - 5
+        os.pwrite(self.fd, bytes([os.pread(self.fd, 1, place)[0] ^ 4]), place)
 
-    monkeypatch.setattr(PartFile, "reread", flip)
-    with pytest.raises(
-        WriteError,
-        match=r"out\.h5: 1 samples read back are not what was written, the first is number 23",
-    ):
+    monkeypatch.setattr(PartFile, "reread", flip_the_last)
+    with pytest.raises(WriteError, match=r"1 samples read back .* number 23:"):
         pack(photos, tmp_path / "out.h5")
     assert os.listdir(tmp_path) == []

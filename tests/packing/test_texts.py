@@ -1,5 +1,6 @@
-"""Packed texts: tokens bit for bit, as documents, windows and blocks, in all modes; and every
-damage is found.
+"""Packed texts, in one file and in parts: documents, windows and blocks are those of the texts.
+
+Kills and jobs: test_parts.py. Each flipped bit: test_flips.py.
 """
 
 from __future__ import annotations
@@ -12,475 +13,548 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-import torch
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headrace import (
-    AccessError,
     CharTokenizer,
-    ConfigError,
-    FileChangedError,
-    FormatError,
     HDF5Dataset,
-    HeadraceError,
-    HeadraceWarning,
-    SampleError,
+    StreamingDataset,
     TextDataset,
     create_dataloader,
     open_dataset,
     pack,
     verify,
 )
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    HeadraceError,
+    HeadraceWarning,
+    SampleError,
+    TargetExistsError,
+)
+from headrace.io.local import checksums
+from headrace.packing import join, pack_status
 from headrace.packing import run as running
 from headrace.packing.run import pack_dataset
 from headrace.storage.hdf5.packed import packed_info
+from headrace.storage.tokens.joined import JoinedTokens
+from headrace.storage.tokens.packed import PackedTokens
+from headrace.testing import DatasetContract
 from headrace.testing.contract import same
+from tests.packing.cases import make_texts
+from tests.packing.shared import check_same, contents, flip, samples_of
+from tests.servers.ranges import RangeServer
 
-MODES = ("lazy", "eager", "cached", "streaming")
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 WAYS: dict[str, dict[str, Any]] = {
     "documents": {"max_length": 9},
     "windows": {"max_length": 8, "stride": 5},
     "blocks": {"max_length": 8, "packing": True},
 }
-
-
-pytestmark = pytest.mark.usefixtures("own_cache")
+SHARD = 60
+COUNT = 12
 
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Seven texts in two class folders, one of them empty, one not ASCII."""
-    random = np.random.default_rng(0)
-    for number, size in enumerate((40, 0, 7, 8, 23, 1, 16)):
-        folder = tmp_path / "texts" / ("prose", "verse")[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        letters = "".join(random.choice(list("abcdé \n"), size))
-        (folder / f"{number}.txt").write_bytes(letters.encode())
-    return tmp_path / "texts"
+    return make_texts(tmp_path / "texts")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    rows = [{"text": f"the {'mill ' * (n % 7)}wheel", "score": n / 2} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "rows.jsonl"
 
 
 def opened(texts: Path, **options: Any) -> TextDataset:
-    return TextDataset(
-        texts, **{"labels": "folders", "cache_dir": texts.parent / "kept", **options}
-    )
+    options = {"labels": "folders", "cache_dir": texts.parent / "kept", **options}
+    return TextDataset(texts, **options)
 
 
-def check_same(packed: TextDataset, source: TextDataset) -> None:
-    assert len(packed) == len(source) and packed.fingerprint == source.fingerprint
-    assert all(same(packed[i], source[i]) for i in range(len(source)))
+class Words:
+    """A tokenizer of words, which nobody can know again."""
+
+    def __init__(self, first: int = 10) -> None:
+        self.first = first
+
+    def __call__(self, text: str) -> list[int]:
+        return [self.first + len(word) for word in text.split()]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shard_size", [None, SHARD], ids=["file", "parts"])
 @pytest.mark.parametrize("way", WAYS)
 def test_samples_and_batches_are_those_of_the_texts(
-    texts: Path, tmp_path: Path, way: str, mode: str
+    way: str, shard_size: int | None, texts: Path, tmp_path: Path
 ) -> None:
-    out = pack(opened(texts), tmp_path / "out.h5")
-    with (
-        opened(texts, **WAYS[way]) as source,
-        TextDataset(out, loading_mode=mode, **WAYS[way]) as packed,
-    ):
-        assert packed.classes == ["prose", "verse"]
-        if mode != "streaming":
-            check_same(packed, source)
+    out = pack(opened(texts), tmp_path / "out", shard_size=shard_size)
+    for mode in ("lazy", "eager", "cached", "streaming"):
         # texts that are files each lie in no blocks, and their tokens do
-        is_laned = mode == "streaming" and way != "documents"
-        options: dict[str, Any] = {
-            "batch_size": 3,
-            "num_workers": 0,
-            "shuffle": "block" if is_laned else True,
-        }
-        ours, theirs = create_dataloader(packed, **options), create_dataloader(source, **options)
-        assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
-        assert isinstance(packed.tokenizer, CharTokenizer) and packed.tokenizer.characters is None
+        is_laned = mode == "streaming" and (way != "documents" or shard_size is not None)
+        options: dict[str, Any] = {"shuffle": "block" if is_laned else True, "num_workers": 0}
+        with (
+            opened(texts, **WAYS[way]) as source,
+            TextDataset(out, loading_mode=mode, **WAYS[way]) as packed,
+        ):
+            assert packed.fingerprint == source.fingerprint
+            assert packed.classes == ["prose", "verse"]
+            if mode != "streaming":
+                check_same(packed, source)
+            if mode != "streaming" or way != "documents":
+                ours = list(create_dataloader(packed, batch_size=3, **options))
+                theirs = list(create_dataloader(source, batch_size=3, **options))
+                assert len(ours) > 3 and same(ours, theirs), mode
 
 
 def test_workers_read_the_same(
     texts: Path, tmp_path: Path, make_loader: Callable[..., Any]
 ) -> None:
-    out = pack(opened(texts), tmp_path / "out.h5")
-    with TextDataset(out, **WAYS["blocks"]) as packed:
-        found = []
-        for options in (
-            {"num_workers": 0},
-            {"num_workers": 2, "multiprocessing_context": "forkserver"},
-        ):
-            found.append(list(make_loader(packed, batch_size=3, **options)))
-        assert len(found[0]) == 4 and all(same(a, b) for a, b in zip(*found, strict=True))
-        copy = pickle.loads(pickle.dumps(packed))
-        assert same(copy[2], packed[2])
+    parts = pack(opened(texts), tmp_path / "parts", shard_size=SHARD)
+    with TextDataset(parts, **WAYS["blocks"]) as packed:
+        load = partial(make_loader, packed, batch_size=3)
+        alone = list(load(num_workers=0))
+        assert same(list(load(num_workers=2, multiprocessing_context="forkserver")), alone)
+        assert same(pickle.loads(pickle.dumps(packed))[2], packed[2]) and len(alone) > 3
 
 
 @pytest.mark.parametrize("unit", ["line", "record"])
-def test_lines_and_records_with_targets(tmp_path: Path, unit: str) -> None:
-    rows = [{"text": f"the {'mill ' * number}wheel", "score": number / 2} for number in range(20)]
-    lines = [json.dumps(row) for row in rows] if unit == "record" else [row["text"] for row in rows]
-    path = tmp_path / ("in.jsonl" if unit == "record" else "in.txt")
-    path.write_text("\n".join(lines))
-    options: dict[str, Any] = {
-        "unit": unit,
-        "target_field": "score" if unit == "record" else None,
-        "cache_dir": tmp_path / "kept",
-    }
-    with TextDataset(path, **options) as source:
-        out = pack(source, tmp_path / "out.h5")
-        with TextDataset(out) as packed:
-            check_same(packed, source)
-            assert packed.source_of(3) == f"{out}, document 3"
-        with pack_view(source, [4, 2, 2], tmp_path) as packed:
-            check_same(packed, source.subset([4, 2, 2]))
+def test_lines_and_records(unit: str, records: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"unit": unit, "cache_dir": tmp_path / "kept"}
+    if unit == "record":
+        options["target_field"] = "score"
+    with TextDataset(records, **options) as source:
+        view = source.subset([4, 50, 50, 2, *range(10, 40)])
+        for shard_size in (None, 300):
+            out = pack(source, tmp_path / f"out{shard_size}", shard_size=shard_size)
+            with TextDataset(out) as packed:
+                check_same(packed, source)
+                assert ", document 3" in packed.source_of(3)
+            out = pack(view, tmp_path / f"view{shard_size}", shard_size=shard_size)
+            with TextDataset(out) as packed:
+                check_same(packed, view)
 
 
-def pack_view(source: TextDataset, chosen: list[int], folder: Path) -> TextDataset:
-    return TextDataset(pack(source.subset(chosen), folder / "view.h5"))
+def test_opens_in_every_way(texts: Path, tmp_path: Path) -> None:
+    parts = pack(opened(texts), tmp_path / "parts", shard_size=SHARD)
+    files = sorted(map(str, parts.glob("*.h5")))
+    with opened(texts) as source:
+        for path in (parts, parts / "manifest.json", str(parts / "*.h5"), files, f"{parts}/"):
+            with open_dataset(path) as packed:
+                check_same(packed, source)
+                assert np.array_equal(packed.targets, source.targets)
+        with TextDataset(files[1:]) as rest:
+            assert rest.fingerprint != source.fingerprint and len(rest) < len(source)
+        with TextDataset(parts) as packed:
+            location = packed.source_of(11)
+            assert files[-1] in location and Path(source.source_of(11)).name in location
+        assert len(list(StreamingDataset(parts))) == COUNT
+        with HDF5Dataset(parts, target_name="targets") as rows:
+            assert len(rows) == COUNT and rows.fingerprint == source.fingerprint
+
+
+@pytest.mark.parametrize("way", ["documents", "blocks"])
+def test_from_servers_and_to_stores(way: str, texts: Path, tmp_path: Path, memory: Any) -> None:
+    paths = sorted(texts.rglob("*.txt"))
+    with TextDataset(paths, cache_dir=tmp_path / "kept") as source:
+        parts = Path(pack(source, tmp_path / "parts", shard_size=SHARD))
+    with RangeServer(tmp_path) as server:
+        urls = [f"{server.url}/{path.relative_to(tmp_path)}" for path in paths]
+        with TextDataset(urls, cache_dir=tmp_path / "cache") as source:
+            out = pack(source, "memory://packed", shard_size=SHARD)
+        memory.get("/packed/", f"{tmp_path}/copy/", recursive=True)
+        assert contents(tmp_path / "copy") == contents(parts) and verify(out).ok
+        with TextDataset(parts, **WAYS[way]) as near:
+            options = {"cache_dir": tmp_path / "other", **WAYS[way]}
+            for url in (f"{out}/manifest.json", f"{server.url}/parts/manifest.json"):
+                with TextDataset(url, **options) as far:
+                    check_same(far, near)
+            with TextDataset(url, loading_mode="streaming", **options) as far:
+                load = partial(create_dataloader, batch_size=3, num_workers=0)
+                assert same(list(load(far)), list(load(near, shuffle="block")))
+
+
+# --- what is in the file --------------------------------------------------------------------------
 
 
 def test_what_the_file_says(texts: Path, tmp_path: Path) -> None:
-    """To other programs too."""
     tokenizer = CharTokenizer("abcdé \n'")
-    with opened(texts, tokenizer=tokenizer, packing=True, max_length=4, end_token=1) as source:
+    blocks = {"packing": True, "max_length": 4, "end_token": 1}
+    with opened(texts, tokenizer=tokenizer, **blocks) as source:
         out = pack(source, tmp_path / "out.h5")
-        with (
-            opened(texts, tokenizer=tokenizer, max_length=None) as documents,
-            h5py.File(out) as file,
-        ):
-            data, offsets, names, ends = (
-                file[name][:] for name in ("data", "offsets", "names", "name_offsets")
-            )
-            assert (data.dtype, offsets.dtype, file["crc32"].dtype) == (
-                np.uint16,
-                np.int64,
-                np.uint32,
-            )
-            assert all(file[name].chunks is None for name in file)
-            for i in range(7):
-                assert data[offsets[i] : offsets[i + 1]].tolist() == [
-                    *documents[i]["input_ids"].tolist(),
-                    1,
-                ]
-                assert os.path.join(
-                    texts, names[ends[i] : ends[i + 1]].tobytes().decode()
-                ) == documents.source_of(i)
-            assert file["targets"][:].tolist() == documents.targets.tolist()
-        info = packed_info(out)
-        assert info is not None and (info.kind, info.store, info.count, info.fingerprint) == (
-            "text",
-            "tokens",
-            7,
-            documents.fingerprint,
-        )
-        assert info.text == {
-            "tokenizer": repr(tokenizer),
-            "class": "CharTokenizer",
-            "end_token": 1,
-            "unit": "file",
-        }
         with TextDataset(out, packing=True, max_length=4) as packed:
             check_same(packed, source)
-            assert (
-                packed.tokenizer.characters == tokenizer.characters
-                and "made with CharTokenizer(" in packed.explain()
-            )
-        with HDF5Dataset(out, target_name="targets") as rows:
-            assert (
-                rows[0][0].tolist() == data[: offsets[1]].tolist()
-                and rows[0][0].dtype == torch.uint16
-                and rows[0][1] == 0
-            )
-        with open_dataset(out) as found, open_dataset(texts) as plain:
-            assert (
-                isinstance(found, TextDataset)
-                and isinstance(plain, TextDataset)
-                and len(found) == len(plain) == 7
-            )
+            assert packed.tokenizer.characters == tokenizer.characters
+            assert "CharTokenizer(" in packed.explain()
+    with opened(texts, tokenizer=tokenizer, max_length=None) as documents, h5py.File(out) as file:
+        data, offsets = file["data"][:], file["offsets"][:]
+        names, ends = file["names"][:].tobytes().decode(), file["name_offsets"][:]
+        assert (data.dtype, offsets.dtype, file["crc32"].dtype) == (np.uint16, np.int64, np.uint32)
+        assert all(file[name].chunks is None for name in file)
+        for index in range(COUNT):
+            tokens = documents[index]["input_ids"].tolist()
+            assert data[offsets[index] : offsets[index + 1]].tolist() == [*tokens, 1]
+            name = names[ends[index] : ends[index + 1]]
+            assert os.path.join(texts, name) == documents.source_of(index)
+        assert file["targets"][:].tolist() == documents.targets.tolist()
+        info = packed_info(out)
+        assert info is not None and info.fingerprint == documents.fingerprint
+        assert (info.kind, info.store, info.count) == ("text", "tokens", COUNT)
+        said = {"tokenizer": repr(tokenizer), "class": "CharTokenizer"}
+        assert info.text == {**said, "end_token": 1, "unit": "file"}
+    with HDF5Dataset(out, target_name="targets") as rows:
+        assert rows[0][0].tolist() == data[: offsets[1]].tolist() and rows[0][1] == 0
 
 
-class Hashing:
-    """A tokenizer of large ids that nobody can know again."""
+def test_tokenizers_without_identity(texts: Path, tmp_path: Path) -> None:
+    """And of large ids."""
+    large = partial(opened, texts, tokenizer=Words(70_000))
+    with large() as source:
+        for shard_size in (None, 10):
+            out = pack(source, tmp_path / f"out{shard_size}", shard_size=shard_size)
+            with TextDataset(out) as packed:
+                check_same(packed, source)
+                assert packed.tokenizer is None and "can't be known again" in packed.explain()
+    with h5py.File(tmp_path / "outNone") as file:
+        assert file["data"].dtype == np.int32
+    pack(large(), out, shard_size=10)
+    with pytest.raises(TargetExistsError, match="tokens: "):
+        pack(opened(texts, tokenizer=Words(11)), out, shard_size=10)
+    with pytest.raises(ConfigError, match="lambda"):
+        source = opened(texts, tokenizer=lambda text: [len(text)])
+        pack(source, tmp_path / "parts", shard_size=10, processes=2)
+
+
+def test_a_tokenizer_of_rust(records: Path, tmp_path: Path) -> None:
+    """In threads and in processes."""
+    words = {"[UNK]": 0, "the": 1, "mill": 2, "wheel": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    source = TextDataset(records, tokenizer=tokenizer, cache_dir=tmp_path / "kept")
+    whole = pack(source, tmp_path / "whole", shard_size=60)
+    with ThreadPoolExecutor(3) as executor:
+        threads = pack(source, tmp_path / "threads", shard_size=60, executor=executor)
+    two = pack(source, tmp_path / "two", shard_size=60, processes=2)
+    assert contents(threads) == contents(two) == contents(whole)
+    with TextDataset(whole) as packed:
+        assert same(samples_of(packed), samples_of(source))
+
+
+def test_same_texts_give_the_same_bytes(texts: Path, tmp_path: Path) -> None:
+    first = pack(opened(texts), tmp_path / "first.h5", workers=1).read_bytes()
+    copy = opened(shutil.copytree(texts, tmp_path / "copy"), cache_dir=tmp_path / "other")
+    assert pack(copy, tmp_path / "second.h5", workers=3).read_bytes() == first
+    parts = pack(tmp_path / "first.h5", tmp_path / "parts", shard_size=SHARD, processes=2)
+    wider = pack(parts, tmp_path / "wider", shard_size=2 * SHARD)
+    assert 1 < pack_status(wider).parts < pack_status(parts).parts
+    assert pack(wider, tmp_path / "joined.h5").read_bytes() == first
+
+
+def test_end_tokens(texts: Path, tmp_path: Path) -> None:
+    """Put behind each document while it is packed, they are those of blocks that have them."""
+    with opened(texts, packing=True, max_length=4, end_token=7) as blocks:
+        expected = pack(blocks, tmp_path / "one.h5").read_bytes()
+        assert pack(blocks, tmp_path / "same.h5", end_token=7).read_bytes() == expected
+        with pytest.raises(ConfigError, match=r"end_token=8: .* end_token=7"):
+            pack(blocks, tmp_path / "other.h5", end_token=8)
+    source = opened(texts)
+    assert pack(source, tmp_path / "own.h5", end_token=7).read_bytes() == expected
+    parts = pack(source, tmp_path / "parts", end_token=7, shard_size=SHARD)
+    assert pack(parts, tmp_path / "joined.h5").read_bytes() == expected
+    with pytest.raises(TargetExistsError, match="end_token: 7 there, None now"):
+        pack(source, parts, shard_size=SHARD)
+    with pytest.raises(ConfigError, match="end_token"):
+        pack(source, tmp_path / "bad.h5", end_token=-1)
+
+
+def test_no_documents_and_no_tokens(texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    files = [TextDataset(tmp_path / "empty.txt"), TextDataset(tmp_path / "empty.txt", unit="line")]
+    for number, source in enumerate([*files, opened(texts)[:0]]):
+        out = pack(source, tmp_path / f"{number}.h5")
+        with TextDataset(out) as packed, TextDataset(out, packing=True, max_length=9) as blocks:
+            check_same(packed, source)
+            assert verify(out).ok and len(blocks) == 0
+
+
+def test_each_part_has_the_smallest_dtype(tmp_path: Path) -> None:
+    for number in range(6):
+        text = "wheel" * 9 if number < 5 else "wheel\U0001f600" * 8
+        (tmp_path / f"{number}.txt").write_text(text)
+    source = TextDataset(str(tmp_path / "*.txt"), cache_dir=tmp_path / "kept")
+    parts = pack(source, tmp_path / "parts", shard_size=100)
+    kinds = set()
+    for path in parts.glob("*.h5"):
+        with h5py.File(path) as file:
+            kinds.add(str(file["data"].dtype))
+    assert kinds == {"uint16", "int32"}
+    one = pack(source, tmp_path / "one.h5")
+    for way in WAYS.values():
+        with TextDataset(parts, **way) as joined, TextDataset(one, **way) as single:
+            assert same(samples_of(joined), samples_of(single))
+
+
+@pytest.mark.slow
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None
+)
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=2, max_size=4),
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=5),
+)
+def test_any_range_of_joined_tokens(
+    tmp_path: Path, sizes: list[list[int]], places: list[tuple[int, int]]
+) -> None:
+    each, everything = [], ""
+    for number, of_file in enumerate(sizes):
+        folder = tmp_path / "texts"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for document, size in enumerate(of_file):
+            text = "".join(chr(97 + (len(everything) + i) % 26) for i in range(size))
+            (folder / f"{document}.txt").write_text(text)
+            everything += text
+        out = pack(TextDataset(folder), tmp_path / f"{number}.h5", overwrite=True)
+        each.append(PackedTokens(out))
+    tokens, ids = JoinedTokens(each), CharTokenizer()(everything)
+    assert tokens.count == len(ids)
+    assert tokens.short[0].tolist() == np.cumsum([0, *itertools.chain(*sizes)]).tolist()
+    ranges = sorted(sorted(min(place, len(ids)) for place in pair) for pair in places)
+    begins, ends = np.array(ranges, np.int64).reshape(-1, 2).T
+    for part, begin, end in zip(tokens.parts(begins, ends), begins, ends, strict=True):
+        assert part.dtype == tokens.dtype and part.tolist() == ids[begin:end].tolist()
+    assert tokens.byte_ranges(begins, ends).nbytes.sum() == 2 * (ends - begins).sum()
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+class Counting:
+    fingerprint = "1"
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
 
     def __call__(self, text: str) -> list[int]:
-        return [70_000 + ord(letter) for letter in text]
+        self.made.append(text)
+        return list(text.encode())
 
 
-def test_a_tokenizer_that_cannot_be_known_again(texts: Path, tmp_path: Path) -> None:
-    with opened(texts, tokenizer=Hashing()) as source:
-        out = pack(source, tmp_path / "out.h5")
-        with TextDataset(out) as packed, h5py.File(out) as file:
-            check_same(packed, source)
-            assert packed.tokenizer is None and file["data"].dtype == np.int32
-            assert "made with a Hashing that can't be known again" in packed.explain()
-
-
-def test_the_same_texts_give_the_same_bytes(texts: Path, tmp_path: Path) -> None:
-    first = pack(opened(texts), tmp_path / "first.h5", workers=1).read_bytes()
-    shutil.copytree(texts, tmp_path / "copy")
-    assert (
-        pack(
-            opened(tmp_path / "copy", cache_dir=tmp_path / "other"),
-            tmp_path / "second.h5",
-            workers=3,
-        ).read_bytes()
-        == first
-    )
-    assert pack(tmp_path / "first.h5", tmp_path / "third.h5").read_bytes() == first
-    with TextDataset(tmp_path / "first.h5") as packed, opened(texts) as source:
-        check_same(TextDataset(pack(packed[2:5], tmp_path / "view.h5")), packed[2:5])
-        assert same(packed[2:5][1], source[3])
-
-
-def test_no_documents_and_no_tokens(tmp_path: Path, texts: Path) -> None:
-    (tmp_path / "empty.txt").write_bytes(b"")
-    (tmp_path / "blank.txt").write_bytes(b"")
-    for number, source in enumerate(
-        (
-            TextDataset(tmp_path / "empty.txt"),
-            TextDataset(tmp_path / "blank.txt", unit="line"),
-            opened(texts)[:0],
-        )
-    ):
-        out = pack(source, tmp_path / f"{number}.h5")
-        assert verify(out).ok
-        with TextDataset(out) as packed:
-            check_same(packed, source)
-        with TextDataset(out, packing=True, max_length=512) as blocks:
-            assert len(blocks) == 0
-
-
-def test_documents_that_cannot_be_read(texts: Path, tmp_path: Path) -> None:
-    (texts / "prose" / "0.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(SampleError, match=r"0\.txt: byte 0xff at offset 0 is no utf-8"):
-        pack(opened(texts), tmp_path / "out.h5")
-    with pytest.warns(
-        HeadraceWarning, match="1 of 7 documents can.t be read, or tokenised, and are left out"
-    ):
-        result = pack_dataset(opened(texts, on_error="skip"), tmp_path / "out.h5")
-    (said,) = result.left_out
-    assert result.samples == 6 and "0.txt" in said
-    with TextDataset(tmp_path / "out.h5") as packed, opened(texts, on_error="skip") as source:
-        check_same(packed, source[1:])  # which it is, as far as anybody can tell
-    with pytest.warns(HeadraceWarning), pytest.raises(SampleError, match=r"0\.txt"):
-        pack(
-            opened(texts, on_error=lambda *_: {}, cache_dir=tmp_path / "new"), tmp_path / "other.h5"
-        )
-    assert not [
-        name for name in os.listdir(tmp_path) if name.endswith(".part") or name == "other.h5"
-    ]
+def test_a_job_tokenises_its_own_parts(records: Path, tmp_path: Path) -> None:
+    tokenizer = Counting()
+    source = TextDataset(records, tokenizer=tokenizer, cache_dir=tmp_path / "kept")
+    out = pack(source, tmp_path / "out", shard_size=300, part="0/2")
+    status = pack_status(out)
+    edges = json.loads((out / "plan.json").read_text())["edges"]
+    own = sum(edges[part + 1] - edges[part] for part in status.done)
+    assert status.parts > 5 and len(tokenizer.made) == 32 + own, "and 32 for the plan"
 
 
 def test_an_interrupted_run_does_not_tokenise_again(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
-
-    class Counting:
-        fingerprint = "1"
-
-        def __call__(self, text: str) -> list[int]:
-            made.append(text)
-            return list(text.encode())
+    tokenizer = Counting()
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, opened(texts, tokenizer=Counting()) as source:
+    with monkeypatch.context() as patch, opened(texts, tokenizer=tokenizer) as source:
         patch.setattr(running.PackedWriter, "append", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pack(source, tmp_path / "out.h5")
-    assert len(made) == 7 and not [name for name in os.listdir(tmp_path) if "out.h5" in name]
-    with opened(texts, tokenizer=Counting()) as source:
-        assert verify(pack(source, tmp_path / "out.h5")).samples == 7
-    assert len(made) == 7
+    assert len(tokenizer.made) == COUNT and not list(tmp_path.glob("*out.h5*"))
+    with opened(texts, tokenizer=tokenizer) as source:
+        assert verify(pack(source, tmp_path / "out.h5")).samples == len(tokenizer.made) == COUNT
 
 
-# --- what makes no sense --------------------------------------------------------------------------
+def test_other_texts_and_tokenizers_are_other_plans(texts: Path, tmp_path: Path) -> None:
+    parts = pack(opened(texts), tmp_path / "parts", shard_size=SHARD, part="0/2")
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"tokenizer": CharTokenizer("ab")}, r"CharTokenizer\(\) there, CharTokenizer\('ab'\) now"),
+        ({"end_token": 3, "packing": True, "max_length": 4}, "end_token: None there, 3 now"),
+    ]
+    for options, message in rows:
+        with pytest.raises(TargetExistsError, match=message):
+            pack(opened(texts, **options), parts, shard_size=SHARD)
+    source = opened(texts)
+    (texts / "verse" / "9.txt").write_text("longer than it was")
+    for changed in (source, opened(texts)):
+        with pytest.raises((TargetExistsError, FileChangedError)):
+            pack(changed, parts, shard_size=SHARD, part="1/2")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("unit", "line"),
-        ("tokenizer", CharTokenizer()),
-        ("text_field", "body"),
-        ("labels", "folders"),
-        ("newline", "\n"),
-        ("encoding", "latin-1"),
-        ("errors", "replace"),
-    ],
-)
-def test_what_packing_has_decided_is_refused(
-    texts: Path, tmp_path: Path, name: str, value: Any
-) -> None:
+def test_a_text_that_changes_meanwhile_is_named(texts: Path, tmp_path: Path) -> None:
+    (texts / "verse" / "9.txt").write_text("it changes when this is tokenised")
+
+    class Changing(CharTokenizer):
+        def __call__(self, text: str) -> Any:
+            if text.startswith("it changes"):
+                (texts / "verse" / "9.txt").write_text("and is shorter")
+            return super().__call__(text)
+
+    with pytest.raises(FileChangedError, match=r"9\.txt"):
+        pack(opened(texts, tokenizer=Changing()), tmp_path / "out", shard_size=SHARD)
+
+
+def test_a_part_that_is_missing(texts: Path, tmp_path: Path) -> None:
+    parts = pack(opened(texts), tmp_path / "parts", shard_size=SHARD)
+    (parts / "manifest.json").unlink()
+    sorted(parts.glob("*.h5"))[1].unlink()
+    with pytest.raises(DataNotFoundError, match="not complete"):
+        TextDataset(parts)
+    with pytest.raises(DataNotFoundError, match="missing: 1"):
+        join(parts)
+
+
+# --- what is refused, and left out ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard_size", [None, SHARD])
+def test_unreadable_texts(shard_size: int | None, texts: Path, tmp_path: Path) -> None:
+    (texts / "verse" / "3.txt").write_bytes(b"\xff\xfeno text")
+    skipping = opened(texts, on_error="skip")
+    with pytest.raises(SampleError, match=r"3\.txt"):
+        pack(opened(texts), tmp_path / "bad", shard_size=shard_size)
+    with pytest.warns(HeadraceWarning, match="1 .*left out"):
+        if shard_size is None:
+            result = pack_dataset(skipping, tmp_path / "out")
+            assert result.samples == COUNT - 1 and "3.txt" in result.left_out[0]
+        else:
+            pack(skipping, tmp_path / "out", shard_size=shard_size)
+    with TextDataset(tmp_path / "out") as packed, opened(texts) as source:
+        assert packed.fingerprint != source.fingerprint
+        kept = [source[index] for index in range(COUNT) if "3.txt" not in source.source_of(index)]
+        assert same(samples_of(packed), kept)
+
+
+def test_documents_are_not_made_up(texts: Path, tmp_path: Path) -> None:
+    (texts / "verse" / "3.txt").write_bytes(b"\xff\xfeno text")
+    with pytest.warns(HeadraceWarning), pytest.raises(SampleError, match=r"3\.txt"):
+        pack(opened(texts, on_error=lambda *_: {}), tmp_path / "out.h5")
+    assert not list(tmp_path.glob("*out.h5*"))
+
+
+def test_options_that_packing_has_decided(texts: Path, tmp_path: Path) -> None:
     out = pack(opened(texts), tmp_path / "out.h5")
-    with pytest.raises(
-        ConfigError,
-        match=rf"{name}=.*out\.h5 holds tokens, so packing has decided this: leave it out",
-    ):
-        TextDataset(out, **{name: value})
-
-
-def test_other_things_that_make_no_sense(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="store='decoded' is for images and arrays"):
-        pack(opened(texts), tmp_path / "out.h5", store="decoded")
-    with pytest.raises(ConfigError, match="a view of windows or blocks can't be packed"):
-        pack(opened(texts, **WAYS["blocks"])[:2], tmp_path / "out.h5")
-    out = pack(opened(texts), tmp_path / "out.h5")
-    with pytest.raises(ConfigError, match="a view of windows or blocks can't be packed"):
-        pack(TextDataset(out, **WAYS["windows"])[:2], tmp_path / "other.h5")
-    with pytest.raises(ConfigError, match="holds tokens and no texts"):
+    options = {
+        **{"unit": "line", "tokenizer": CharTokenizer(), "text_field": "body"},
+        **{"labels": "folders", "newline": "\n", "encoding": "latin-1", "errors": "replace"},
+    }
+    for name, value in options.items():
+        with pytest.raises(ConfigError, match=rf"{name}=.*out\.h5"):
+            TextDataset(out, **{name: value})
+    with pytest.raises(ConfigError):
         TextDataset(out).text_of(0)
+
+
+@pytest.mark.parametrize("shard_size", [None, SHARD])
+def test_what_makes_no_sense(shard_size: int | None, texts: Path, tmp_path: Path) -> None:
+    pack_it = partial(pack, dst=tmp_path / "new", shard_size=shard_size)
+    for options in ({"store": "decoded"}, {"store": "jpeg"}, {"check": "header"}, {"chunks": 2}):
+        with pytest.raises(ConfigError):
+            pack_it(opened(texts), **options)
+    packed = TextDataset(pack(opened(texts), tmp_path / "out.h5"), **WAYS["windows"])
+    for view in (opened(texts, **WAYS["blocks"])[:2], packed.subset([1])):
+        with pytest.raises(ConfigError, match="view"):
+            pack_it(view)
+    rows = [{"text": "wheel", "n": 1 if number < 9 else "one"} for number in range(12)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ConfigError, match="targets"):
+        pack_it(TextDataset(tmp_path / "in.jsonl", target_field="n"))
+
+
+def test_files_that_are_no_dataset(texts: Path, tmp_path: Path) -> None:
+    pack(opened(texts), tmp_path / "a.h5")
+    pack(opened(texts, tokenizer=CharTokenizer("ab")), tmp_path / "b.h5")
+    pack(opened(texts, labels=None), tmp_path / "c.h5")
+    for name, difference in (("b", "tokenizer"), ("c", "classes, targets")):
+        with pytest.raises(FormatError, match=rf"{name}\.h5 and .*a\.h5 .*{difference}"):
+            TextDataset([tmp_path / "a.h5", tmp_path / f"{name}.h5"])
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["data"] = np.zeros(3)
-    with pytest.raises(FormatError, match=r"plain\.h5 holds no texts that headrace packed"):
+    with pytest.raises(FormatError, match=r"plain\.h5"):
         TextDataset(tmp_path / "plain.h5")
 
 
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def content(path: Path) -> list[Any]:
-    with TextDataset(path, max_length=None) as dataset:
-        tokens: Any = dataset.sample_source
-        rows = [row.tobytes() for row in dataset.sample_source.read(range(7))]
-        return [
-            tokens.tokens.info,
-            dataset.targets.tolist(),
-            [dataset.source_of(i) for i in range(7)],
-            *rows,
-        ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "step", [17, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
-)
-def test_every_flipped_bit_is_found(texts: Path, tmp_path: Path, step: int) -> None:
-    """Or lies in a gap that HDF5 leaves between its parts."""
-    path = pack(opened(texts), tmp_path / "out.h5")
-    whole, sound, found = path.read_bytes(), content(path), 0
-    for position in range(0, len(whole), step):
-        damaged = bytearray(whole)
-        damaged[position] ^= 1 << position % 8
-        path.write_bytes(damaged)
-        try:
-            is_found = not verify(path).ok
-        except HeadraceError as error:
-            assert str(path) in str(error)
-            is_found = True
-        found += is_found
-        assert is_found or content(path) == sound, f"a flipped bit of byte {position} was not found"
-    assert found > len(whole) / step / 5
-
-
-def test_a_flipped_bit_names_the_document(texts: Path, tmp_path: Path) -> None:
-    path = pack(opened(texts), tmp_path / "out.h5")
-    with h5py.File(path) as file:
-        place = file["data"].id.get_offset() + 2 * int(file["offsets"][2])
-    with open(path, "r+b") as raw:
-        raw.seek(place)
-        byte = raw.read(1)[0]
-        raw.seek(place)
-        raw.write(bytes([byte ^ 4]))
-    result = verify(path)
-    assert [index for index, _, _ in result.bad] == [2] and result.samples == 7
-    assert (
-        result.bad[0][1] == f"{path}, document 2 (prose/4.txt)"
-        and "wrong checksum" in result.bad[0][2]
-    )
-
-
 @pytest.mark.slow
 def test_damage_in_any_piece_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that end within empty documents, and documents larger than a piece."""
-    from headrace.io.local import checksums
-
     monkeypatch.setattr(checksums, "_PIECE", 40)
     monkeypatch.setattr(checksums, "_SEGMENT", 128)
     lengths = [0, 0, 30, 0, *[0] * 12, 5, 5, 5, 100, 0, 1]
     (tmp_path / "in.txt").write_text("".join("x" * length + "\n" for length in lengths))
     path = pack(TextDataset(tmp_path / "in.txt", unit="line"), tmp_path / "out.h5")
     assert verify(path).ok
-    with h5py.File(path, "r+") as file:
-        begins, size = file["offsets"][:], len(file["data"])
-    for place in range(size):
-        with h5py.File(path, "r+") as file:
-            file["data"][place] ^= 1
-        assert [index for index, _, _ in verify(path).bad] == [
-            int(np.searchsorted(begins, place, side="right")) - 1
-        ]
-        with h5py.File(path, "r+") as file:
-            file["data"][place] ^= 1
+    with h5py.File(path) as file:
+        offsets, begin = file["offsets"][:], file["data"].id.get_offset()
+    for place in range(offsets[-1]):
+        flip(path, begin + 2 * place)
+        document = int(np.searchsorted(offsets, place, side="right")) - 1
+        assert [index for index, _, _ in verify(path).bad] == [document]
+        flip(path, begin + 2 * place)
 
 
-def test_parts_that_do_not_fit_each_other(texts: Path, tmp_path: Path) -> None:
+def test_arrays_that_do_not_fit_each_other(texts: Path, tmp_path: Path) -> None:
     path = pack(opened(texts), tmp_path / "out.h5")
     with h5py.File(path) as file:
         offsets, size = file["offsets"][:], len(file["data"])
     wrong = [
-        ("offsets", offsets[:-1], r"offsets don't fit the 7 documents"),
-        ("offsets", offsets + 1, r"offsets don't fit"),
-        ("offsets", offsets.astype(np.int32), r"offsets don't fit"),
-        ("offsets", offsets.astype(float), r"'offsets' is no flat array of integers"),
-        ("data", np.zeros(size - 1, np.uint16), r"offsets don't fit"),
-        ("data", np.zeros(size, ">u2"), r"'data' is no flat array of integers"),
-        ("data", np.zeros((size, 1), np.uint16), r"'data' is no flat array of integers"),
-        ("targets", np.zeros(3, np.int64), r"targets don't fit"),
-        ("crc32", np.zeros(3, np.uint32), r"crc32 don't fit"),
+        ("offsets", offsets[:-1], "offsets"),
+        ("offsets", offsets + 1, "offsets"),
+        ("offsets", offsets.astype(np.int32), "offsets"),
+        ("offsets", offsets.astype(float), "'offsets'"),
+        ("data", np.zeros(size - 1, np.uint16), "offsets"),
+        ("data", np.zeros(size, ">u2"), "'data'"),
+        ("data", np.zeros((size, 1), np.uint16), "'data'"),
+        ("targets", np.zeros(3, np.int64), "targets"),
+        ("crc32", np.zeros(3, np.uint32), "crc32"),
     ]
-    for number, (name, value, message) in enumerate(wrong):
-        copy = tmp_path / f"{number}.h5"
-        shutil.copy(path, copy)
+    for number, (name, value, word) in enumerate(wrong):
+        copy = Path(shutil.copy(path, tmp_path / f"{number}.h5"))
         with h5py.File(copy, "a") as file:
             said = json.loads(bytes(file.attrs["headrace"]))
             file.attrs["headrace"] = json.dumps({**said, "checksums": {}})
             del file.attrs["headrace_crc32"], file[name]
             file[name] = value
-        with pytest.raises(FormatError, match=rf"{number}\.h5.* {message}"):
+        with pytest.raises(FormatError, match=rf"{number}\.h5.* {word}"):
             TextDataset(copy)
-    whole = path.read_bytes()
-    for size in (len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(FormatError, match=r"out\.h5 is no HDF5 file, or not a whole one"):
-            TextDataset(path)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(FormatError, match=r"out\.h5"):
+        TextDataset(path)
 
 
 @pytest.mark.parametrize("way", ["gone", "cut", "replaced"])
-def test_a_file_that_changes_under_its_reader(texts: Path, tmp_path: Path, way: str) -> None:
+def test_a_file_that_changes_under_its_reader(way: str, texts: Path, tmp_path: Path) -> None:
     path = pack(opened(texts), tmp_path / "out.h5")
     with TextDataset(path, **WAYS["blocks"]) as dataset:
-        _ = dataset[0]
+        assert len(dataset[0]["input_ids"]) == 8
         if way == "gone":
             path.unlink()
         elif way == "cut":
             os.truncate(path, path.stat().st_size // 2)
         else:
-            pack(opened(texts)[:6], tmp_path / "new.h5")
-            os.replace(tmp_path / "new.h5", path)
-        with pytest.raises(
-            (AccessError, FileChangedError),
-            match=r"out\.h5 (can't be read any more|has been changed since it was opened)",
-        ):
-            _ = dataset.sample_source.read([0])
+            os.replace(pack(opened(texts)[:6], tmp_path / "new.h5"), path)
+        with pytest.raises((AccessError, FileChangedError), match=r"out\.h5"):
+            dataset.sample_source.read([0])
         with pytest.raises(HeadraceError, match=r"out\.h5"):
-            _ = dataset[0]
-
-
-def test_pieces_are_those_of_all_documents(texts: Path, tmp_path: Path) -> None:
-    path = pack(opened(texts), tmp_path / "out.h5")
-    with (
-        TextDataset(path, max_length=None) as documents,
-        TextDataset(path, max_length=5, packing=True) as blocks,
-    ):
-        joined = list(
-            itertools.chain.from_iterable(documents[i]["input_ids"].tolist() for i in range(7))
-        )
-        assert [
-            token for i in range(len(blocks)) for token in blocks[i]["input_ids"].tolist()
-        ] == joined[: 5 * len(blocks)]
+            dataset[0]
 
 
 CUT = """
@@ -503,10 +577,25 @@ except (FileChangedError, FormatError) as error:
 def test_a_file_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("the mill stands and the wheel turns\n" * 200_000)
     packed = pack(TextDataset(tmp_path / "texts.txt", unit="line"), tmp_path / "x.h5")
-    whole = Path(packed).read_bytes()
-    for _ in range(4):
-        Path(packed).write_bytes(whole)
-        job = subprocess.run(
-            [sys.executable, "-c", CUT, str(packed)], capture_output=True, text=True, timeout=60
-        )
+    whole = packed.read_bytes()
+    for _ in range(2):
+        packed.write_bytes(whole)
+        command = [sys.executable, "-c", CUT, str(packed)]
+        job = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (job.returncode, job.stdout[:6]) == (0, "error:"), job.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["windows", "blocks"])
+class TestContract(DatasetContract):
+    """The laws, over several packed files."""
+
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path: Path, way: str) -> None:
+        rows = [{"text": f"{number} {'mill ' * (number % 9)}wheel"} for number in range(90)]
+        (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        self.way = WAYS[way]
+        self.parts = pack(TextDataset(tmp_path / "in.jsonl"), tmp_path / "parts", shard_size=700)
+
+    def make(self, **options: Any) -> TextDataset:
+        return TextDataset(self.parts, **self.way, **options)

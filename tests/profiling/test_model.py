@@ -19,9 +19,8 @@ def costs(**values: Any) -> Costs:
     return dataclasses.replace(COSTS, **values)
 
 
-@pytest.mark.parametrize(
-    ("values", "rate"),
-    [
+def test_the_rate_of_a_loop() -> None:
+    rows: list[tuple[dict[str, Any], float]] = [
         ({}, 100),
         ({"workers": 4}, 400),
         ({"workers": 16}, 800),  # the cores are the limit
@@ -31,41 +30,35 @@ def costs(**values: Any) -> Costs:
         ({"workers": 4, "step": 0.010}, 100),
         ({"workers": 4, "step": 0.010, "main": 0.010}, 50),
         ({"workers": 4, "cores": 2, "step": 0.001, "step_cpu": 0.010}, 100),
-    ],
-)
-def test_the_rate_of_a_loop(values: dict[str, Any], rate: float) -> None:
-    assert costs(**values).loop() == pytest.approx(rate)
-
-
-def test_the_loader_alone_has_no_step() -> None:
-    assert costs(workers=2, step=1.0, step_cpu=1.0).loading() == pytest.approx(200)
+        # with other programs beside: workers get a share of busy cores, and who waits needs none
+        ({"cores": 2, "others": 1.0}, 100),
+        ({"cores": 2, "others": 1.0, "workers": 2}, 100 * 4 / 3),
+        ({"cores": 2, "others": 9.0, "workers": 2, "cpu": 0.001}, 200),
+    ]
+    for values, rate in rows:
+        assert costs(**values).loop() == pytest.approx(rate), values
 
 
 def test_gains() -> None:
     assert gain(COSTS, COSTS.with_workers(3)) == pytest.approx(3)
     assert gain(COSTS, COSTS.without(0.008, computes=True)) == pytest.approx(5)
-    assert gain(costs(step=0.005), costs(step=0.005).with_workers(4)) == pytest.approx(2), (
-        "the step is the limit then"
-    )
-    waiting = costs(cpu=0.001)
-    assert waiting.without(0.005, computes=False).cpu == 0.001
+    with_step = costs(step=0.005)
+    assert gain(with_step, with_step.with_workers(4)) == pytest.approx(2), "the step limits then"
+    assert costs(cpu=0.001).without(0.005, computes=False).cpu == 0.001
+    assert costs(workers=2, step=1.0, step_cpu=1.0).loading() == pytest.approx(200), "no step in it"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_scaled_to_what_was_measured(workers: int) -> None:
     measured = costs(workers=workers, main=0.001, cpu=0.004).scaled_to(150)
     assert measured.loading() == pytest.approx(150)
-    assert costs(workers=1).scaled_to(1e6).work == pytest.approx(0.005), (
-        "measurements that contradict each other are not believed"
-    )
+    # measurements that contradict each other are not believed
+    assert costs(workers=1).scaled_to(1e6).work == pytest.approx(0.005)
 
 
 def test_the_fewest_workers_that_are_best() -> None:
     assert fewest_workers(costs(step=0.0030), [1, 2, 3, 4, 5, 6, 7, 8]) == 4
     assert fewest_workers(costs(cores=2), [1, 2, 4]) == 2
-
-
-# -- the interpreter's lock
 
 
 def in_python() -> None:
@@ -86,15 +79,3 @@ def test_code_that_holds_the_lock_is_told_from_code_that_lets_go() -> None:
     held = sorted(gil_fraction(in_python, 0.3) or 0.0 for _ in range(5))[2]
     free = sorted(gil_fraction(in_c, 0.3) or 0.0 for _ in range(5))[2]
     assert held > 0.5 and held > free
-
-
-# -- with other programs beside
-
-
-def test_workers_get_a_share_of_busy_cores() -> None:
-    beside = costs(cores=2, others=1.0)
-    assert beside.loop() == pytest.approx(100)
-    assert beside.with_workers(2).loop() == pytest.approx(100 * 4 / 3)
-    assert costs(cores=2, others=9.0, cpu=0.001).with_workers(2).loop() == pytest.approx(200), (
-        "who waits needs no core"
-    )

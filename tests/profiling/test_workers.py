@@ -22,7 +22,6 @@ from headrace import (
     ConfigError,
     DataLoaderConfig,
     ImageDataset,
-    Loader,
     SampleError,
     create_dataloader,
     suggest_num_workers,
@@ -36,41 +35,31 @@ from headrace.profiling.workers import (
     _rate,
     plain_loader,
 )
+from headrace.testing.contract import same
 from tests.conftest import living_children
 from tests.testing.test_contract import SquareDataset
 
-QUICK: dict[str, Any] = {"seconds": 0.01, "most": 1, "batch_size": 8}
+QUICK: dict[str, Any] = {"seconds": 0.01, "most": 0, "batch_size": 8}
 
-# -- which number
+# --- which number ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rates", "target", "expected", "reason"),
-    [
+def test_the_fewest_that_suffice() -> None:
+    rows: list[tuple[dict[int, float], float | None, int, str]] = [
         ({0: 10.0, 1: 9.0, 2: 18.0, 3: 20.0, 4: 20.5}, None, 3, "within 5 %"),
         ({0: 100.0, 1: 90.0, 2: 104.0}, None, 0, "within 5 %"),
-        ({0: 10.0, 1: 12.0, 2: 21.0}, 11.0, 1, "keep up with a step of 0.09091 s"),
+        ({0: 10.0, 1: 12.0, 2: 21.0}, 11.0, 1, "0.09091 s"),
         ({0: 10.0, 1: 12.0, 2: 21.0}, 10.0, 0, "keep up"),
-        (
-            {0: 10.0, 1: 20.0, 2: 20.5},
-            40.0,
-            1,
-            "nothing keeps up with a step of 0.025 s, 40.0 batches/s: the fewest within 5 %",
-        ),
-        ({0: 3.0}, None, 0, "within 5 %"),
-    ],
-)
-def test_the_fewest_that_suffice(
-    rates: dict[int, float], target: float | None, expected: int, reason: str
-) -> None:
-    found = _chosen(rates, target)
-    assert found == expected and reason in found.reason and found.rates == rates
+        ({0: 10.0, 1: 20.0, 2: 20.5}, 40.0, 1, "nothing keeps up with a step of 0.025 s"),
+    ]
+    for rates, target, expected, reason in rows:
+        found = _chosen(rates, target)
+        assert found == expected and reason in found.reason and found.rates == rates
 
 
 def test_which_numbers_are_tried() -> None:
-    assert _numbers(2, None) == [0, 1, 2]
     assert _numbers(17, None) == [0, 1, 2, 3, 4, 6, 8, 12, 16]
-    assert _numbers(0, None) == [0] and _numbers(0, 12) == [0]
+    assert _numbers(0, None) == _numbers(0, 12) == [0]
     assert _numbers(8, 12) == [0, 1, 2, 3, 4, 6]  # each worker has lanes of its own
     assert _numbers(8, 7) == [0, 1, 7]
 
@@ -97,15 +86,11 @@ def measured(
 def test_what_is_measured() -> None:
     rates, tried = measured({0: 10, 1: 10, 2: 20, 3: 30, 4: 31})
     assert rates == {0: 10, 1: 10, 2: 20, 3: 30, 4: 31}
-    assert tried == [(0, 0), (0, 1), (1, 2), (2, 3), (3, 4), (4, 5)], (
-        "the first does not count, and each has an epoch of its own"
-    )
-    assert list(measured({0: 10, 1: 20, 2: 20.5, 3: 20, 4: 90})[0]) == [0, 1, 2, 3], (
-        "two in a row that gain nothing end it"
-    )
-    assert list(measured({0: 10, 1: 9, 2: 18, 3: 18, 4: 30, 6: 30})[0]) == [0, 1, 2, 3, 4, 6], (
-        "but not one"
-    )
+    # the first does not count, and each has an epoch of its own
+    assert tried == [(0, 0), (0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+    # two in a row that gain nothing end it, but not one
+    assert list(measured({0: 10, 1: 20, 2: 20.5, 3: 20, 4: 90})[0]) == [0, 1, 2, 3]
+    assert len(measured({0: 10, 1: 9, 2: 18, 3: 18, 4: 30, 6: 30})[0]) == 6
     assert list(measured({0: 10, 1: 12, 2: 20, 3: 30}, target=11)[0]) == [0, 1], "enough is enough"
     assert list(measured({0: 10, 1: 20, 2: 30, 3: 40}, room=1)[0]) == [0, 1], "no room for more"
 
@@ -135,45 +120,32 @@ class Timed:
             yield number
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("length", [1, 7, 1000])
-def test_the_rate_is_that_of_the_long_run(workers: int, length: int) -> None:
-    clock = Clock()
-    loader = Timed(clock, 0.125, workers, length)
-    assert _rate(loader, None, 4.0, clock) == pytest.approx(8.0)
-    assert loader.handed_out == max(1, 2 * workers) + 32
+def test_the_rate_is_that_of_the_long_run() -> None:
+    for workers, length in ((0, 1), (1, 7), (4, 1), (4, 1000)):
+        clock = Clock()
+        loader = Timed(clock, 0.125, workers, length)
+        assert _rate(loader, None, 4.0, clock) == pytest.approx(8.0)
+        assert loader.handed_out == max(1, 2 * workers) + 32
 
 
-def test_the_rate_with_a_step() -> None:
+def test_slow_steps_and_batches() -> None:
     clock = Clock()
 
     def step(_: int) -> None:
         clock.now += 0.5
 
     assert _rate(Timed(clock, 0.125, 2, 50), step, 4.0, clock) == pytest.approx(2.0)
-
-
-def test_slow_batches_end_it_too() -> None:
-    clock = Clock()
     loader = Timed(clock, 60.0, 0)
-    assert _rate(loader, None, 2.0, clock) == pytest.approx(1 / 60)
-    assert loader.handed_out == 2
+    assert _rate(loader, None, 2.0, clock) == pytest.approx(1 / 60) and loader.handed_out == 2
 
 
-# -- what is given back
+# --- what is given back ---------------------------------------------------------------------------
 
 
 def test_it_is_an_int_that_explains_itself() -> None:
     found = SuggestedWorkers(2, {0: 101.23456, 1: 99.0, 2: 198.5}, "because")
-    assert (
-        found == 2
-        and isinstance(found, int)
-        and str(found) == f"{found}" == "2"
-        and range(5)[found] == 2
-    )
-    assert (
-        repr(found) == "SuggestedWorkers(2, rates={0: 101.2, 1: 99.0, 2: 198.5}, reason='because')"
-    )
+    assert found == 2 and f"{found}" == str(found) == "2" and range(5)[found] == 2
+    assert "{0: 101.2, 1: 99.0, 2: 198.5}" in repr(found)
     assert found.explain().splitlines() == [
         "num_workers  batches/s   of best",
         "          0        101.2      51%",
@@ -182,58 +154,47 @@ def test_it_is_an_int_that_explains_itself() -> None:
         "num_workers=2: because",
     ]
     for other in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
-        assert (
-            type(other) is SuggestedWorkers
-            and other == 2
-            and other.rates == found.rates
-            and other.reason == "because"
-        )
+        assert type(other) is SuggestedWorkers and other == 2
+        assert (other.rates, other.reason) == (found.rates, "because")
     assert create_dataloader(SquareDataset(), num_workers=found).num_workers == 2
     assert DataLoader(TensorDataset(torch.zeros(3)), num_workers=found).num_workers == 2
 
 
-# -- real loaders
+# --- real loaders ---------------------------------------------------------------------------------
 
 
 def test_a_dataset_is_measured_and_left_as_it_was(photos: Path) -> None:
-    torch.manual_seed(3), random.seed(3), np.random.seed(3)
-    expected = torch.rand(1), random.random(), np.random.rand()
-    torch.manual_seed(3), random.seed(3), np.random.seed(3)
-    with ImageDataset(photos, image_size=32, loading_mode="cached") as dataset:
-        found = suggest_num_workers(dataset, **QUICK)
-        assert found in (0, 1) and set(found.rates) == {0, 1} and min(found.rates.values()) > 0
-        assert dataset.loading_mode == "cached" and dataset.mode.stats()["held"] == 0, (
-            "its cache is not filled"
-        )
-        assert not living_children()
-    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+    drawn = []
+    for measures in (False, True):
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        if measures:
+            with ImageDataset(photos, image_size=32, loading_mode="cached") as dataset:
+                found = suggest_num_workers(dataset, **{**QUICK, "most": 1})
+                assert set(found.rates) == {0, 1} and min(found.rates.values()) > 0
+                assert dataset.mode.stats()["held"] == 0, "its cache is not filled"
+        drawn.append((torch.rand(1), random.random(), np.random.rand()))
+    assert drawn[0] == drawn[1] and not living_children()
 
 
-def test_a_path_is_opened_and_closed(photos: Path) -> None:
-    assert (
-        suggest_num_workers(
-            photos, image_size=16, loading_mode="eager", progress=False, **{**QUICK, "most": 0}
-        )
-        == 0
-    )
+def test_paths_and_datasets_of_torch(photos: Path) -> None:
+    assert suggest_num_workers(photos, image_size=16, loading_mode="eager", **QUICK) == 0
+    with SquareDataset(loading_mode="cached") as inner:
+        assert suggest_num_workers(ConcatDataset([inner]), **QUICK) == 0
 
 
 def test_a_loader_is_measured_with_its_options() -> None:
     seen: list[Any] = []
     loader = create_dataloader(SquareDataset(), batch_size=5, num_workers=1, drop_last=True, seed=9)
     state = loader.state_dict()
-    assert (
-        suggest_num_workers(
-            loader, seconds=0.01, most=0, step=lambda batch: seen.append(len(batch))
-        )
-        == 0
-    )
-    assert set(seen) == {5} and loader.state_dict() == state
+    step = seen.append
+    assert suggest_num_workers(loader, seconds=0.01, most=0, step=step) == 0
+    assert {len(batch) for batch in seen} == {5} and loader.state_dict() == state
     loader.close()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_torch_loader_is_copied(workers: int) -> None:
+def test_a_torch_loader_is_copied() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             return iter(range(6))
@@ -245,27 +206,14 @@ def test_a_torch_loader_is_copied(workers: int) -> None:
         DataLoader(data, batch_size=None, sampler=[3, 1]),
         DataLoader(Stream(), batch_size=4),
         DataLoader(Stream(), batch_size=None),
-        DataLoader(
-            data,
-            batch_size=3,
-            num_workers=1,
-            prefetch_factor=3,
-            timeout=50,
-            multiprocessing_context="fork",
-        ),
     ]:
-        other = plain_loader(loader, workers)
-        assert other.num_workers == workers and other is not loader
-        if not workers:
-            assert repr(list(other)) == repr(
-                list(loader if not loader.num_workers else DataLoader(data, batch_size=3))
-            )
-        elif loader.num_workers:
-            assert (other.prefetch_factor, other.timeout) == (3, 50)
-    found = suggest_num_workers(
-        DataLoader(data, batch_size=4, num_workers=1), seconds=0.01, most=workers
-    )
-    assert set(found.rates) == set(range(workers + 1))
+        other = plain_loader(loader, 0)
+        assert other is not loader and same(list(other), list(loader))
+    options: dict[str, Any] = {"prefetch_factor": 3, "timeout": 50}
+    loader = DataLoader(data, 3, num_workers=1, multiprocessing_context="fork", **options)
+    other = plain_loader(loader, 2)
+    assert (other.num_workers, other.prefetch_factor, other.timeout) == (2, 3, 50)
+    assert set(suggest_num_workers(loader, seconds=0.01, most=1).rates) == {0, 1}
 
 
 def test_workers_that_the_budget_has_no_room_for_are_not_tried() -> None:
@@ -273,27 +221,28 @@ def test_workers_that_the_budget_has_no_room_for_are_not_tried() -> None:
         def sample_nbytes(self) -> int:
             return 100_000
 
-    batch = 8 * 100_000
-    jobs = _Jobs(Large(), DataLoaderConfig(batch_size=8, max_memory_usage=batch * 4), {})
-    with jobs(0, 0) as loader:
+    def jobs(batches: int) -> _Jobs:
+        options: dict[str, Any] = {"batch_size": 8, "max_memory_usage": batches * 800_000}
+        return _Jobs(Large(), DataLoaderConfig(**options), {})
+
+    with jobs(4)(0, 0) as loader:
         assert loader.config.num_workers == 0
-    with jobs(3, 0) as loader:
+    with jobs(4)(3, 0) as loader:
         assert loader is None
-    with (
-        pytest.raises(BudgetError),
-        _Jobs(Large(), DataLoaderConfig(batch_size=8, max_memory_usage=batch), {})(0, 0),
-    ):
+    with pytest.raises(BudgetError), jobs(1)(0, 0):
         pass
 
 
 def test_a_block_shuffle_has_turns() -> None:
-    assert _Jobs(SquareDataset(), None, {"shuffle": "block", "turns": 6}).turns() == 6
+    options: dict[str, Any] = {"shuffle": "block", "turns": 6}
+    assert _Jobs(SquareDataset(), None, options).turns() == 6
     assert _Jobs(SquareDataset(), None, {}).turns() is None
-    assert (
-        _Jobs(Loader(SquareDataset(), shuffle="block", turns=4, num_workers=0), None, {}).turns()
-        == 4
-    )
+    loader = create_dataloader(SquareDataset(), num_workers=0, **options)
+    assert _Jobs(loader, None, {}).turns() == 6
     assert _Jobs(DataLoader(TensorDataset(torch.zeros(3))), None, {}).turns() is None
+
+
+# --- errors ---------------------------------------------------------------------------------------
 
 
 class Failing(torch.utils.data.Dataset[int]):
@@ -307,27 +256,25 @@ class Failing(torch.utils.data.Dataset[int]):
 
 
 @pytest.mark.parametrize("kind", ["ours", "torch's"])
-def test_an_error_of_a_worker_passes_and_no_worker_stays(kind: str) -> None:
-    data: Any = Failing() if kind == "ours" else DataLoader(Failing(), batch_size=2)
+def test_errors_pass_and_no_worker_stays(kind: str) -> None:
+    """Those of a worker, and of the step."""
+    failing: Any = Failing() if kind == "ours" else DataLoader(Failing(), batch_size=2)
     with pytest.raises(KeyError, match="only in a worker"):
-        suggest_num_workers(data, seconds=0.01, most=1)
+        suggest_num_workers(failing, seconds=0.01, most=1)
     assert not living_children()
 
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_error_of_the_step_passes_and_no_worker_stays(error: type[BaseException]) -> None:
     def step(batch: Any) -> None:
         if living_children():
-            raise error
+            raise KeyboardInterrupt
 
-    for data in (SquareDataset(), DataLoader(TensorDataset(torch.zeros(9)))):
-        try:
-            suggest_num_workers(data, seconds=0.01, most=1, step=step)
-        except error as caught:
-            assert not living_children(), "while the error is held"
-            assert caught.__traceback__ is not None
-        else:
-            raise AssertionError("it passed")
+    data: Any = SquareDataset() if kind == "ours" else DataLoader(TensorDataset(torch.zeros(9)))
+    try:
+        suggest_num_workers(data, seconds=0.01, most=1, step=step)
+    except KeyboardInterrupt as caught:
+        assert caught.__traceback__ is not None
+        assert not living_children(), "while the error is held"
+    else:
+        raise AssertionError("it passed")
 
 
 def test_samples_that_cannot_be_read_are_named() -> None:
@@ -335,9 +282,8 @@ def test_samples_that_cannot_be_read_are_named() -> None:
         suggest_num_workers(SquareDataset(bad=[7]), seconds=0.01, most=0, shuffle=False)
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
+def test_what_makes_no_sense() -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"seconds": 0}, "seconds"),
         ({"seconds": float("inf")}, "seconds"),
         ({"most": -1}, "most"),
@@ -348,19 +294,10 @@ def test_samples_that_cannot_be_read_are_named() -> None:
         ({"num_workers": 2}, "num_workers"),
         ({"batchsize": 2}, "batchsize"),
         ({"batch_size": 64, "drop_last": True}, "no batch"),
-    ],
-)
-def test_what_makes_no_sense(options: dict[str, Any], word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        suggest_num_workers(SquareDataset(), **{"seconds": 0.01, "most": 0, **options})
-
-
-def test_a_loader_takes_no_other_options() -> None:
+    ]
+    for options, word in rows:
+        with pytest.raises(ConfigError, match=word):
+            suggest_num_workers(SquareDataset(), **{"seconds": 0.01, "most": 0, **options})
     for options in ({"config": DataLoaderConfig()}, {"batch_size": 3}):
         with pytest.raises(ConfigError, match="a loader has its options"):
             suggest_num_workers(create_dataloader(SquareDataset(), num_workers=0), **options)
-
-
-def test_a_dataset_inside_of_another_works_too() -> None:
-    with SquareDataset(loading_mode="cached") as inner:
-        assert suggest_num_workers(ConcatDataset([inner]), **{**QUICK, "most": 0}) == 0

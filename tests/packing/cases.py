@@ -1,0 +1,150 @@
+"""A source of each kind, the ways to pack it, and what opens the packs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from headrace import HDF5Dataset, ImageDataset, TextDataset, open_dataset, pack
+from tests.data.labelled import make_coco, make_masks, save_mask
+from tests.data.make import make_photos
+
+COUNT = 12
+WAYS: dict[str, dict[str, Any]] = {
+    "file": {},
+    "header": {"check": "header"},
+    "jpeg": {"store": "jpeg", "max_size": 24},
+    "parts": {"shard_size": 3000},
+    "zarr": {"shard_size": 3000, "format": "zarr"},
+    "decoded": {"store": "decoded"},
+    "decoded parts": {"store": "decoded", "shard_size": 500, "compression": "gzip", "chunks": 2},
+    "decoded zarr": {"store": "decoded", "shard_size": 500, "format": "zarr"},
+    "lz4 zarr": {
+        **{"store": "decoded", "shard_size": 500, "format": "zarr"},
+        **{"compression": "lz4", "chunks": 2},
+    },
+}
+COLUMNS = ("kind", "height/m", "sound", "seen in")
+SHARDS = {"arrays": 500, "ragged": 50, "texts": 40}
+"""Bytes a part, where images have others."""
+
+
+class Own(Dataset[Any]):
+    """Arrays of several lengths, with a dict of targets each."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[Any, dict[str, Any]]:
+        targets = {"turn": index / 2, "kind": index % 3, "place": np.arange(2, dtype="i1") + index}
+        return torch.full((index % 4, 3), index, dtype=torch.int16), targets
+
+
+def make_arrays(folder: Path) -> Path:
+    with h5py.File(folder / "arrays.h5", "w") as file:
+        file["rows"] = np.random.default_rng(0).random((COUNT, 6, 8), np.float32)
+        file["labels"] = np.arange(COUNT) % 4
+    return folder / "arrays.h5"
+
+
+def make_grey_masks(folder: Path) -> Path:
+    """Images and masks, all of 8 bits."""
+    make_masks(folder, COUNT)
+    for path in (folder / "masks").glob("*/*"):
+        save_mask(path, np.asarray(Image.open(path)), "L")
+    return folder
+
+
+def make_texts(folder: Path) -> Path:
+    """Texts in two class folders, some empty, some not ASCII."""
+    draw = np.random.default_rng(0)
+    for number, size in enumerate((40, 0, 7, 8, 23, 1, 16, 0, 30, 12, 5, 60)):
+        path = folder / ("prose", "verse")[number % 2] / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes("".join(draw.choice(list("abcdé \n"), size)).encode())
+    return folder
+
+
+def make_labels(photos: Path, table: Path) -> Path:
+    """A table of columns that are texts, floats, truth values, and several labels of a sample."""
+    names = sorted(path.relative_to(photos).as_posix() for path in photos.glob("*/*"))
+    rows = [
+        {
+            "file": name,
+            "kind": ("oak", "ash", "elm")[number % 3],
+            "height/m": number / 4,
+            "sound": number % 2 == 0,
+            "seen in": ["may"] * (number % 2) + ["june"] * (number % 3 > 0),
+        }
+        for number, name in enumerate(names)
+    ]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return table
+
+
+def make_sources(folder: Path) -> dict[str, Callable[..., Any]]:
+    """What opens each source."""
+    photos = make_photos(folder / "photos", per_class=COUNT // 3, size=(32, 24))
+    masks = make_grey_masks(folder / "masks")
+    boxes = make_coco(folder / "boxes", COUNT)
+    texts = make_texts(folder / "texts")
+    labels = make_labels(photos, folder / "labels.jsonl")
+    of_images = partial(ImageDataset, image_size=8)
+    return {
+        "photos": partial(of_images, photos),
+        "columns": partial(of_images, photos, targets=labels, target_name=COLUMNS),
+        "masks": partial(of_images, masks / "images", targets=masks / "masks"),
+        "boxes": partial(of_images, boxes / "images", targets=boxes / "instances.json", masks=True),
+        "arrays": partial(HDF5Dataset, make_arrays(folder), "rows", target_name="labels"),
+        "ragged": Own,
+        "texts": partial(TextDataset, texts, labels="folders", cache_dir=folder / "cache"),
+    }
+
+
+IMAGES = ("photos", "columns", "masks", "boxes")
+CASES = [
+    *((source, way) for way in WAYS for source in IMAGES),
+    *(("arrays", way) for way in ("file", "parts", "decoded parts", "decoded zarr", "lz4 zarr")),
+    *(("ragged", way) for way in ("file", "parts")),
+    *(("texts", way) for way in ("file", "parts")),
+]
+
+
+class Case(NamedTuple):
+    """A source, and its pack.
+
+    Attributes:
+        source: opens the source.
+        open: opens the pack, or another one of the same source.
+        path: the pack.
+        options: those that it was packed with.
+    """
+
+    source: Callable[..., Any]
+    open: Callable[..., Any]
+    path: Path
+    options: dict[str, Any]
+
+
+def make_case(source: str, way: str, folder: Path) -> Case:
+    opened, options = make_sources(folder)[source], dict(WAYS[way])
+    if "shard_size" in options and source in SHARDS:
+        options["shard_size"] = SHARDS[source]
+    more: dict[str, Any] = {"image_size": 8} if source in IMAGES else {}
+    if source in ("arrays", "ragged"):
+        more = {"target_name": "targets"}
+    out = folder / ("out" if "shard_size" in options else "out.h5")
+    with_source = opened()
+    path = Path(pack(with_source, out, **options))
+    if source != "ragged":
+        with_source.close()
+    return Case(opened, partial(open_dataset, **more), path, options)
