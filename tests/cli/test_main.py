@@ -115,6 +115,7 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "arrays.h5", "out.h5"], 2, "--dataset-name: images .*, labels"),
     (["pack", "plain.h5", "out.h5", "--size", "20", "--store", "decoded"], 2, "are for images"),
     (["pack", "plain.h5", "out.h5", "--store", "encoded"], 2, "--store decoded"),
+    (["pack", "plain.h5", "out.h5", "--unit", "line"], 2, "is no text"),
     (["pack", "books", "out.h5"], 2, r"1 .*b\.jsonl, .*1 .*a\.txt: .*--unit file"),
     (["pack", "books/verse/a.txt", "out", "--format", "zarr"], 2, "--format zarr"),
 ]
@@ -178,6 +179,8 @@ def test_options_of_images(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     with h5py.File("out.h5") as file:
         assert file["data"].shape == (24, 16, 16, 1)
         assert file["targets"][:].tolist() == list(range(0, 240, 10))
+    assert main(["pack", "in", "none.h5", "--targets", "none"]) == 0
+    assert ImageDataset("none.h5").targets is None
     with h5py.File("out.h5", "r+") as file:
         file["data"][3] ^= 1
     capsys.readouterr()

@@ -25,6 +25,8 @@ from tests.data.make import make_photos
 from tests.packing.cases import COLUMNS, COUNT, Own, make_labels
 from tests.packing.shared import samples_of
 
+pytestmark = pytest.mark.quick_every(2)
+
 ZARR: dict[str, Any] = {"shard_size": 3000, "format": "zarr"}
 
 

@@ -20,11 +20,13 @@ from torch.utils.data import Dataset
 from headrace import HDF5Dataset, pack
 from headrace.cli.main import main
 from headrace.errors import ConfigError, TargetExistsError, WriteError
-from headrace.packing import pack_status, verify
+from headrace.packing import verify
 from headrace.packing.formats import layout as layouts
 from headrace.packing.formats.layout import rows_a_chunk
 from headrace.storage.arrays import compressors
 from tests.packing.shared import flip, images
+
+pytestmark = pytest.mark.quick_every(2)
 
 COMPRESSIONS = ("gzip", "lz4", "zstd")
 COUNT = 37
@@ -93,16 +95,6 @@ def test_kinds_of_rows(compression: str, tmp_path: Path) -> None:
             assert file["data"].dtype == array.dtype
             assert file["data"][:].tobytes() == array.tobytes(), name
         assert verify(out).ok
-
-
-def test_parts_have_the_same_chunks(tmp_path: Path) -> None:
-    out = pack(Waves(300), tmp_path / "out", shard_size=20_000, compression="gzip", chunks=16)
-    assert pack_status(out).parts == 2
-    for path in out.glob("*.h5"):
-        with h5py.File(path) as file:
-            assert file["data"].chunks == (16, 6, 5)
-    with HDF5Dataset(out, target_name="targets") as packed:
-        assert all(np.array_equal(packed[i][0], Waves()[i][0]) for i in range(300))
 
 
 def test_one_sample_a_chunk_has_no_index(tmp_path: Path) -> None:

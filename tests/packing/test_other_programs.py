@@ -23,6 +23,8 @@ from headrace.packing import pack_status
 from tests.packing.cases import COUNT, make_arrays, make_case
 from tests.packing.shared import images
 
+pytestmark = pytest.mark.quick_every(2)
+
 
 @pytest.mark.parametrize("part_sizes", [{}, {"shard_size": 16_000}])
 def test_encoded_images_in_hdf5(photos: Path, part_sizes: dict[str, Any], tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_masks, make_pair, save_mask
 from tests.packing.shared import samples_of
 
+pytestmark = pytest.mark.quick_every(2)
+
 SHARD, COUNT = 6000, 12
 ENCODED = [{}, {"check": "header"}, {"store": "jpeg"}, {"format": "zarr", "shard_size": SHARD}]
 DECODED = [{"store": "decoded"}, {"store": "decoded", "format": "zarr", "shard_size": 2000}]
@@ -200,9 +202,9 @@ def test_masks_that_do_not_fit_are_named(how: dict[str, Any], tmp_path: Path) ->
 def test_boxes_of_another_size_are_named(coco: Path, tmp_path: Path) -> None:
     path = coco / "instances.json"
     path.write_text(path.read_text().replace('"width": 32', '"width": 33', 1))
-    for how in [*ENCODED, *DECODED]:
+    for number, how in enumerate([*ENCODED, *DECODED]):
         with pytest.raises(SampleError, match=r"sample 0 .* 32 x 24 .*instances\.json .*33 x 24"):
-            pack(with_boxes(coco, image_size=20), tmp_path / "out", overwrite=True, **how)
+            pack(with_boxes(coco, image_size=20), tmp_path / f"out{number}", **how)
 
 
 def test_masks_of_several_depths_have_no_rows(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ from headrace.packing import run as running
 from headrace.packing.part import PartFile
 from tests.packing.shared import contents
 
+pytestmark = pytest.mark.quick_every(2)
+
 STOPPED = """
 import sys, time
 from headrace.packing.formats.hdf5 import PackedWriter

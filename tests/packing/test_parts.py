@@ -46,7 +46,6 @@ from headrace.packing.parts import edges_of
 from headrace.storage.files import FilesSource
 from headrace.testing.contract import same
 from tests.packing.shared import check_same, contents, images, kill_four_times, samples_of
-from tests.servers.ranges import RangeServer
 from tests.servers.s3 import S3Server
 
 SHARD = 16_000
@@ -357,6 +356,7 @@ def test_a_changed_source_is_named(is_open: bool, copy: Path, tmp_path: Path) ->
     assert pack_status(out).joined
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("store", ["encoded", "decoded", "jpeg"])
 def test_unreadable_samples_are_left_out(
     store: str, format: str, copy: Path, tmp_path: Path
@@ -472,15 +472,6 @@ def test_a_file_vanishes_while_sizes_are_taken(tmp_path: Path) -> None:
 
 
 # --- stores ---------------------------------------------------------------------------------------
-
-
-def test_opens_from_a_server(photos: Path, packed: Path) -> None:
-    with RangeServer(packed) as server, ImageDataset(photos) as source:
-        for mode in ("lazy", "streaming"):
-            options: dict[str, Any] = {"loading_mode": mode, "return_index": True}
-            with ImageDataset(f"{server.url}/manifest.json", **options) as remote:
-                found = sorted(remote, key=lambda sample: sample[-1])
-                assert same([sample[:2] for sample in found], samples_of(source))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from headrace.packing import pack_status, verify
 from headrace.testing.contract import same
 from tests.packing.cases import CASES, COUNT, Case, make_case
 from tests.packing.shared import check_same, contents, plain, samples_of
+from tests.servers.ranges import RangeServer
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -119,12 +120,12 @@ def test_batches_and_states_are_those_of_the_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["parts", "zarr"])
-def test_packs_open_by_folder_and_manifest(way: str, tmp_path: Path) -> None:
+def test_packs_open_by_folder_manifest_and_url(way: str, tmp_path: Path) -> None:
     case = make_case("photos", way, tmp_path)
     paths = [f"{case.path}/", case.path / "manifest.json"]
     paths.append(case.path / "data.zarr" if way == "zarr" else str(case.path / "*.h5"))
-    with case.open(case.path) as wanted:
-        for path in paths:
-            with open_dataset(path, image_size=8) as packed:
+    with case.open(case.path) as wanted, RangeServer(case.path) as server:
+        for path in [*paths, f"{server.url}/manifest.json"]:
+            with open_dataset(path, image_size=8, cache_dir=tmp_path / "cache") as packed:
                 check_same(packed, wanted)
                 assert type(packed) is type(wanted)

@@ -37,6 +37,8 @@ from headrace.storage.hdf5.packed import packed_info
 from tests.data.make import READABLE, UNREADABLE, make_bad
 from tests.packing.shared import check_same, images
 
+pytestmark = pytest.mark.quick_every(2)
+
 STORES = ("encoded", "decoded")
 
 
@@ -83,13 +85,6 @@ def test_no_samples(photos: Path, tmp_path: Path) -> None:
         assert len(images(out)) == 0 and verify(out).ok
     with pytest.raises(ConfigError):
         pack(nothing, tmp_path / "out", shard_size=6000)
-
-
-def test_streaming_datasets_and_source_views(photos: Path, tmp_path: Path) -> None:
-    out = pack(images(photos, loading_mode="streaming"), tmp_path / "out.h5")
-    check_same(images(out), images(photos))
-    view = images(photos).split(0.3)[0]
-    check_same(images(pack(view, tmp_path / "view.h5")), view)
 
 
 # --- targets --------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,8 @@ from headrace.packing import pack_status
 from headrace.storage.hdf5.packed import packed_info
 from headrace.testing.contract import same
 from tests.packing.shared import images, plain, samples_of
-from tests.servers.ranges import RangeServer
+
+pytestmark = pytest.mark.quick_every(2)
 
 RNG = np.random.default_rng(7)
 ROWS = RNG.random((30, 2, 3)).astype(np.float32)
@@ -291,35 +291,6 @@ def test_what_is_no_array_of_hdf5(rows: Path, tmp_path: Path) -> None:
             pack(source, tmp_path / "out.h5")
 
 
-def test_files_of_a_server(rows: Path, photos: Path, tmp_path: Path) -> None:
-    """Arrays, images, and packed images."""
-    shard = pack(images(photos), tmp_path / "images.h5")
-    cache = {"cache_dir": tmp_path / "cache"}
-    (tmp_path / "files").mkdir()
-    (tmp_path / "shard").mkdir()
-    with RangeServer(tmp_path) as server:
-        url = f"{server.url}/in.h5"
-        with HDF5Dataset(url, "compressed", target_name="labels", **cache) as source:
-            check(source, tmp_path)
-        with images(f"{server.url}/{shard.name}", **cache) as source:
-            check(source, tmp_path / "shard", kind=images)
-    with RangeServer(photos) as server:
-        urls = [f"{server.url}/circle/{path.name}" for path in sorted(photos.glob("circle/*"))]
-        with images(urls, targets=None, **cache) as source:
-            packed = pack(source, tmp_path / "files" / "out.h5")
-            assert same(samples_of(images(packed)), samples_of(source))
-
-
-@pytest.mark.parametrize("shards", [None, (8, 2, 3)])
-def test_rows_of_zarr(shards: Any, tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "in.zarr", mode="w", zarr_format=3 if shards else 2)
-    options = {"shards": shards} if shards else {}
-    group.create_array("rows", data=ROWS, chunks=(4, 2, 3), **options)
-    group.create_array("labels", data=LABELS)
-    with ZarrDataset(tmp_path / "in.zarr", "rows", target_name="labels") as source:
-        check(source, tmp_path)
-
-
 @pytest.mark.parametrize("target", ["labels", None])
 def test_patches_of_zarr(target: str | None, tmp_path: Path) -> None:
     volume = RNG.integers(0, 99, (20, 20), dtype=np.int16)
@@ -382,38 +353,6 @@ def test_shards_of_hdf5_and_texts(photos: Path, tmp_path: Path) -> None:
         (tmp_path / path.stem / path.suffix[1:]).mkdir(parents=True)
         with StreamingDataset(path) as source:
             check(source, tmp_path / path.stem / path.suffix[1:], expected, kind)
-
-
-# --- the dataset of docs/own_format.md ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["lazy", "streaming"])
-def test_cifar_trains_from_its_pack(
-    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The class as the page has it, beside a file of 60 records."""
-    records = RNG.integers(0, 256, (60, 3073), dtype=np.uint8)
-    records.tofile(tmp_path / "data_batch_1.bin")
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "own_format.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(next(code for code in blocks if "class Cifar(" in code), names)
-    with names.pop("loader") as loader, loader.dataset:
-        assert sum(len(pixels) for pixels, _ in loader) == 60
-    batches = []
-    out = pack(names["Cifar"]("data_batch_1.bin"), tmp_path / "packed", shard_size="50kB")
-    for source in (
-        names["Cifar"]("data_batch_1.bin", loading_mode=mode),
-        HDF5Dataset(out, target_name="targets", loading_mode=mode),
-    ):
-        # rows of a packed file share blocks, and records of a source that says nothing do not
-        options: Any = {"batch_size": 16, "seed": 7, "shuffle": mode != "streaming"}
-        with source, create_dataloader(source, num_workers=0, **options) as loader:
-            batches.append([list(loader) for _ in range(2)])
-            assert source.fingerprint == "cifar-60"
-            assert np.array_equal(source.targets, records[:, 0])
-    assert same(*batches) and len(batches[0][1]) == 4
 
 
 # --- what can't be packed -------------------------------------------------------------------------

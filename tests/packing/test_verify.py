@@ -24,6 +24,8 @@ from headrace.packing import VerifyResult, pack, verify
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 from tests.packing.shared import contents, flip
 
+pytestmark = pytest.mark.quick_every(2)
+
 
 @pytest.fixture
 def packed(tiny_photos: Path, tmp_path: Path) -> Path:
@@ -87,6 +89,12 @@ def test_a_flipped_bit_beside_the_samples(packed: Path, name: str) -> None:
 def test_a_flipped_bit_of_a_checksum(packed: Path) -> None:
     flip(packed, place(packed, CRC) + 4)
     assert [index for index, _, _ in verify(packed).bad] == [1]
+
+
+def test_a_flipped_bit_in_a_gap(packed: Path) -> None:
+    flip(packed, place(packed, DATA) - 1)
+    ((index, location, _),) = verify(packed).bad
+    assert (index, location) == (-1, str(packed))
 
 
 def test_a_truncated_file(packed: Path) -> None:

@@ -209,6 +209,7 @@ def test_it_backs_off() -> None:
         assert find_max_batch_size(Step(37, lambda error=error: error)) == 37
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize(
     "error",
     [
@@ -302,7 +303,6 @@ def test_frames_are_emptied_along_the_whole_chain() -> None:
             trace = trace.tb_next
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("real")
 def test_generators_are_restored_and_reset_is_called(caplog: pytest.LogCaptureFixture) -> None:
     """And it logs what it tries."""
