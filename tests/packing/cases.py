@@ -91,25 +91,44 @@ def make_labels(photos: Path, table: Path) -> Path:
     return table
 
 
-def make_sources(folder: Path) -> dict[str, Callable[..., Any]]:
-    """What opens each source."""
-    photos = make_photos(folder / "photos", per_class=COUNT // 3, size=(32, 24))
-    masks = make_grey_masks(folder / "masks")
-    boxes = make_coco(folder / "boxes", COUNT)
-    texts = make_texts(folder / "texts")
-    labels = make_labels(photos, folder / "labels.jsonl")
-    of_images = partial(ImageDataset, image_size=8)
-    return {
-        "photos": partial(of_images, photos),
-        "columns": partial(of_images, photos, targets=labels, target_name=COLUMNS),
-        "masks": partial(of_images, masks / "images", targets=masks / "masks"),
-        "boxes": partial(of_images, boxes / "images", targets=boxes / "instances.json", masks=True),
-        "arrays": partial(HDF5Dataset, make_arrays(folder), "rows", target_name="labels"),
-        "ragged": Own,
-        "texts": partial(TextDataset, texts, labels="folders", cache_dir=folder / "cache"),
-    }
+of_images = partial(ImageDataset, image_size=8)
 
 
+def photos(folder: Path) -> Any:
+    return partial(of_images, make_photos(folder / "photos", per_class=COUNT // 3, size=(32, 24)))
+
+
+def columns(folder: Path) -> Any:
+    images = make_photos(folder / "photos", per_class=COUNT // 3, size=(32, 24))
+    labels = make_labels(images, folder / "labels.jsonl")
+    return partial(of_images, images, targets=labels, target_name=COLUMNS)
+
+
+def masks(folder: Path) -> Any:
+    made = make_grey_masks(folder / "masks")
+    return partial(of_images, made / "images", targets=made / "masks")
+
+
+def boxes(folder: Path) -> Any:
+    made = make_coco(folder / "boxes", COUNT)
+    return partial(of_images, made / "images", targets=made / "instances.json", masks=True)
+
+
+def arrays(folder: Path) -> Any:
+    return partial(HDF5Dataset, make_arrays(folder), "rows", target_name="labels")
+
+
+def ragged(folder: Path) -> Any:
+    return Own
+
+
+def texts(folder: Path) -> Any:
+    made = make_texts(folder / "texts")
+    return partial(TextDataset, made, labels="folders", cache_dir=folder / "cache")
+
+
+MAKERS = {maker.__name__: maker for maker in (photos, columns, masks, boxes, arrays, ragged, texts)}
+"""What writes a source of each kind below a folder, and returns what opens it."""
 IMAGES = ("photos", "columns", "masks", "boxes")
 CASES = [
     *((source, way) for way in WAYS for source in IMAGES),
@@ -136,7 +155,7 @@ class Case(NamedTuple):
 
 
 def make_case(source: str, way: str, folder: Path) -> Case:
-    opened, options = make_sources(folder)[source], dict(WAYS[way])
+    opened, options = MAKERS[source](folder), dict(WAYS[way])
     if "shard_size" in options and source in SHARDS:
         options["shard_size"] = SHARDS[source]
     more: dict[str, Any] = {"image_size": 8} if source in IMAGES else {}

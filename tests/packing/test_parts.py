@@ -171,6 +171,7 @@ class Counted(Numbers):
         return vars(self)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(("fork_safe", "has_thread"), [(True, False), (False, False), (True, True)])
 def test_a_process_gets_the_dataset_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_safe: bool, has_thread: bool
