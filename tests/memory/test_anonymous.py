@@ -59,12 +59,10 @@ class TestAnonymousMemory:
     def test_has_no_name_and_ends_with_its_object(self) -> None:
         memory = AnonymousMemory(1 << 20, "nameless-test")
         memory.map[:5] = b"hello"
-        mapped = [
-            line
-            for line in Path("/proc/self/maps").read_text().splitlines()
-            if "nameless-test" in line
-        ]
-        assert mapped and all("memfd:" in line and line.endswith("(deleted)") for line in mapped)
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        mapped = [line for line in lines if "nameless-test" in line]
+        assert mapped
+        assert all("memfd:" in line and line.endswith("(deleted)") for line in mapped)
         assert not any("nameless-test" in name for name in os.listdir("/dev/shm"))
         assert fds_of("nameless-test") > 0
         del memory
@@ -114,10 +112,8 @@ def test_parent_and_worker_see_each_others_writes(method: str) -> None:
         assert [number.value for number in numbers] == list(range(1, 301))
         array[:4], numbers[0].value = [9, 8, 7, 6], 1 << 40
         ours.send("look again")
-        assert (
-            ours.recv() == ([9, 8, 7, 6], sum(range(2, 301)) + (1 << 40))
-            and ours.recv() == "written"
-        )
+        assert ours.recv() == ([9, 8, 7, 6], sum(range(2, 301)) + (1 << 40))
+        assert ours.recv() == "written"
         ours.send("end")
         assert ours.recv() == 1  # all integers arrive with one descriptor
         worker.join()
@@ -166,20 +162,16 @@ def tell_of(arrays: list[SharedArray], pipe: Connection) -> None:
     would get.
     """
     context = multiprocessing.get_context("spawn")
-    values = [
-        (
-            a.array.shape,
-            str(a.array.dtype),
-            a.array.reshape(-1)[-3:].tolist(),
-            a.array.flags.writeable,
-        )
-        for a in arrays
-    ]
+    values = [described(one.array) for one in arrays]
     if pipe.recv() == "go on":
         worker = context.Process(target=tell_of, args=(arrays, pipe))
         worker.start()
         worker.join()
     pipe.send(values)
+
+
+def described(values: np.ndarray) -> tuple[object, ...]:
+    return values.shape, str(values.dtype), values.reshape(-1)[-3:].tolist(), values.flags.writeable
 
 
 class TestSharedArray:
@@ -203,26 +195,19 @@ class TestSharedArray:
             ours.send("stop")
             said = [ours.recv(), ours.recv()]
             worker.join()
-        wanted = [(v.shape, str(v.dtype), v.reshape(-1)[-3:].tolist(), False) for v in given]
+        wanted = [(*described(values)[:3], False) for values in given]
         assert said == [wanted, wanted]
         assert all(np.array_equal(a.array, v) for a, v in zip(arrays, given, strict=True))
-        assert [a._memory is not None for a in arrays] == [
-            method != "fork",
-            method != "fork",
-            False,
-            False,
-            method != "fork",
-        ]
+        is_mapped = method != "fork"
+        mapped = [one._memory is not None for one in arrays]
+        assert mapped == [is_mapped, is_mapped, False, False, is_mapped]
 
     def test_elsewhere_a_pickle_holds_the_values(self) -> None:
         values = np.arange(SHARED_FROM)
         array = SharedArray(values)
         assert np.shares_memory(array.array, values) and values.flags.writeable
         for again in (copy.copy(array), pickle.loads(pickle.dumps(array))):
-            assert (
-                again._memory is None
-                and len(again) == SHARED_FROM
-                and again.array[-1] == SHARED_FROM - 1
-            )
+            assert again._memory is None
+            assert (len(again), again.array[-1]) == (SHARED_FROM, SHARED_FROM - 1)
             with pytest.raises(ValueError):
                 again.array[0] = 1

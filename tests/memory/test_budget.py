@@ -40,133 +40,83 @@ def in_child(check: Callable[[], bool]) -> bool:
 
 
 def test_sizes() -> None:
-    parsed = {
-        "500MB": 500 * MB,
-        "1.5GiB": 3 * 2**29,
-        "0.3 gb": 300 * MB,
-        " 7 kib ": 7 * 1024,
-        "1KB": 1000,
-        ".5TiB": 2**39,
-    }
-    parsed |= {"1PB": 10**15, "12": 12, "12B": 12, 0: 0, np.int64(13): 13}  # type: ignore[dict-item]
+    parsed: dict[Any, int] = {"500MB": 500 * MB, "1.5GiB": 3 * 2**29, "0.3 gb": 300 * MB}
+    parsed |= {" 7 kib ": 7 * 1024, "1KB": 1000, ".5TiB": 2**39, "1PB": 10**15}
+    parsed |= {"12": 12, "12B": 12, 0: 0, np.int64(13): 13}
     for text, nbytes in parsed.items():
-        assert parse_size(text) == nbytes and type(parse_size(text)) is int
-    for bad in (
-        "",
-        "MB",
-        "1.5",
-        "2G",
-        "-1MB",
-        "1e9",
-        "1 000 MB",
-        "\u0663MB",
-        -1,
-        1.5,
-        True,
-        None,
-        "9" * 5000,
-    ):
+        assert parse_size(text) == nbytes
+        assert type(parse_size(text)) is int
+    texts: list[Any] = ["", "MB", "1.5", "2G", "-1MB", "1e9", "1 000 MB", "\u0663MB", "9" * 5000]
+    for bad in [*texts, -1, 1.5, True, None]:
         with pytest.raises(ConfigError, match="disk_cache_size"):
-            parse_size(bad, "disk_cache_size")  # type: ignore[arg-type]
-    formatted = {
-        0: "0 B",
-        999: "999 B",
-        1000: "1.0 kB",
-        999_949: "999.9 kB",
-        999_950: "1.0 MB",
-        10**18: "1000.0 PB",
-        -2500: "-2.5 kB",
-    }
+            parse_size(bad, "disk_cache_size")
+    formatted = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_949: "999.9 kB", 999_950: "1.0 MB"}
+    formatted |= {10**18: "1000.0 PB", -2500: "-2.5 kB"}
     assert {nbytes: format_size(nbytes) for nbytes in formatted} == formatted
 
 
-@pytest.mark.parametrize(
-    ("usage", "ranks", "limit"),
-    [
-        *(
-            (0.8, 1, 800),
-            (1, 1, 1000),
-            (np.float32(0.5), 1, 500),
-            ("300MB", 1, 300),
-            (300 * MB, 1, 300),
-        ),
-        *(("5GB", 1, 1000), (0.5, 4, 125), ("200MB", 4, 200), ("300MB", 4, 250)),
-    ],
-)
-def test_the_limit_is_a_part_of_the_tightest_headroom(usage: Any, ranks: int, limit: int) -> None:
-    budget = MemoryBudget(usage, local_world_size=ranks, limits=LIMITS)
-    assert budget.limit == budget.available == limit * MB
-    full = MemoryBudget(usage, limits=[Limit("full", 100, 200)])
-    assert full.limit == 0 and full.fits(0) and not full.fits(1)
+def test_the_limit_is_a_part_of_the_tightest_headroom() -> None:
+    for usage, ranks, limit in [
+        (0.8, 1, 800),
+        (1, 1, 1000),
+        (np.float32(0.5), 1, 500),
+        ("300MB", 1, 300),
+        (300 * MB, 1, 300),
+        ("5GB", 1, 1000),
+        (0.5, 4, 125),
+        ("200MB", 4, 200),
+        ("300MB", 4, 250),
+    ]:
+        budget = MemoryBudget(usage, local_world_size=ranks, limits=LIMITS)
+        assert budget.limit == budget.available == limit * MB, (usage, ranks)
+        full = MemoryBudget(usage, limits=[Limit("full", 100, 200)])
+        assert full.limit == 0
+        assert full.fits(0)
+        assert not full.fits(1)
 
 
 def test_arguments_that_make_no_sense() -> None:
-    for bad in (
-        0,
-        -0.5,
-        1.5,
-        2e9,
-        float("nan"),
-        float("inf"),
-        -1,
-        True,
-        None,
-        [],
-        "0",
-        "0.8",
-        "80%",
-    ):
+    usages: list[Any] = [0, -0.5, 1.5, 2e9, float("nan"), float("inf"), -1]
+    for bad in [*usages, True, None, [], "0", "0.8", "80%"]:
         with pytest.raises(ConfigError, match=re.escape(repr(bad))):
-            MemoryBudget(bad)  # type: ignore[arg-type]
+            MemoryBudget(bad)
     budget: Any = MemoryBudget(limits=LIMITS)
+    held = budget.reserve(1, "store")
     for bad in (-1, 1.0, True, "2", None):
-        for refused in (
-            lambda bad: MemoryBudget(local_world_size=bad),
-            budget.share,
-            lambda bad: budget.reserve(bad, "store"),
-            lambda bad: budget.reserve(1, "store").resize(bad),
-        ):
+        with pytest.raises(ConfigError, match=re.escape(repr(bad))):
+            MemoryBudget(local_world_size=bad)
+        for refused, arguments in [
+            (budget.share, (bad,)),
+            (budget.reserve, (bad, "store")),
+            (held.resize, (bad,)),
+        ]:
             with pytest.raises(ConfigError, match=re.escape(repr(bad))):
-                refused(bad)
+                refused(*arguments)
     with pytest.raises(ConfigError, match="limits"):
         MemoryBudget(limits=[])
 
 
 def test_errors_and_explain_hold_the_numbers() -> None:
     budget = MemoryBudget(local_world_size=2, limits=LIMITS)
-    held = [
-        budget.reserve(200 * MB, "the store"),
-        *(budget.reserve(5 * MB, f"part {n}") for n in range(20)),
-    ]
+    held = [budget.reserve(5 * MB, f"part {number}") for number in range(20)]
+    held.append(budget.reserve(200 * MB, "the store"))
     with pytest.raises(BudgetError) as refused:
         budget.reserve(123 * MB, "the chunk cache")
-    assert isinstance(refused.value, MemoryError) and budget.reserved == 300 * MB
-    numbers = (
-        "the chunk cache",
-        "123.0 MB",
-        "100.0 MB",
-        "400.0 MB",
-        "max_memory_usage=0.8",
-        "tight",
-        "the store: 200.0 MB",
-    )
-    assert all(number in str(refused.value) for number in numbers)
+    assert isinstance(refused.value, MemoryError)
+    assert budget.reserved == 300 * MB
+    said = str(refused.value)
+    for number in ("the chunk cache", "123.0 MB", "100.0 MB", "400.0 MB", "tight"):
+        assert number in said
+    for number in ("max_memory_usage=0.8", "the store: 200.0 MB", "raise max_memory_usage"):
+        assert number in said
     with pytest.raises(BudgetError) as hopeless:
         budget.reserve(201 * MB, "the chunk cache")  # more than max_memory_usage=1.0 would allow
-    assert "max_memory_usage" in str(refused.value) and "raise max_memory_usage" not in str(
-        hopeless.value
-    )
-    explained = (
-        "100.0 MB",
-        "300.0 MB",
-        "1.2 GB",
-        "13 others: 65.0 MB",
-        "wide: 4.0 GB",
-        "by nothing",
-    )
+    assert "raise max_memory_usage" not in str(hopeless.value)
     text = budget.explain()
     held.clear()
-    assert all(number in text + budget.explain() for number in explained)
+    for number in ("100.0 MB", "300.0 MB", "1.2 GB", "13 others: 65.0 MB", "wide: 4.0 GB"):
+        assert number in text
+    assert "by nothing" in budget.explain()
     assert "share" in budget.share(2).explain()
     assert repr(MemoryBudget(0.5, local_world_size=2)) == "MemoryBudget(0.5, local_world_size=2)"
     assert "1.5 kB" in repr(budget.reserve(1500, "x"))

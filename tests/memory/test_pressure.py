@@ -29,22 +29,13 @@ class Machine:
 
 
 def test_when_memory_is_short_and_how_much_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for total, free, low in (
-        (1000 * GB, 900 * GB, 1 << 30),
-        (10 * GB, GB, GB // 10),
-        (10 * GB, 0, 0),
-        (10 * GB, 9 * GB, GB // 2),
-    ):
+    lows = [(1000 * GB, 900 * GB, 1 << 30), (10 * GB, GB, GB // 10), (10 * GB, 0, 0)]
+    for total, free, low in [*lows, (10 * GB, 9 * GB, GB // 2)]:
         machine = Machine(monkeypatch, total, free)
         watch = PressureWatch()
         assert watch.low == low
-    for free, excess in (
-        (9 * GB, -8 * GB),
-        (GB, 0),
-        (GB // 2, 0),
-        (GB // 2 - 1, GB // 2 + 1),
-        (0, GB),
-    ):
+    excesses = {9 * GB: -8 * GB, GB: 0, GB // 2: 0, GB // 2 - 1: GB // 2 + 1, 0: GB}
+    for free, excess in excesses.items():
         machine.free = free
         assert watch.excess() == excess
     assert PressureWatch([Limit("x", 100 * MB, 0)]).low == 5 * MB

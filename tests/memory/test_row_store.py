@@ -31,29 +31,21 @@ def test_rows_come_back_one_by_one_and_together(shape: tuple[int, ...], dtype: s
         assert store.put_rows(some.tolist(), [rows[i, ...] for i in some])
     for index in range(48):
         found = store.get(index)
-        assert (
-            found.dtype == rows.dtype
-            and found.shape == shape
-            and np.array_equal(found, rows[index])
-        )
+        assert (found.dtype, found.shape) == (rows.dtype, shape)
+        assert np.array_equal(found, rows[index])
         found[...] = 0  # a copy
     together = store.rows(np.arange(48))
-    assert (
-        together is not None
-        and all(np.array_equal(together[i], rows[i]) for i in range(48))
-        and together.are_held()
-    )
+    assert together is not None
+    assert all(np.array_equal(together[i], rows[i]) for i in range(48))
+    assert together.are_held()
     assert len(store) == 48 and store.stats()["admitted"] == 48
 
 
 def test_what_does_not_fit_is_refused() -> None:
     assert row_layout((0,), np.dtype("f4")) is None is row_layout((2,), np.dtype("U3"))
     store, rows = store_of(20, 8), rows_of(20)
-    assert (
-        not store.put(0, rows[0].astype("f8"))
-        and not store.put(0, rows[:2])
-        and not store.put(0, [1, 2, 3, 4])
-    )
+    for other in (rows[0].astype("f8"), rows[:2], [1, 2, 3, 4]):
+        assert not store.put(0, other)
     assert store.put_rows(range(6), list(rows[:6])) and store.put_rows(range(3, 8), list(rows[3:8]))
     assert not store.put(9, rows[9]) and store.is_full and store.get(9) is MISSING
     assert [np.array_equal(store.get(i), rows[i]) for i in range(8)] == [True] * 8

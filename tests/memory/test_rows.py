@@ -56,22 +56,10 @@ def test_rows_are_the_samples_one_by_one(shape: tuple[int, ...]) -> None:
 def test_only_where_everything_is_of_one_kind() -> None:
     samples = some((3, 4), "uint8", 4)
     assert copied(filled(samples), [0, 1]) is not None
-    for other in (
-        *(
-            np.zeros((3, 5), np.uint8),
-            np.zeros((3, 4), np.int8),
-            np.zeros((4, 3), np.uint8),
-            b"x" * 12,
-            None,
-        ),
-        *(
-            (samples[0],),
-            np.asfortranarray(samples[0]),
-            np.zeros((0, 4), np.uint8),
-            np.ma.masked_array(samples[0]),
-        ),
-        np.array([None, 1], object),
-    ):
+    others: list[Any] = [np.zeros(shape, np.uint8) for shape in ((3, 5), (4, 3), (0, 4))]
+    others += [np.zeros((3, 4), np.int8), b"x" * 12, None, (samples[0],)]
+    others += [np.asfortranarray(samples[0]), np.ma.masked_array(samples[0])]
+    for other in [*others, np.array([None, 1], object)]:
         for mixed in ([*samples, other], [other, *samples]):
             store = filled(mixed)
             assert store.rows(np.array([1, 2])) is None  # for ever, even of those that are alike

@@ -47,15 +47,8 @@ DTYPES = [*"?bBhHiIlLqQefdFDgG", "M8[ns]", "m8[s]", "S5", "U7", ">i4", ">f8", "V
 DTYPES += [[("a", "<i4"), ("b", "f4", (3,))]]  # type: ignore[list-item]
 GRID = np.arange(60 * 70, dtype=np.int32).reshape(60, 70)
 VALUES: list[Any] = [
-    *(
-        None,
-        0,
-        "déjà \udce9 vu",
-        "x" * 10_000,
-        bytes(range(256)) * 40,
-        b"",
-        bytearray(b"abc" * 1000),
-    ),
+    *(None, 0, "déjà \udce9 vu", "x" * 10_000),
+    *(bytes(range(256)) * 40, b"", bytearray(b"abc" * 1000)),
     (np.arange(1000), 3, "t"),
     {"image": np.ones((3, 20, 30), np.float32), "boxes": [np.zeros((0, 4)), (1, None)]},
     [np.full(600, i, np.uint8) for i in range(9)],

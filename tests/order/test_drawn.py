@@ -169,11 +169,8 @@ def test_batches_of_like_length() -> None:
 
 def test_balanced_orders_end_in_time_and_take_strings() -> None:
     once = BalancedOrder(CLASSES, replacement=False)
-    assert len(set(once)) == len(once) == 15 and Counter(CLASSES[once[:]].tolist()) == {
-        0: 5,
-        1: 5,
-        2: 5,
-    }
+    assert len(set(once)) == len(once) == 15
+    assert Counter(CLASSES[once[:]].tolist()) == {0: 5, 1: 5, 2: 5}
     named = BalancedOrder(np.array(["b", "a", "c"])[CLASSES].tolist(), n=60)
     assert Counter(CLASSES[named[:]].tolist()) == {0: 20, 1: 20, 2: 20}
 
@@ -185,15 +182,12 @@ def test_bad_arguments() -> None:
         (WeightedOrder, [1e308] * 10, {}, None),
         (WeightedOrder, [1, 0, 1], {"n": 3, "replacement": False}, "2 of 3"),
         (BalancedOrder, [0, 0, 1], {"n": 3, "replacement": False}, "1 samples"),
-        *(
-            (WeightedOrder, ["x"], {}, None),
-            (BalancedOrder, [0.5], {}, None),
-            (BalancedOrder, [], {"n": 3}, None),
-        ),
-        *(
-            (kind, [[0], [1]], {}, r"\[2, 1\]")
-            for kind in (WeightedOrder, BalancedOrder, BucketedOrder)
-        ),
+        (WeightedOrder, ["x"], {}, None),
+        (BalancedOrder, [0.5], {}, None),
+        (BalancedOrder, [], {"n": 3}, None),
+        (WeightedOrder, [[0], [1]], {}, r"\[2, 1\]"),
+        (BalancedOrder, [[0], [1]], {}, r"\[2, 1\]"),
+        (BucketedOrder, [[0], [1]], {}, r"\[2, 1\]"),
         (BucketedOrder, [1.5], {}, "float64"),
         (BalancedOrder, [None, "a", 3], {}, "NoneType, int, str"),
         (BalancedOrder, [[0], [1, 2]], {}, None),

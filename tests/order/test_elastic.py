@@ -38,16 +38,8 @@ def blocks_of(n: int) -> list[int]:
 
 @functools.cache
 def order_of(n: int, shuffle: Any, global_batch: int) -> EpochOrder:
-    return EpochOrder(
-        n,
-        shuffle=shuffle,
-        seed=3,
-        epoch=2,
-        blocks=blocks_of(n),
-        global_batch=global_batch,
-        interleave=3,
-        turns=2,
-    )
+    how: dict[str, Any] = {"seed": 3, "epoch": 2, "interleave": 3, "turns": 2}
+    return EpochOrder(n, shuffle=shuffle, blocks=blocks_of(n), global_batch=global_batch, **how)
 
 
 def worlds_of(global_batch: int) -> list[int]:
@@ -86,19 +78,15 @@ def cuts_of(n: int, world_size: int, drop_last: bool, pad: bool, global_batch: i
 def test_resume_from_any_world_size_on_any_other(shuffle: Any, drop_last: bool, pad: bool) -> None:
     """By samplers of a plain DataLoader, through their states."""
     for n, global_batch in [(n, 12) for n in LENGTHS] + [(13, 6), (16, 6)]:
-        worlds = [
-            world_size
-            for world_size in worlds_of(global_batch)
-            if not is_too_short(n, world_size, drop_last, pad)
-        ]
+        fitting = worlds_of(global_batch)
+        worlds = [world for world in fitting if not is_too_short(n, world, drop_last, pad)]
         samplers = {w: samplers_of(n, shuffle, w, drop_last, pad, global_batch) for w in worlds}
         order, tried = list(order_of(n, shuffle, global_batch)), list[Any]()
         for before in worlds:
             cuts = cuts_of(n, before, drop_last, pad, global_batch)
             states = [state_at(samplers[before][-1], step) for step in range(len(cuts))]
-            assert states == [state_at(samplers[before][0], step) for step in range(len(cuts))], (
-                "ranks have different states"
-            )
+            of_rank_0 = [state_at(samplers[before][0], step) for step in range(len(cuts))]
+            assert states == of_rank_0, "ranks have different states"
             for after in worlds:
                 theirs = cuts_of(n, after, drop_last, pad, global_batch)
                 for place, state in zip(cuts, states, strict=True):
@@ -107,11 +95,9 @@ def test_resume_from_any_world_size_on_any_other(shuffle: Any, drop_last: bool, 
                         continue  # another world size has saved the very same
                     tried.append((after, state))
                     if place not in theirs:
-                        assert (
-                            not pad
-                            and not drop_last
-                            and place >= theirs[-2 if global_batch == after else -3]
-                        )
+                        assert not pad
+                        assert not drop_last
+                        assert place >= theirs[-2 if global_batch == after else -3]
                         with pytest.raises(StateError, match=rf"after {place} samples"):
                             samplers[after][0].load_state_dict(state)
                         continue
@@ -125,24 +111,13 @@ def test_resume_from_any_world_size_on_any_other(shuffle: Any, drop_last: bool, 
 def samplers_of(
     n: int, shuffle: Any, world_size: int, drop_last: bool, pad: bool, global_batch: int
 ) -> list[OrderSampler]:
-    def make(rank: int) -> OrderSampler:
-        sampler = OrderSampler(
-            n,
-            batch_size=global_batch // world_size,
-            shuffle=shuffle,
-            seed=3,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-            pad=pad,
-            blocks=blocks_of(n),
-            interleave=3,
-            turns=2,
-        )
+    how: dict[str, Any] = {"seed": 3, "interleave": 3, "turns": 2, "blocks": blocks_of(n)}
+    how |= {"shuffle": shuffle, "batch_size": global_batch // world_size}
+    how |= {"world_size": world_size, "drop_last": drop_last, "pad": pad}
+    samplers = [OrderSampler(n, rank=rank, **how) for rank in range(world_size)]
+    for sampler in samplers:
         sampler.set_epoch(2)
-        return sampler
-
-    return [make(rank) for rank in range(world_size)]
+    return samplers
 
 
 def state_at(sampler: OrderSampler, step: int) -> dict[str, Any]:

@@ -108,10 +108,8 @@ def test_a_batch_of_positions_keeps_its_shape() -> None:
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_with_epoch_gives_what_the_constructor_gives(shuffle: Any) -> None:
-    sizes, options = (
-        [7, 0, 30, 5] * 9,
-        {"shuffle": shuffle, "seed": 5, "global_batch": 8, "interleave": 3, "turns": 4},
-    )
+    sizes = [7, 0, 30, 5] * 9
+    options = {"shuffle": shuffle, "seed": 5, "global_batch": 8, "interleave": 3, "turns": 4}
     order = make(sizes, epoch=1, **options)
     before = order[:]
     other = order.with_epoch(2)
@@ -124,32 +122,18 @@ def test_with_epoch_gives_what_the_constructor_gives(shuffle: Any) -> None:
 
 
 def test_bad_arguments() -> None:
-    for arguments in (
-        *(
-            {"n": -1},
-            {"n": 2.0},
-            {"seed": None},
-            {"epoch": "1"},
-            {"shuffle": "blocks"},
-            {"shuffle": 1},
-        ),
-        *({"global_batch": 0}, {"interleave": 0}, {"turns": 0}),
-        *({"blocks": [5, 4]}, {"blocks": [11, -1]}, {"blocks": [[10]]}, {"blocks": [10.0]}),
-    ):
-        with pytest.raises(ConfigError, match=next(iter(arguments))):
-            EpochOrder(**{"n": 10, **arguments})
+    rows = [("n", -1), ("n", 2.0), ("seed", None), ("epoch", "1"), ("shuffle", "blocks")]
+    rows += [("shuffle", 1), ("global_batch", 0), ("interleave", 0), ("turns", 0)]
+    rows += [("blocks", sizes) for sizes in ([5, 4], [11, -1], [[10]], [10.0])]
+    for name, value in rows:
+        with pytest.raises(ConfigError, match=name):
+            EpochOrder(**{"n": 10, name: value})
 
 
 SEEDED: dict[str, Any] = {"seed": 3, "epoch": 2}
 BLOCKS: dict[str, Any] = {"n": 100_000, "shuffle": "block", "blocks": [100] * 1_000}
-UNEVEN: dict[str, Any] = {
-    "n": 300,
-    "shuffle": "block",
-    "blocks": [7, 0, 93, 50, 50, 100],
-    "seed": 1,
-    "epoch": 4,
-    "global_batch": 10,
-}
+UNEVEN: dict[str, Any] = {"n": 300, "shuffle": "block", "blocks": [7, 0, 93, 50, 50, 100]}
+UNEVEN |= {"seed": 1, "epoch": 4, "global_batch": 10}
 GOLDEN: list[tuple[dict[str, Any], list[int]]] = [
     ({"n": 100, "shuffle": False}, [0, 1, 2, 3, 4, 5, 6, 7]),
     ({"n": 2, **SEEDED}, [0, 1]),

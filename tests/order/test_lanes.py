@@ -48,32 +48,14 @@ def test_a_batch_draws_from_the_lanes_of_its_turn_evenly(
 
 def test_few_blocks_go_to_turns() -> None:
     assert ENOUGH >= FEWEST * 8
-    assert [
-        lanes_for(blocks) for blocks in (10**6, 768, 767, 384, 383, 192, 191, 64, 63, 10, 3, 0)
-    ] == [
-        *(
-            (32, 24),
-            (32, 24),
-            (16, 24),
-            (16, 24),
-            (8, 24),
-            (8, 24),
-            (8, 8),
-            (8, 8),
-            (8, 4),
-            (8, 1),
-            (3, 1),
-            (1, 1),
-        )
-    ]
+    lanes = {10**6: (32, 24), 768: (32, 24), 767: (16, 24), 384: (16, 24), 383: (8, 24)}
+    lanes |= {192: (8, 24), 191: (8, 8), 64: (8, 8), 63: (8, 4), 10: (8, 1), 3: (3, 1), 0: (1, 1)}
+    assert {blocks: lanes_for(blocks) for blocks in lanes} == lanes
     assert lanes_for(10**6, interleave=128) == (128, 24)
     chunks = [lanes_for(blocks, 1 << 10) for blocks in (1536, 512, 64, 30)]
     assert chunks == [(64, 24), (64, 8), (64, 1), (30, 1)]
-    assert [lanes_for(10**6, nbytes) for nbytes in (1 << 20, 8 << 20, 1 << 30)] == [
-        (64, 24),
-        (21, 12),
-        (1, 2),
-    ]
+    of_large_ones = [lanes_for(10**6, nbytes) for nbytes in (1 << 20, 8 << 20, 1 << 30)]
+    assert of_large_ones == [(64, 24), (21, 12), (1, 2)]
 
 
 @given(**COUNTS, size=st.integers(1, 30))
@@ -92,11 +74,8 @@ def test_aligned_lanes_are_a_bijection_of_whole_blocks(
         # whole blocks, one after the other
         assert np.array_equal(mine, lanes.own_start[lane] + np.arange(lanes.own[lane] * size))
         assert lanes.own_start[lane] % size == 0
-        assert (
-            np.count_nonzero((numbers == lane) & ~owned)
-            == lanes.lead[lane] + lanes.tail[lane]
-            < 2 * size
-        )
+        shared = np.count_nonzero((numbers == lane) & ~owned)
+        assert shared == lanes.lead[lane] + lanes.tail[lane] < 2 * size
 
 
 @pytest.mark.parametrize("world_size", [1, 4])

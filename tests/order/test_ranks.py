@@ -87,12 +87,8 @@ def test_steps_and_batches_asked_at_once() -> None:
     for shuffle in (False, True, "block"):
         for pad in (True, False):
             rank = make_ranks(101, 4, 3, shuffle, pad=pad)[1].with_epoch(3)
-            assert (rank.order.epoch, rank.rank, rank.world_size, rank.global_batch) == (
-                3,
-                1,
-                4,
-                12,
-            )
+            assert (rank.order.epoch, rank.rank) == (3, 1)
+            assert (rank.world_size, rank.global_batch) == (4, 12)
             assert f"rank=1, world_size=4, batch_size=3, drop_last=False, pad={pad}" in repr(rank)
             alone = [rank.batch(step).tolist() for step in range(len(rank))]
             assert (

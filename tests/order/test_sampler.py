@@ -53,19 +53,9 @@ def test_it_has_what_trainers_read(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Numbers(50)
     sampler = OrderSampler(dataset, batch_size=4, rank=1, world_size=3, shuffle="block", seed=7)
     assert isinstance(sampler, DistributedSampler)
-    names = (
-        "dataset",
-        "num_replicas",
-        "rank",
-        "epoch",
-        "num_samples",
-        "total_size",
-        "shuffle",
-        "seed",
-        "drop_last",
-    )
-    expected = (dataset, 3, 1, 0, 17, 51, "block", 7, False)
-    assert tuple(getattr(sampler, name) for name in names) == expected
+    assert (sampler.dataset, sampler.num_replicas, sampler.rank) == (dataset, 3, 1)
+    assert (sampler.epoch, sampler.num_samples, sampler.total_size) == (0, 17, 51)
+    assert (sampler.shuffle, sampler.seed, sampler.drop_last) == ("block", 7, False)
     sampler.set_epoch(4)
     assert sampler.epoch == 4
     monkeypatch.setenv("RANK", "2")

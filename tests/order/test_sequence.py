@@ -4,6 +4,8 @@ others.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,11 +26,8 @@ def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     sequence = BlockSequence(edges, seed, epoch, np.array(cuts, np.int64))
     places = np.arange(edges[-1])
-    blocks, indices, segments = (
-        sequence.block_at(places),
-        sequence.index_at(places),
-        sequence.segments(),
-    )
+    blocks, indices = sequence.block_at(places), sequence.index_at(places)
+    segments = sequence.segments()
     assert np.array_equal(np.sort(indices), places)
     assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
     # each lies within a block
@@ -53,18 +52,9 @@ def test_the_order_does_not_depend_on_how_sizes_are_kept(
 ) -> None:
     sizes = np.full(count, size)
     sizes[-1] -= min(missing, size - 1)
-    even, held = (
-        EpochOrder(
-            int(sizes.sum()),
-            shuffle="block",
-            seed=seed,
-            blocks=sizes,
-            global_batch=8,
-            interleave=interleave,
-            turns=2,
-        )
-        for _ in "ab"
-    )
+    how: dict[str, Any] = {"shuffle": "block", "seed": seed, "blocks": sizes, "global_batch": 8}
+    how |= {"interleave": interleave, "turns": 2}
+    even, held = (EpochOrder(int(sizes.sum()), **how) for _ in range(2))
     assert even._block_size == sizes[0]
     held._block_size = 0
     assert np.array_equal(even[:], held[:]) and np.array_equal(even.segments(), held.segments())

@@ -15,17 +15,8 @@ from headrace.order.splits import fold_parts, split_parts
 
 SEEDS = st.integers(-(2**70), 2**70)
 GOLDEN = [2, 4, 5]
-FRACTIONS = st.sampled_from(
-    [
-        [1.0],
-        [0.8, 0.2],
-        [0.7, 0.15, 0.15],
-        [0.5, 0.5],
-        [0.25] * 4,
-        [1 / 3] * 3,
-        [0.1, 0.2, 0.3, 0.4],
-    ]
-)
+UNEVEN = [[1.0], [0.8, 0.2], [0.7, 0.15, 0.15], [0.1, 0.2, 0.3, 0.4]]
+FRACTIONS = st.sampled_from([*UNEVEN, [0.5, 0.5], [0.25] * 4, [1 / 3] * 3])
 
 
 def parts_or_none(*args: Any, **options: Any) -> list[np.ndarray[Any, Any]] | None:
@@ -49,10 +40,8 @@ def test_stratified_parts_have_their_share_of_labels(
     labels: list[int], fractions: list[float], seed: int
 ) -> None:
     n = len(labels)
-    parts, plain = (
-        parts_or_none(n, fractions, seed, stratify=labels),
-        parts_or_none(n, fractions, seed),
-    )
+    parts = parts_or_none(n, fractions, seed, stratify=labels)
+    plain = parts_or_none(n, fractions, seed)
     if parts is None or plain is None:
         assert parts is plain
         return
@@ -104,21 +93,18 @@ def test_groups_of_many_sizes_come_near_the_fractions() -> None:
     labels = rng.integers(0, 5, 200)[groups]
     for stratify in (None, labels):
         parts = split_parts(len(groups), [0.7, 0.15, 0.15], 0, groups=groups, stratify=stratify)
-        assert (
-            np.abs(np.array([len(part) / len(groups) for part in parts]) - [0.7, 0.15, 0.15]).max()
-            < 0.02
-        )
+        shares = np.array([len(part) / len(groups) for part in parts])
+        assert np.abs(shares - [0.7, 0.15, 0.15]).max() < 0.02
     for label in range(5):
-        shares = [(labels[part] == label).mean() for part in parts]
-        assert max(shares) - min(shares) < 0.05
+        of_label = [(labels[part] == label).mean() for part in parts]
+        assert max(of_label) - min(of_label) < 0.05
 
 
 def test_a_split_in_two_is_what_it_was() -> None:
     """Golden: an upgrade must not move samples from training to validation."""
-    assert [part.tolist() for part in split_parts(10, [0.3, 0.7], 42)] == [
-        GOLDEN,
-        sorted(set(range(10)) - set(GOLDEN)),
-    ]
+    first, second = split_parts(10, [0.3, 0.7], 42)
+    assert first.tolist() == GOLDEN
+    assert second.tolist() == sorted(set(range(10)) - set(GOLDEN))
 
 
 def test_bad_arguments() -> None:

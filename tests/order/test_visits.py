@@ -50,43 +50,35 @@ def by_hand(batches: RankBatches, workers: int, sizes: list[int]) -> Visits:
 SIZES = st.lists(st.integers(0, 25), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=40)
+ORDERS = st.fixed_dictionaries(
+    {"interleave": st.integers(1, 9), "turns": st.integers(1, 6), "seed": st.integers(0, 5)}
+)
+ENDS = [{"pad": True}, {"pad": False}, {"drop_last": True, "pad": False}]
+
+
+@settings(max_examples=40)
 @given(
     sizes=SIZES,
     world=st.integers(1, 6),
     workers=st.integers(0, 5),
     batch=st.integers(1, 12),
-    interleave=st.integers(1, 9),
-    turns=st.integers(1, 6),
+    options=ORDERS,
     shuffle=st.sampled_from([False, "block"]),
-    ends=st.sampled_from(["pad", "exact", "drop"]),
-    seed=st.integers(0, 5),
+    ends=st.sampled_from(ENDS),
 )
-@example([5] * 8 + [2], 4, 3, 2, 3, 2, "block", "exact", 1)
+@example([5] * 8 + [2], 4, 3, 2, {"interleave": 3, "turns": 2, "seed": 1}, "block", ENDS[1])
 def test_the_count_is_that_of_real_batches(
     sizes: list[int],
     world: int,
     workers: int,
     batch: int,
-    interleave: int,
-    turns: int,
+    options: dict[str, Any],
     shuffle: Any,
-    ends: str,
-    seed: int,
+    ends: dict[str, Any],
 ) -> None:
-    if ends == "exact" and sum(sizes) < world:
+    if ends == ENDS[1] and sum(sizes) < world:
         return
-    batches = batches_of(
-        sizes,
-        world,
-        batch,
-        shuffle=shuffle,
-        interleave=interleave,
-        turns=turns,
-        seed=seed,
-        drop_last=ends == "drop",
-        pad=ends == "pad",
-    )
+    batches = batches_of(sizes, world, batch, shuffle=shuffle, **options, **ends)
     assert count_visits(batches, workers, sizes) == by_hand(batches, workers, sizes)
 
 
@@ -106,7 +98,7 @@ def test_a_full_shuffle_is_refused() -> None:
             count_visits(batches, 1, [4, 4])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     blocks=st.integers(1, 40),
     size=st.integers(1, 12),
@@ -114,9 +106,7 @@ def test_a_full_shuffle_is_refused() -> None:
     world=st.integers(1, 4),
     workers=st.integers(0, 6),
     batch=st.integers(1, 12),
-    interleave=st.integers(1, 9),
-    turns=st.integers(1, 6),
-    seed=st.integers(0, 5),
+    options=ORDERS,
 )
 def test_aligned_lanes_are_counted_as_real_batches(
     blocks: int,
@@ -125,21 +115,13 @@ def test_aligned_lanes_are_counted_as_real_batches(
     world: int,
     workers: int,
     batch: int,
-    interleave: int,
-    turns: int,
-    seed: int,
+    options: dict[str, Any],
 ) -> None:
-    sizes = [size] * (blocks - 1) + [size - missing % size]
+    sizes, interleave = [size] * (blocks - 1) + [size - missing % size], options["interleave"]
     if sum(sizes) < world:
         return
-    options = {
-        "shuffle": "block",
-        "interleave": interleave,
-        "turns": turns,
-        "seed": seed,
-        "aligned": True,
-    }
-    batches = batches_of(sizes, world, batch, drop_last=False, pad=False, **options)
+    how = {**options, "shuffle": "block", "aligned": True}
+    batches = batches_of(sizes, world, batch, drop_last=False, pad=False, **how)
     order = batches.order
     assert isinstance(order, EpochOrder)
     lanes = order.lanes
@@ -154,6 +136,6 @@ def test_aligned_lanes_are_counted_as_real_batches(
     read = np.unique(np.stack([order.block_of(positions), stretch, process]), axis=1)
     found = count_visits(batches, workers, sizes)
     assert (found.blocks, found.segments) == (blocks, np.unique(read[:2], axis=1).shape[1])
-    if turns % processes == 0 and interleave % world == 0:
+    if options["turns"] % processes == 0 and interleave % world == 0:
         assert found.readings == read.shape[1]
     assert read.shape[1] <= found.readings <= found.segments * world * processes

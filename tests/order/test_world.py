@@ -12,19 +12,12 @@ from headrace.order import World, detect_world
 
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "MPI_")
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-SLURM = {
-    "SLURM_PROCID": "5",
-    "SLURM_STEP_NUM_TASKS": "6",
-    "SLURM_NTASKS": "6",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
-}
-OPENMPI = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+STEP = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1"}
+SLURM = {**STEP, "SLURM_NTASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
+NO_SRUN = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
+NO_SRUN["SLURM_NTASKS_PER_NODE"] = "4"
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+OPENMPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"}
 
 
@@ -49,19 +42,7 @@ def numbers(world: World) -> tuple[int, int, int, int]:
     ("groups", "expected", "source"),
     [
         ([], (0, 1, 0, 1), "single process"),
-        # no srun
-        (
-            [
-                {
-                    "SLURM_PROCID": "0",
-                    "SLURM_NTASKS": "8",
-                    "SLURM_LOCALID": "0",
-                    "SLURM_NTASKS_PER_NODE": "4",
-                }
-            ],
-            (0, 1, 0, 1),
-            "",
-        ),
+        ([NO_SRUN], (0, 1, 0, 1), ""),
         ([TORCHRUN], (3, 8, 1, 2), "torchrun"),
         ([SLURM], (5, 6, 1, 2), "SLURM"),
         ([OPENMPI], (2, 4, 0, 2), "OpenMPI"),
@@ -84,24 +65,22 @@ def test_the_innermost_launcher_counts(
     assert source in world.source
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"SLURM_STEP_TASKS_PER_NODE": "4"}, 4),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, 4),
-        ({"SLURM_STEP_TASKS_PER_NODE": "3,4"}, 3),
-        ({"SLURM_NTASKS_PER_NODE": "5"}, 5),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NTASKS_PER_NODE": "5"}, 4),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1,4"}, 2),  # this machine runs a task with local rank 1
-        ({}, 2),
-    ],
-)
-def test_slurm_says_how_many_share_the_machine(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: int
-) -> None:
-    step = {name: SLURM[name] for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")}
-    set_variables(monkeypatch, step, variables)
-    assert detect_world().local_world_size == expected
+def test_slurm_says_how_many_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for of_step, of_job, expected in [
+        ("4(x2),3", None, 4),
+        ("3,4", None, 3),
+        (None, "5", 5),
+        ("4", "5", 4),
+        ("1,4", None, 2),  # this machine runs a task with local rank 1
+        (None, None, 2),
+    ]:
+        with monkeypatch.context() as patch:
+            set_variables(patch, STEP)
+            if of_step is not None:
+                patch.setenv("SLURM_STEP_TASKS_PER_NODE", of_step)
+            if of_job is not None:
+                patch.setenv("SLURM_NTASKS_PER_NODE", of_job)
+            assert detect_world().local_world_size == expected, (of_step, of_job)
 
 
 def test_arguments_win_and_the_launcher_gives_local_ranks(
