@@ -33,8 +33,7 @@ def nobody() -> str:
 
 
 @pytest.mark.parametrize(
-    ("make", "name"),
-    [(HDF5Dataset, "x.h5"), (ZarrDataset, "x.zarr"), (open_dataset, "x")],
+    ("make", "name"), [(HDF5Dataset, "x.h5"), (ZarrDataset, "x.zarr"), (open_dataset, "x")]
 )
 def test_refused_connection_is_given_up_soon(nobody: str, make: Any, name: str) -> None:
     with pytest.raises(RemoteError, match=r"3 attempts .*is the URL right"):

@@ -293,8 +293,7 @@ class TestFile:
 
 class TestCacheDir:
     @pytest.mark.parametrize(
-        ("function", "code"),
-        [("touch", 0), ("os.mkdir", errno.EROFS), ("os.fsync", errno.ENOSPC)],
+        ("function", "code"), [("touch", 0), ("os.mkdir", errno.EROFS), ("os.fsync", errno.ENOSPC)]
     )
     def test_that_cannot_be_written_to_is_a_warning(
         self, place: Place, function: str, code: int, monkeypatch: pytest.MonkeyPatch
