@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -49,6 +50,7 @@ from headrace import (
     suggest_num_workers,
 )
 from headrace.collate import stack_collate
+from headrace.errors import EmptyBatchError
 from headrace.loader.worker.pool import death_of
 from headrace.testing.contract import RandomProbe, same
 from tests.conftest import living_children
@@ -262,6 +264,14 @@ def test_skipped_samples_are_skipped_by_every_world_size(loader_of: Any) -> None
             rest.sort(key=lambda sample: int(sample["value"][0]))
             assert same(rest, expected), (received, world_size)
         next(iterator, None)
+
+
+def test_a_foreign_dataset_may_skip_inside(loader_of: Any) -> None:
+    squares = SquareDataset(bad=[0, 1, 2, 3, 5], on_error="skip")
+    iterator = iter(loader_of(ConcatDataset([squares]), shuffle=False))
+    with pytest.raises(EmptyBatchError):
+        next(iterator)
+    assert [int(sample[0]) for sample in next(iterator)] == [4, 6, 7]
 
 
 # -- what is passed for a dataset, a config or a device

@@ -149,14 +149,10 @@ def received(ranks: list[Loader], state: dict[str, Any] | None = None) -> list[l
 
 
 @pytest.mark.quick_every(10)
-@pytest.mark.parametrize(
-    ("kind", "n", "mode", "shuffle", "drop_last", "pad"),
-    pairs(KINDS, LENGTHS, MODES, SHUFFLES, FLAGS, FLAGS),
-)
-def test_all_world_sizes_go_on_from_every_step_of_all(
-    job: Any, kind: str, n: int, mode: str, shuffle: Any, drop_last: bool, pad: bool
-) -> None:
-    made = job(kind, n, mode, shuffle, drop_last, pad)
+@pytest.mark.parametrize("case", pairs(KINDS, LENGTHS, MODES, SHUFFLES, FLAGS, FLAGS), ids=str)
+def test_all_world_sizes_go_on_from_every_step_of_all(job: Any, case: Any) -> None:
+    made = job(*case)
+    drop_last, pad = made.drop_last, made.pad
     sizes = [w for w in WORLDS if not is_too_short(len(made.alone), w, drop_last, pad)]
     worlds = {w: [made.loader(w, rank) for rank in range(w)] for w in sizes}
     tried = list[Any]()
@@ -205,20 +201,11 @@ def check_workers(made: Job, workers: int, world: int) -> None:
 
 @pytest.mark.quick_every(20)
 @pytest.mark.parametrize(
-    ("kind", "mode", "workers", "shuffle", "drop_last", "pad", "world"),
-    pairs(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS, WORLDS),
+    "case", pairs(KINDS, [99], MODES, SHUFFLES, FLAGS, FLAGS, (1, 3), WORLDS), ids=str
 )
-def test_workers(
-    job: Any,
-    kind: str,
-    mode: str,
-    workers: int,
-    shuffle: Any,
-    drop_last: bool,
-    pad: bool,
-    world: int,
-) -> None:
-    check_workers(job(kind, 99, mode, shuffle, drop_last, pad), workers, world)
+def test_workers(job: Any, case: Any) -> None:
+    *data, workers, world = case
+    check_workers(job(*data), workers, world)
 
 
 @pytest.mark.nightly

@@ -3,23 +3,7 @@
 What that does was found out by running it (torchdata 0.11), with map-style and iterable datasets, 0
 and 2 workers, persistent or not. It is the same here at each moment: before the first batch, after
 some while workers are ahead, after the last one and after StopIteration; loaded twice, into a
-loader that has run, and while an iterator is under way. The differences:
-
-=======================================  ===========================  ==============================
-moment                                   torchdata                    here
-=======================================  ===========================  ==============================
-before the first batch                   workers are started for it   nothing is started
-after StopIteration, of a dataset that   an empty epoch               a whole epoch
-is its own iterator
-len(iter(loader)) after loading          the whole epoch's            what is left
-another number of workers                AssertionError               goes on; StateError where
-                                                                      workers have states
-load_state_dict({})                      nothing happens              StateError
-iter() of a dataset, when a state is     once                         twice where its position is
-loaded                                                                made in iter(), and its epoch
-                                                                      is through
-a state_dict of the user's that raises   instead of the batch         when the state is asked for
-=======================================  ===========================  ==============================
+loader that has run, and while an iterator is under way. docs/names.md lists the differences.
 """
 
 from __future__ import annotations
