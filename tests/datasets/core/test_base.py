@@ -662,20 +662,6 @@ class TestLife:
         gc.collect()
         assert MemoryBudget().reserved == before
 
-    def test_copies(self, make: Any) -> None:
-        for mode in MODES:
-            dataset = make(loading_mode=mode, transform=Draws())
-            dataset.set_epoch(3)
-            for copied in (pickled, copy.deepcopy, copy.copy):
-                with copied(dataset) as other:
-                    assert type(other) is type(dataset)
-                    assert other.epoch == 3
-                    assert other.fingerprint == dataset.fingerprint
-                    assert sorted(other) == sorted(dataset)
-                    if copied is not copy.copy:
-                        other.set_epoch(4)
-                        assert dataset.epoch == 3
-
 
 class TestStreaming:
     def test_is_an_iterable_dataset(self, make: Any) -> None:

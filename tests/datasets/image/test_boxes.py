@@ -202,14 +202,6 @@ class TestGeometry:
                 assert min(bright.any(1).sum(), bright.any(0).sum()) <= 3
         assert len(seen) > 3
 
-    def test_a_joint_transform_gets_image_and_boxes(self, coco: Path) -> None:
-        def joint(image: Any, target: dict[str, Any]) -> Any:
-            return image.size, {**target, "count": len(target["boxes"])}
-
-        size, target = opened(coco, image_size=(10, 20), transforms=joint)[2]
-        assert size == (20, 10)
-        assert target["count"] == len(target["labels"]) == 3
-
 
 class TestMasks:
     def test_are_where_the_boxes_are(self, coco: Path) -> None:

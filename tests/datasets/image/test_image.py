@@ -156,14 +156,6 @@ class TestTransforms:
             )
             assert tuple(dataset[0][0]) == shape
 
-    def test_of_targets_and_of_both(self, photos: Path) -> None:
-        dataset = ImageDataset(photos, transforms=lambda image, target: (image.size, -target))
-        assert dataset[-1] == ((64, 48), -2)
-        image, target = ImageDataset(photos, target_transform=lambda target: target + 10)[-1]
-        assert image.shape == (3, 224, 224)
-        assert image.dtype is torch.float32
-        assert target == 12
-
     @pytest.mark.parametrize("mode", MAP_MODES)
     @pytest.mark.parametrize("kind", ["pil", "tensor", "numpy"])
     def test_may_work_in_place(self, forms: Path, mode: str, kind: str) -> None:
@@ -228,16 +220,7 @@ class TestClasses:
         assert view.samples[0][0] == samples[20][0] == view.source_of(0)
         assert [target for _, target in view] == [2, 0]
 
-    def test_targets_of_the_users(self, photos: Path, tmp_path: Path) -> None:
-        names = [str(path.relative_to(photos)) for path in paths_of(photos)]
-        numbers = {name: number for number, name in enumerate(names)}
-        table = tmp_path / "targets.csv"
-        rows = "".join(f"{name},{number}\n" for name, number in numbers.items())
-        table.write_text("file,label\n" + rows)
-        for targets in (numbers, str(table), lambda path: numbers[os.path.relpath(path, photos)]):
-            dataset = ImageDataset(photos, image_size=8, targets=targets)
-            assert [target for _, target in dataset] == list(range(24))
-            assert dataset.classes == []
+    def test_targets_of_the_users(self, photos: Path) -> None:
         endings = ImageDataset(photos, targets=lambda path: Path(path).suffix.lower())
         assert endings.classes == [".jpeg", ".jpg", ".png"]
         assert ImageDataset(photos, image_size=8, targets=lambda path: 0.5)[0][1] == 0.5

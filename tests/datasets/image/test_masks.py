@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 from pathlib import Path
 from typing import Any
 
@@ -111,25 +110,6 @@ class TestSamples:
             assert np.array_equal(mask.numpy(), resize_nearest(wanted[1], (40, 20)))
         assert dataset.fingerprint != ImageDataset(pairs / "images", targets=None).fingerprint
 
-    def test_masks_may_be_named_in_several_ways(
-        self, pairs: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(pairs)
-        whole = opened(pairs, image_size=8)
-        by_name = {
-            Path(path).name: sample for (path, _), sample in zip(whole.samples, whole, strict=True)
-        }
-        for images, masks in (
-            ("images", "masks"),
-            ("images", Path("masks")),
-            ("images/*/*", "masks/*/*"),
-            ("images/{a,b}", "masks/{a,b}"),
-        ):
-            dataset = ImageDataset(images, targets=masks, image_size=8)
-            assert len(dataset) == 24
-            for (path, _), sample in zip(dataset.samples, dataset, strict=True):
-                assert same(by_name[Path(path).name], sample), masks
-
     def test_masks_may_have_a_word_more(self, tmp_path: Path) -> None:
         for case, (images, masks) in enumerate(
             (
@@ -180,19 +160,6 @@ class TestTransforms:
             assert isinstance(image, kind)
             assert isinstance(mask, kind)
             assert np.array_equal(np.asarray(mask), wanted)
-
-    def test_a_joint_transform_draws_once_for_both(self, pairs: Path) -> None:
-        def joint(image: Any, mask: Any) -> tuple[Any, Any]:
-            return (image.flip(-1), mask.flip(-1)) if random.random() < 0.5 else (image, mask)
-
-        dataset = opened(pairs, image_size=None, transforms=joint, transform_input="tensor")
-        plain = opened(pairs, image_size=None, normalize=False)
-        flipped = 0
-        for index, (image, mask) in enumerate(dataset):
-            is_flipped = not torch.equal(image, plain[index][0])
-            flipped += is_flipped
-            assert torch.equal(mask.flip(-1) if is_flipped else mask, plain[index][1])
-        assert 0 < flipped < len(dataset)
 
     def test_built_in_steps_come_before_joint_ones(self, pairs: Path) -> None:
         def turn(image: Any, mask: Any) -> tuple[Any, Any]:

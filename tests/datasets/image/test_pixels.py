@@ -397,18 +397,6 @@ class TestResize:
         assert apart(second, along_rows.resize((to_w, to_h), Image.Resampling.BILINEAR)) <= 1
         assert apart(found, image.resize((to_w, to_h), Image.Resampling.BILINEAR)) <= 2
 
-    def test_so_it_is_at_usual_sizes(self) -> None:
-        image = picture(201, 150)
-        for size in ((224, 224), (64, 64), (33, 190), (299, 20)):
-            wanted = image.resize(size[::-1], Image.Resampling.BILINEAR)
-            assert apart(resize_image(np.asarray(image), size), wanted) <= 1, size
-        pixels = np.asarray(picture(8, 6))
-        assert resize_image(pixels, (6, 8)) is pixels
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            resize_image(pixels, (3, 3))
-            normalize(to_channels_first(pixels))
-
     def test_a_tall_strip_is_never_widened_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes: list[Any] = []
         interpolate = torch.nn.functional.interpolate
