@@ -588,9 +588,7 @@ def traced() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize(
-    ("mode", "workers"), [("lazy", 0), ("lazy", 2), ("eager", 0), ("cached", 2)]
-)
+@pytest.mark.parametrize(("mode", "workers"), [("lazy", 0), ("cached", 2)])
 def test_bad_samples_hold_no_memory(
     make: Any, make_loader: Any, traced: None, mode: str, workers: int
 ) -> None:
