@@ -89,13 +89,11 @@ def test_texts_of_any_bytes_and_encodings(tmp_path: Path) -> None:
     """In cp864 even a percent sign is another character."""
     plain = "one\n\ntwo words\nlast, without an end"
     contents = [plain, "\n", "\n\n\n", plain.replace("\n", "\r\n"), "a\rb\n", "\0\n\0\0"]
-    given = [(content, "utf-8") for content in contents]
-    given += [("50 percent\nand 50 %", name) for name in ("latin-1", "cp864", "utf-16", "ascii")]
-    for content, encoding in given:
-        if encoding == "cp864":
-            data = b"50 percent\nand 50 %"
-        else:
-            data = content.encode(encoding)
+    given = [(content.encode(), "utf-8") for content in contents]
+    percent = "50 percent\nand 50 %"
+    given += [(percent.encode(name), name) for name in ("latin-1", "utf-16", "ascii")]
+    given.append((percent.encode(), "cp864"))
+    for data, encoding in given:
         (tmp_path / "a.txt").write_bytes(data)
         with TextDataset(tmp_path / "a.txt", unit="line", encoding=encoding) as dataset:
             for index in range(len(dataset)):
