@@ -309,7 +309,10 @@ def test_chunks_whose_filters_were_skipped(tmp_path: Path) -> None:
         rows.id.write_direct_chunk((3, 0), array[3].tobytes(), filter_mask=0b11)
         shuffled = array[4].view(np.uint8).reshape(6, 4).T.tobytes()
         rows.id.write_direct_chunk((4, 0), shuffled, filter_mask=0b10)
+        plain = file.create_dataset("without", data=array, chunks=(4, 3))
+        plain.id.write_direct_chunk((4, 0), array[4:8, :3].tobytes(), filter_mask=1)
     assert check(tmp_path / "a.h5", "x", array).is_direct
+    assert check(tmp_path / "a.h5", "without", array).is_direct
 
 
 def test_a_dataset_that_has_grown_and_shrunk(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ class DirectChunks(Chunks):
         return self._as_read(wanted, ranges, self.files.read(ranges))
 
     def _as_read(self, numbers: IntArray, ranges: ByteRanges, stored: Sequence[Any]) -> list[Any]:
-        unused = self.index.unused_codecs(numbers)
+        unused = self.index.unused_codecs(numbers) if self.decodes else None
         masks = itertools.repeat(0) if unused is None else unused.tolist()
         each = zip(stored, ranges.start.tolist(), masks, strict=False)
         return [None if data is None else (data, start, mask) for data, start, mask in each]
