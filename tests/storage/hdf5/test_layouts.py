@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace import HDF5Dataset, StreamingDataset
-from headrace.errors import DataNotFoundError, FileChangedError, FormatError, SampleError
+from headrace.errors import FileChangedError, FormatError
 from headrace.storage.hdf5.remote import RemoteHDF5
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
@@ -130,16 +129,6 @@ def test_what_is_not_read_directly_has_no_layout(
             assert opened and not kept(tmp_path), (name, options)
 
 
-def test_large_layouts_are_not_kept(
-    far_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.storage.hdf5.layouts._MOST", 3 * 24 + 3 * 8 * N - 1)
-    far_of("raw", target_name="targets")
-    assert not kept(tmp_path)
-    far_of("raw")
-    assert len(kept(tmp_path)) == 1
-
-
 def test_a_file_that_changed_since_is_opened_anew(
     far_of: Any, shards: Path, opened: list[str]
 ) -> None:
@@ -161,20 +150,6 @@ def test_damaged_layouts_are_not_used(far_of: Any, tmp_path: Path, opened: list[
         file.write_bytes(content)
         opened.clear()
         assert same(far_of("raw")[2 * N], first) and opened
-
-
-def test_an_index_beside_is_asked_for_without_layouts(
-    far_of: Any, server: RangeServer, shards: Path
-) -> None:
-    """A server of which the indices are kept, and layouts of other files."""
-    far_of("raw")
-    shutil.copy(shards / "a.h5", shards / "d.h5")
-    server.counts()
-    far_of("raw", names=("d.h5",))
-    asked = {name for name, _, _ in server.counts()["ranges"]}
-    assert f"{shards.name}/d.h5" in asked
-    far_of("raw", names=("d.h5",))
-    assert server.counts()["requests"] == 1
 
 
 def test_a_bad_file_among_others_leaves_nothing_running(
@@ -202,19 +177,4 @@ def test_a_shard_replaced_while_it_streams(
         loader = make_loader(far, batch_size=4, num_workers=workers, shuffle="block")
         with pytest.raises(FileChangedError, match=rf"http://.*/{name}"):
             list(loader)
-        far_of("raw", of=StreamingDataset)
-
-
-@pytest.mark.falls_back
-def test_a_shard_that_vanished(far_of: Any, shards: Path, make_loader: Any) -> None:
-    far_of("raw", of=StreamingDataset)
-    for name in ("c.h5", "a.h5"):
-        far = far_of("raw", of=StreamingDataset)
-        content = (shards / name).read_bytes()
-        (shards / name).unlink()
-        with pytest.raises(SampleError, match=rf"http://.*/{name}"):
-            list(make_loader(far, batch_size=4, num_workers=0, shuffle="block"))
-        with pytest.raises(DataNotFoundError, match=rf"http://.*/{name}"):
-            far_of("raw", of=StreamingDataset)
-        (shards / name).write_bytes(content)
         far_of("raw", of=StreamingDataset)

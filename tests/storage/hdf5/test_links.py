@@ -78,14 +78,6 @@ def test_external_links_are_read_from_their_target(outer: Path, direct: bool) ->
             assert np.array_equal(rows(source), DATA) and np.array_equal(rows(copy), DATA)
 
 
-def test_linked_names_are_columns_and_targets(outer: Path) -> None:
-    dataset = HDF5Dataset(outer, ["gzip", "group/raw", "group/text"], target_name="labels")
-    sample, label = dataset[7]
-    assert sample["gzip"].tolist() == sample["group/raw"].tolist() == DATA[7].tolist()
-    assert (sample["group/text"], label) == ("row 7", DATA[7, 0])
-    dataset.close()
-
-
 def test_a_link_is_followed_from_where_the_file_lies(
     outer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

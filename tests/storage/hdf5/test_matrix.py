@@ -14,10 +14,10 @@ import pytest
 from h5py import h5d, h5p, h5s, h5t
 
 from headrace.storage.hdf5.rows import HDF5Source
+from tests.storage import arrays
+from tests.storage.arrays import ROWS, N, chunk_shapes, values
 
-N = 13
 DTYPES = ["u1", ">u2", "i4", "u8", "f2", "f4", ">f8", "c8", "c16", "?"]
-ROWS: dict[str, tuple[int, ...]] = {"scalar": (), "1-D": (5,), "image": (4, 6, 3)}
 SHUFFLED = {"compression": "gzip", "shuffle": True}
 FILTERS: dict[str, dict[str, Any]] = {
     "raw": {},
@@ -34,43 +34,10 @@ FILTERS: dict[str, dict[str, Any]] = {
     "blosc2": dict(hdf5plugin.Blosc2()),
 }
 LIBRARY = {"lzf", "bitshuffle", "blosc2"}
-ORDERS = [[*range(N)], [N - 1, 0, 3, 3, 7], [2, 4, 6, 8]]
 
 
-def values(dtype: str, row: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Random bytes as numbers: every bit counts (of truth values only one)."""
-    kind, random = np.dtype(dtype), np.random.default_rng(1)
-    if kind.kind == "b":
-        return random.integers(0, 2, (N, *row)).astype(bool)
-    data = random.integers(0, 256, int(np.prod((N, *row))) * kind.itemsize, dtype=np.uint8)
-    return data.view(kind).reshape((N, *row))
-
-
-def chunk_shapes(row: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """One row, some with an edge, all, more than there are; and rows that are cut."""
-    shapes = [(height, *row) for height in (1, 4, N, 20)]
-    if row:
-        shapes.append((4, *(extent // 2 + 1 for extent in row)))
-    return shapes
-
-
-def check(path: Path, name: str, expected: np.ndarray[Any, Any], direct: bool = True) -> HDF5Source:
-    """Rows alone, in any order and twice, from held chunks, and written into a batch."""
-    source = HDF5Source(path, name, direct=direct)
-    assert len(source) == len(expected)
-    for hold in (0, 1 << 20):
-        source.hold_chunks(hold)
-        for order in ORDERS:
-            for index, row in zip(order, source.read(order), strict=True):
-                assert (row.dtype, row.shape) == (expected.dtype, expected.shape[1:])
-                assert row.tobytes() == expected[index, ...].tobytes(), (name, index, order)
-    like = source.array_spec
-    assert like == ((expected.shape[1:], expected.dtype) if expected.dtype.isnative else None)
-    if like is not None:
-        batch = np.empty((len(ORDERS[1]), *like[0]), like[1])
-        source.read_into(ORDERS[1], [batch[number, ...] for number in range(len(batch))])
-        assert batch.tobytes() == expected[ORDERS[1]].tobytes()
-    source.close()
+def check(path: Path, name: str, expected: Any, direct: bool = True) -> HDF5Source:
+    source: HDF5Source = arrays.check(HDF5Source(path, name, direct=direct), expected)
     return source
 
 

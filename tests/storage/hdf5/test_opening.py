@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +116,6 @@ def test_offsets_after_a_user_block(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         dataset = HDF5Dataset(path, name)
         assert np.array_equal(dataset[7], DATA[7])
         assert "HDF5 lists its chunks without" in dataset.explain()
-
-
-def test_a_tar_of_hdf5_files_is_no_hdf5_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        tar.add(write(tmp_path / "a.h5"), "a.h5")
-    assert path.read_bytes()[512:520] == b"\x89HDF\r\n\x1a\n" and not is_hdf5(path)
 
 
 # -- files that can't be read

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import json
-import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from headrace.errors import (
     RemoteError,
 )
 from headrace.io.index import index_bytes
-from headrace.io.library_errors import asking, remember
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -214,15 +212,6 @@ def test_a_table_that_is_kept_is_no_substitute_for_the_index(
     assert ranges(server) == []
 
 
-def test_a_pickled_source_reads_on(server: RangeServer, opened_of: Any, folder: Path) -> None:
-    for name in ("packed", "group/texts"):
-        opened = opened_of(storage_options={"headers": {"X": "y"}})
-        far = source_of(opened, server.url + "/a.h5", name)
-        copy = pickle.loads(pickle.dumps(far))
-        np.testing.assert_equal(copy.read([3, 4]), HDF5Source(folder / "a.h5", name).read([3, 4]))
-        copy.close()
-
-
 # -- h5py's lock
 
 
@@ -260,22 +249,6 @@ def test_who_fetches_may_need_the_lock_of_who_waits(
 
 
 # -- errors
-
-
-def test_what_was_raised_into_a_library_comes_out() -> None:
-    mine = AccessError("mine")
-    with pytest.raises(AccessError) as caught, asking("h5py", "it"), asking("h5py", "it"):
-        remember(mine)  # and the library says nothing
-    assert caught.value is mine
-    with pytest.raises(AccessError) as caught, asking("h5py", "it"):
-        remember(mine)
-        raise KeyError("something else")
-    assert caught.value is mine
-    remember(mine)  # outside
-    with asking("h5py", "it"):
-        pass
-    with pytest.raises(FormatError, match="it is damaged"), asking("h5py", "it"):
-        raise KeyError("later")
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("503", RemoteError), ("403", AccessError)])
@@ -370,15 +343,3 @@ def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: 
             source_of(opened_of(), url, name)
     for name in ("near", "same"):
         assert [int(row) for row in source_of(opened_of(), url, name).read([5, 250])] == [5, 250]
-
-
-def test_a_user_block_comes_first(server: RangeServer, opened_of: Any, folder: Path) -> None:
-    data = np.arange(3 * N).reshape(N, 3)
-    with h5py.File(folder / "matlab.mat", "w", userblock_size=512) as file:
-        file["plain"] = data
-        file.create_dataset("raw", data=data, chunks=(50, 3))
-        file.create_dataset("gzip", data=data, chunks=(50, 3), compression="gzip")
-    for name in ("plain", "raw", "gzip"):
-        source = source_of(opened_of(), server.url + "/matlab.mat", name)
-        assert source.is_direct
-        assert [row.tolist() for row in source.read([0, 77])] == data[[0, 77]].tolist()

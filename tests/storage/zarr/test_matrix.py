@@ -15,12 +15,11 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Transpos
 
 from headrace.errors import FormatError
 from headrace.storage.zarr.rows import ZarrSource
+from tests.storage import arrays
+from tests.storage.arrays import ROWS, N, chunk_shapes, values
 from tests.storage.specimens import V2_COMMON
 
-N = 13
 DTYPES = ["i4", "u1", "i2", "i8", "f2", "f4", "f8", "c8", "c16", "?"]
-ROWS: dict[str, tuple[int, ...]] = {"scalar": (), "1-D": (5,), "image": (4, 6, 3)}
-ORDERS = [[*range(N)], [N - 1, 0, 3, 3, 7], [2, 4, 6, 8]]
 V3: dict[str, Any] = {
     "raw": {"compressors": None},
     "zstd": {"compressors": [ZstdCodec(level=3)]},
@@ -48,46 +47,13 @@ QUICK = {"raw", "gzip", "zlib", "zstd, crc32c", "big-endian, zstd", "F, zstd", "
 FOR_DTYPES = {"delta, zlib": ["i8"], "shuffle, zlib": ["i4", ">f4", "f8", "c16"]}
 
 
+def check(path: Path, name: str, expected: Any, direct: bool = True) -> ZarrSource:
+    source: ZarrSource = arrays.check(ZarrSource(path, name, direct=direct), expected)
+    return source
+
+
 def some_slow(names: Any) -> list[Any]:
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-def values(dtype: str, row: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    kind, random = np.dtype(dtype), np.random.default_rng(1)
-    if kind.kind == "b":
-        return random.integers(0, 2, (N, *row)).astype(bool)
-    if kind.kind in "fc":
-        return random.standard_normal((N, *row)).astype(kind)
-    data = random.integers(0, 256, int(np.prod((N, *row))) * kind.itemsize, dtype=np.uint8)
-    return data.view(kind).reshape((N, *row))
-
-
-def chunk_shapes(row: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """One row, some with an edge, all, more than there are; and rows that are cut."""
-    shapes = [(height, *row) for height in (1, 4, N, 20)]
-    if row:
-        shapes.append((4, *(extent // 2 + 1 for extent in row)))
-    return shapes
-
-
-def check(path: Path, name: str, expected: np.ndarray[Any, Any], direct: bool = True) -> ZarrSource:
-    """Rows alone, in any order and twice, from held chunks, and written into a batch."""
-    native = expected.dtype.newbyteorder("=")
-    source = ZarrSource(path, name, direct=direct)
-    for hold in (0, 1 << 20):
-        source.hold_chunks(hold)
-        for order in ORDERS:
-            for index, row in zip(order, source.read(order), strict=True):
-                assert row.dtype.newbyteorder("=") == native and row.shape == expected.shape[1:]
-                found = row.astype(expected.dtype).tobytes()
-                assert found == expected[index, ...].tobytes(), (name, index, order)
-    like = source.array_spec
-    if like is not None:
-        batch = np.empty((5, *like[0]), like[1])
-        source.read_into(ORDERS[1], [batch[number, ...] for number in range(5)])
-        assert batch.tobytes() == expected[ORDERS[1]].tobytes()
-    source.close()
-    return source
 
 
 def filled(root: Any, name: str, data: np.ndarray[Any, Any], **how: Any) -> np.ndarray[Any, Any]:
@@ -156,23 +122,6 @@ def test_what_was_never_written_is_the_fill_value(tmp_path: Path, dtype: str, fi
         assert check(path, name, np.asarray(array[...])).is_direct
         with pytest.raises(FormatError, match=r"chunk \(3, 0\)"):
             ZarrSource(path, name, missing="error").read([12])
-
-
-@pytest.mark.parametrize("shards", [None, (8, 6)])
-def test_missing_error_keeps_the_fast_path(tmp_path: Path, shards: Any) -> None:
-    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    how: Any = {"chunks": (4, 6), "shards": shards, "compressors": None}
-    array = root.create_array("x", shape=(N, 6), dtype="i4", **how)
-    array[:8] = np.arange(48).reshape(8, 6)
-    filled_up = ZarrSource(tmp_path / "a.zarr", "x", missing="fill")
-    strict = ZarrSource(tmp_path / "a.zarr", "x", missing="error")
-    assert strict.how() == filled_up.how()
-    rows = np.array([5, 0, 7])
-    assert list(strict.byte_ranges(rows).each()) == list(filled_up.byte_ranges(rows).each())
-    assert np.array_equal(strict.read([5, 0, 7]), array[:][[5, 0, 7]])
-    assert not np.any(filled_up.read([9]))
-    with pytest.raises(FormatError, match=r"chunk \(2, 0\)"):
-        strict.read([1, 9])
 
 
 @pytest.mark.parametrize("version", [2, 3])

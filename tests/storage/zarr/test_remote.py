@@ -184,37 +184,6 @@ def test_zip_files_that_are_unusual(folder: Path, far: Any) -> None:
     check_values(far("odd.zip"))
 
 
-def test_strings_and_several_volumes(
-    folder: Path, server: RangeServer, far: Any, tmp_path: Path
-) -> None:
-    words = [f"word {number}" for number in range(9)]
-    zarr.create_array(folder / "words.zarr", shape=(9,), chunks=(4,), dtype="string")[...] = words
-    assert list(far("words.zarr")) == words
-    near: list[Any] = []
-    for name, volume in (("first", VOLUME), ("second", VOLUME[:, :6])):
-        zarr.create_array(folder / f"{name}.zarr", data=volume, chunks=(2, 4, 5, 6))
-        near += ZarrDataset(folder / f"{name}.zarr", patch_shape=4)
-    urls = [f"{server.url}/{name}.zarr" for name in ("first", "second")]
-    both = ZarrDataset(urls, patch_shape=4, cache_dir=tmp_path)
-    assert same(list(both), near)
-    both.close()
-
-
-@pytest.mark.parametrize(
-    "mode", ["streaming", *(pytest.param(mode, marks=pytest.mark.slow) for mode in OTHER_MODES)]
-)
-def test_every_mode_in_a_loader(folder: Path, far: Any, make_loader: Any, mode: str) -> None:
-    for name in ("checked", "sparse", "sparse shards", "by zarr-python"):
-        options: dict[str, Any] = {"target_name": "y", "loading_mode": mode, "return_index": True}
-        datasets = [far("a.zarr", name, **options), ZarrDataset(folder / "a.zarr", name, **options)]
-        for shuffle in (True, "block"):
-            loading: Any = {"batch_size": 6, "num_workers": 0, "shuffle": shuffle, "seed": 3}
-            batches, expected = (list(make_loader(dataset, **loading)) for dataset in datasets)
-            assert same(batches, expected), name
-        if mode == "streaming":
-            assert datasets[0].sample_source.files.bytes_prefetched == 0
-
-
 def test_memory_and_file_urls(folder: Path, far: Any) -> None:
     near = ZarrDataset(folder / "a.zarr", "checked", target_name="y")
     memory = fsspec.filesystem("memory")
@@ -278,14 +247,6 @@ def test_chunk_files_and_blocks_of_shards_are_fetched_once(
         assert blocks <= len(counts["ranges"]) <= blocks + 2 * 2 - 1
         assert counts["requests"] == len(counts["ranges"])
         loader.close()
-
-
-def test_a_bytes_window_holds_whole_files(far: Any) -> None:
-    source = far("a.zarr", "zstd", loading_mode="streaming").sample_source
-    assert source.byte_ranges(np.arange(8)).size == 2
-    source.files.prefetch([source.byte_ranges(np.arange(8))])
-    assert source.files.bytes_prefetched > 0
-    assert np.array_equal(source.read([0, 7])[1], ROWS[7]) and source.files.bytes_prefetched == 0
 
 
 def test_many_shard_indices_are_read_together(
@@ -402,13 +363,6 @@ def test_a_replaced_shard_is_an_error_until_reopened(changing: Path, far: Any) -
     assert np.array_equal(np.stack(far("changing.zarr").__getitems__([*range(N)])), ROWS + 1)
 
 
-def test_a_shard_that_was_missing_and_is_written(changing: Path, far: Any) -> None:
-    (changing / "c" / "2" / "0" / "0").unlink()
-    assert not far("changing.zarr")[16].any()
-    zarr.open_array(changing)[16:24] = 5
-    assert (far("changing.zarr")[16] == 5).all()
-
-
 def test_a_metadata_file_that_is_replaced_begins_a_new_index(changing: Path, far: Any) -> None:
     assert len(far("changing.zarr")) == N
     shutil.rmtree(changing)
@@ -463,34 +417,6 @@ def test_wrong_bytes_on_the_way_are_fetched_again(server: RangeServer, far: Any)
             assert np.array_equal(found, ROWS[left.pop()])
         assert not left and server.counts()["faults"]["wrong"] > 0
         assert dataset.sample_reader.counts["refetched"] > 0
-
-
-def test_labels_of_an_image(tmp_path: Path) -> None:
-    """OME-NGFF 0.5: levels by voxel size, and labels of other voxels."""
-    axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
-
-    def write_levels(group: Any, scales: dict[float, int]) -> None:
-        datasets = []
-        for number, (scale, size) in enumerate(scales.items()):
-            lies = [{"type": "scale", "scale": [scale] * 3}]
-            datasets.append({"path": str(number), "coordinateTransformations": lies})
-            data = np.arange(size**3, dtype="u2").reshape((size,) * 3)
-            how: Any = {"dtype": "u2", "chunks": (4,) * 3, "shards": (8,) * 3}
-            group.create_array(str(number), shape=data.shape, **how)[...] = data
-        multiscales = [{"axes": axes, "datasets": datasets}]
-        group.attrs["ome"] = {"version": "0.5", "multiscales": multiscales}
-
-    root = zarr.open_group(tmp_path / "i.zarr", mode="w")
-    write_levels(root, {1.0: 16, 2.0: 8})
-    write_levels(root.create_group("labels/cells"), {0.5: 32})
-    options: dict[str, Any] = {"target_name": "cells", "patch_shape": (4, 4, 4), "scale": 2.0}
-    near = ZarrDataset(tmp_path / "i.zarr", **options)
-    dataset = ZarrDataset(f"file://{tmp_path}/i.zarr", **options, cache_dir=tmp_path / "cache")
-    assert dataset.voxel_size == near.voxel_size and dataset.axes == near.axes
-    source = dataset.sample_source
-    assert source.is_remote and source.byte_ranges(np.arange(8)).size > 0
-    assert len(dataset) == 8 and same(list(dataset), list(near))
-    dataset.close()
 
 
 def test_urls_below_a_store() -> None:
