@@ -6,7 +6,6 @@ Names are imported when they are first used, so that the `headrace` command begi
 import importlib
 import importlib.util
 import sys
-import warnings
 from typing import TYPE_CHECKING
 
 from headrace.errors import (
@@ -275,13 +274,6 @@ if not TYPE_CHECKING:  # a checker is to find a name that is not there by itself
             return value
         if not name.startswith("_") and importlib.util.find_spec(f"headrace.{name}") is not None:
             return importlib.import_module(f"headrace.{name}")
-        if name == "ReplacedError":
-            warnings.warn(
-                "headrace.ReplacedError is deprecated: use headrace.FileChangedError",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return FileChangedError
         from headrace.arguments import explain_missing
         from headrace.synonyms import NAMES
 

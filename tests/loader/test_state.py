@@ -9,13 +9,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from headrace import HDF5Dataset, HeadraceWarning, ImageDataset, StateError
+from headrace import HeadraceWarning, ImageDataset, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
@@ -165,32 +164,6 @@ def test_what_is_adopted_reaches_workers(loader_of: Any) -> None:
     list(loader)
     loader.load_state_dict(state_after(loader_of(seed=5), 2), strict=False)
     assert same(list(loader), expected[2:])
-
-
-def test_state_of_former_blocks_gives_their_order(loader_of: Any, tmp_path: Path) -> None:
-    """Of a time when blocks that may be cut anywhere had 2 MiB, and lanes went in 12 turns."""
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file["data"] = np.arange(1200)[:, None] + np.zeros((1, 1 << 13), np.int64)
-    dataset = HDF5Dataset(tmp_path / "rows.h5")
-    former, now = (dataset.epoch_order("block", 5, 0, 6, former=which) for which in (2, 0))
-    assert (int(former.blocks[0]), int(now.blocks[0])) == (32, 16)
-    state = state_after(loader_of(dataset, shuffle="block"), 30)
-    parameters = former.parameters()
-    saved = {**state, **{name: parameters[name] for name in ("interleave", "turns", "blocks")}}
-    loader = loader_of(dataset, shuffle="block")
-    for given, order in [(saved, former), (state, now), (saved, former)]:
-        loader.load_state_dict(given)
-        assert {name: loader.state_dict()[name] for name in saved} == given
-        assert [value[0].item() for batch in loader for value in batch] == order[180:].tolist()
-        loader.set_epoch(1)
-        assert next(iter(loader))[0][0].item() == order.with_epoch(1)[0]
-    with pytest.raises(StateError, match=r"turns was 5, is \d+"):
-        loader_of(dataset, shuffle="block").load_state_dict({**saved, "turns": 5})
-    with pytest.raises(StateError, match="interleave was"):
-        loader_of(dataset, shuffle="block", interleave=3).load_state_dict(saved)
-    adopting = loader_of(dataset, shuffle=True)
-    adopting.load_state_dict(saved, strict=False)
-    assert [value[0].item() for batch in adopting for value in batch] == former[180:].tolist()
 
 
 def test_changed_data_of_the_same_length_may_be_gone_on_with(loader_of: Any) -> None:
@@ -348,7 +321,6 @@ def test_files_are_no_blocks(photos: Path, loader_of: Any) -> None:
     expected = list(loader("lazy"))
     for one, other in itertools.permutations(("lazy", "streaming"), 2):
         state = state_after(loader(one), 2)
-        for saved in (state, {**state, "shuffle": "block"}):  # the second as it was saved before
-            resumed = loader(other)
-            resumed.load_state_dict(saved)
-            assert same(list(resumed), expected[2:])
+        resumed = loader(other)
+        resumed.load_state_dict(state)
+        assert same(list(resumed), expected[2:])

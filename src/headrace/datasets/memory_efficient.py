@@ -210,9 +210,6 @@ class ViewSource(Source):
     def blocks(self) -> npt.NDArray[np.int64] | None:
         return self._view.blocks()
 
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
-        return self._view.blocks_of(nbytes)
-
     def location(self, index: int) -> str:
         return self._view.source_of(index)
 

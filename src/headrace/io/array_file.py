@@ -12,8 +12,6 @@ NOTE [ life of an array file ]
   again.
 * A writer that is killed leaves its temporary file. The next writer removes such files after an
   hour.
-* Up to version 0.1 files that were only loaded had a separate format, which can still be read
-  (`_load_0_1`).
 """
 
 from __future__ import annotations
@@ -124,8 +122,7 @@ class ArrayFile:
         version: int | None = None,
         types: Sequence[str] = (),
     ) -> None:
-        # the names of version 0.1
-        meta = json.dumps({**about, "user": user_id()}, sort_keys=version is None).encode()
+        meta = json.dumps({**about, "user": user_id()}, sort_keys=True).encode()
         self._contents = Contents(meta, kind, version, types)
         self.path: str = os.path.join(
             os.path.abspath(cache_dir), f"{_prefix(kind)}{_hash(meta)}.bin"
@@ -233,9 +230,6 @@ def load_arrays(file: BinaryIO, size: int, contents: Contents) -> Arrays:
         UntrustedError: it is something else, or not whole.
     """
     first = file.read(HEAD)
-    if not first.startswith(b"{"):
-        file.seek(0)
-        return _load_0_1(file, size, contents)
     head, body = _known_head(first, contents), bytearray(max(0, size - HEAD))
     if file.readinto(body) != len(body):  # type: ignore[attr-defined]
         raise UntrustedError("it is damaged")
@@ -594,36 +588,3 @@ def _split(body: memoryview, head: bytes) -> Arrays:
 
 def _checksum(begin: int, data: bytes) -> int:
     return int(google_crc32c.extend(begin, data))
-
-
-def _load_0_1(file: BinaryIO, size: int, contents: Contents) -> Arrays:
-    """What version 0.1 wrote: a line "headrace-kind version checksum", a line with `meta`, the
-    arrays' sizes, and the arrays.
-    """
-    head = file.readline(200).split()
-    if head[:2] != [b"headrace-%s" % contents.kind.encode(), b"%d" % (contents.version or 0)]:
-        raise UntrustedError("it is of another version")
-    if file.readline(len(contents.meta) + 1) != contents.meta + b"\n":
-        raise UntrustedError("it is about something else")
-    digest, arrays, sizes = (
-        hashlib.blake2b(contents.meta, digest_size=16),
-        Arrays(),
-        file.read(8 * len(contents.types)),
-    )
-    for nbytes, dtype in zip(
-        np.frombuffer(sizes[: len(sizes) // 8 * 8], "<i8").tolist(),
-        map(np.dtype, contents.types),
-        strict=False,
-    ):
-        if not 0 <= nbytes <= size - file.tell() or nbytes % dtype.itemsize:
-            break
-        data = bytearray(file.read(nbytes))
-        digest.update(data)
-        arrays.append(np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False))
-    if (
-        len(arrays) != len(contents.types)
-        or file.tell() != size
-        or head[2:] != [digest.hexdigest().encode()]
-    ):
-        raise UntrustedError("it is damaged")
-    return arrays

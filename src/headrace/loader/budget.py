@@ -14,7 +14,7 @@ from headrace.datasets.unnormalized import PixelBatches
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
-from headrace.loader.plan import OrderPlan, Plan
+from headrace.loader.plan import Plan
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.modes import LoadingMode
 from headrace.order.lanes import OPEN_BYTES
@@ -269,9 +269,7 @@ class LoaderMemory:
         fetches its own ranges: more requests, and the same samples.
         """
         dataset.block_memory.prefetch(0)
-        wanted = (
-            dataset.block_memory.remote_nbytes(lanes.blocks, lanes.former) if lanes.is_block else 0
-        )
+        wanted = dataset.block_memory.remote_nbytes(lanes.blocks) if lanes.is_block else 0
         left = self.budget.available // processes
         if wanted > left:
             warn(
@@ -296,7 +294,6 @@ class _Lanes:
         own = turns // processes if turns % processes == 0 else turns
         self.is_block: bool = order.get("shuffle") == "block"
         self.is_random: bool = order.get("shuffle") is True
-        self.former: int = plan.former if isinstance(plan, OrderPlan) else 0
         self.open: int = drawn * own  # blocks of these lanes
         self.blocks: int = drawn * (own + 1)  # the same with those that a batch may end and begin
         # options that make them fewer

@@ -31,7 +31,7 @@ from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
-from headrace.loader.plan import IterablePlan, OrderPlan, make_plan, plan_of_state
+from headrace.loader.plan import IterablePlan, OrderPlan, make_plan
 from headrace.loader.state import VERSION, Cursor, Position, check_data, check_order, check_samples
 from headrace.loader.stateful import States
 from headrace.loader.worker.fetch import Fetch
@@ -453,16 +453,10 @@ class Loader(DataLoader[B]):
         """
         check_data(state, self.fingerprint, length_of(self.dataset), strict)
         world_size = self.config.world_size or 1
-        plan = plan_of_state(self._plan, state, self.config, self.dataset, {})
+        plan = self._plan
         differing = check_order(state, plan.parameters(), world_size, strict)
         if differing:
-            plan = plan_of_state(
-                make_plan(self.config, self.dataset, differing),
-                state,
-                self.config,
-                self.dataset,
-                differing,
-            )
+            plan = make_plan(self.config, self.dataset, differing)
             check_order(state, plan.parameters(), world_size, strict=False)
         at = Position(int(state["epoch"]), int(state["batches"]))
         check_samples(state, plan.samples_before(at.batches))

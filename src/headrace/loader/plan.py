@@ -97,13 +97,10 @@ class OrderPlan(Plan):
 
     Attributes:
         batches: those of the epoch that was asked for last.
-        former: how blocks and lanes are: 0 as now, else as of an earlier time (see
-            `BaseDataset.epoch_order`).
     """
 
-    def __init__(self, batches: RankBatches, former: int = 0) -> None:
+    def __init__(self, batches: RankBatches) -> None:
         self.batches: RankBatches = batches
-        self.former: int = former
         self.seed: int = batches.order.seed
         self.padding: int = batches.padding
         self._stats: dict[str, float] | None = None
@@ -377,7 +374,7 @@ class IterablePlan(Plan):
 
 def make_plan(config: DataLoaderConfig, dataset: Any, adopted: dict[str, Any]) -> Plan:
     """The plan of a loader with a resolved config; parameters of the order that are `adopted` of a
-    loaded state replace those of it, and "former" is that of `BaseDataset.epoch_order`.
+    loaded state replace those of it.
 
     Raises:
         ConfigError: a dataset without a length, or weights or targets that don't fit it.
@@ -393,44 +390,7 @@ def make_plan(config: DataLoaderConfig, dataset: Any, adopted: dict[str, Any]) -
         )
     rank, world_size, batch_size = config.rank or 0, config.world_size or 1, config.batch_size or 1
     order = _make_order(config, dataset, seed, batch_size * world_size, adopted)
-    return OrderPlan(
-        RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad),
-        adopted.get("former", 0),
-    )
-
-
-def plan_of_state(
-    plan: Plan,
-    state: dict[str, Any],
-    config: DataLoaderConfig,
-    dataset: Any,
-    adopted: dict[str, Any],
-) -> Plan:
-    """The plan, or one over the blocks, now or formerly, that a state of a block shuffle was
-    saved with, if there is one.
-    """
-    if (
-        state["shuffle"] != "block"
-        or not isinstance(plan, OrderPlan)
-        or not isinstance(dataset, BaseDataset)
-    ):
-        return plan
-    plans = [
-        plan,
-        *(
-            make_plan(config, dataset, {**adopted, "former": former})
-            for former in range(3)
-            if former != plan.former
-        ),
-    ]
-    for names in (("interleave", "turns", "blocks"), ("blocks",)):
-        for other in plans:
-            parameters = other.parameters()
-            if parameters["shuffle"] == "block" and all(
-                state.get(name) == parameters[name] for name in names
-            ):
-                return other
-    return plan
+    return OrderPlan(RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad))
 
 
 def _make_order(
@@ -463,13 +423,9 @@ def _make_order(
         )
     shuffle: Shuffle = adopted.get("shuffle", config.shuffle or False)
     if isinstance(dataset, BaseDataset):
-        interleave, turns = (
-            adopted.get("interleave", config.interleave),
-            adopted.get("turns", config.turns),
-        )
-        order = dataset.epoch_order(
-            shuffle, seed, 0, global_batch, interleave, turns, adopted.get("former", 0)
-        )
+        interleave = adopted.get("interleave", config.interleave)
+        turns = adopted.get("turns", config.turns)
+        order = dataset.epoch_order(shuffle, seed, 0, global_batch, interleave, turns)
     else:
         order = EpochOrder(n, shuffle=shuffle, seed=seed, global_batch=global_batch)
     return (

@@ -210,8 +210,6 @@ def check_order(
     Raises:
         StateError: it is of another order. The message holds both values.
     """
-    if state["shuffle"] == "block" and state.get("blocks") is None:  # as it was called before
-        state = {**state, "shuffle": True}
     differing = {
         k: state.get(k) for k in parameters if k in _COMPARED and state.get(k) != parameters[k]
     }

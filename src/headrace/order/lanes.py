@@ -45,7 +45,7 @@ FEWEST = 8
 """Lanes that a batch draws from, so that 8 ranks can each have lanes of their own, before fewer
 blocks mean fewer turns.
 """
-_FORMER_TURNS = 12
+_FEW_TURNS = 12
 
 
 def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None)
     if block_nbytes:
         interleave, most = interleave or 64, max(1, OPEN_BYTES // block_nbytes)
         if most // turns < interleave:
-            turns = _FORMER_TURNS
+            turns = _FEW_TURNS
         interleave, blocks = min(interleave, most // turns), min(blocks, most)
     else:
         interleave, divisors = (
@@ -77,17 +77,6 @@ def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None)
     return interleave, next(
         number for number in divisors if number <= max(1, min(turns, blocks // interleave))
     )
-
-
-def former_lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64) -> tuple[int, int]:
-    """What `lanes_for` gave when all blocks that may be cut anywhere had 2 MiB, for states that
-    were saved then.
-    """
-    if block_nbytes:
-        most = max(1, OPEN_BYTES // block_nbytes)
-        interleave, blocks = min(interleave, most // _FORMER_TURNS), min(blocks, most)
-    interleave = max(1, min(interleave, blocks))
-    return interleave, next(t for t in (12, 6, 4, 3, 2, 1) if t <= max(1, blocks // interleave))
 
 
 def _power_of_two(number: int) -> int:

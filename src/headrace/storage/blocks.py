@@ -6,8 +6,6 @@ LONGEST = 2 << 20
 """Bytes of a block, where there is much data: a long read, from a disk and from a server."""
 SHORTEST = 128 << 10
 """Bytes of a block, where there is little."""
-FORMER = 2 << 20
-"""Bytes that all blocks had, when states were saved which can still be gone on from."""
 ENOUGH = 72
 """Blocks of a dataset with which 8 workers have blocks of their own: the 8 x 8 lanes of
 `headrace.order.lanes`, and some more, since the last block of a shard is shorter.

@@ -456,7 +456,6 @@ class BaseDataset(Splittable, Dataset[Any]):
         return self.left_of_budget.budget
 
     blocks = views.blocks
-    blocks_of = views.blocks_of
     lanes = views.lanes
     _layout_nbytes = views.layout_nbytes
     epoch_order = views.epoch_order

@@ -15,7 +15,6 @@ from headrace.errors import BudgetError
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.order import detect_world
-from headrace.storage.blocks import FORMER
 from headrace.storage.source import Source, is_prefetched
 
 CHUNK_BYTES = 64 << 20
@@ -131,14 +130,14 @@ class BlockMemory:
         if is_prefetched(self._source):
             self._source.files.hold_prefetched(nbytes)
 
-    def remote_nbytes(self, count: int, former: int = 0) -> int:
+    def remote_nbytes(self, count: int) -> int:
         """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole;
-        else 0. `former`: as in `BaseDataset.epoch_order`.
+        else 0.
         """
         source = self._source
         if not self._streams or not is_prefetched(source):
             return 0
-        sizes = source.blocks_of(FORMER) if former > 1 else source.blocks()
+        sizes = source.blocks()
         if sizes is None or not len(sizes):
             return 0
         return int(-(-source.stored_nbytes // len(source))) * int(np.sort(sizes)[-count:].sum())

@@ -31,26 +31,12 @@ STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
 """The steps from a record to a sample that a subclass may override; a `SampleFormat` has the
 same.
 """
-_RENAMED = {
-    **{
-        "present": "to_input",
-        "pair": "split_target",
-        "assemble": "make_sample",
-        "value_like": "value_spec",
-    },
-    **{"input_like": "SampleFormat.input_spec", "present_into": "SampleFormat.write_input"},
-}
 
 
 def prepare_class(cls: Any, base: type) -> None:
     """Notes which steps a new dataset class overrides, and has its constructor settle the dataset
-    when it is through. A method that was a step before it was renamed is a TypeError.
+    when it is through.
     """
-    for old, new in _RENAMED.items():
-        if old in vars(cls) and callable(vars(cls)[old]):
-            raise TypeError(
-                f"{cls.__name__}.{old} is called {new} since headrace 0.2: rename the method"
-            )
     cls._overridden = frozenset(
         step for step in STEPS if getattr(cls, step) is not getattr(base, step)
     )

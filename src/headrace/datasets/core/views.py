@@ -15,8 +15,7 @@ from headrace.dtypes import IntArray
 from headrace.order import EpochOrder
 from headrace.order.base import Shuffle
 from headrace.order.epoch import DEFAULT_TURNS
-from headrace.order.lanes import former_lanes_for, lanes_for
-from headrace.storage.blocks import FORMER
+from headrace.order.lanes import lanes_for
 
 
 class TargetSequence(Sequence[Any]):
@@ -161,11 +160,6 @@ def blocks(self: Any) -> IntArray | None:
     return _of_view(self, self.sample_source.blocks())
 
 
-def blocks_of(self: Any, nbytes: int) -> IntArray | None:
-    """Like `blocks`, with blocks of about `nbytes` stored bytes if blocks may be cut anywhere."""
-    return _of_view(self, self.sample_source.blocks_of(nbytes))
-
-
 def _of_view(dataset: Any, sizes: IntArray | None) -> IntArray | None:
     return (
         sizes
@@ -182,11 +176,11 @@ def layout_nbytes(self: Any) -> int:
     return nbytes
 
 
-def lanes(self: Any, blocks: int, former: int = 0) -> tuple[int, int]:
+def lanes(self: Any, blocks: int) -> tuple[int, int]:
     """The default (interleave, turns) of an order over `blocks` blocks, which depends on the
-    layout alone. `former`: see `epoch_order`.
+    layout alone.
     """
-    return (former_lanes_for if former > 1 else lanes_for)(blocks, self._layout_nbytes())
+    return lanes_for(blocks, self._layout_nbytes())
 
 
 def epoch_order(
@@ -197,21 +191,11 @@ def epoch_order(
     global_batch: int,
     interleave: int | None = None,
     turns: int | None = None,
-    former: int = 0,
 ) -> EpochOrder:
-    """The order of one epoch of this dataset; `former`: as it was, for states that were saved then,
-    when lanes ended within blocks that are decoded as a whole (1), and when moreover all others had
-    2 MiB (2).
-    """
-    sizes = None
-    if shuffle == "block":
-        sizes = (
-            self.blocks_of(FORMER)
-            if former > 1 and self.sample_source.cut_nbytes
-            else self.blocks()
-        )
+    """The order of one epoch of this dataset."""
+    sizes = self.blocks() if shuffle == "block" else None
     if sizes is not None:
-        of_layout = self.lanes(len(sizes), former)
+        of_layout = self.lanes(len(sizes))
         interleave, turns = interleave or of_layout[0], turns or of_layout[1]
     return EpochOrder(
         len(self),
@@ -222,5 +206,5 @@ def epoch_order(
         global_batch=global_batch,
         interleave=interleave,
         turns=turns or DEFAULT_TURNS,
-        aligned=not former and self._layout_nbytes() > 0,
+        aligned=self._layout_nbytes() > 0,
     )

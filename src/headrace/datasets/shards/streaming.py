@@ -16,7 +16,7 @@ from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode
-from headrace.order.lanes import FEWEST, former_lanes_for, interleave_for, lanes_for
+from headrace.order.lanes import FEWEST, interleave_for, lanes_for
 
 """Blocks that a global batch draws from, where there are so many, for any `buffer_size`: ranks
 that share a block each fetch it.
@@ -126,15 +126,12 @@ class StreamingDataset(DelegatingDataset):
         given = {name: getattr(inner, name) for name in transforms}
         super().__init__(inner, inner.sample_source, loading_mode=self._in_mode, **given, **rest)
 
-    def lanes(self, blocks: int, former: int = 0) -> tuple[int, int]:
+    def lanes(self, blocks: int) -> tuple[int, int]:
         """Returns (interleave, turns): as many lanes as hold about `buffer_size` samples in
         their open blocks, in two turns.
         """
-        mixed = self.buffer_size if former > 1 else self.buffer_size // 2
-        interleave = interleave_for(mixed, len(self), blocks, FEWEST)
-        return (former_lanes_for if former > 1 else lanes_for)(
-            blocks, self._layout_nbytes(), interleave
-        )
+        interleave = interleave_for(self.buffer_size // 2, len(self), blocks, FEWEST)
+        return lanes_for(blocks, self._layout_nbytes(), interleave)
 
     def explain(self) -> str:
         first, *rest = super().explain().split("\n")
