@@ -174,6 +174,19 @@ def test_a_dtype_casts(tmp_path: Path, loader_of: Any) -> None:
         HDF5Dataset(write(tmp_path / "b.h5", pairs=pairs), dtype="float64")
 
 
+def test_dtypes_in_all_modes(tmp_path: Path, loader_of: Any) -> None:
+    filters: list[dict[str, Any]] = [{}, {"chunks": (4, 2)}, {"chunks": (4, 2), **hdf5plugin.LZ4()}]
+    for number, dtype in enumerate(("u1", "i2", ">i4", "f2", ">f8", "c8", "?")):
+        values = (np.random.default_rng(number).standard_normal((11, 3)) * 100).astype(dtype)
+        path = write(tmp_path / "a.h5", x=(values, filters[number % 3]))
+        expected = torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
+        for mode in (*MAP_MODES, "streaming"):
+            with HDF5Dataset(path, loading_mode=mode, progress=False) as dataset:  # type: ignore[arg-type]
+                for _ in range(2):  # the second from memory
+                    found = torch.cat(list(loader_of(dataset, shuffle=False)))
+                    assert same(found, expected), (dtype, mode)
+
+
 def test_indices_count_from_the_end_or_are_refused(tmp_path: Path) -> None:
     values = np.arange(60).reshape(5, 4, 3)
     for mode, chunks in (("lazy", None), ("lazy", (2, 4, 3)), ("eager", None), ("cached", None)):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import BaseDataset, HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
+from headrace import HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,
@@ -22,7 +22,6 @@ from headrace.errors import (
     SampleError,
 )
 from headrace.io.cache.blocks import block_key
-from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
@@ -90,40 +89,6 @@ def epoch_of(make_loader: Any) -> Callable[..., Any]:
 
 
 # -- one value, one order
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        ("raw", "lazy"),
-        ("tall", "cached"),
-        ("packed", "streaming"),
-        ("library", "lazy"),
-        ("texts", "eager"),
-        (["raw", "packed"], "streaming"),
-    ],
-)
-def test_samples_are_those_of_near_files(
-    far_of: Any, folder: Path, epoch_of: Any, name: Any, mode: str
-) -> None:
-    far = far_of(["a.h5", "b.h5"], name, target_name="targets", loading_mode=mode)
-    with HDF5Dataset([folder / "a.h5", folder / "b.h5"], name, target_name="targets") as near:
-        assert len(far) == len(near) and far.fingerprint == near.fingerprint
-        assert np.array_equal(far.blocks(), near.blocks())
-        for shuffle in (True, "block"):
-            assert same(epoch_of(far, shuffle=shuffle), epoch_of(near, shuffle=shuffle))
-
-
-@pytest.mark.parametrize(
-    ("name", "mode", "start"), [("packed", "streaming", "fork"), ("library", "cached", "spawn")]
-)
-def test_workers_read_the_same(
-    far_of: Any, folder: Path, epoch_of: Any, name: str, mode: str, start: str
-) -> None:
-    far = far_of("a.h5", name, target_name="targets", loading_mode=mode)
-    found = epoch_of(far, num_workers=2, multiprocessing_context=start)
-    with HDF5Dataset(folder / "a.h5", name, target_name="targets") as near:
-        assert same(found, epoch_of(near))
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -290,20 +255,3 @@ def test_a_cache_folder_that_cannot_be_written_to(far_of: Any, tmp_path: Path) -
     with pytest.warns(HeadraceWarning, match="is not kept"):
         far = far_of("a.h5", "packed", cache_dir=tmp_path / "file")
     assert len(far[3]) == 700
-
-
-class TestContract(DatasetContract):
-    """headrace's laws, of rows that h5py reads beside such that are read by ranges."""
-
-    @pytest.fixture(autouse=True)
-    def _data(self, server: RangeServer, folder: Path, tmp_path: Path) -> None:
-        rows = np.random.default_rng(3).integers(0, 255, (37, 5, 4), dtype=np.uint8)
-        with h5py.File(folder / "few.h5", "w") as file:
-            for name, filter_name in (("direct", "gzip"), ("library", "lzf")):
-                file.create_dataset(name, data=rows, chunks=(4, 5, 4), compression=filter_name)
-            file["labels"] = np.arange(37) % 4
-        self.url, self.cache = server.url + "/few.h5", tmp_path / "cache"
-
-    def make(self, **options: Any) -> BaseDataset:
-        options = {"cache_dir": self.cache, **options}
-        return HDF5Dataset(self.url, ["direct", "library"], target_name="labels", **options)

@@ -37,7 +37,6 @@ from headrace import (
     ImageDataset,
     MemoryBudget,
     MemoryEfficientDataset,
-    MemoryMonitor,
     SampleError,
     Source,
     create_dataloader,
@@ -897,22 +896,6 @@ class TestLife:
             "MemoryEfficientDataset(<Arrays of 40 samples>, loading_mode='lazy', "
             "progress=False).subset(<2 indices>)  # 2 samples"
         )
-
-    def test_explain_names_what_is_wrapped(self, make: Any, tiny_photos: Path) -> None:
-        for data, named in (
-            (tiny_photos, "ImageDataset, opened from its path"),
-            (OwnFormat()[2:], "a view of OwnFormat"),
-            (Arrays(), "Arrays: its finished samples"),
-        ):
-            dataset = make(data)
-            dataset[0]
-            assert named in dataset.explain() and "held 1" in dataset.explain()
-
-    def test_memory_monitor(self, make: Any) -> None:
-        dataset = make(Arrays())
-        monitor = dataset.memory_monitor
-        assert isinstance(monitor, MemoryMonitor)
-        assert dataset.memory_monitor is dataset[2:].memory_monitor is monitor
 
     def test_loaders_take_it(self, make: Any, make_loader: Any) -> None:
         options: dict[str, Any] = {"batch_size": 8, "num_workers": 1}

@@ -665,18 +665,6 @@ def test_pack_writes_dense_rows(gzipped: Path, tmp_path: Path) -> None:
             pack(SparseDataset(gzipped, layout=layout), tmp_path / "b.h5", progress=False)  # type: ignore[arg-type]
 
 
-def test_what_is_shown(gzipped: Path) -> None:
-    dataset = SparseDataset(gzipped, columns=[3, 1], targets="kind")
-    assert repr(dataset) == (
-        f"SparseDataset({str(gzipped)!r}, targets='kind', columns=[3, 1])  # 40 samples"
-    )
-    assert "X/indices: pread + inflate + unshuffle" in dataset.explain()
-    assert dataset.source_of(3).endswith(", X, row 3") and dataset.lengths()[3] == COLUMNS
-    loader = create_dataloader(dataset, batch_size=4, num_workers=0)
-    assert "rows read together, and laid out at once" in loader.explain()
-    assert dataset.held_nbytes() == 8 * np.count_nonzero(DENSE)
-
-
 def test_the_code_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     genes = ["CD3E", "CD8A", "NKG7", *(f"gene {n}" for n in range(37))]
     for name in ("cells.h5ad", "plate1.h5ad", "plate2.h5ad", "cells.zarr"):
