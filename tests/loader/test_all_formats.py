@@ -31,9 +31,16 @@ def joined(gallery: dict[str, Callable[..., Any]]) -> ConcatDataset[Any]:
     return ConcatDataset(parts)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
-    "start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+    ("start", "workers"),
+    [
+        ("fork", 3),
+        ("forkserver", 1),
+        *(
+            pytest.param(start, workers, marks=pytest.mark.slow)
+            for start, workers in (("fork", 1), ("forkserver", 3), ("spawn", 1), ("spawn", 3))
+        ),
+    ],
 )
 def test_workers_give_the_samples_of_this_process(
     gallery: dict[str, Callable[..., Any]],

@@ -93,20 +93,9 @@ MAKERS: tuple[Callable[..., Any], ...] = (
 def test_another_library_s_word_gets_ours() -> None:
     for word, instead in {
         "is_train": "train()",
-        "generator_seed": "seed",
-        "custom_sampler": "sampler",
-        "pin_memory_device": "device",
         "memory_efficient": "loading_mode='cached'",
         "num_replicas": "world_size",
-        "is_training": "train()",
-        "custom_batch_sampler": "batch_sampler",
-        "non_blocking": "device",
-        "rng": "seed",
-        "weighted_sampler": "weights",
-        "iterations_per_epoch": "num_samples",
         "data_collator": "collate_fn",
-        "task_spec": "collate_fn",
-        "required_memory": "max_memory_usage",
         "batchsize": "batch_size",
     }.items():
         for make in MAKERS:
