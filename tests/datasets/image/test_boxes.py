@@ -89,13 +89,6 @@ class TestTargets:
             assert same(target, known)
         assert len(dataset[4][1]["boxes"]) == 0
 
-    def test_are_scaled_with_the_image(self, coco: Path) -> None:
-        own, scaled = opened(coco, image_size=None), opened(coco, image_size=(12, 64))
-        for (_, one), (image, other) in zip(own, scaled, strict=True):
-            assert image.shape == (3, 12, 64)
-            assert torch.allclose(other["boxes"], one["boxes"] * torch.tensor([2.0, 0.5, 2.0, 0.5]))
-            assert torch.allclose(other["area"], one["area"])
-
     def test_names_with_folders_and_entries_without_sizes(self, coco: Path, tmp_path: Path) -> None:
         annotated = json.loads((coco / "instances.json").read_text())
         for entry in annotated["images"]:
@@ -178,9 +171,10 @@ class TestGeometry:
             assert min(edges[2:] - edges[:2]) < 1 + 1e-5
 
     @pytest.mark.parametrize("options", [{}, {"image_size": 40}, {"hold": "decoded"}], ids=str)
-    def test_crops_and_flips_move_boxes_with_their_image(
+    def test_crops_and_flips_move_boxes_and_masks_with_their_image(
         self, tmp_path: Path, options: Any
     ) -> None:
+        pytest.importorskip("pycocotools")
         (tmp_path / "images").mkdir()
         image = np.zeros((24, 32), np.uint8)
         image[8:16, 10:26] = 255
@@ -189,14 +183,15 @@ class TestGeometry:
         annotated = coco_of({f"{number}.png": [(10, 8, 26, 16)] for number in range(8)}, SIZE)
         (tmp_path / "instances.json").write_text(json.dumps(annotated))
         steps = [RandomResizedCrop(48, scale=(0.2, 0.9)), RandomHorizontalFlip()]
+        options |= {"transform": steps, "normalize": False, "color": "L", "masks": True}
         seen = set()
-        for image, target in opened(
-            tmp_path, transform=steps, normalize=False, color="L", **options
-        ):
+        for image, target in opened(tmp_path, **options):
             bright = (image[0] > 127).numpy()
             if len(target["boxes"]):
                 edges = extent(bright)
                 assert np.abs(target["boxes"][0].numpy() - edges).max() < 3
+                assert np.abs(np.subtract(extent(target["masks"][0].numpy()), edges)).max() < 4
+                assert target["masks"].shape == (1, 48, 48)
                 seen.add(tuple(edges))
             else:
                 assert min(bright.any(1).sum(), bright.any(0).sum()) <= 3
@@ -204,20 +199,6 @@ class TestGeometry:
 
 
 class TestMasks:
-    def test_are_where_the_boxes_are(self, coco: Path) -> None:
-        pytest.importorskip("pycocotools")
-        for options in (
-            {"image_size": (48, 64)},
-            {"transform": [RandomResizedCrop(40), RandomHorizontalFlip()]},
-        ):
-            for image, target in opened(coco, masks=True, **options):
-                masks = target["masks"]
-                assert masks.dtype is torch.uint8
-                assert masks.shape == (len(target["boxes"]), *image.shape[1:])
-                for mask, box in zip(masks.numpy(), target["boxes"].tolist(), strict=True):
-                    assert np.abs(np.subtract(extent(mask), box)).max() < 2.5
-        assert "masks" not in opened(coco)[0][1]
-
     def test_are_those_of_pycocotools(self, coco: Path) -> None:
         library = pytest.importorskip("pycocotools.coco")
         with contextlib.redirect_stdout(io.StringIO()):

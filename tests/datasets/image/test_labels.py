@@ -65,18 +65,6 @@ def save(path: Path) -> None:
 
 
 class TestFolders:
-    def test_are_classes_as_python_sorts_their_names(self, tmp_path: Path) -> None:
-        targets, classes = folder_targets(files_of(tmp_path / "few"))
-        assert classes == ["bird", "cat", "dog"]
-        assert targets is not None
-        assert targets.tolist() == [0, 0, 1, 1, 2]
-        folders = ["b", "B", "a b", "a-b", "a", "10", "9", "é", "日本", "_", "~"]
-        names: list[Any] = [f"{folder}/1.jpg" for folder in folders]
-        targets, classes = folder_targets(files_of(tmp_path / "odd", [*names, b"caf\xe9/1.jpg"]))
-        assert classes == sorted([*folders, os.fsdecode(b"caf\xe9")])
-        assert targets is not None
-        assert sorted(targets.tolist()) == list(range(12))
-
     def test_of_several_roots_are_one_class_if_they_have_one_name(self, tmp_path: Path) -> None:
         files_of(tmp_path / "one", ["cat/1.jpg", "dog/1.jpg"])
         files_of(tmp_path / "two", ["cat/2.jpg", "ant/1.jpg"])
@@ -117,11 +105,6 @@ class TestFolders:
             assert targets.tolist() == [classes.index(folder) for folder in folders]
 
     def test_of_many_files(self) -> None:
-        for n in (1, 65_536, 70_001):
-            flat = [b"%08d.jpg" % number for number in range(n)]
-            assert folder_targets(files_named(flat)) == (None, [])
-            with pytest.raises(ConfigError, match=rf"{n:,} of {n + 2:,} .*root/00000000\.jpg"):
-                folder_targets(files_named([b"!/1.jpg", b"!/2.jpg", *flat]))
         n = 300_000
         files = files_named(b"%06d/%d.jpg" % (number // 1000, number) for number in range(n))
         tracemalloc.start()
@@ -132,6 +115,9 @@ class TestFolders:
         assert len(classes) == 300
         assert targets is not None
         assert np.array_equal(targets, np.arange(n) // 1000)
+        flat = [b"!/1.jpg", *(b"%08d.jpg" % number for number in range(70_001))]
+        with pytest.raises(ConfigError, match=r"70,001 of 70,002 .*root/00000000\.jpg"):
+            folder_targets(files_named(flat))
 
     def test_a_class_folder_without_files(self, tmp_path: Path) -> None:
         files_of(tmp_path)

@@ -143,17 +143,6 @@ class TestScaled:
 
 
 class TestMemory:
-    def test_nothing_is_overwritten_by_the_next_image(self) -> None:
-        data = [jpeg((48, 64), seed) for seed in range(4)]
-        made = [load_image(one, "RGB", (50, 40), first) for one in data for first in (True, False)]
-        kept = [one.copy() for one in made]
-        for one in data:
-            load_image(one, "RGB", (50, 40), True)
-        for one, before in zip(made, kept, strict=True):
-            assert (one == before).all()
-            assert one.flags.owndata
-            assert one.flags.writeable
-
     def test_threads_have_memory_of_their_own(self) -> None:
         data = [jpeg((48 + seed, 64), seed) for seed in range(8)]
         wanted = [load_image(one, "RGB", (50, 40), True) for one in data]
