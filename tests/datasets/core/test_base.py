@@ -108,16 +108,6 @@ class Draws:
             float(torch.rand(1, generator=self.torch["generator"])),
         )
 
-    def states(self) -> list[Any]:
-        return [
-            random.getstate(),
-            np.random.get_state()[1].tolist(),
-            torch.get_rng_state().tolist(),
-            self.own[0].bit_generator.state,
-            self.own[1].getstate(),
-            self.torch["generator"].get_state().tolist(),
-        ]
-
 
 class SelfAugmenting(SquaresDataset):
     """Its transform is a method of its own, and draws from a generator that it holds."""
@@ -128,14 +118,6 @@ class SelfAugmenting(SquaresDataset):
 
     def augment(self, value: Any) -> float:
         return float(value[0] + self.rng.random())
-
-
-class LooksAtOnce(SquaresDataset):
-    """Reads a sample before its constructor is through."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.first = self[0]
 
 
 class Together(SquaresDataset):
@@ -205,14 +187,11 @@ class TestOwnFormat:
         with pytest.raises(SampleError, match=r"sample 4 .*not a square"):
             make(cls=Together, undecodable=4)[4]
 
-    def test_no_samples_and_no_targets(self, make: Any) -> None:
+    def test_no_samples_at_all(self, make: Any) -> None:
         for mode in MODES:
             dataset = make(0, loading_mode=mode)
-            assert len(dataset) == 0
-            assert list(dataset) == []
-            assert len(dataset.subset([])) == 0
+            assert list(dataset) == list(dataset.subset([])) == []
             assert [len(part) for part in dataset.split(0.5)] == [0, 0]
-        assert make(targets=None)[3].tolist() == [3, 9]
 
     def test_bad_arguments(self) -> None:
         for wrong in (
@@ -232,9 +211,6 @@ class TestOwnFormat:
 
         with pytest.raises(ConfigError, match=r"Forgetful.__init__ .*super\(\).__init__"):
             Forgetful("a")
-
-    def test_a_constructor_that_reads_fills_once(self, make: Any) -> None:
-        assert make(cls=LooksAtOnce, loading_mode="eager").sample_source.reads.value == N
 
     @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="looks into /proc")
     def test_a_dataset_opens_no_descriptor_of_its_own(self) -> None:
@@ -292,17 +268,9 @@ class TestViews:
         for wrong in (0, 1, 0.004, [1.0, 0.0], -0.1, 1.1, float("nan")):
             with pytest.raises(ConfigError, match="fraction"):
                 dataset.split(wrong)
-        for part in dataset.split(0.8, stratify=True):
+        parts = [*dataset.split(0.8, stratify=True), *dataset[:80].folds(5, stratify=True)[0]]
+        for part in parts:
             assert set(np.bincount(part.targets)) == {len(part) // 4}
-        _, val = dataset.split(0.8, groups=[index // 10 for index in range(100)])
-        assert len(val) == 20
-        assert len({number // 10 for number in numbers(val)}) == 2
-        folds = dataset[:25].folds(5, stratify=True)
-        validated = [number for _, val in folds for number in numbers(val)]
-        assert sorted(validated) == list(range(25))
-        for train, val in folds:
-            assert sorted(numbers(train) + numbers(val)) == list(range(25))
-            assert np.bincount(val.targets).min() >= 1
         with pytest.raises(ConfigError, match="stratify"):
             make(targets=None).split(0.5, stratify=True)
 
@@ -343,9 +311,7 @@ class TestSamples:
                 return Pair(int(value[0]), target)
 
         assert make(return_index=True)[3][1:] == (-3, 3)
-        value, index = make(return_index=True, targets=None)[-1]
-        assert value.tolist() == [29, 841]
-        assert index == 29
+        assert make(return_index=True, targets=None)[-1][1] == 29
         assert [sample[2] for sample in make(return_index=True).subset([9, 8])] == [0, 1]
         assert Dicts(return_index=True)[4] == {"value": 4, "target": -4, "index": 4}
         assert Named(return_index=True)[4] == (Pair(4, -4), 4)
@@ -363,28 +329,20 @@ class TestSamples:
         assert MemoryEfficientDataset(list(range(10)), transform=[float, str])[3] == "3.0"
 
     def test_transforms_may_write_into_what_they_get(self, make: Any) -> None:
-        def spoil(value: Any) -> Any:
-            value += 1000
-            return int(value[0])
-
-        for mode in MAP_MODES:
-            dataset = make(loading_mode=mode, transform=spoil)
-            for _ in range(3):
-                found = [value for value, _ in dataset.__getitems__([4, 4, 5])]
-                assert found == [1004, 1004, 1005], mode
-
-        def spoil_target(value: Any, target: Any) -> Any:
+        def spoil(value: Any, target: Any) -> Any:
             if isinstance(target, dict):
                 target["boxes"].append(2)
-            elif isinstance(target, list):
-                target[0].append(2)
             else:
                 target += 1
-            return value, str(target)
+            value += 1000
+            return int(value[0]), str(target)
 
-        for targets in ([{"boxes": [1]}] * N, [[[1]]] * N, np.ones((N, 4)), torch.ones(N, 4)):
-            dataset = make(targets=targets, transforms=spoil_target)
-            assert dataset[3][1] == dataset[3][1]
+        for targets in ([{"boxes": [1]}] * N, np.ones((N, 4)), torch.ones(N, 4)):
+            for mode in MAP_MODES:
+                dataset = make(targets=targets, transforms=spoil, loading_mode=mode)
+                first = dataset.__getitems__([4, 4, 5])
+                assert first == dataset.__getitems__([4, 4, 5])
+                assert [value for value, _ in first] == [1004, 1004, 1005]
 
     def test_an_error_in_a_transform_says_where(self, make: Any) -> None:
         def fails(value: Any, target: Any = None) -> Any:
@@ -422,14 +380,6 @@ class TestSeeds:
         assert len(set(found)) == 1
         assert found[0][0] == 5
         assert len(set(found[0])) == 7
-
-    def test_generators_are_put_back(self, make: Any) -> None:
-        transform = Draws()
-        dataset = make(transform=transform, targets=None)
-        before = transform.states()
-        dataset[3]
-        dataset.__getitems__([1, 2])
-        assert transform.states() == before
 
     def test_a_transform_may_be_the_datasets_own_method(self, make: Any) -> None:
         one, two = make(cls=SelfAugmenting), make(cls=SelfAugmenting)
@@ -530,21 +480,18 @@ class TestErrors:
 
         def instead(index: int, path: str, error: Exception) -> Any:
             asked.append((index, path, type(error)))
+            if path == "Squares[9]":
+                raise LookupError from error
             return np.array([index, 0]), None
 
         for mode in MAP_MODES:
-            dataset = make(loading_mode=mode, broken=[7], undecodable=4, on_error=instead)
+            dataset = make(loading_mode=mode, broken=[7, 9], undecodable=4, on_error=instead)
             for _ in range(2):
                 asked.clear()
                 assert numbers(dataset.__getitems__([4, 5, 7])) == [4, 5, 7]
                 assert asked == [(4, "Squares[4]", ValueError), (7, "Squares[7]", OSError)]
-            assert first_of(dataset[7]) == 7
-
-        def fails(index: int, path: str, error: Exception) -> Any:
-            raise LookupError(f"nothing for {index}") from error
-
-        with pytest.raises(LookupError, match="nothing for 7"):
-            make(broken=[7], on_error=fails)[7]
+            with pytest.raises(LookupError):
+                dataset[9]
 
     def test_trouble_of_the_machine_is_no_samples_fault(self, make: Any) -> None:
         for error in (
@@ -649,14 +596,11 @@ class TestLife:
                     dataset.close()
                     gc.collect()
                     assert MemoryBudget().reserved == before, mode
-            assert dataset._mode is None
-        dataset = SquaresDataset(loading_mode="eager")  # by what nobody holds
-        view = dataset[3:]
-        del dataset
+        view = SquaresDataset(loading_mode="eager")[3:]
         gc.collect()
         assert numbers(view) == list(range(3, N))
         assert MemoryBudget().reserved > before
-        del view
+        del view  # which nobody closes
         gc.collect()
         assert MemoryBudget().reserved == before
 
@@ -700,20 +644,15 @@ class TestPlainDataLoader:
 
     def test_repeated_draws_are_warned_of_once(self, make: Any) -> None:
         """Nobody but the user knows which epoch it is."""
-        dataset = make(transform=Draws(), targets=None)
-        loader = DataLoader(dataset, 7, collate_fn=list)
+        named, unnamed = (make(transform=Draws(), targets=None) for _ in range(2))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            for epoch in range(3):
+                named.set_epoch(epoch)
+                list(DataLoader(named, 7))
+                list(DataLoader(make(transform=np.sum, targets=None), 7))
+            loader = DataLoader(unnamed, 7, collate_fn=list)
             first = list(loader)
-            for epoch in range(1, 3):
-                dataset.set_epoch(epoch)
-                list(loader)
-            for transform in (np.sum, None):
-                other = DataLoader(make(transform=transform, targets=None), 7)
-                assert len(list(other)) == len(list(other)) == 5
-        dataset = make(transform=Draws(), targets=None)
-        loader = DataLoader(dataset, 7, collate_fn=list)
-        assert list(loader) == first
         with pytest.warns(HeadraceWarning, match="set_epoch") as caught:
             assert list(loader) == first
             list(loader)

@@ -104,12 +104,6 @@ class TestFromMemory:
                     assert_filled(dataset, [3, 19, 0, 7], by_filling=mode != "lazy")
                     assert_filled(dataset.subset([5, 3, 1]), [2, 0], by_filling=mode != "lazy")
 
-    def test_accesses_are_counted(self) -> None:
-        with held(ZEROS) as dataset:
-            way_of(dataset).make(BatchRequest([1, 2, 3], 42, 0))
-            assert dataset.sample_reader.take_report()["cache_hits"] == 3
-            assert dataset.mode.stats()["hits"] == 3
-
     def test_what_is_given_back_meanwhile_is_read_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -180,7 +174,7 @@ class TestFormatsOfOnesOwn:
             with pytest.raises(ConfigError, match=r"float32 \[4\] for sample 3"):
                 way_of(dataset).make(BatchRequest([3], 42, 0))
 
-    def test_samples_that_are_numbers_or_empty(self, make_loader: Callable[..., Any]) -> None:
+    def test_samples_that_are_numbers_or_empty(self) -> None:
         class Halves(BaseDataset):
             def value_spec(self) -> Any:
                 return (), np.dtype(np.float64)
@@ -188,12 +182,10 @@ class TestFormatsOfOnesOwn:
             def decode(self, record: Any) -> Any:
                 return record / 2
 
-        options: dict[str, Any] = {"batch_size": 3, "num_workers": 0, "shuffle": False}
         for mode in ("lazy", "eager"):
-            halves = make_loader(held(np.arange(20.0), Halves, loading_mode=mode), **options)
-            assert next(iter(halves)).tolist() == [0, 0.5, 1]
-        empty = make_loader(held(np.zeros((20, 0), np.float32)), **options)
-        assert next(iter(empty)).shape == (3, 0)
+            batch, _ = made_slowly(held(np.arange(20.0), Halves, loading_mode=mode), [0, 1, 2])
+            assert batch.tolist() == [0, 0.5, 1]
+        assert made_slowly(held(np.zeros((20, 0), np.float32)), [3, 1])[0].shape == (2, 0)
 
     def test_a_transform_that_is_set_later_is_called(self, make_loader: Callable[..., Any]) -> None:
         dataset = held(ZEROS)
@@ -215,14 +207,6 @@ def test_images(photos: Path, mode: str) -> None:
             assert_filled(dataset.subset([5, 3, 1]), [2, 0])
             assert same(dataset[7], lazy[7])
             dataset.close()
-
-
-def test_images_without_targets(photos: Path, make_loader: Any) -> None:
-    for mode in ("lazy", "eager", "cached", "streaming"):
-        dataset = ImageDataset(photos / "circle", image_size=8, targets=None, loading_mode=mode)
-        loader = make_loader(dataset, batch_size=4, num_workers=0)
-        for _ in range(2):  # held from the second epoch on
-            assert [targets for _, targets in loader] == [[None] * 4] * 2, mode
 
 
 class TestFallbacks:

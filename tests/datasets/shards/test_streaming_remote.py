@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, StreamingDataset, TarSource
-from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceWarning
+from headrace.errors import HeadraceWarning
 from headrace.io.remote.options import RemoteOptions
 from headrace.storage.text import source as texts
 from headrace.testing.contract import same
@@ -104,15 +104,6 @@ def test_each_block_is_fetched_once(
     assert len(blocks) <= requests <= most
 
 
-def test_the_index_is_kept_in_the_users_cache_folder(
-    stream: Any, server: RangeServer, own_cache: None
-) -> None:
-    for _ in range(2):
-        server.counts()
-        stream("part-003.tar", cache_dir=None)
-    assert server.counts()["ranges"] == []
-
-
 def test_what_an_index_costs(stream: Any, server: RangeServer, tmp_path: Path) -> None:
     """Headers of large members are hopped to; of small ones 1, 2 and then 4 MiB are read."""
     dataset = stream("large.tar")
@@ -125,25 +116,6 @@ def test_what_an_index_costs(stream: Any, server: RangeServer, tmp_path: Path) -
     lengths = [stop - start for _, start, stop in server.counts()["ranges"]]
     assert lengths[:2] == [1 << 20, 2 << 20]
     source.close()
-
-
-def test_damaged_and_missing_shards_are_named(
-    stream: Any, server: RangeServer, folder: Path, tmp_path: Path
-) -> None:
-    whole = (folder / "part-002.tar").read_bytes()
-    for name, content, damage in (
-        ("cut", whole[:5000], "byte 5,000"),
-        ("flipped", whole[:100] + b"\xff" + whole[101:], "byte 0 "),
-        ("empty", b"", "0 bytes"),
-    ):
-        (folder / f"{name}.tar").write_bytes(content)
-        with pytest.raises(FormatError, match=rf"{name}\.tar.*{damage}"):
-            stream(f"{name}.tar")
-    with pytest.raises(DataNotFoundError, match=r"none-\d\.tar"):
-        stream("none-{0..2}.tar")
-    server.set(faults={"403": 1.0})
-    with pytest.raises(AccessError, match="storage_options"):
-        stream()
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
