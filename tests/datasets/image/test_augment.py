@@ -129,10 +129,6 @@ class TestSteps:
             with pytest.raises(ConfigError):
                 RandomHorizontalFlip(p)
 
-    def test_the_repr_is_a_call(self) -> None:
-        shown = "RandomResizedCrop((8, 8), scale=(0.08, 1.0), ratio=(1.0, 2.0))"
-        assert repr(eval(repr(RandomResizedCrop(8, ratio=(1, 2))))) == shown
-
     def test_only_the_head_of_a_list_is_built_in(self) -> None:
         class Own(RandomResizedCrop):
             pass

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from PIL import Image
 from headrace import (
     ConfigError,
     DataNotFoundError,
-    HeadraceError,
     HeadraceWarning,
     ImageDataset,
     RandomResizedCrop,
@@ -30,7 +28,7 @@ from headrace import (
 from headrace.datasets.image.pixels import decode_image, normalize, resize_image
 from headrace.errors import FormatError
 from headrace.testing.contract import same
-from tests.data.make import READABLE, UNREADABLE, make_bad, make_photos, noise
+from tests.data.make import READABLE, UNREADABLE, make_bad, noise
 
 MAP_MODES = ["lazy", "eager", "cached"]
 
@@ -144,51 +142,43 @@ class TestTransforms:
             image = ImageDataset(photos, image_size=(20, 30), **options)[0][0]  # applied first
             assert np.shape(image) == ((3, 20, 30) if kind == "tensor" else (20, 30, 3))
 
-    @pytest.mark.parametrize(
-        ("mode", "kind"), [("lazy", "pil"), ("eager", "tensor"), ("cached", "numpy")]
-    )
-    def test_may_work_in_place(self, forms: Path, mode: str, kind: str) -> None:
+    def test_may_work_in_place(self, forms: Path) -> None:
         def spoil(image: Any) -> Any:
             before = np.asarray(image).copy()
-            if kind == "pil":
+            if isinstance(image, Image.Image):
                 image.paste((0, 0, 0), (0, 0, 20, 14))
             else:
                 image[:] = 0
             return before
 
-        for options in ({}, {"hold": "encoded", "image_size": (9, 9)}, {"hold": "decoded"}):
-            with ImageDataset(
-                forms,
-                transform=spoil,
-                loading_mode=mode,
-                targets=None,
-                transform_input=kind,
-                progress=False,
-                **options,
-            ) as dataset:
-                first = [dataset[index][0] for index in range(6)]
-                for index in range(6):
-                    assert first[index].any()
-                    assert np.array_equal(dataset[index][0], first[index]), (options, index)
+        for mode in MAP_MODES:
+            for kind, hold in (("pil", "decoded"), ("tensor", "encoded"), ("numpy", "decoded")):
+                with ImageDataset(
+                    forms,
+                    transform=spoil,
+                    loading_mode=mode,  # type: ignore[arg-type]
+                    targets=None,
+                    transform_input=kind,  # type: ignore[arg-type]
+                    hold=hold,  # type: ignore[arg-type]
+                    progress=False,
+                ) as dataset:
+                    first = [image for image, _ in dataset]
+                    assert all(image.any() for image in first)
+                    assert same([image for image, _ in dataset], first), (mode, kind)
 
 
-def test_modes_are_bit_identical(tiny_photos: Path) -> None:
+def test_what_is_held(tiny_photos: Path) -> None:
     for options, kind in (
         ({"normalize": False}, np.ndarray),
-        ({"image_size": (9, 7), "color": "L"}, np.ndarray),
         ({"image_size": None}, bytes),
         ({"hold": "encoded"}, bytes),
         ({"image_size": None, "hold": "decoded"}, np.ndarray),
     ):
-        wanted = [*ImageDataset(tiny_photos, **options)]
-        for mode in ("eager", "cached"):
-            with ImageDataset(tiny_photos, loading_mode=mode, progress=False, **options) as dataset:
-                assert same([*dataset], wanted)
-                assert same([*dataset], wanted)
-                held = [dataset.mode.get([index])[0] for index in range(4)]
-                assert type(held[0]) is kind
-                nbytes = dataset.held_nbytes()
-                assert nbytes in (None, sum(len(bytes(one)) for one in held))
+        with ImageDataset(tiny_photos, loading_mode="eager", progress=False, **options) as dataset:
+            assert same([*dataset], [*ImageDataset(tiny_photos, **options)])
+            held = [dataset.mode.get([index])[0] for index in range(4)]
+            assert type(held[0]) is kind
+            assert dataset.held_nbytes() in (None, sum(len(bytes(one)) for one in held))
 
 
 class TestClasses:
@@ -230,25 +220,14 @@ class TestClasses:
             warnings.simplefilter("error")
             assert ImageDataset(photos / "noise", image_size=8, targets=None)[0][1] is None
 
-    def test_images_beside_class_folders(self, tmp_path: Path) -> None:
-        first = paths_of(make_photos(tmp_path, per_class=1))[0]
-        shutil.copy(first, tmp_path / "stray.jpg")
-        with pytest.raises(ConfigError, match=r"1 of 4 files .*stray\.jpg"):
-            ImageDataset(tmp_path)
-        assert len(ImageDataset(tmp_path, targets=None)) == 4
-
 
 class TestBadInput:
     def test_nothing_to_read(self, tmp_path: Path) -> None:
-        with pytest.raises(DataNotFoundError, match="nowhere") as caught:
-            ImageDataset(tmp_path / "nowhere")
-        assert isinstance(caught.value, FileNotFoundError)
-        assert isinstance(caught.value, HeadraceError)
         (tmp_path / "notes.txt").touch()
-        for path in (tmp_path, str(tmp_path / "*"), [tmp_path]):
-            with pytest.raises(DataNotFoundError, match=r"\.jpg, \.jpeg, \.png") as caught:
+        for path in (tmp_path, str(tmp_path / "*"), [tmp_path], tmp_path / "nowhere"):
+            with pytest.raises(DataNotFoundError, match=str(tmp_path)) as caught:
                 ImageDataset(path)
-            assert str(tmp_path) in str(caught.value)
+            assert isinstance(caught.value, FileNotFoundError)
             assert "\n" not in str(caught.value)
 
     def test_an_unreadable_file_is_one_clear_line(self, bad: dict[str, Path]) -> None:
