@@ -8,6 +8,7 @@ import os
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,9 +24,7 @@ texts = st.text(st.sampled_from('ab\r\n"'), max_size=30).map(str.encode)
 
 def python_lines(text: bytes, newline: Any) -> list[bytes]:
     """With their ends, as `open(newline=...)` splits them."""
-    opened = io.TextIOWrapper(
-        io.BytesIO(text), "latin-1", newline="" if newline is None else newline
-    )
+    opened = io.TextIOWrapper(io.BytesIO(text), "latin-1", newline=newline or "")
     return [line.encode("latin-1") for line in opened]
 
 
@@ -37,30 +36,23 @@ def scanned(text: bytes, size: int, newline: Any, quote: int | None = None) -> l
 
 
 @pytest.mark.parametrize("newline", NEWLINES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=texts, size=st.integers(1, 31))
 @example(text=b"\r", size=1)
 @example(text=b"\r\n", size=1)
 @example(text=b"a\r\n\r\r\n\n", size=2)
 def test_ends_of_lines_in_any_pieces(newline: Any, text: bytes, size: int) -> None:
-    ends = np.cumsum([len(line) for line in python_lines(text, newline)]).tolist()
     found = scanned(text, size, newline)
-    if not found or found[-1] < len(text):  # a last line without an end
-        found += [len(text)] if text else []
-    assert found == ends
+    if text and (not found or found[-1] < len(text)):  # a last line without an end
+        found.append(len(text))
+    assert found == np.cumsum([len(line) for line in python_lines(text, newline)]).tolist()
+    # between quotes no line ends
+    ends = [end for end in scanned(text, 31, newline) if text[:end].count(b'"') % 2 == 0]
+    assert scanned(text, size, newline, 34) == ends
 
 
 @pytest.mark.parametrize("newline", NEWLINES)
-@settings(max_examples=60, deadline=None)
-@given(text=texts, size=st.integers(1, 31))
-def test_between_quotes_no_line_ends(newline: Any, text: bytes, size: int) -> None:
-    assert scanned(text, size, newline, 34) == [
-        end for end in scanned(text, 31, newline) if text[:end].count(b'"') % 2 == 0
-    ]
-
-
-@pytest.mark.parametrize("newline", NEWLINES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=texts, begin=st.integers(0, 30), length=st.integers(0, 30), piece=st.integers(1, 8))
 def test_a_part_of_a_file(
     newline: Any, text: bytes, begin: int, length: int, piece: int, tmp_path_factory: Any
@@ -69,40 +61,26 @@ def test_a_part_of_a_file(
     path.write_bytes(text)
     begin = min(begin, len(text))
     end = min(begin + length, len(text))
-    seen, before = [], lines.PIECE
-    lines.PIECE = piece
-    try:
-        with open(path, "rb") as file:
-            watch = lambda some: seen.append(some.tobytes())  # noqa: E731
-            found = np.concatenate(
-                list(line_starts(file.fileno(), begin, end, newline, watch=watch))
-            ).tolist()
-    finally:
-        lines.PIECE = before
+    seen: list[bytes] = []
+
+    def watch(some: Any) -> None:
+        seen.append(some.tobytes())
+
+    with open(path, "rb") as file, mock.patch.object(lines, "PIECE", piece):
+        parts = list(line_starts(file.fileno(), begin, end, newline, watch=watch))
+    found = np.concatenate(parts).tolist()
     expected = python_lines(text[begin:end], newline)
     assert found == np.cumsum([begin, *map(len, expected)]).tolist()
     assert b"".join(seen) == text[begin:end]
-    assert [strip_end(text[a:b], newline) for a, b in itertools.pairwise(found)] == [
-        line.removesuffix(newline.encode()) if newline else line.rstrip(b"\r\n")
-        for line in expected
-    ]
-
-
-def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"one\ntwo\n")
-    fd = os.open(tmp_path / "a.txt", os.O_RDONLY)
-    try:
-        with pytest.raises(EOFError, match="ends at byte 8 and not at 9"):
-            list(line_starts(fd, 0, 9))
-    finally:
-        os.close(fd)
+    for line, (start, stop) in zip(expected, itertools.pairwise(found), strict=True):
+        plain = line.removesuffix(newline.encode()) if newline else line.rstrip(b"\r\n")
+        assert strip_end(text[start:stop], newline) == plain
 
 
 def test_blank_lines_hold_nothing_but_their_end() -> None:
-    given = [b"\n", b"\r\n", b"\r", b"", b"a", b" \n", b"a\n", b"abc\n", b"\n\r"]
-    assert is_blank(np.array(list(map(len, given))), given.__getitem__).tolist() == [True] * 4 + [
-        False
-    ] * 4 + [True]
+    given = {b"\n": 1, b"\r\n": 1, b"\r": 1, b"": 1, b"\n\r": 1, b"a": 0, b" \n": 0, b"abc\n": 0}
+    sizes = np.array(list(map(len, given)))
+    assert is_blank(sizes, list(given).__getitem__).tolist() == list(given.values())
 
 
 def test_pieces_that_threads_read_ahead_are_those_of_the_file(
@@ -111,28 +89,30 @@ def test_pieces_that_threads_read_ahead_are_those_of_the_file(
     monkeypatch.setattr(lines, "PIECE", 64)
     content = np.random.default_rng(3).choice(np.frombuffer(b"abc\n\r", np.uint8), 10_000).tobytes()
     (tmp_path / "text").write_bytes(content)
-    with open(tmp_path / "text", "rb") as file:
+    fd = os.open(tmp_path / "text", os.O_RDONLY)
+    try:
         # each is copied before the next comes
-        found = [bytes(piece.data) for piece in lines.file_pieces(file.fileno(), 5, 9_990)]
-        assert b"".join(found) == content[5:9_990] and len(found) == 157
-        left = lines.file_pieces(file.fileno(), 0, len(content))
+        found = [bytes(piece.data) for piece in lines.file_pieces(fd, 5, 9_990)]
+        assert b"".join(found) == content[5:9_990]
+        assert len(found) == 157
+        left = lines.file_pieces(fd, 0, len(content))
         next(left)
         left.close()
-        assert not [
-            thread for thread in threading.enumerate() if thread.name.startswith("headrace-lines")
-        ]
-        with pytest.raises(EOFError, match="ends at byte 10,000"):
-            list(lines.file_pieces(file.fileno(), 0, 20_000))
+        names = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in names if name.startswith("headrace-lines")]
+        for read in (lines.file_pieces(fd, 0, 20_000), line_starts(fd, 0, 10_001)):
+            with pytest.raises(EOFError, match="ends at byte 10,000"):
+                list(read)
+    finally:
+        os.close(fd)
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 64, 1000])
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.0])
-def test_line_feeds_found_by_words_are_those_found_by_bytes(size: int, share: float) -> None:
-    for number in range(20):
-        data = np.where(np.random.default_rng(number).random(size) < share, 10, 200).astype(
-            np.uint8
-        )
-        assert np.array_equal(lines.looked_at(data).feeds, np.flatnonzero(data == 10) + 1)
+def test_line_feeds_found_by_words_are_those_found_by_bytes() -> None:
+    for size, share in itertools.product((1, 7, 8, 9, 64, 1000), (0.01, 0.5, 1.0)):
+        for number in range(20):
+            is_feed = np.random.default_rng(number).random(size) < share
+            data = np.where(is_feed, 10, 200).astype(np.uint8)
+            assert np.array_equal(lines.looked_at(data).feeds, np.flatnonzero(is_feed) + 1)
     for pair in itertools.combinations(range(8), 2):  # two in one word, at any two places
         data = np.zeros(16, np.uint8)
         data[np.array(pair) + 8] = 10

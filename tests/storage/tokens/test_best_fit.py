@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.storage.tokens.best_fit import PADDING, BestFitSource, best_fit
-from tests.storage.tokens.test_blocks import tokens_of
+from tests.storage.tokens.test_source import tokens_of
 
 
 def plain_rooms(sizes: list[int], length: int) -> list[int]:
@@ -26,63 +26,47 @@ def plain_rooms(sizes: list[int], length: int) -> list[int]:
     return sorted(rooms)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 40), max_size=80), st.integers(0, 30))
 def test_best_fit_equals_a_plain_loop(sizes: list[int], more: int) -> None:
     length = max([1, *sizes]) + more
-    bins = best_fit(np.array(sizes, np.int64), length)
-    count = int(bins.max(initial=-1)) + 1
-    taken = np.bincount(bins, weights=np.array(sizes), minlength=count) if sizes else np.zeros(0)
+    taken = np.bincount(best_fit(np.array(sizes, np.int64), length), np.array(sizes, float))
     assert sorted((length - taken).astype(int).tolist()) == plain_rooms(sizes, length)
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.integers(0, 12), min_size=1, max_size=60),
-    st.integers(1, 15),
-    st.sampled_from(["<u2", "<i4"]),
-)
-def test_each_document_once_and_whole(lengths: list[int], length: int, dtype: str) -> None:
-    if not sum(lengths):
-        return
-    tokens = tokens_of(lengths, dtype)
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 15))
+def test_each_document_once_and_whole(sizes: list[int], length: int) -> None:
+    tokens, whole = tokens_of([0, *sizes, 1])
     source = BestFitSource(tokens, "", "", length, padding=-9)
-    edges, seen = tokens.short[0].tolist(), []
+    seen = list[int]()
     for index, row in enumerate(source.read(range(len(source)))):
-        ids, documents, positions = (
-            row[name].tolist() for name in ("input_ids", "document_ids", "position_ids")
-        )
-        assert len(ids) == len(documents) == len(positions) == length
-        numbers, at = source.documents_of([index])[0].tolist(), 0
-        assert (
-            numbers == sorted(numbers)
-            and source.document_of(np.array([index])).tolist() == numbers[:1]
-        )
-        for place, number in enumerate(numbers):
-            size = min(edges[number + 1] - edges[number], length)
-            assert ids[at : at + size] == tokens.long[edges[number] : edges[number] + size].tolist()
-            assert documents[at : at + size] == [place] * size and positions[
-                at : at + size
-            ] == list(range(size))
-            at += size
-        assert (
-            at == source.lengths()[index]
-            and set(ids[at:]) <= {-9}
-            and set(documents[at:]) <= {PADDING}
-        )
-        assert positions[at:] == list(range(length - at))
+        numbers = source.documents_of([index])[0].tolist()
+        assert numbers == sorted(numbers)
+        assert source.document_of(np.array([index])).tolist() == numbers[:1]
+        parts = [whole[number][:length] for number in numbers]
+        ids = [token for part in parts for token in part]
+        documents = [place for place, part in enumerate(parts) for _ in part]
+        positions = [position for part in parts for position in range(len(part))]
+        rest = length - len(ids)
+        assert source.lengths()[index] == len(ids)
+        assert row["input_ids"].tolist() == ids + [-9] * rest
+        assert row["document_ids"].tolist() == documents + [PADDING] * rest
+        assert row["position_ids"].tolist() == positions + list(range(rest))
         seen += numbers
-    assert sorted(seen) == [number for number, size in enumerate(lengths) if size]
-    assert source.blocks().sum() == len(source) and source.filled == source.lengths().sum()
+    assert sorted(seen) == [number for number, document in enumerate(whole) if document]
+    assert source.blocks().sum() == len(source)
+    assert source.filled == source.lengths().sum()
 
 
 def test_rows_keep_to_windows_and_are_full() -> None:
     random = np.random.default_rng(5)
-    lengths = np.clip(random.lognormal(4.5, 0.9, 20_000), 1, 1024).astype(int).tolist()
-    source = BestFitSource(tokens_of(lengths, "<u2"), "", "", 1024)
-    assert source.filled == sum(lengths) and source.filled > 0.99 * len(source) * 1024
+    sizes = np.clip(random.lognormal(4.5, 0.9, 20_000), 1, 1024).astype(int).tolist()
+    source = BestFitSource(tokens_of(sizes)[0], "", "", 1024)
+    assert source.filled == sum(sizes)
+    assert source.filled > 0.99 * len(source) * 1024
     firsts, start = source.tokens.short[0], 0
-    assert len(source.blocks()) == -(-sum(lengths) // (1 << 17))
+    assert len(source.blocks()) == -(-sum(sizes) // (1 << 17))
     for rows in source.blocks().tolist():
         documents = source.documents_of(range(start, start + rows))[0]
         assert len(np.unique(firsts[documents] >> 17)) == 1
@@ -92,9 +76,10 @@ def test_rows_keep_to_windows_and_are_full() -> None:
 
 
 def test_left_out_documents_are_in_no_row() -> None:
-    tokens = tokens_of([3, 4, 0, 5], "<i4")
+    tokens, _ = tokens_of([3, 4, 0, 5])
     source = BestFitSource(tokens, "", "", 8, left_out=np.array([1]))
-    assert len(source) == 1 and source.documents_of([0])[0].tolist() == [0, 3]
+    assert len(source) == 1
+    assert source.documents_of([0])[0].tolist() == [0, 3]
     with pytest.raises(ConfigError, match="no document is left"):
         BestFitSource(tokens, "", "", 8, left_out=np.arange(4))
-    assert len(BestFitSource(tokens_of([0], "<i4"), "", "", 8)) == 0
+    assert len(BestFitSource(tokens_of([0])[0], "", "", 8)) == 0
