@@ -1,15 +1,7 @@
-"""Compares each line of each text of a folder with what Python's own `open` reads.
-
-    python tests/datasets/lines_like_python.py FOLDER [--encoding utf-8] [--workers 0 3]
-
-Every line is asked for once, in a shuffled order, through a `Loader`, once with each number of
-workers and each `newline`. Exits with 1 where one differs, and names it.
-"""
+"""Compares each line of each text of a folder with what Python's own `open` reads."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,35 +66,3 @@ def differences(
             f"{len(dataset):,} lines, {len(seen):,} of them different ones, where there should be "
             f"{len(expected):,}"
         )
-
-
-def main() -> int:
-    """Compares, and says how many lines there were."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder")
-    parser.add_argument("--encoding", default="utf-8")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 3])
-    arguments, count = parser.parse_args(), 0
-    for workers in arguments.workers:
-        for newline in NEWLINES:
-            found = list(differences(arguments.folder, workers, newline, arguments.encoding))
-            print(*found[:10], sep="\n", end="\n" if found else "")
-            lines = len(
-                TextDataset(
-                    arguments.folder,
-                    unit="line",
-                    newline=newline,
-                    encoding=arguments.encoding,
-                    progress=False,
-                )
-            )
-            print(
-                f"{workers} workers, newline={newline!r}: {lines:,} lines, {len(found):,} "
-                "differences"
-            )
-            count += len(found)
-    return 1 if count else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

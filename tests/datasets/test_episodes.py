@@ -385,16 +385,6 @@ def in_volts(path: Path, number: int) -> Any:
         return data[...].astype("f8") * scale + data.attrs["offset"]
 
 
-def test_series_of_their_own_lengths(tmp_path: Path) -> None:
-    path = write_session(tmp_path / "a.nwb.h5")
-    how: dict[str, Any] = {"window": 30, "pad_after": 0}
-    with EpisodeDataset(path, "data", groups="acquisition/*", stride=10, **how) as dataset:
-        assert dataset.episode_names == ["acquisition/probe_0", "acquisition/probe_1"]
-        assert len(dataset) == 3 + 1
-    with EpisodeDataset(path, "data", groups="acquisition/probe_1", stride=1, **how) as dataset:
-        assert len(dataset) == 1
-
-
 @pytest.mark.parametrize(
     ("dtype", "layout"),
     [
@@ -788,20 +778,6 @@ class TestEpisodesKeepTheLaws(_Contract):
 
     def make(self, **options: Any) -> EpisodeDataset:
         return EpisodeDataset([self.path, self.path], **self.options, **options)
-
-
-@pytest.mark.slow
-class TestUnitsOfNWBKeepTheLaws(_Contract):
-    options: ClassVar[dict[str, Any]] = {
-        "keys": ["data", "timestamps"],
-        "groups": "acquisition/*",
-        "window": 5,
-        "stride": 2,
-        "decode_nwb": True,
-    }
-
-    def write(self, path: Path) -> Path:
-        return write_session(path, chunks=(16, 3), compression="gzip")
 
 
 @pytest.mark.slow

@@ -112,22 +112,6 @@ def test_loaders_carry_halves(path: Path, photos: Path, make_loader: Any, worker
     assert same(*batches)
 
 
-def test_bytes_read_are_those_of_the_file(path: Path, tmp_path: Path, loader_of: Any) -> None:
-    np.save(tmp_path / "a.npy", ROWS)
-    demos = write_demos(tmp_path / "demos.hdf5")
-    read: dict[Any, list[int]] = {}
-    for dtype in (None, "bfloat16"):
-        for dataset in (
-            HDF5Dataset(path, "raw", dtype=dtype),
-            TableDataset(tmp_path / "a.npy", dtype=dtype),
-            EpisodeDataset(demos, ["actions"], window=4, dtype=dtype),
-        ):
-            loader = loader_of(dataset, shuffle=False)
-            list(loader)
-            read.setdefault(dtype, []).append(loader.get_stats()["bytes_read"])
-    assert read[None] == read["bfloat16"] and min(read[None]) > 0
-
-
 def test_other_formats(path: Path, tmp_path: Path) -> None:
     zarr.save_array(tmp_path / "a.zarr", ROWS)
     np.save(tmp_path / "a.npy", ROWS)

@@ -257,21 +257,6 @@ def test_a_chunk_that_is_damaged_names_its_samples(tmp_path: Path, make_loader: 
     assert sum(len(batch) for batch in loader) == N - 8 and loader.get_stats()["skipped"] == 8
 
 
-def test_a_file_that_is_cut_at_any_length(tmp_path: Path) -> None:
-    """An error, or the bytes that were there."""
-    path = write(tmp_path / "a.h5", data=(rows(), PACKED), plain=rows())
-    whole = path.read_bytes()
-    for length in np.random.default_rng(0).integers(0, len(whole), 40).tolist():
-        path.write_bytes(whole[:length])
-        for name in ("data", "plain"):
-            try:
-                dataset = HDF5Dataset(path, name)
-                samples = [dataset[i] for i in range(N)]
-            except (FormatError, MissingNameError, SampleError):
-                continue
-            assert np.array_equal(np.stack(samples), rows())
-
-
 def test_a_file_that_is_changed_under_the_reader(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", data=(rows(), PACKED))
     dataset = HDF5Dataset(path)

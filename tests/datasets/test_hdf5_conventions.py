@@ -67,22 +67,6 @@ def test_samples_along_any_axis(
                     )
 
 
-def test_batches_along_an_axis(tmp_path: Path, make_loader: Any) -> None:
-    rows, path = DRAWS.normal(size=(6, 5, 40)).astype("f4"), tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("data", data=rows, chunks=(6, 5, 8), compression="gzip")
-        file["y"] = np.arange(40)
-    dataset = HDF5Dataset(path, "data", axis=-1, target_name="y")
-    for shuffle in (False, True, "block"):
-        loader = make_loader(dataset, batch_size=8, shuffle=shuffle, num_workers=0, seed=1)
-        for images, targets in loader:
-            expected = rows[..., targets.numpy()].transpose(2, 0, 1)
-            assert torch.equal(images, torch.from_numpy(expected))
-    assert loader.get_stats()["chunks_decoded"] == 5
-    assert dataset.blocks().tolist() == [8] * 5 and "along axis 2" in dataset.explain()
-    assert dataset.fingerprint != HDF5Dataset(path, "data").fingerprint
-
-
 def test_what_is_read_in_another_way_is_packed(tmp_path: Path) -> None:
     write_netcdf(tmp_path / "a.nc")
     cases: list[dict[str, Any]] = [
@@ -320,19 +304,6 @@ def test_pickles_are_never_opened(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 # -- the laws
-
-
-@pytest.mark.slow
-class TestAnotherAxisKeepsTheLaws(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "a.h5"
-        rows = DRAWS.integers(0, 99, (3, 4, 37))
-        with h5py.File(self.path, "w") as file:
-            file.create_dataset("data", data=rows, chunks=(3, 4, 5), compression="gzip")
-
-    def make(self, **options: Any) -> HDF5Dataset:
-        return HDF5Dataset(self.path, axis=2, reverse_axes=False, **options)
 
 
 @pytest.mark.slow

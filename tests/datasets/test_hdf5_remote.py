@@ -11,14 +11,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from headrace import HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
 from headrace.errors import (
-    ConfigError,
-    DataNotFoundError,
     FormatError,
-    HeadraceWarning,
     SampleError,
 )
 from headrace.io.cache.blocks import block_key
@@ -91,19 +87,6 @@ def epoch_of(make_loader: Any) -> Callable[..., Any]:
 # -- one value, one order
 
 
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("store", "mode"), [("encoded", "streaming"), ("decoded", "lazy")])
-def test_packed_images(far_of: Any, folder: Path, epoch_of: Any, store: str, mode: str) -> None:
-    far = far_of(f"{store}.h5", of=ImageDataset, loading_mode=mode)
-    with ImageDataset(folder / f"{store}.h5") as near:
-        assert far.classes == near.classes and far.fingerprint == near.fingerprint
-        assert np.array_equal(far.targets, near.targets)
-        assert np.array_equal(far.blocks(), near.blocks()) and len(far.blocks()) > 3
-        assert far.samples[3][0].rpartition("/")[2] == near.samples[3][0].rpartition("/")[2]
-        for shuffle in (False, "block"):
-            assert same(epoch_of(far, shuffle=shuffle), epoch_of(near, shuffle=shuffle))
-
-
 def test_several_packed_files_are_one_dataset(far_of: Any, folder: Path) -> None:
     assert isinstance(far_of("encoded.h5", of=open_dataset), ImageDataset)
     assert isinstance(far_of("a.h5", of=open_dataset, dataset_name="raw"), HDF5Dataset)
@@ -129,25 +112,6 @@ def test_streaming_datasets_of_shards(server: RangeServer, folder: Path, tmp_pat
         ):
             assert len(far) == len(near) and far.fingerprint == near.fingerprint
             assert same(list(itertools.islice(far, 20)), list(itertools.islice(near, 20)))
-
-
-def test_folders_and_globs_of_other_file_systems(folder: Path, memory: Any, tmp_path: Path) -> None:
-    for name in ("a.h5", "b.h5"):
-        memory.pipe(f"/runs/x/{name}", (folder / name).read_bytes())
-    memory.pipe("/runs/notes.txt", b"no HDF5")
-    with HDF5Dataset(str(folder / "[ab].h5"), "packed") as near:
-        for url in (
-            "memory://runs",
-            "memory://runs/**/*.h5",
-            ["memory://runs/x/a.h5", "memory://runs/x/b.h5"],
-            f"{folder.as_uri()}/[ab].h5",
-        ):
-            with HDF5Dataset(url, "packed", cache_dir=tmp_path) as far:
-                assert len(far) == 2 * N and torch.equal(far[N + 3], near[N + 3]), url
-    with pytest.raises(DataNotFoundError, match=r"memory://runs/none\*"):
-        HDF5Dataset("memory://runs/none*", cache_dir=tmp_path)
-    with pytest.raises(ConfigError):
-        HDF5Dataset(["memory://runs/x/a.h5", "https://host/b.h5"])
 
 
 # -- what is asked for
@@ -248,10 +212,3 @@ def test_a_dataset_that_was_closed_reads_on(far_of: Any, folder: Path) -> None:
                 far.close()
             with pickle.loads(pickle.dumps(far)) as copy:
                 assert same(copy[6], near[6])
-
-
-def test_a_cache_folder_that_cannot_be_written_to(far_of: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.warns(HeadraceWarning, match="is not kept"):
-        far = far_of("a.h5", "packed", cache_dir=tmp_path / "file")
-    assert len(far[3]) == 700

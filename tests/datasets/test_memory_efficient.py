@@ -10,7 +10,6 @@ import gc
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +38,6 @@ from headrace import (
     MemoryEfficientDataset,
     SampleError,
     Source,
-    create_dataloader,
     open_dataset,
 )
 from headrace.datasets.finished import PackedSample
@@ -392,25 +390,6 @@ def test_options_of_a_format_go_with_its_path(make: Any, rows: Path, tiny_photos
     assert len(make(folders, targets=None)) == len(make(list(folders), targets=None)) == 4
     for path in (f"{tiny_photos}/*/*", f"file://{tiny_photos}"):
         assert len(make(data_path=path)) == 4
-
-
-def test_targets_may_be_replaced(make: Any, tiny_photos: Path) -> None:
-    dataset = make(tiny_photos)
-    dataset.targets = np.arange(4) + 100
-    assert dataset[2][1] == 102 and dataset[1:][2][1] == 103
-
-
-def test_a_state_fits_the_format(photos: Path) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0}
-    with closing(create_dataloader(MemoryEfficientDataset(photos), **options)) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        state = loader.state_dict()
-        wanted = next(iterator)
-        del iterator
-    with closing(create_dataloader(ImageDataset(photos), **options)) as other:
-        other.load_state_dict(state)
-        assert same(next(iter(other)), wanted)
 
 
 def test_the_budget_counts(photos: Path) -> None:
@@ -874,35 +853,3 @@ class TestLife:
                 assert len(files._open) == 1
             assert (len(files._open) == 1) is stays_open
         given.close()
-
-    def test_views_draw_what_the_whole_draws(self, make: Any) -> None:
-        dataset = make(Dice(), transform=RandomProbe(), loading_mode="eager")
-        one, two = dataset.split(0.5)
-        assert len(one) == len(two) == 20
-        found = {sample["value"][0]: sample for sample in [*samples_of(one), *samples_of(two)]}
-        assert same([found[float(i)] for i in range(40)], samples_of(dataset))
-
-    def test_repr(self, make: Any, tiny_photos: Path, rows: Path) -> None:
-        from pathlib import PosixPath  # noqa: F401  # which a repr names
-
-        for dataset in (
-            make(tiny_photos, max_memory_usage="1GB", image_size=8, seed=3),
-            make(HDF5Dataset(str(rows), "x"), max_memory_usage=0.5, loading_mode="eager"),
-        ):
-            again = eval(repr(dataset))
-            assert repr(again) == repr(dataset) and same(again[2], dataset[2])
-            again.close()
-        assert repr(make(Arrays(), loading_mode="lazy")[:2]) == (
-            "MemoryEfficientDataset(<Arrays of 40 samples>, loading_mode='lazy', "
-            "progress=False).subset(<2 indices>)  # 2 samples"
-        )
-
-    def test_loaders_take_it(self, make: Any, make_loader: Any) -> None:
-        options: dict[str, Any] = {"batch_size": 8, "num_workers": 1}
-        tensors = TensorDataset(torch.arange(20.0), torch.arange(20))
-        plain = DataLoader(make(tensors), multiprocessing_context="fork", **options)
-        assert torch.cat([y for _, y in plain]).tolist() == list(range(20))
-        loader = make_loader(make(Arrays()), **options)
-        for counted in ("cache_misses", "cache_hits"):
-            assert sum(len(y) for _, y in loader) == 40
-            assert loader.get_stats()[counted] == 40

@@ -12,8 +12,8 @@ import pytest
 import zarr
 
 from headrace import HDF5Dataset, SparseDataset, ZarrDataset, open_dataset, pack
-from headrace.errors import FormatError, HeadraceWarning, MissingNameError
-from headrace.testing.contract import DatasetContract, same
+from headrace.errors import FormatError, MissingNameError
+from headrace.testing.contract import same
 from tests.data.sparse import KINDS, random_matrix, write_anndata, write_matrix
 from tests.servers.ranges import RangeServer
 
@@ -75,20 +75,10 @@ def test_sparse_matrices_in_obsm(path: Path) -> None:
         assert np.array_equal(dataset[4][0], KMERS[4]) and dataset.label_columns["batch"][3] == "b1"
 
 
-def changed(path: Path, name: str, values: Any) -> Path:
-    """The same file with another array of `obs/kind`; None: without it."""
-    with h5py.File(write_file(path), "r+") as file:
-        attributes = dict(file[f"obs/kind/{name}"].attrs)
-        del file[f"obs/kind/{name}"]
-        if values is not None:
-            file[f"obs/kind/{name}"] = values
-            file[f"obs/kind/{name}"].attrs.update(attributes)
-    return path
-
-
 def test_categories_of_several_files_are_joined_by_name(tmp_path: Path) -> None:
     write_file(tmp_path / "a.h5ad")
-    changed(tmp_path / "b.h5ad", "categories", ["NK", "monocyte", "B cell"])
+    with h5py.File(write_file(tmp_path / "b.h5ad"), "r+") as file:
+        file["obs/kind/categories"][...] = ["NK", "monocyte", "B cell"]
     with HDF5Dataset(tmp_path, "obsm/X_pca", target_name="obs/kind") as dataset:
         assert dataset.classes == [*KINDS, "monocyte"]
         assert [dataset[row][1] for row in (0, 1, 2)] == [0, 1, 2]
@@ -97,33 +87,6 @@ def test_categories_of_several_files_are_joined_by_name(tmp_path: Path) -> None:
         file["obsm/X_pca"], file["obs/kind"] = VECTORS, np.arange(ROWS)
     with pytest.raises(FormatError, match="'obs/kind'"):
         HDF5Dataset(tmp_path, "obsm/X_pca", target_name="obs/kind")
-
-
-def test_rows_without_a_category(tmp_path: Path) -> None:
-    path = changed(tmp_path / "a.h5ad", "codes", np.array([-1, *[0] * (ROWS - 1)], np.int8))
-    with pytest.warns(HeadraceWarning, match="1 of 30 .*'obs/kind'.* -1"):
-        dataset = HDF5Dataset(path, "obsm/X_pca", target_name="obs/kind")
-    assert dataset[0][1] == -1 and dataset[1][1] == 0
-
-
-def test_damaged_columns(tmp_path: Path) -> None:
-    for name, values, named in (
-        ("codes", np.zeros(ROWS - 1, np.int8), r"obs/kind has shape \[29\]"),
-        ("codes", np.full(ROWS, 3, np.int8), "row 0 has code 3, and there are 3"),
-        ("categories", None, "obs/kind"),
-    ):
-        path = changed(tmp_path / "a.h5ad", name, values)
-        with pytest.raises(FormatError, match=named):
-            HDF5Dataset(path, "obsm/X_pca", target_name="obs/kind")
-    with h5py.File(path, "r+") as file:
-        for name, missing in (("whole", -1), ("holes", 3)):
-            group = file.create_group(f"obs/{name}")
-            group.attrs["encoding-type"] = "nullable-integer"
-            group["values"], group["mask"] = np.arange(ROWS), np.arange(ROWS) == missing
-    with HDF5Dataset(path, "obsm/X_pca", target_name="obs/whole") as dataset:
-        assert dataset[7][1] == 7 and dataset.classes is None
-    with pytest.raises(FormatError, match=r"obs/holes .* 1 of 30 rows, such as row 3"):
-        HDF5Dataset(path, "obsm/X_pca", target_name="obs/holes")
 
 
 @pytest.mark.slow
@@ -141,13 +104,3 @@ def test_through_a_server(tmp_path: Path) -> None:
                 with cls(f"{server.url}/{name}", "obsm/X_pca", **options) as dataset:
                     assert dataset.classes == list(KINDS) and dataset[4][1] == 1
                     assert np.array_equal(dataset[4][0], VECTORS[4])
-
-
-@pytest.mark.slow
-class TestContract(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = write_file(tmp_path / "obsm.h5ad")
-
-    def make(self, **options: Any) -> HDF5Dataset:
-        return HDF5Dataset(self.path, "obsm/X_pca", target_name="obs/kind", **options)

@@ -28,7 +28,6 @@ from headrace import (
     SparseDataset,
     SparseRow,
     SparseRows,
-    StateError,
     ZarrDataset,
     create_dataloader,
     open_dataset,
@@ -595,15 +594,6 @@ def test_blocks_are_chunks(gzipped: Path, monkeypatch: pytest.MonkeyPatch) -> No
     chunks = 2 * -(-int(indptr[-1]) // 16)
     assert chunks <= loader.get_stats()["chunks_decoded"] <= 2 * chunks
     assert dataset.sample_source.block_nbytes == 2 * 3 * 16 * 4
-
-
-def test_a_state_of_other_columns_is_refused(gzipped: Path) -> None:
-    one, other = (
-        create_dataloader(SparseDataset(gzipped, columns=columns), batch_size=4, num_workers=0)
-        for columns in ([1, 2], [2, 1])
-    )
-    with pytest.raises(StateError):
-        other.load_state_dict(one.state_dict())
 
 
 def test_transforms_get_rows(gzipped: Path) -> None:

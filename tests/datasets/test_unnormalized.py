@@ -26,7 +26,6 @@ from headrace import (
     DetectionCollator,
     ImageDataset,
     MemoryEfficientDataset,
-    MultiDataLoader,
     RandomHorizontalFlip,
     RandomResizedCrop,
     TableDataset,
@@ -216,14 +215,6 @@ def test_a_quarter_of_the_bytes_is_set_aside_and_travels(folder: Path, loaders: 
     list(host), list(device)
     assert device._last_nbytes < 0.3 * host._last_nbytes
     assert device._memory.reserved < host._memory.reserved
-
-
-def test_several_loaders_at_once(folder: Path, loaders: Loaders) -> None:
-    host, device = loaders(functools.partial(of_classes, folder))
-    batches: dict[str, list[Any]] = {"host": [], "device": []}
-    for name, batch in MultiDataLoader({"host": host, "device": device}):
-        batches[name].append(batch)
-    assert same(batches["host"], batches["device"])
 
 
 @pytest.mark.parametrize("normalize", [True, "host", False])

@@ -225,28 +225,6 @@ def test_volumes_that_are_of_different_kinds(tmp_path: Path) -> None:
         ZarrDataset(paths[2:], patch_shape=9)
 
 
-def test_random_crops_of_a_volume(store: Path, make_loader: Any) -> None:
-    # every place where a patch fits
-    dataset = ZarrDataset(store, "volume", target_name="labels", patch_shape=4, stride=1)
-    assert len(dataset) == 6 * 8 * 10
-    drawn: list[list[Any]] = []
-    for workers in (0, 2):
-        options = {"num_samples": 32, "seed": 5, "num_workers": workers}
-        loader = make_loader(dataset, batch_size=8, **options)
-        for epoch in (0, 1):
-            loader.set_epoch(epoch)
-            drawn.append([pair for batch in loader for pair in zip(*batch, strict=True)])
-    assert [len(epoch) for epoch in drawn] == [32] * 4
-    assert same(drawn[0], drawn[2]) and same(drawn[1], drawn[3])
-    places = {}
-    for z, y, x in itertools.product(range(6), range(8), range(10)):
-        places[VOLUME[:, z : z + 4, y : y + 4, x : x + 4].tobytes()] = (z, y, x)
-    corners = [[places[patch.numpy().tobytes()] for patch, _ in epoch] for epoch in drawn[:2]]
-    assert corners[0] != corners[1] and len({*corners[0], *corners[1]}) > 40
-    for (z, y, x), (_, labels) in zip(corners[0], drawn[0], strict=True):
-        assert np.array_equal(labels, LABELS[z : z + 4, y : y + 4, x : x + 4])
-
-
 def test_arguments_that_make_no_sense(store: Path) -> None:
     patch: dict[str, Any] = {"patch_shape": (4, 4, 5)}
     boxes = [((0, 0, 0), (3, 9, 9)), ((0, 0, 0), (9, 3, 9))]
@@ -280,25 +258,6 @@ def test_arguments_that_make_no_sense(store: Path) -> None:
 
 
 # -- rows, and stores
-
-
-class Doubled(ZarrDataset):
-    def decode(self, record: Any) -> Any:
-        return super().decode(record) * 2
-
-
-class Negated(ZarrDataset):
-    def to_input(self, value: Any) -> Any:
-        return -super().to_input(value)
-
-
-def test_batches_follow_what_a_subclass_overrides(tmp_path: Path, make_loader: Any) -> None:
-    zarr.create_array(tmp_path / "a.zarr", data=ROWS)
-    for mode in ("lazy", "eager", "cached", "streaming"):
-        for kind, factor in ((Doubled, 2), (Negated, -1)):
-            dataset = kind(tmp_path / "a.zarr", loading_mode=mode, progress=False)
-            loader = make_loader(dataset, batch_size=4, shuffle=False, num_workers=0)
-            assert np.array_equal(torch.cat(list(loader)), ROWS * factor), (mode, kind)
 
 
 def test_rows_of_several_stores(tmp_path: Path) -> None:
@@ -527,22 +486,6 @@ def test_systems_without_lookups_by_descriptor(
             with ZarrDataset(path) as dataset:
                 found = torch.stack(list(dataset.__getitems__(order)))
             assert np.array_equal(found, expected), (options, way)
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_checksums_find_flipped_bytes(tmp_path: Path, sharded: bool) -> None:
-    data = np.random.default_rng(1).integers(0, 9, (12, 5)).astype("u1")
-    codecs = [zarr.codecs.ZstdCodec(checksum=True), zarr.codecs.Crc32cCodec()]
-    options: dict[str, Any] = {"shards": (12, 5)} if sharded else {}
-    path = tmp_path / "a.zarr"
-    zarr.create_array(path, data=data, chunks=(4, 5), compressors=codecs, **options)
-    files = [file for file in path.rglob("*") if file.is_file() and file.name != "zarr.json"]
-    assert len(files) == (1 if sharded else 3)
-    whole = files[0].read_bytes()
-    for place in range(len(whole)):
-        files[0].write_bytes(whole[:place] + bytes([whole[place] ^ 0x04]) + whole[place + 1 :])
-        with pytest.raises(SampleError), ZarrDataset(path) as dataset:
-            rows_of(dataset)
 
 
 # -- axes
