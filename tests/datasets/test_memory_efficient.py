@@ -823,6 +823,12 @@ class TestLife:
                         assert type(other) is type(dataset) and repr(other) == repr(dataset)
                         assert same(samples_of(other), wanted), (mode, copied)
 
+    def test_what_it_shows(self, make: Any) -> None:
+        dataset = make(Arrays())
+        dataset[0]
+        assert "it wraps Arrays: " in dataset.explain() and "held 1" in dataset.explain()
+        assert dataset.memory_monitor is dataset[2:].memory_monitor
+
     def test_close_gives_back(self, tiny_photos: Path) -> None:
         gc.collect()
         before = MemoryBudget().reserved
