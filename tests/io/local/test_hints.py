@@ -125,23 +125,15 @@ def _images(photos: Path, tmp_path: Path) -> Any:
     return ImageDataset(photos, image_size=8, targets=None)
 
 
-def _packed(photos: Path, tmp_path: Path) -> Any:
-    return ImageDataset(pack(ImageDataset(photos), tmp_path / "a.h5", progress=False), image_size=8)
-
-
-def _hdf5(tmp_path: Path, **how: Any) -> Any:
+def _rows(photos: Path, tmp_path: Path, **how: Any) -> Any:
     for number in range(3):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file.create_dataset("x", data=ROWS[20 * number : 20 * number + 20], **how)
     return HDF5Dataset(sorted(tmp_path.glob("*.h5")), "x")
 
 
-def _rows(photos: Path, tmp_path: Path) -> Any:
-    return _hdf5(tmp_path)
-
-
 def _chunks(photos: Path, tmp_path: Path) -> Any:
-    return _hdf5(tmp_path, chunks=(4, 40, 25), compression="gzip")
+    return _rows(photos, tmp_path, chunks=(4, 40, 25), compression="gzip")
 
 
 def _zarr(photos: Path, tmp_path: Path) -> Any:
@@ -149,14 +141,16 @@ def _zarr(photos: Path, tmp_path: Path) -> Any:
     return ZarrDataset(tmp_path / "a.zarr")
 
 
+def line(number: int) -> str:
+    return f"line {number} {'x' * (number % 70)}\n"
+
+
 def _lines(photos: Path, tmp_path: Path) -> Any:
-    (tmp_path / "a.txt").write_text(
-        "".join(f"line {number} {'x' * (number % 70)}\n" for number in range(200_000))
-    )
+    (tmp_path / "a.txt").write_text("".join(map(line, range(200_000))))
     return TextDataset(tmp_path / "a.txt", unit="line", max_length=None, cache_dir=tmp_path)
 
 
-@pytest.mark.parametrize("kind", [_images, _packed, _chunks, _zarr, _lines])
+@pytest.mark.parametrize("kind", [_images, _chunks, _zarr, _lines])
 def test_samples_are_the_same(
     kind: Callable[..., Any], tiny_photos: Path, tmp_path: Path, told: Any
 ) -> None:
@@ -171,20 +165,25 @@ def test_samples_are_the_same(
         HINTS._left = 1
         assert [repr(sample) for sample in dataset.__getitems__(order)] == wanted
         assert HINTS.are_wanted
-        assert told or kind is _packed  # whose few samples are one read
+        assert told
 
 
-def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(tmp_path: Path, told: Any) -> None:
+def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(
+    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(29, "Illegal seek")
+
     with _rows(tmp_path, tmp_path) as dataset:
         dataset.__getitems__([0])  # opened
         told.clear()
         dataset.__getitems__([41, 3, 22, 4])
         begin = h5py.File(tmp_path / "0.h5")["x"].id.get_offset()
-        wanted = [(0, 3, 4000), (1, 2, 2000), (2, 1, 2000)]  # neighbours are one read
-        assert told[:3] == [
-            (str(tmp_path / f"{file}.h5"), begin + 2000 * row, nbytes)
-            for file, row, nbytes in wanted
-        ]
+        wanted = [("0.h5", 3, 4000), ("1.h5", 2, 2000), ("2.h5", 1, 2000)]  # neighbours: one read
+        found = [(os.path.basename(path), start - begin, size) for path, start, size in told[:3]]
+        assert found == [(name, 2000 * row, size) for name, row, size in wanted]
+        monkeypatch.setattr(os, "posix_fadvise", refuse)
+        assert np.array_equal(dataset.__getitems__([7])[0], ROWS[7])
 
 
 def test_of_the_bytes_of_packed_samples_in_all_files(
@@ -225,20 +224,9 @@ def test_of_the_bytes_of_lines(tmp_path: Path, told: Any) -> None:
         for read in (dataset.__getitems__, lambda found: source.read_joined(np.array(found))):
             told.clear()
             read(numbers)
-            wanted = [f"line {number} {'x' * (number % 70)}\n".encode() for number in numbers]
+            wanted = [line(number).encode() for number in numbers]
             lines = [text[start : start + nbytes] for _, start, nbytes in told]
             assert sorted(lines) == sorted(wanted)
-
-
-def test_what_can_not_be_told_is_read(
-    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(29, "Illegal seek")
-
-    with _rows(tmp_path, tmp_path) as dataset:
-        monkeypatch.setattr(os, "posix_fadvise", refuse)
-        assert np.array_equal(dataset.__getitems__([7])[0], ROWS[7])
 
 
 @pytest.mark.parametrize(
