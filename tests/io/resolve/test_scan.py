@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import zipfile
 from collections.abc import Callable
@@ -89,12 +90,13 @@ class TestLinks:
         with pytest.raises(DataNotFoundError, match=r"dangling\.jpg is a link to nothing\.jpg"):
             scan(tmp_path / "dangling.jpg", ENDINGS)
 
-    @pytest.mark.parametrize("target", [".", "../..", "../../a"])
-    def test_loops_end(self, tmp_path: Path, target: str) -> None:
+    def test_loops_end(self, tmp_path: Path) -> None:
         touch(tmp_path, "a/b/x.jpg")
-        (tmp_path / "a/b/again").symlink_to(target)
-        assert found_in(tmp_path) == ["a/b/x.jpg"]
-        assert found_in(str(tmp_path / "**/*.jpg")) == ["a/b/x.jpg"]
+        for target in (".", "../..", "../../a"):
+            (tmp_path / "a/b/again").symlink_to(target)
+            assert found_in(tmp_path) == ["a/b/x.jpg"]
+            assert found_in(str(tmp_path / "**/*.jpg")) == ["a/b/x.jpg"]
+            (tmp_path / "a/b/again").unlink()
 
     def test_two_folders_that_link_to_each_other(self, tmp_path: Path) -> None:
         touch(tmp_path, "a/x.jpg", "b/y.jpg")
@@ -156,17 +158,13 @@ class TestOtherPaths:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("entry", ["missing", "missing/x.jpg", "missing*", "missing/**/*.jpg"])
-    def test_a_missing_path(self, tmp_path: Path, entry: str) -> None:
-        with pytest.raises(DataNotFoundError, match="missing") as caught:
-            scan(str(tmp_path / entry), ENDINGS)
-        assert isinstance(caught.value, FileNotFoundError)
-
-    @pytest.mark.parametrize("entry", ["", "*", "**/*.jpg", "*.txt"])
-    def test_nothing_that_fits(self, tmp_path: Path, entry: str) -> None:
+    def test_a_missing_path_and_nothing_that_fits(self, tmp_path: Path) -> None:
         touch(tmp_path, "notes.txt", "sub/other.gif")
-        with pytest.raises(DataNotFoundError, match=str(tmp_path)):
-            scan(os.path.join(tmp_path, entry), ENDINGS)
+        missing = ["missing", "missing/x.jpg", "missing*", "missing/**/*.jpg"]
+        for entry in [*missing, "", "*", "**/*.jpg", "*.txt"]:
+            with pytest.raises(DataNotFoundError, match=str(tmp_path)) as caught:
+                scan(os.path.join(tmp_path, entry), ENDINGS)
+            assert isinstance(caught.value, FileNotFoundError)
 
     def test_one_path_of_a_list_without_files(self, tmp_path: Path) -> None:
         touch(tmp_path, "there/x.jpg", "other/x.txt")
@@ -218,11 +216,11 @@ URLS = [
 
 
 class TestRedact:
-    @pytest.mark.parametrize("url", URLS)
-    def test_takes_out_credentials_and_queries(self, url: str) -> None:
-        for before, after in (("", ""), ("404, message='Not Found', url='", "' (tried twice)")):
+    def test_takes_out_credentials_and_queries(self) -> None:
+        said = ("404, message='Not Found', url='", "' (tried twice)")
+        for url, (before, after) in itertools.product(URLS, (("", ""), said)):
             shown = redact(f"{before}{url}{after}")
-            assert not any(secret in shown for secret in SECRETS)
+            assert not any(secret in shown for secret in SECRETS), url
             assert "host.org" in shown or "bucket/key" in shown
             assert shown.startswith(before)
             assert shown.endswith(after.lstrip("'"))

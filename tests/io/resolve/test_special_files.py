@@ -37,11 +37,11 @@ OPENERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPENERS)
-def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(ConfigError, match=f"{name} is a pipe"):
-        OPENERS[name](tmp_path / name)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    for name, open_path in OPENERS.items():
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"{name} is a pipe"):
+            open_path(tmp_path / name)
 
 
 def test_devices_and_files_without_a_size_are_refused() -> None:
