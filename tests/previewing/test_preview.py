@@ -108,6 +108,7 @@ def test_arrays_of_any_shape_are_pictures() -> None:
     for shape, dtype, count in [
         ((3, 9, 8), "u1", 1),
         ((9, 8, 3), "f4", 1),
+        ((1, 9, 8), "f4", 1),
         ((9, 8), "i4", 1),
         ((9, 8, 7), "u2", 3),
         ((2, 9, 8, 7), "u2", 3),

@@ -27,11 +27,14 @@ def test_a_damaged_pack_is_no_folder_of_texts(packed):
     assert len(TextDataset(packed)) == len(TextDataset(packed / "manifest.json")) == 60
     plan, manifest = packed / "plan.json", packed / "manifest.json"
     other_plan = manifest.read_bytes().replace(b'"plan"', b'"plao"')
-    damages = [(plan, content) for content in (b"{\x1a", b"{}", b'{"version": 1}')]
+    damages = [(plan, content) for content in (None, b"{\x1a", b"{}", b'{"version": 1}')]
     damages += [(manifest, content) for content in (b"[]", b"{", b"\xff", other_plan)]
     for damaged, content in damages:
         whole = damaged.read_bytes()
-        damaged.write_bytes(content)
+        if content is None:
+            damaged.unlink()
+        else:
+            damaged.write_bytes(content)
         for path in (packed, manifest):
             for opens in (TextDataset, open_dataset):
                 with pytest.raises(FormatError, match=r"plan\.json|manifest\.json"):
