@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, FormatError, TableDataset
-from headrace.cli.main import main
 from headrace.inspecting import inspect
 from tests.datasets.table.test_table import WRITERS, encoded, name_of, some_table, write
 from tests.inspecting.opening import opened
@@ -70,14 +69,6 @@ def test_arrays_of_numpy(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "c.npz", x=np.zeros(3))
     with pytest.raises(FormatError, match="is compressed"):
         inspect(tmp_path / "c.npz")
-
-
-def test_the_command_tells_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "a.parquet", some_table())
-    assert main(["info", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    for part in ("57 (rows of 12 columns)", "a row at random", "1 chunk decoded"):
-        assert part in said
 
 
 def test_without_pyarrow_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,10 +37,6 @@ class TestPackedNames:
             taken = packed.take(np.array(order, np.int64))
             assert list(taken) == [listed[index] for index in order]
 
-    def test_takes_the_bytes_and_8_more_a_name(self) -> None:
-        packed = PackedNames(f"folder/{i:06d}.jpg".encode() for i in range(10_000))
-        assert [array.nbytes for array in packed.arrays] == [10_000 * 17, 10_001 * 8]
-
     @pytest.mark.slow
     def test_is_made_from_a_stream_that_is_never_held_at_once(self) -> None:
         n = 300_000

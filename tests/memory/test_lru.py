@@ -66,19 +66,6 @@ class TestLRUCache:
         cache.resize(None)
         assert cache.put("a", bytes(1000)) and len(cache) == 2
 
-    def test_values_are_sized_once(self) -> None:
-        sized: list[bytes] = []
-
-        def sizeof(value: bytes) -> int:
-            sized.append(value)
-            return len(value)
-
-        cache: LRUCache[str, bytes] = LRUCache(100, sizeof=sizeof)
-        cache.put("a", b"1")
-        cache.put("b", b"22")
-        cache.resize(50)
-        assert sized == [b"1", b"22"] and cache.nbytes == 3
-
     def test_bad_bounds(self) -> None:
         for bad in (-1, 1.5, "1GB", True):
             for call in (LRUCache, lambda bad: LRUCache(None, bad), LRUCache(5).resize):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 
 from headrace.memory.recycled import RecycledBuffers
@@ -47,9 +45,3 @@ def test_what_is_kept_is_bounded() -> None:
     assert (len(small), len(large)) == (1000, 17 << 20) and kept == buffers.nbytes
     buffers.close()
     assert not buffers.nbytes
-
-
-def test_a_pickle_begins_without() -> None:
-    buffers = RecycledBuffers()
-    buffers.take(SIZE)
-    assert buffers.nbytes and not pickle.loads(pickle.dumps(buffers)).nbytes

@@ -25,10 +25,9 @@ def test_buffers_are_written_whole(buffers: list[bytes], offset: int, most: int)
         write_full_from(file.fileno(), [memoryview(buffer) for buffer in buffers], offset)
         assert file.read() == (bytes(offset) + data if data else b"")
         read = [bytearray(len(buffer)) for buffer in buffers]
-        assert (
-            read_full(file.fileno(), [memoryview(buffer) for buffer in read], offset) == len(data)
-            and read == buffers
-        )
+        views = [memoryview(buffer) for buffer in read]
+        assert read_full(file.fileno(), views, offset) == len(data)
+        assert read == buffers
 
 
 def test_more_buffers_than_one_call_takes() -> None:

@@ -95,12 +95,8 @@ def test_a_sampler_s_subclass_and_other_loops_share_nothing_out() -> None:
         def run(self, loader: Any) -> int:
             return sum(len(batch) for batch in loader)
 
-    assert (
-        Trainer().run(
-            DataLoader(range(40), 5, sampler=Mine(40, batch_size=5, rank=1, world_size=2))
-        )
-        == 20
-    )  # type: ignore[arg-type]
+    sampler = Mine(40, batch_size=5, rank=1, world_size=2)
+    assert Trainer().run(DataLoader(range(40), 5, sampler=sampler)) == 20  # type: ignore[arg-type]
 
 
 def test_a_share_is_shared_out_again() -> None:

@@ -7,7 +7,6 @@ import errno
 import multiprocessing
 import os
 import pickle
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -161,13 +160,6 @@ class TestTrouble:
         os.chmod(cache.folder, 0o777)
         with pytest.warns(HeadraceWarning, match="others may write to it"):
             assert not cache.put(key(1), DATA)
-
-    def test_a_folder_that_is_deleted_meanwhile(self, cache: DiskCache) -> None:
-        cache.put(key(1), DATA)
-        shutil.rmtree(cache.folder)
-        assert cache.get(key(1)) is None
-        assert cache.put(key(1), DATA)
-        assert cache.get(key(1)) == DATA
 
     def test_somebody_who_holds_the_ledger_for_ever(
         self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,9 +98,3 @@ def test_files_that_one_call_does_not_read(reader: Make, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
     with pytest.raises(FormatError, match="8/0 ends before byte 8"):
         reader().read(["8/0"])
-
-
-def test_a_pickle_reads_the_same(reader: Make) -> None:
-    copy = pickle.loads(pickle.dumps(reader()))
-    assert copy.read(["2/0"]) == [b"\2\2"]
-    copy._descriptors.close()

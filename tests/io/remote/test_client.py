@@ -3,7 +3,6 @@
 import hashlib
 import multiprocessing
 import os
-import pickle
 import random
 import time
 from collections.abc import Iterator
@@ -220,13 +219,6 @@ def test_a_worker_has_connections_and_counts_of_its_own(
     assert remote.take_counts()["requests"] > 0
     wanted = some(server, 2, 5)
     assert read(remote, wanted) == right(wanted)
-
-
-def test_a_copy_is_the_same_server(server: RangeServer, remote_of: Any) -> None:
-    copied, wanted = pickle.loads(pickle.dumps(remote_of(retries=2))), some(server, 1, 5)
-    assert copied.retries == 2
-    assert read(copied, wanted) == right(wanted)
-    copied.close()
 
 
 def test_a_file_system_that_is_not_asynchronous(memory: Any) -> None:

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import stat
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -270,19 +269,6 @@ class TestFile:
         assert stat.S_IMODE(status.st_mode) == 0o600
         assert status.st_uid == os.geteuid()
 
-    def test_cannot_be_read(self, kept: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(*_: Any) -> Any:
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(array_file, "load_arrays", refuse)
-        assert kept.names() == NAMES
-        assert kept.count == 2
-        (file,) = kept.files
-        file.unlink()
-        file.mkdir()
-        with pytest.warns(HeadraceWarning, match="is not cached"):
-            assert kept.names() == NAMES
-
 
 class TestCacheDir:
     @pytest.mark.parametrize(
@@ -371,16 +357,3 @@ class TestWriters:
         assert len(place.names()) == 5
         assert left not in place.files
         assert {file.name for file in place.files} > set(others)
-
-    def test_at_the_same_time(self, place: Place) -> None:
-        seen: list[list[str]] = []
-        threads = [threading.Thread(target=lambda: seen.append(place.names())) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert seen == [NAMES] * 8
-        assert len(place.files) == 1
-        count = place.count
-        assert place.names() == NAMES
-        assert place.count == count
