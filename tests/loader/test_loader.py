@@ -707,7 +707,9 @@ def test_random_numbers_of_loop_and_loader_are_apart(
             assert global_state() == before
             batches.append(batch)
             if is_noisy:
-                random.random(), np.random.rand(), torch.rand(3)
+                random.random()
+                np.random.rand()
+                torch.rand(3)
                 before = global_state()
         epochs.append(batches)
     assert same(*epochs), "the loop's random numbers are seen in batches"
