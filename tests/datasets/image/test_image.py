@@ -25,7 +25,7 @@ from headrace import (
     SampleError,
     open_dataset,
 )
-from headrace.datasets.image.pixels import decode_image, normalize, resize_image
+from headrace.datasets.image.pixels import decode_image, resize_image
 from headrace.errors import FormatError
 from headrace.testing.contract import same
 from tests.data.make import READABLE, UNREADABLE, make_bad, noise
@@ -64,22 +64,18 @@ def array_of(image: torch.Tensor) -> np.ndarray[Any, Any]:
 class TestSamples:
     def test_are_float_tensors_of_normalized_pixels(self, photos: Path) -> None:
         files = paths_of(photos)
-        dataset = ImageDataset(photos)
-        whole = ImageDataset(photos, normalize=False)
-        for index in (0, 1, 9, -1):
+        dataset, whole = ImageDataset(photos), ImageDataset(photos, normalize=False)
+        mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+        for index in (0, 9, -1):
             image, target = dataset[index]
-            pixels = resize_image(decoded(files[index]), (224, 224))
-            mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-            wanted = (torch.from_numpy(pixels).double() / 255 - mean) / std
+            pixels = torch.from_numpy(resize_image(decoded(files[index]), (224, 224)))
+            wanted = (pixels.double() / 255 - mean) / std
             assert image.dtype is torch.float32
             assert image.is_contiguous()
             assert (image.double() - wanted.permute(2, 0, 1)).abs().max() < 1e-5
             assert type(target) is int
             assert dataset.classes[target] == files[index].parent.name
-            assert same(whole[index][0], torch.from_numpy(pixels).permute(2, 0, 1))
-        pixels = resize_image(decoded(files[4], "L"), (224, 224)).transpose(2, 0, 1)
-        grey = ImageDataset(photos, color="L")[4][0]
-        assert torch.equal(grey, normalize(np.ascontiguousarray(pixels)))
+            assert same(whole[index][0], pixels.permute(2, 0, 1))
 
     def test_image_size(self, photos: Path) -> None:
         path = paths_of(photos)[2]
