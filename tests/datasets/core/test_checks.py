@@ -128,6 +128,14 @@ def test_another_type_error_is_left_alone() -> None:
         with pytest.raises(TypeError, match="has no len"):
             Broken(**options)  # type: ignore[arg-type]
 
+    class Plain(SquareDataset):
+        def __init__(self, size: int = 3) -> None:
+            super().__init__()
+
+    with pytest.raises(TypeError, match="'sizes'") as raised:
+        Plain(sizes=3)  # type: ignore[call-arg]
+    assert not isinstance(raised.value, ConfigError)
+
 
 def test_an_option_of_another_format_is_told_so(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text")

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from headrace import (
+    CollateError,
     ConfigError,
     ImageDataset,
     MemoryEfficientDataset,
@@ -238,3 +239,9 @@ class TestInADataset:
         assert targets.tolist()[1:3] == [-1, -1]
         assert not images[1:3].any()
         assert np.array_equal(images[[0, 3, 4, 5]], sound)
+
+
+def test_what_a_batch_can_t_be_made_of_is_named(photos: Path, loader_of: Any) -> None:
+    dataset = ImageDataset(photos, transform=[*RECIPE, lambda image: image])
+    with pytest.raises(CollateError, match=r"sample \d+ \(.*photos.* PIL image .*24 x 24"):
+        next(iter(loader_of(dataset)))

@@ -103,6 +103,7 @@ class TestSamples:
             wanted = make_pair(int(Path(image_path).stem), (32, 24))
             assert same(mask, torch.from_numpy(wanted[1]).long())
             assert (image.permute(1, 2, 0).numpy().astype(int) - wanted[0]).std() < 60
+            assert np.array_equal(dataset.pixels_of(index), image.permute(1, 2, 0))
             assert Path(mask_path).stem == Path(image_path).stem
             assert "masks" in mask_path
             image, mask = resized[index]
@@ -124,6 +125,11 @@ class TestSamples:
             dataset = opened(tmp_path / images[0], image_size=None, color="L", normalize=False)
             assert sorted(mask.unique().tolist() for _, mask in dataset) == [[1], [11], [21], [31]]
             assert all((image - mask).abs().max() < 2 for image, mask in dataset), masks
+
+    def test_masks_may_lie_behind_a_url(self, pairs: Path, memory: Any) -> None:
+        memory.put(str(pairs / "masks"), "/masks", recursive=True)
+        far = ImageDataset(pairs / "images", targets="memory://masks", image_size=8)
+        assert same([*far], [*opened(pairs, image_size=8)])
 
     def test_images_and_masks_may_lie_in_one_folder(self, tmp_path: Path) -> None:
         for number in (1, 2):
