@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,20 @@ their rows, and whether they are compressed; and the bytes of schema and diction
 """
 
 
+class _Known(NamedTuple):
+    """What is known of the record batches of a file.
+
+    Attributes:
+        arrays: of pyarrow's, which say what columns are like: see `Batch`.
+        places: [2, batches, buffers] where the buffers of record batches begin and end.
+        is_known: [batches] of which.
+    """
+
+    arrays: list[Any]
+    places: IntArray
+    is_known: npt.NDArray[np.bool_]
+
+
 class ArrowTable(TableFile):
     """An Arrow file ("Feather"), or a stream under the same ending, as HuggingFace's `datasets`
     writes it.
@@ -96,9 +110,7 @@ class ArrowTable(TableFile):
         except FormatError as error:
             raise unknown(shown, "Arrow", error) from error
         places = np.array([batch[:3] for batch in layout.batches], np.int64).reshape(-1, 3)
-        self._arrays: list[Any]
-        self._known: IntArray
-        self._are_known: npt.NDArray[np.bool_]
+        self._known: _Known | None = None
         self._starts, self._stops = SharedArray(places[:, 0]), SharedArray(places[:, 1])
         self.is_packed: bool = any(batch.is_packed for batch in (layout.schema, *layout.batches))
         """True if buffers are compressed, or of another byte order."""
@@ -113,16 +125,9 @@ class ArrowTable(TableFile):
 
     def choose(self, names: Sequence[str]) -> None:
         super().choose(names)
-        vars(self).update(self._nothing_known())
+        self._known = None
         is_plain = not self._files.is_remote and not self.is_packed
         self.is_in_place = is_plain and all(fits(self.schema.field(name).type) for name in names)
-
-    def _nothing_known(self) -> dict[str, Any]:
-        """The state before any record batch was read: arrays that say what columns are like, where
-        the buffers of some record batches lie, and of which.
-        """
-        known, are_known = np.empty((2, 0, 0), np.int64), np.zeros(len(self.rows), bool)
-        return {"_arrays": [], "_known": known, "_are_known": are_known}
 
     @property
     def nbytes(self) -> IntArray:
@@ -164,24 +169,27 @@ class ArrowTable(TableFile):
             FileChangedError, OSError: it can't be read, or is another one.
         """
         with asking("pyarrow", self.shown):
-            places = self._places(blocks)
-            stored = StoredRows(self._files, self.path, rows, places[0].T, places[1].T)
+            known = self._learn(blocks)
+            starts, stops = known.places[:, blocks]
+            stored = StoredRows(self._files, self.path, rows, starts.T, stops.T)
             columns = dict[str, Column]()
-            for name, array in zip(self.chosen.names, self._arrays, strict=True):
+            for name, array in zip(self.chosen.names, known.arrays, strict=True):
                 columns[name] = stored.column(name, array, self.chosen.shapes.get(name))
             return Block(columns, len(rows), 0)
 
-    def _places(self, blocks: IntArray) -> IntArray:
-        """[2, n, buffers] where the buffers of record batches begin and end."""
-        unknown_yet = blocks[~self._are_known[blocks]]
-        for number in distinct(unknown_yet).tolist():
+    def _learn(self, blocks: IntArray) -> _Known:
+        """What is known of record batches, these among them."""
+        known = self._known
+        if known is None:
+            first = self._batch(int(blocks[0]))
+            places = np.empty((2, len(self.rows), len(first.starts)), np.int64)
+            known = _Known(first.arrays, places, np.zeros(len(self.rows), bool))
+            self._known = known  # of threads that come here together each goes on with its own
+        for number in distinct(blocks[~known.is_known[blocks]]).tolist():
             batch = self._batch(number)
-            if not self._are_known.any():
-                self._arrays = batch.arrays
-                self._known = np.empty((2, len(self.rows), len(batch.starts)), np.int64)
-            self._known[:, number] = batch.starts, batch.stops
-            self._are_known[number] = True
-        return self._known[:, blocks]
+            known.places[:, number] = batch.starts, batch.stops
+            known.is_known[number] = True
+        return known
 
     def _batch(self, number: int) -> Batch:
         start, stop = int(self._starts.array[number]), int(self._stops.array[number])
@@ -197,4 +205,4 @@ class ArrowTable(TableFile):
         return self._files.read_joined(ByteRanges.of([(self.path, start, stop)]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), **self._nothing_known()}
+        return {**vars(self), "_known": None}
