@@ -241,21 +241,12 @@ def test_a_file_for_each_episode(tmp_path: Path) -> None:
             file["action"] = np.full((5 + number, 2), number)
             file["observations/images/top"] = np.full((5 + number, 4, 4, 3), number, np.uint8)
             file["language"] = f"task {number}"
-    with EpisodeDataset(tmp_path, static=["language"]) as dataset:
+            file.attrs["label"] = number % 2
+    with EpisodeDataset(tmp_path, static=["language", "label"]) as dataset:
         assert dataset.episode_names == ["", "", ""] and dataset[2]["language"] == "task 2"
-        assert list(dataset[1]) == ["action", "observations/images/top", "language"]
+        assert same(dataset[1].pop("label"), torch.tensor(1))
+        assert list(dataset[1]) == ["action", "observations/images/top", "language", "label"]
         assert dataset.source_of(1).endswith("episode_1.hdf5, /")
-
-
-def test_a_group_for_each_sample(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for number in range(30):
-            group = file.create_group(f"{number}")
-            group["image"] = np.full((4, 5), number, "u1")
-            group.attrs.update(label=number % 3, split=f"part {number % 2}")
-    with EpisodeDataset(tmp_path / "a.h5", static=["label", "split"]) as dataset:
-        assert len(dataset) == 30 and dataset[12]["image"][0, 0] == 12
-        assert same(dataset[14]["label"], torch.tensor(2)) and dataset[15]["split"] == "part 1"
 
 
 def test_elements_of_any_size(tmp_path: Path, make_loader: Any) -> None:
@@ -765,6 +756,7 @@ class _Contract(DatasetContract):
         return EpisodeDataset(self.path, **self.options, **options)
 
 
+@pytest.mark.slow
 class TestWindowsKeepTheLaws(_Contract):
     options: ClassVar[dict[str, Any]] = {"window": 4, "stride": 2}
 

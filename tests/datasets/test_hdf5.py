@@ -180,7 +180,7 @@ def test_dtypes_in_all_modes(tmp_path: Path, loader_of: Any) -> None:
         values = (np.random.default_rng(number).standard_normal((11, 3)) * 100).astype(dtype)
         path = write(tmp_path / "a.h5", x=(values, filters[number % 3]))
         expected = torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
-        for mode in (*MAP_MODES, "streaming"):
+        for mode in ("lazy", ("eager", "cached", "streaming")[number % 3]):
             with HDF5Dataset(path, loading_mode=mode, progress=False) as dataset:  # type: ignore[arg-type]
                 for _ in range(2):  # the second from memory
                     found = torch.cat(list(loader_of(dataset, shuffle=False)))

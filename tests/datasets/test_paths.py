@@ -124,9 +124,10 @@ def places(folder: Path, entries: list[str], ending: str) -> list[list[Any]]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder of three files of each format, a hidden one and one of another kind."""
-    made = {}
+    made, parent = {}, tmp_path_factory.mktemp("formats")
     for name, one in FORMATS.items():
-        made[name] = folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        made[name] = folder = parent / name.replace(" ", "-")
+        folder.mkdir()
         for number in range(3):
             one.write(folder / f"part-{number:03d}{one.ending}", number)
         one.write(folder / f".part-003{one.ending}", 3)
@@ -161,17 +162,22 @@ def test_of_indices_too(folders: dict[str, Path], tmp_path: Path, name: str) -> 
             assert written == {f"part-{number:03d}{one.ending}.index" for number in expected}
 
 
+@pytest.fixture(scope="module")
+def folder(folders: dict[str, Path]) -> Path:
+    return folders["images"].parent
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_queries_caches_and_missing_files(
-    folders: dict[str, Path], tmp_path: Path, name: str
+    folders: dict[str, Path], server: RangeServer, tmp_path: Path, name: str
 ) -> None:
     one, folder = FORMATS[name], folders[name]
+    at = f"{server.url}/{folder.name}"
     files = [f"part-{number:03d}{one.ending}" for number in range(3)]
-    with RangeServer(folder) as server:
-        urls = [f"{server.url}/{files[number]}?signature=a/b.{number}" for number in (2, 0)]
-        assert one.numbers(urls, cache_dir=tmp_path) == [0, 2]
-        if one.open is not StreamingDataset or name == "tar":
-            assert one.numbers(urls, open_dataset, cache_dir=tmp_path) == [0, 2]
+    urls = [f"{at}/{files[number]}?signature=a/b.{number}" for number in (2, 0)]
+    assert one.numbers(urls, cache_dir=tmp_path) == [0, 2]
+    if one.open is not StreamingDataset or name == "tar":
+        assert one.numbers(urls, open_dataset, cache_dir=tmp_path) == [0, 2]
     if one.ending != ".zarr":
         url = f"simplecache::{folder.as_uri()}/{files[1]}"
         assert one.numbers(url, cache_dir=tmp_path) == [1]

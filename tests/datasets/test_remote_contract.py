@@ -11,33 +11,14 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from PIL import Image
 
 from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset, pack
-from tests.data.labelled import make_coco, make_pair
+from tests.data.labelled import make_coco
 from tests.data.make import make_photos, make_tar
 from tests.datasets.remote_contract import RemoteDatasetContract, RemoteFaultContract
 from tests.datasets.shards.test_streaming import IN_MODE
 
 ROWS = np.random.default_rng(0).integers(0, 99, (60, 40), np.int32)
-
-
-@pytest.mark.slow
-class TestMasks(RemoteDatasetContract):
-    names = tuple(f"{part}/{number}.png" for part in ("images", "masks") for number in range(12))
-    has_index = is_versioned = False
-
-    def write(self, folder: Path) -> None:
-        for part in ("images", "masks"):
-            (folder / part).mkdir()
-        for number in range(12):
-            image, mask, *_ = make_pair(number, (24, 16))
-            Image.fromarray(image).save(folder / "images" / f"{number}.png")
-            Image.fromarray(mask).save(folder / "masks" / f"{number}.png")
-
-    def make(self, paths: list[str], **options: Any) -> ImageDataset:
-        masks = paths[12].replace("masks/0.png", "masks/{0..11}.png")
-        return ImageDataset(paths[:12], targets=masks, image_size=8, **options)
 
 
 @pytest.mark.slow
@@ -98,18 +79,6 @@ class TestRecords(RemoteDatasetContract):
 
 
 @pytest.mark.slow
-class TestLines(TestRecords):
-    names = ("a.txt", "b.txt")
-
-    def write(self, folder: Path) -> None:
-        for name in self.names:
-            (folder / name).write_text("".join(f"line {n} of {name}\n" for n in range(30)))
-
-    def make(self, paths: list[str], **options: Any) -> TextDataset:
-        return TextDataset(paths, unit="line", **{"progress": False, **options})
-
-
-@pytest.mark.slow
 class TestTokens(RemoteDatasetContract):
     names = ("tokens.h5",)
 
@@ -163,16 +132,6 @@ class TestZarrChunks(TestZarrShards):
 
     def write(self, folder: Path) -> None:
         zarr.create_array(folder / "a.zarr", data=ROWS, chunks=(4, 40))
-
-
-@pytest.mark.slow
-class TestZarrZip(TestZarrShards):
-    names = ("a.zarr.zip",)
-    data = ()
-
-    def write(self, folder: Path) -> None:
-        with zarr.storage.ZipStore(folder / "a.zarr.zip", mode="w") as store:
-            zarr.create_array(store, data=ROWS, chunks=(4, 40))
 
 
 @pytest.mark.slow

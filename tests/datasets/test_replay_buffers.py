@@ -111,19 +111,6 @@ def test_episodes_of_a_buffer_are_chosen(tmp_path: Path) -> None:
             EpisodeDataset(path, **options)
 
 
-def test_a_buffer_is_split_by_episodes(tmp_path: Path) -> None:
-    with EpisodeDataset(write_buffer(tmp_path / "a.zarr"), window=4, pad_after=0) as dataset:
-        train, test = dataset.split(0.7, groups=dataset.episode_numbers())
-        numbers = sorted(set(train.episode_numbers().tolist()))
-        assert not set(numbers) & set(test.episode_numbers().tolist())
-        actions = buffer_arrays()["action"]
-        values = np.concatenate([actions[STARTS[n] : ENDS[n]] for n in numbers])
-        found = train.statistics("action")["action"]
-        assert found.count == len(values) and found.mean.dtype == torch.float32
-        for name in ("mean", "std", "min", "max"):
-            assert np.allclose(getattr(found, name), getattr(values, name)(0), rtol=1e-5), name
-
-
 @pytest.mark.parametrize("ending", ["h5", "zarr"])
 def test_several_buffers_are_one_dataset(tmp_path: Path, ending: str) -> None:
     write_buffer(tmp_path / f"a.{ending}", (9, 4))
