@@ -1,13 +1,10 @@
-"""Damages files, and compares what headrace makes of them with h5py and zarr-python: the same, or
-an error of its own.
-
-Both read in a process that may crash, hang or run out of memory.
+"""Damages files, and looks at what headrace makes of them: an error of its own, or the rows that
+zarr-python gives. (h5py may give what lay in memory for damaged chunks, so it is no judge.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import multiprocessing
@@ -20,14 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 import psutil
 import zarr
 
 from headrace import HDF5Dataset, ZarrDataset
 from headrace.errors import HeadraceError
-from tests.storage.specimens import FOLDER, HDF5, NAME, ZIP, Files, Specimen, source_of, write
+from tests.storage.specimens import FOLDER, HDF5, NAME, ZIP, Files, source_of, write
 
 # -- damage
 
@@ -143,7 +139,7 @@ def damaged(kind: str, files: Files, mutations: list[Mutation]) -> Files:
     return files
 
 
-# -- reading, in a process of its own
+# -- reading, in a process of its own, which may crash, hang or run out of memory
 
 Row = tuple[str, Any]
 """("value", plain terms), ("error", class and message), or ("escaped", the same of an error that
@@ -152,7 +148,7 @@ is none of headrace's).
 Outcome = dict[Any, Row]
 """Rows by number, and their number under "length"; or "open" alone, where it can't be opened."""
 MORE = 1 << 30  # bytes of address space that a case may take beyond what the process has
-_PERTURB = -6  # mallopt's number for what fresh memory holds
+PATIENCE = 60  # seconds
 
 
 def _rows_of(length: int, row_bytes: int) -> list[int]:
@@ -164,15 +160,10 @@ def _rows_of(length: int, row_bytes: int) -> list[int]:
 
 def _plain(value: Any) -> Any:
     """A row in terms that can be compared and sent."""
-    if not isinstance(value, np.generic | np.ndarray):
-        return value.numpy() if hasattr(value, "numpy") else value
-    array = np.asarray(value)
-    if array.dtype.names is not None:
-        return [(name, _plain(array[name])) for name in array.dtype.names]
-    if array.dtype.hasobject:
-        return (array.shape, [_plain(item) for item in array.reshape(-1).tolist()])
-    native = array.astype(array.dtype.newbyteorder("="))
-    return (native.dtype.str, native.shape, native.tobytes())
+    if isinstance(value, np.ndarray) and value.dtype.names is None and not value.dtype.hasobject:
+        native = value.astype(value.dtype.newbyteorder("="))
+        return (native.dtype.str, native.shape, native.tobytes())
+    return repr(value)
 
 
 def _row(read: Callable[[], Any], ours: bool) -> Row:
@@ -183,80 +174,44 @@ def _row(read: Callable[[], Any], ours: bool) -> Row:
         return kind, f"{type(error).__name__}: {error}"[:300]
 
 
-def _library_array(path: Path, kind: str, stack: contextlib.ExitStack) -> Any:
-    if kind == HDF5:
-        return stack.enter_context(h5py.File(path, "r", locking=False))[NAME]
-    store: Any = path
-    if kind == ZIP:
-        store = stack.enter_context(zarr.storage.ZipStore(path, mode="r"))
-    try:
-        return zarr.open_array(store, path=NAME, mode="r")
-    except Exception:
-        return zarr.open(store, mode="r")[NAME]  # which is less strict
+def _by_zarr(path: Path, kind: str) -> Outcome:
+    def opened() -> Any:
+        store: Any = zarr.storage.ZipStore(path, mode="r") if kind == ZIP else path
+        try:
+            return zarr.open_array(store, path=NAME, mode="r")
+        except Exception:
+            return zarr.open(store, mode="r")[NAME]  # which is less strict
 
+    def size() -> tuple[int, int]:
+        return array.shape[0], int(np.prod(array.shape[1:], dtype=object)) * array.dtype.itemsize
 
-def _by_library(path: Path, kind: str) -> Outcome:
-    outcome: Outcome = {}
-    with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
-        opened = _row(lambda: _library_array(path, kind, stack), ours=False)
-        if opened[0] == "error":
-            return {"open": opened}
-        array = opened[1]
-        row_bytes = int(np.prod(array.shape[1:], dtype=object)) * array.dtype.itemsize
-        outcome["length"] = ("value", array.shape[0])
-        outcome["missed"] = ("value", kind == HDF5 and _misses(array))
-        for row in _rows_of(array.shape[0], row_bytes):
-            outcome[row] = _row(lambda row=row: _plain(array[row]), ours=False)
-    return outcome or {"open": ("error", "it has no rows")}
-
-
-def _misses(dataset: h5py.Dataset) -> bool:
-    """True if HDF5 lists chunks that it does not find when they are asked for: their keys in its
-    index are damaged.
-    """
-    listed: list[Any] = []
-    if dataset.chunks is not None and not dataset.is_virtual:
-        with contextlib.suppress(Exception):
-            dataset.id.chunk_iter(listed.append)
-    try:
-        for info in listed:
-            dataset.id.read_direct_chunk(info.chunk_offset)
-    except Exception:
-        return True
-    return False
-
-
-def _by_library_twice(path: Path, kind: str, way: int) -> Outcome:
-    """Rows that h5py does not fill, and which hold what lay in memory, are known by memory that
-    held something else.
-    """
-    libc, found = ctypes.CDLL(None), []
-    for pattern in (0x11, 0x77):
-        libc.mallopt(_PERTURB, pattern)
-        found.append(_by_library(path, kind))
-    libc.mallopt(_PERTURB, 0)
-    for key, row in found[1].items():
-        if found[0].get(key) != row:
-            found[1][key] = ("unstable", row[1])
-    return found[1]
+    kind, array = _row(opened, ours=False)
+    if kind == "value":
+        kind, found = _row(size, ours=False)
+    if kind == "error":
+        return {"open": (kind, array)}
+    outcome: Outcome = {"length": ("value", found[0])}
+    for row in _rows_of(*found):
+        outcome[row] = _row(lambda row=row: _plain(np.asarray(array[row])), ours=False)
+    return outcome
 
 
 def _by_headrace(path: Path, kind: str, way: int) -> Outcome:
     """Through a dataset or a source, with and without held chunks."""
     with contextlib.ExitStack() as stack:
-        opened = _row(lambda: _opened(path, kind, way == 3, stack), ours=True)
-        if opened[0] != "value":
-            return {"open": opened}
-        source, outcome = opened[1], dict[Any, Row]()
+        found, source = _row(lambda: _opened(path, kind, way == 3, stack), ours=True)
+        if found != "value":
+            return {"open": (found, source)}
         source.hold_chunks(way % 2 << 20)
-        outcome["length"] = ("value", len(source))
-        outcome["how"] = ("value", source.how()[NAME])
+        outcome: Outcome = {"length": ("value", len(source))}
         rows = _rows_of(len(source), getattr(source, "_row_bytes", 0))
         for row in rows:
             outcome[row] = _row(lambda row=row: _plain(source.read([row])[0]), ours=True)
         together = _row(lambda: [_plain(row) for row in source.read(rows)], ours=True)
-        if together[0] == "value" and together[1] != [outcome[row][1] for row in rows]:
-            together = ("differs", together[1])
+        is_direct = not source.how()[NAME].startswith("h5py")
+        alone = [outcome[row][1] for row in rows]
+        if is_direct and together[0] == "value" and together[1] != alone:
+            together = ("escaped", "a batch differs from its rows")
         outcome["batch"] = together
         return outcome
 
@@ -271,8 +226,9 @@ def _opened(path: Path, kind: str, as_dataset: bool, stack: contextlib.ExitStack
     return dataset.sample_source
 
 
-def _work(pipe: Any, folder: str, trace: Any) -> None:
-    """Answers cases until there are no more, first for the library and then for headrace."""
+def _work(other_end: Any, pipe: Any, folder: str, trace: Any) -> None:
+    """Answers cases until there are no more."""
+    other_end.close()
     address_space = psutil.Process().memory_info().vms + MORE
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -282,12 +238,12 @@ def _work(pipe: Any, folder: str, trace: Any) -> None:
     with contextlib.suppress(EOFError):
         while True:
             kind, files, way = pipe.recv()
-            for read, patience in ((_by_library_twice, 10), (_by_headrace, 60)):
-                # a path of its own: HDF5 shares what is still open
-                place = Path(tempfile.mkdtemp(dir=folder))
-                faulthandler.dump_traceback_later(patience, exit=True, file=trace)
-                pipe.send(read(write(kind, files, place), kind, way))
-                faulthandler.cancel_dump_traceback_later()
+            # a path of its own: HDF5 shares what is still open
+            path = write(kind, files, Path(tempfile.mkdtemp(dir=folder)))
+            faulthandler.dump_traceback_later(PATIENCE, exit=True, file=trace)
+            theirs = {} if kind == HDF5 else _by_zarr(path, kind)
+            pipe.send((theirs, _by_headrace(path, kind, way)))
+            faulthandler.cancel_dump_traceback_later()
 
 
 class Asker:
@@ -298,7 +254,6 @@ class Asker:
     def __enter__(self) -> Asker:
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-fuzz-")
         self._process: Any = None
-        self._original: dict[str, Outcome] = {}
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -308,14 +263,14 @@ class Asker:
     def _start(self) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self._trace, self._left = tempfile.TemporaryFile("w+"), 400  # noqa: SIM115  # libraries leak
-        arguments = (theirs, self._folder.name, self._trace)
-        self._process = context.Process(target=_forked, args=(self._pipe, *arguments))
+        self._trace, self._left = tempfile.TemporaryFile("w+"), 400  # noqa: SIM115  # they leak
+        arguments = (self._pipe, theirs, self._folder.name, self._trace)
+        self._process = context.Process(target=_work, args=arguments)
         self._process.start()
         theirs.close()
 
     def _end(self) -> str:
-        """Where the process was that ended, the innermost call first."""
+        """Where the process was that ended: the two innermost calls."""
         if self._process is None:
             return ""
         self._pipe.close()
@@ -323,85 +278,36 @@ class Asker:
         self._process = None
         with self._trace as trace:
             trace.seek(0)
-            return " < ".join(line.strip() for line in trace if line.startswith("  File"))[:900]
+            return "".join([line for line in trace if line.startswith("  File")][:2])
 
-    def ask(self, kind: str, files: Files, way: int) -> list[Outcome | str]:
-        """What the library makes of the files and what headrace does; or, at last, where the
-        process ended that was to tell.
+    def defect(self, kind: str, files: Files, way: int, several: bool) -> str:
+        """How headrace breaks the law with these files; empty if it doesn't. Of `several` damages
+        zarr-python may mind one that headrace does not read.
         """
         if self._process is None or self._left == 0:
             self._end()
             self._start()
         self._left -= 1
         self._pipe.send((kind, files, way))
-        found: list[Outcome | str] = []
         try:
-            for _ in range(2):
-                found.append(self._pipe.recv())
+            theirs, ours = self._pipe.recv()
         except EOFError:
-            found.append(self._end())
-        return found
-
-    def original(self, specimen: Specimen) -> Outcome:
-        """What the library makes of the undamaged file, which headrace must make of it too."""
-        if specimen.name not in self._original:
-            for way in range(4):
-                library, ours = self.ask(specimen.kind, specimen.files, way)
-                assert isinstance(library, dict) and isinstance(ours, dict)
-                rows = {key: row for key, row in ours.items() if key not in ABOUT}
-                assert rows == {key: library[key] for key in library if key not in ABOUT}
-                assert library["length"] == ours["length"] and ours["batch"][0] == "value"
-            self._original[specimen.name] = library
-        return self._original[specimen.name]
-
-    def defect(self, specimen: Specimen, mutations: list[Mutation], way: int) -> str:
-        """How headrace breaks the law with a damaged file; empty if it doesn't."""
-        original = self.original(specimen)
-        files = damaged(specimen.kind, specimen.files, mutations)
-        library, *rest = self.ask(specimen.kind, files, way)
-        if isinstance(library, str):
-            return ""  # it crashed or hung alone
-        (ours,) = rest
-        if isinstance(ours, str):
-            calls = " < ".join(ours.split(" < ")[:2])
+            calls = self._end()
             is_library = f"{os.sep}h5py{os.sep}" in calls or f"{os.sep}zarr{os.sep}" in calls
-            return "" if is_library else f"headrace crashed or hung: {ours}"
-        return judged(library, ours, original, len(mutations) > 1)
+            return "" if is_library else f"headrace crashed or hung:\n{calls}"
+        return judged(theirs, ours, several)
 
 
-def _forked(other_end: Any, *arguments: Any) -> None:
-    other_end.close()
-    _work(*arguments)
-
-
-# -- the law
-
-ABOUT = ("length", "how", "missed", "batch")  # what an outcome holds beside rows
-
-
-def judged(library: Outcome, ours: Outcome, original: Outcome, several: bool = False) -> str:
-    """How headrace breaks the law; empty if it doesn't. Of `several` damages the library may mind
-    one that headrace does not read.
-    """
-    by_h5py = str(ours.get("how", ("", ""))[1]).startswith("h5py")
+def judged(theirs: Outcome, ours: Outcome, several: bool) -> str:
+    """How headrace breaks the law; empty if it doesn't."""
     for key, (kind, what) in ours.items():
         if kind == "escaped":
-            return f"{key}: an error that is not headrace's: {what}"
-        if kind == "differs" and not by_h5py:
-            return f"a batch differs from its rows: {what}"
-    if "open" in ours:
-        return ""
-    if "open" not in library and ours["length"] != library["length"]:
-        return f"another length: {ours['length']}, and the library has {library['length']}"
-    for key, row in ours.items():
-        theirs = library.get("open") or library.get(key, ("error", "no such row"))
-        is_the_same = row in (theirs, original.get(key))
-        if key in ABOUT or row[0] == "error" or is_the_same or theirs[0] == "unstable":
+            return f"{key}: {what}"
+    for key, row in ours.items() if theirs else ():
+        expected = theirs.get("open") or theirs.get(key, ("error", "no such row"))
+        if key == "batch" or row[0] == "error" or row == expected:
             continue
-        if by_h5py and theirs[0] == "value":
-            continue  # what lay in memory, both times
-        if theirs[0] == "error" and not several:
-            return f"row {key} is {row[1]!r:.300}, which the library refuses: {theirs[1]}"
-        if theirs[0] == "value" and not library["missed"][1]:
-            return f"row {key} is {row[1]!r:.300}, and {theirs[1]!r:.300} in the library"
+        if expected[0] == "error" and several:
+            continue
+        return f"{key} is {row[1]!r:.300}, and {expected[1]!r:.300} by zarr-python"
     return ""

@@ -17,13 +17,10 @@ from headrace import (
     BudgetError,
     ConfigError,
     DataNotFoundError,
-    FileChangedError,
     FormatError,
     HDF5Dataset,
-    ImageDataset,
     MissingNameError,
     ZarrDataset,
-    pack,
     read_rows,
 )
 from headrace.memory.limits import Limit
@@ -181,14 +178,6 @@ def test_rows_that_are_objects_and_a_user_block(folder: Path) -> None:
     assert read_rows(path, "written", slice(None)).tolist() == [0, 1, 2, 3]
 
 
-def test_scratch_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with little between them are read by the stretch: here of eight rows, here of all."""
-    for stretch in (1, 1000, 1 << 20):
-        monkeypatch.setattr("headrace.storage.arrays.gather._STRETCH", stretch)
-        for indices in (np.arange(0, N, 2), DRAWS.permutation(N), DRAWS.integers(0, N, 50)):
-            check(folder / "a.h5", "rows, contiguous", ROWS, indices)
-
-
 def test_several_files_are_one_array(tmp_path: Path) -> None:
     whole = []
     for number, count in enumerate((7, 0, 12, 1)):
@@ -222,23 +211,6 @@ def test_an_open_dataset_is_read_again(folder: Path) -> None:
     patches = ZarrDataset(folder / "b.zarr", "zstd", patch_shape=(3, 3))
     with pytest.raises(ConfigError, match="ZarrDataset"):
         read_rows(patches, None, 0)
-
-
-def test_packed_rows_are_checked(photos: Path, tmp_path: Path) -> None:
-    images = ImageDataset(photos, image_size=16)
-    path = pack(images, tmp_path / "a.h5", store="decoded", workers=1)
-    with h5py.File(path) as file:
-        whole = file["data"][...]
-        place = file["data"].id.get_offset() or file["data"].id.get_chunk_info(2).byte_offset
-    assert np.array_equal(read_rows(path, None, [3, 1]), whole[[3, 1]])
-    with open(path, "r+b") as raw:
-        raw.seek(place)
-        raw.write(b"damage")
-    with pytest.raises(FormatError, match="wrong checksum"):
-        read_rows(path, "data", slice(None))
-    flat = pack(images, tmp_path / "b.h5", store="encoded", workers=1)
-    with pytest.raises(FormatError, match="several lengths"):
-        read_rows(flat, "data", 0)
 
 
 def test_rows_far_away(folder: Path, tmp_path: Path) -> None:
@@ -289,18 +261,6 @@ def test_arguments_that_make_no_sense(
     monkeypatch.setattr("headrace.storage.read_rows.memory_limits", lambda: [limit])
     with pytest.raises(BudgetError, match=r"300 rows .*a test"):
         read_rows(path, "cut", slice(None))
-
-
-def test_a_file_that_changes(tmp_path: Path) -> None:
-    for rows in (9, 10):
-        with h5py.File(tmp_path / "a.h5", "w") as file:
-            file["data"] = np.arange(rows)
-        if rows == 9:
-            dataset = HDF5Dataset(tmp_path / "a.h5")
-            read_rows(dataset, None, 0)
-            dataset.close()
-    with pytest.raises(FileChangedError):
-        read_rows(dataset, None, 0)
 
 
 @pytest.mark.slow

@@ -129,18 +129,6 @@ def test_what_is_not_read_directly_has_no_layout(
             assert opened and not kept(tmp_path), (name, options)
 
 
-def test_a_file_that_changed_since_is_opened_anew(
-    far_of: Any, shards: Path, opened: list[str]
-) -> None:
-    far_of("raw", target_name="targets")
-    write(shards / "c.h5", 7)
-    opened.clear()
-    far = far_of("raw", target_name="targets")
-    near = HDF5Dataset(shards / "c.h5", "raw", target_name="targets")
-    assert opened and same(far.__getitems__(range(2 * N, 3 * N)), near.__getitems__(range(N)))
-    near.close()
-
-
 def test_damaged_layouts_are_not_used(far_of: Any, tmp_path: Path, opened: list[str]) -> None:
     first = far_of("raw")[2 * N]
     (file,) = kept(tmp_path)

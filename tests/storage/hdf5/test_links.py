@@ -21,7 +21,6 @@ from headrace import (
     HeadraceError,
     MissingNameError,
 )
-from headrace.storage.hdf5 import chunks as hdf5_chunks
 from headrace.storage.hdf5.rows import HDF5Source
 
 DATA = np.random.default_rng(0).integers(0, 1 << 30, (20, 3), np.int32)
@@ -101,18 +100,6 @@ def test_a_target_that_has_changed_is_an_error(outer: Path) -> None:
         with pytest.raises(FileChangedError, match=r"target\.h5"):
             source.read([4])
         source.close()
-
-
-def test_a_kept_index_is_that_of_the_target(
-    outer: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(hdf5_chunks, "KEPT_FROM", 3)
-    cache = tmp_path / "cache"
-    for _ in range(2):
-        assert np.array_equal(rows(HDF5Source(outer, "gzip", cache_dir=cache)), DATA)
-    assert len(list(cache.iterdir())) == 1
-    write_target(outer.parent / "parts" / "target.h5", DATA + 1)
-    assert np.array_equal(rows(HDF5Source(outer, "gzip", cache_dir=cache)), DATA + 1)
 
 
 def test_links_that_lead_nowhere_say_where(outer: Path) -> None:
@@ -220,22 +207,6 @@ def test_a_part_that_has_changed_is_an_error(tmp_path: Path) -> None:
     storage.write_bytes(bytes(DATA.nbytes))
     with pytest.raises(FileChangedError, match=r"raw\.bin"):
         source.read([3])
-    source.close()
-
-
-def test_only_the_sources_of_a_row_are_checked(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "virtual.h5", "w") as file:
-        layout = h5py.VirtualLayout((60, 3), DATA.dtype)
-        for number in range(3):
-            write_target(tmp_path / f"{number}.h5", DATA + number)
-            part = h5py.VirtualSource(f"{number}.h5", "g/raw", DATA.shape)
-            layout[20 * number : 20 * number + 20] = part
-        file.create_virtual_dataset("x", layout)
-    source = HDF5Source(tmp_path / "virtual.h5", "x")
-    write_target(tmp_path / "1.h5", DATA)
-    assert np.array_equal(np.stack(source.read([0, 59])), np.stack([DATA[0], DATA[19] + 2]))
-    with pytest.raises(FileChangedError, match=r"1\.h5"):
-        source.read([0, 39])
     source.close()
 
 

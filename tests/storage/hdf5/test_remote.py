@@ -5,8 +5,6 @@ they are.
 from __future__ import annotations
 
 import gc
-import json
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +28,6 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.hdf5 import remote as hdf5_far
-from headrace.storage.hdf5.remote import RemoteFile, _Known
 from headrace.storage.hdf5.rows import INDEX, HDF5Source, OpenHDF5
 from tests.servers.ranges import RangeServer
 
@@ -89,49 +86,6 @@ def ranges(server: RangeServer) -> list[Any]:
 # -- what is held
 
 
-def test_an_index_holds_what_was_read() -> None:
-    for seed in range(3):
-        draws, size = random.Random(seed), 400
-        whole, is_read, known = draws.randbytes(size), [False] * size, _Known()
-        for step in range(200):
-            start = draws.randrange(size)
-            stop = min(size, start + draws.choice([1, 3, 40]))
-            out = bytearray(stop - start)
-            is_known = known.fill(start, memoryview(out))
-            assert not is_known or (all(is_read[start:stop]) and out == whole[start:stop])
-            if step % 3 == 0:
-                known.is_recording = True
-                known.hold(0, memoryview(whole))
-                assert known.fill(start, memoryview(out)) and out == whole[start:stop]
-                known._pieces.clear()
-                is_read[start:stop] = [True] * (stop - start)
-            if step % 50 == 0:
-                known = _Known(known.arrays())
-                assert known.fill(start, memoryview(out)) == all(is_read[start:stop])
-        offsets, lengths, data, _ = known.arrays()
-        assert lengths.sum() == sum(is_read) == len(data)
-        assert (np.diff(offsets) > lengths[:-1]).all()
-
-
-def test_a_file_object_is_read_in_pieces_that_grow(
-    server: RangeServer, opened_of: Any, folder: Path
-) -> None:
-    opened, content = opened_of(), (folder / "a.h5").read_bytes()
-    far = RemoteFile(opened.files, server.url + "/a.h5", _Known())
-    found = b""
-    for start in range(0, len(content), 10_000):
-        far.seek(start)
-        found += far.read(10_000)
-    assert found == content and far.seek(0, 2) == len(content) and far.read() == b""
-    sizes = [stop - start for _, start, stop in ranges(server)]
-    assert sizes[:3] == [hdf5_far.PIECE, 2 * hdf5_far.PIECE, 4 * hdf5_far.PIECE]
-    assert len(sizes) <= 5 and sum(sizes) <= len(content) + len(sizes) * hdf5_far.PIECE
-    far.seek(len(content) - 5)
-    buffer = bytearray(b"x" * 9)
-    far.readinto(buffer)
-    assert buffer == content[-5:] + bytes(4)  # as HDF5 reads files of a disk behind their end
-
-
 # -- the index
 
 
@@ -157,19 +111,6 @@ def test_remote_rows_and_opening_by_index_alone(
     assert len(list((tmp_path / "cache").glob("headrace-hdf5-index-*"))) == 1
 
 
-def test_chunks_are_no_part_of_an_index(server: RangeServer, opened_of: Any, folder: Path) -> None:
-    files = opened_of().files
-    offsets, lengths, data, said = INDEX.make(files, server.url + "/a.h5")
-    with h5py.File(folder / "a.h5") as file:
-        raw, chunk = file["raw"].id.get_offset(), file["packed"].id.get_chunk_info(0)
-        assert json.loads(said.tobytes()) == {"packed": None}
-    for start, stop in ((raw, raw + N * 700), (chunk.byte_offset, chunk.byte_offset + chunk.size)):
-        inside = np.minimum(offsets + lengths, stop) - np.maximum(offsets, start)
-        # HDF5 reads so much of a header before it knows how long it is
-        assert np.maximum(inside, 0).sum() <= 512
-    assert len(data) == lengths.sum() < 30_000
-
-
 def test_an_index_beside_a_file_is_of_all_its_datasets(
     server: RangeServer, opened_of: Any, folder: Path
 ) -> None:
@@ -192,24 +133,6 @@ def test_an_index_beside_a_file_is_of_all_its_datasets(
         assert {one for one, _, _ in ranges(server)} == {"b.h5.index"}
     with pytest.raises(MissingNameError, match="group/texts, library, link, packed, raw, targets"):
         source_of(opened_of(), server.url + "/b.h5", "other")
-
-
-def test_a_table_that_is_kept_is_no_substitute_for_the_index(
-    server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("headrace.storage.hdf5.chunks.KEPT_FROM", 10)
-    url, cache = server.url + "/a.h5", tmp_path / "cache"
-    source_of(opened_of(), url, "packed", cache_dir=cache)
-    (table,) = cache.glob("headrace-chunks-*")
-    (index,) = cache.glob("headrace-hdf5-index-*")
-    size = index.stat().st_size
-    index.unlink()
-    source_of(opened_of(), url, "packed", cache_dir=cache)
-    assert index.stat().st_size == size
-    table.unlink()
-    server.counts()
-    source_of(opened_of(), url, "packed", cache_dir=cache)
-    assert ranges(server) == []
 
 
 # -- h5py's lock

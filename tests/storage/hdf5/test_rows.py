@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,6 @@ def write(path: Path, array: Any = DATA, **how: Any) -> Path:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=array, **how)
     return path
-
-
-def test_sizes_blocks_and_a_pickled_copy(tmp_path: Path) -> None:
-    source = HDF5Source(write(tmp_path / "a.h5", chunks=(5, 5)), "x")
-    assert source.blocks().tolist() == [5, 5, 2]
-    assert source.sizes().tolist() == [20] * N
-    source.read([0])
-    copy = pickle.loads(pickle.dumps(source))
-    assert np.array_equal(np.stack(copy.read(range(N))), DATA)
-    for opened in (source, copy):
-        opened.close()
 
 
 def test_rows_without_bytes_and_files_without_rows(tmp_path: Path) -> None:

@@ -84,16 +84,6 @@ def test_a_table_that_is_damaged_is_not_trusted(tmp_path: Path, counted: list[st
         assert kept.read_bytes() == whole
 
 
-def test_a_cache_that_can_not_be_written_costs_time_alone(
-    tmp_path: Path, counted: list[str]
-) -> None:
-    path = write(tmp_path / "a.h5", x=DATA)
-    (tmp_path / "cache").write_text("a file")
-    for _ in range(2):
-        assert np.array_equal(rows(path, "x", tmp_path / "cache"), DATA)
-    assert counted == ["/x", "/x"]
-
-
 def test_offsets_beyond_the_file_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

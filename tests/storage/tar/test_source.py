@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from headrace import HeadraceWarning, TarSource
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError
-from headrace.io.local.files import LocalFiles
 from headrace.storage.tar import index as tar_made
 from headrace.storage.tar import source as tar
 from tests.data.make import make_tar
@@ -100,17 +99,6 @@ def test_it_reads_what_tarfile_reads(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert read_all(path) == by_tarfile(path)
-
-
-def test_long_names_of_all_kinds(tmp_path: Path) -> None:
-    for form in FORMATS:
-        names = ["a" * 95, "b/" * 60 + "c" * 90, "é" * 40]
-        if form != tarfile.USTAR_FORMAT:
-            names += ["d" * 101, "e" * 600, "f/" * 200 + "g" * 300, "日本" * 80]
-        members = [(f"{name}.jpg", name.encode()) for name in names]
-        path = make_tar(tmp_path / f"{form}.tar", members, form)
-        expected = [{"__key__": name, "jpg": name.encode()} for name in names]
-        assert read_all(path) == by_tarfile(path) == expected
 
 
 def test_sizes_beyond_the_usual_field(tmp_path: Path) -> None:
@@ -237,19 +225,6 @@ def test_shards_are_one_source(tmp_path: Path) -> None:
     assert source.stored_nbytes == stored
     copy = pickle.loads(pickle.dumps(source))
     assert copy.read([4]) == source.read([4]) and copy.fingerprint() == source.fingerprint()
-
-
-def test_the_fingerprint_is_of_names_and_sizes(tmp_path: Path) -> None:
-    one, other = shards(tmp_path / "one"), shards(tmp_path / "other")
-    known = TarSource(one).fingerprint()
-    listed = TarSource([one / f"{n}.tar" for n in range(4)]).fingerprint()
-    assert TarSource(other).fingerprint() == known == listed
-    make_tar(other / "3.tar", [("3-000.bin", b"")])
-    assert TarSource(other).fingerprint() != known
-    found = set()
-    for number, counts in enumerate([(3, 1), (1, 3), (4,)]):
-        found.add(TarSource(shards(tmp_path / str(number), counts)).fingerprint())
-    assert len(found) == 3
 
 
 def test_blocks_follow_from_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,28 +362,3 @@ def test_the_index_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     scanned.clear()
     assert len(read_all(folder)) == len(read_all(folder)) == 10
     assert sorted(scanned) == ["0.tar", "1.tar", "1.tar", "2.tar", "3.tar"]
-
-
-def test_a_cache_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    path = make_tar(tmp_path / "a.tar", plain(3))
-    with pytest.warns(HeadraceWarning, match=r"cache_dir=.*file"):
-        assert len(read_all(path, cache_dir=tmp_path / "file")) == 3
-
-
-def test_large_members_are_hopped_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[int] = []
-    read_into = LocalFiles.read_into
-
-    def counted(self: LocalFiles, ranges: Any, buffers: Any) -> None:
-        reads.append(int(ranges.nbytes.sum()))
-        read_into(self, ranges, buffers)
-
-    monkeypatch.setattr(LocalFiles, "read_into", counted)
-    for nbytes, most, times in ((300_000, 10 * 4096 + (256 << 10), 11), (100, 1 << 20, 1)):
-        path = make_tar(tmp_path / "a.tar", [(f"{n}.bin", bytes(nbytes)) for n in range(10)])
-        files = LocalFiles()
-        reads.clear()
-        assert len(tar_made.scanned(files, str(path)).keys) == 10
-        files.close()
-        assert 0 < sum(reads) <= most and len(reads) <= times

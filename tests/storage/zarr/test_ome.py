@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from headrace import ConfigError, FormatError, MissingNameError, ZarrDataset, create_dataloader
 from headrace.cli.main import main
-from headrace.storage.zarr.ome import image_at, nearest
-from headrace.storage.zarr.stores import open_store
+from headrace.storage.zarr.ome import nearest
 
 KINDS = {"t": "time", "c": "channel"}
 SIZES = [(0.4, 0.2, 0.2), (0.8, 0.4, 0.4), (1.6, 0.8, 0.8)]
@@ -321,9 +320,3 @@ def test_a_later_version_is_not_supported_yet(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=rf"OME-NGFF {version}"):
             ZarrDataset(tmp_path / "a.zarr", patch_shape=2)
         assert ZarrDataset(tmp_path / "a.zarr", "0", patch_shape=2)[0].shape == (2, 2, 2)
-
-
-def test_no_image_at_all(tmp_path: Path) -> None:
-    attributes = {"ome": {"version": "0.5", "labels": []}}
-    zarr.open_group(tmp_path / "a.zarr", mode="w", attributes=attributes)
-    assert image_at(open_store(tmp_path / "a.zarr"), "") is None
