@@ -278,7 +278,8 @@ class Asker:
         self._process = None
         with self._trace as trace:
             trace.seek(0)
-            return "".join([line for line in trace if line.startswith("  File")][:2])
+            calls = trace.read().rpartition("(most recent call first)")[2]  # of the main thread
+        return "".join(calls.splitlines(keepends=True)[:3])
 
     def defect(self, kind: str, files: Files, way: int, several: bool) -> str:
         """How headrace breaks the law with these files; empty if it doesn't. Of `several` damages

@@ -16,7 +16,7 @@ MUTATIONS = st.lists(st.builds(Mutation, st.sampled_from(NAMES), ANY, ANY, ANY),
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "examples",
-    [pytest.param(200, marks=pytest.mark.slow), pytest.param(4000, marks=pytest.mark.nightly)],
+    [pytest.param(200, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.nightly)],
 )
 def test_damaged_files(examples: int) -> None:
     with Asker() as asker:
