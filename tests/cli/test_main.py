@@ -20,10 +20,8 @@ from PIL import Image
 
 import headrace
 from headrace import HDF5Dataset, ImageDataset, TextDataset
-from headrace.cli import data as data_options
 from headrace.cli import pack
 from headrace.cli.main import main
-from headrace.datasets.text.options import CHAT, UNITS
 from headrace.packing.formats.hdf5 import PackedWriter
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -293,11 +291,6 @@ def test_verify_goes_on_after_a_file_that_can_t_be_read(
 def test_index_prints_what_it_wrote(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", "books/verse/b.jsonl"]) == 0
     assert capsys.readouterr().out == f"{here}/books/verse/b.jsonl.index\n"
-
-
-def test_units_are_those_of_text_dataset() -> None:
-    """But for chats, whose tokenizer no file of the package `tokenizers` is."""
-    assert (*data_options.UNITS, CHAT) == UNITS
 
 
 FOLDER = {"a/x.png": None, "y.png": None}

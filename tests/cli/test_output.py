@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -22,27 +21,6 @@ from headrace.cli.output import Output, shortened, visible
 from headrace.errors import DataNotFoundError, FormatError, MissingNameError
 
 ROOT = Path(headrace.__file__).parents[1]
-
-
-def on_terminal(arguments: list[str], **variables: str) -> str:
-    """What a command prints on a terminal, stderr included."""
-    parent, child = pty.openpty()
-    given = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "", **variables}
-    command = [sys.executable, "-m", "headrace", *arguments]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=given, stdout=child, stderr=child, stdin=child
-    )
-    os.close(child)
-    shown = b""
-    try:
-        while data := os.read(parent, 1 << 16):
-            shown += data
-    except OSError:  # all is read, and the process is gone
-        pass
-    finally:
-        os.close(parent)
-        process.wait(100)
-    return shown.decode()
 
 
 def test_help_has_examples_and_fits_forty_columns(
@@ -62,14 +40,6 @@ def test_help_has_examples_and_fits_forty_columns(
         main(["--help"])
     shown = capsys.readouterr().out
     assert all(f"\n    {verb} " in shown for verb in VERBS)
-
-
-@pytest.mark.slow
-def test_colors_on_a_terminal_only(tmp_path: Path) -> None:
-    command = ["info", str(tmp_path / "none.h5")]
-    assert "\x1b[31;1merror\x1b[0m" in on_terminal(command)
-    assert "\x1b" not in on_terminal(command, NO_COLOR="1")
-    assert "\x1b" not in on_terminal(command, TERM="dumb")
 
 
 def test_json_is_one_document(

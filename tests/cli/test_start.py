@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import headrace
 from headrace.cli.main import VERBS
 
@@ -93,22 +91,3 @@ def test_lazy_names_are_those_of_the_checkers() -> None:
     errors = {name for name in headrace.__all__ if name not in lazy}
     assert errors == {name for name in dir(headrace.errors) if name in headrace.__all__}
     assert set(headrace.__all__) <= set(dir(headrace))
-
-
-def test_completion_names_options() -> None:
-    pytest.importorskip("argcomplete")
-    read, write = os.pipe()
-    line = "headrace pack --shard"
-    given = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_POINT": str(len(line))}
-    program = f"exec 8>&{write} 9>/dev/null; exec {sys.executable} -m headrace"
-    with os.fdopen(read) as answers:
-        subprocess.run(
-            ["bash", "-c", program],
-            env={**os.environ, **given, "COMP_LINE": line},
-            pass_fds=[write],
-            cwd=SOURCE.parents[1],
-            timeout=100,
-            check=True,
-        )
-        os.close(write)
-        assert "--shard-size" in answers.read().split()

@@ -8,8 +8,9 @@ with a part each, two workers of Dask (in few rounds, where `distributed` is ins
 new interpreters); encoded, decoded or re-encoded; to a folder or to moto's S3. One process of it,
 or all, gets SIGKILL at a moment that is uniformly random over the time that the case takes; then
 the same command runs again to its end. A round fails if a byte differs, a file is left that should
-not be there, a process lives on, or a command does not end. Jobs are forked from a process that has
-imported everything (`job_server`). Exit code 1: a round failed.
+not be there, a process lives on, or a command does not end. Jobs are forked from a server that has
+imported everything, so that a kill hits packing, not imports; each has a session of its own, by
+which all of its processes are found. Exit code 1: a round failed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import contextlib
 import hashlib
 import importlib.util
 import itertools
+import multiprocessing
+import os
 import random
 import shutil
 import sys
@@ -26,13 +29,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+import headrace.packing.jobs.running
+from headrace import ImageDataset, pack
 from tests.data.make import make_photos
-from tests.packing.job_server import Jobs, processes_of
 from tests.packing.shared import contents
 from tests.servers.s3 import S3Server
 
@@ -49,6 +54,101 @@ WAYS = {"one": 1.0, "two": 1.0, "jobs": 1.0, "dask": 0.03}
 """How often each is chosen."""
 REPORTED = 50
 """Rounds between two lines."""
+
+
+IMPORTED = [
+    *("tests.servers.s3", "tests.packing.shared", "headrace.packing", "h5py", "zarr"),
+    *("PIL.Image", "simplejpeg", "s3fs", "fsspec.implementations.local", "botocore.handlers"),
+    *("aiobotocore.session", "aiobotocore.endpoint"),
+    *("concurrent.futures.process", "multiprocessing.popen_fork"),
+]
+
+
+def forked_pool(processes: int, context: Any, initializer: Any, arguments: Any) -> Any:
+    """A pool that is forked from its job, before that has threads: a server of its own would
+    import torch first.
+    """
+    fork = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(processes, fork, initializer, arguments)
+    pool.submit(os.getpid).result()  # all are there now
+    return pool
+
+
+def run(job: dict[str, Any], log: Path, temporary: Path) -> None:
+    """Packs, in a process of its own: "src" to "dst" with "options" of `pack`, and "dask": on two
+    workers of Dask.
+    """
+    os.setsid()
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    headrace.packing.jobs.running.ProcessPoolExecutor = forked_pool  # type: ignore[assignment,misc]
+    dataset = ImageDataset(job["src"], image_size=24)
+    options = {"progress": False, **job["options"]}
+    if not job["dask"]:
+        pack(dataset, job["dst"], **options)
+        return
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        pack(dataset, job["dst"], executor=client.get_executor(retries=3), **options)
+
+
+class Jobs:
+    """Starts jobs and waits for them.
+
+    Args:
+        folder: "log" in it gets what they print, and "tmp" in it is their folder for temporary
+            files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.log, self.temporary = folder / "log", folder / "tmp"
+        self.temporary.mkdir()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(IMPORTED)
+
+    def start(self, jobs: Sequence[dict[str, Any]]) -> list[Any]:
+        processes = []
+        for job in jobs:
+            process = self._context.Process(target=run, args=(job, self.log, self.temporary))
+            process.start()
+            assert process.pid is not None
+            with contextlib.suppress(ProcessLookupError):
+                while os.getsid(process.pid) != process.pid:
+                    time.sleep(0.001)
+            processes.append(process)
+        return processes
+
+    def wait(self, jobs: Sequence[Any], seconds: float) -> list[int | None]:
+        """Their exit codes, when all have ended; None: not in that time."""
+        end = time.monotonic() + seconds
+        for job in jobs:
+            job.join(max(0.0, end - time.monotonic()))
+        return [job.exitcode for job in jobs]
+
+    def end(self, jobs: Sequence[Any]) -> None:
+        """Kills what is left of them."""
+        for process in processes_of(jobs):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.wait(jobs, 30)
+
+
+def processes_of(jobs: Sequence[Any]) -> list[psutil.Process]:
+    """The processes that live in the sessions of jobs."""
+    sessions = {job.pid for job in jobs}
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+            process = psutil.Process(pid)
+            if os.getsid(pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 class Folder:
@@ -203,7 +303,7 @@ def main() -> int:
         for name in wanted(["folder", "s3"]):
             is_s3 = name == "s3"
             stores[name] = Bucket(opened.enter_context(S3Server())) if is_s3 else Folder(folder)
-        rounds = Rounds(opened.enter_context(Jobs(folder)), photos, stores, given.seed)
+        rounds = Rounds(Jobs(folder), photos, stores, given.seed)
         cases = list(itertools.product(ways, wanted(list(STORES)), stores))
         for number in range(given.rounds):
             (case,) = rounds.choose.choices(cases, [WAYS[way] for way, _, _ in cases])

@@ -55,12 +55,6 @@ def test_columns_keep_types_and_classes(trees: Path) -> None:
         assert packed[0][1] is None
 
 
-def test_arrays_alone(tmp_path: Path) -> None:
-    out = pack(Own(), tmp_path / "out", shard_size=50)
-    with HDF5Dataset(out) as alone:
-        assert [len(row) for row in alone] == [index % 4 for index in range(COUNT)]
-
-
 @pytest.mark.parametrize("how", [{}, {"shard_size": 30}, {"shard_size": 30, "format": "zarr"}])
 def test_compounds_of_hdf5_are_columns(how: dict[str, Any], tmp_path: Path) -> None:
     rows = np.zeros(COUNT, [("speed", "<f4"), ("gear", "u1"), ("at", "<i2", (2,))])

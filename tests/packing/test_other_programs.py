@@ -21,7 +21,6 @@ import zarr
 from headrace import HDF5Dataset, ImageDataset, pack
 from headrace.packing import pack_status
 from tests.packing.cases import COUNT, make_arrays, make_case
-from tests.packing.shared import images
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -45,19 +44,6 @@ def test_encoded_images_in_hdf5(photos: Path, part_sizes: dict[str, Any], tmp_pa
                     assert file["targets"][number] == target
                     assert names[slice(*next(ends))].decode() == os.path.relpath(image, photos)
         assert next(samples, None) is None
-
-
-@pytest.mark.parametrize("color", ["RGB", "L"])
-def test_decoded_images_in_hdf5(photos: Path, color: str, tmp_path: Path) -> None:
-    with images(photos, color=color) as source:
-        out = pack(source, tmp_path / "out.h5", store="decoded")
-        with h5py.File(out) as file:
-            assert file["data"].shape == (24, 20, 30, len(color))
-            assert all(np.array_equal(file["data"][i], source.pixels_of(i)) for i in range(24))
-    with HDF5Dataset(out, "data", target_name="targets") as rows:
-        assert rows[3][0].shape == (20, 30, len(color)) and rows[3][1] == source.targets[3]
-    with ImageDataset(out, color=color) as packed:
-        assert packed.image_size == (20, 30)
 
 
 @pytest.mark.parametrize("way", ["file", "zarr"])

@@ -26,7 +26,6 @@ from headrace.datasets import ImageDataset
 from headrace.errors import (
     AccessError,
     ConfigError,
-    DataNotFoundError,
     TargetExistsError,
     WriteError,
 )
@@ -282,14 +281,6 @@ def test_a_folder_that_may_not_be_written(
     assert isinstance(caught.value, PermissionError)
 
 
-def test_a_folder_that_goes_away(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(DataNotFoundError), PartFile(tmp_path / "folder" / "out") as part:
-        shutil.rmtree(tmp_path / "folder")
-        part.commit()
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("several", [False, True])
 def test_names_of_any_bytes(several: bool, photos: Path, tmp_path: Path) -> None:
     """Are kept, and messages show them in one line."""
@@ -325,31 +316,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksums, "_SEGMENT", 64)
 
 
-@pytest.mark.usefixtures("small_segments")
-def test_samples_are_read_back_while_others_are_written(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[tuple[int, int]] = []
-    ahead: list[int] = []
-    sum_segment, reread = checksums._sum_segment, PartFile.reread
-
-    def counted(fd: int, segment: checksums.Segment, *arguments: Any) -> int:
-        read.append((segment.start, segment.stop))
-        return sum_segment(fd, segment, *arguments)
-
-    def then(self: PartFile) -> None:
-        assert self.ahead is not None
-        ahead.append(len(self.ahead.futures))
-        reread(self)
-
-    monkeypatch.setattr(checksums, "_sum_segment", counted)
-    monkeypatch.setattr(PartFile, "reread", then)
-    pack(photos, tmp_path / "out.h5")
-    assert ahead == [23], "the last one is read at the end"
-    assert len(read) == len(set(read)) and max(read)[1] == (tmp_path / "out.h5").stat().st_size
-    assert verify(tmp_path / "out.h5").ok
-
-
+@pytest.mark.quick_every(1)
 @pytest.mark.parametrize(("format", "call", "number"), [("hdf5", 4, 0), ("zarr", 1, 3)])
 @pytest.mark.usefixtures("small_segments")
 def test_flips_are_found_while_others_are_written(

@@ -29,7 +29,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from headrace import ImageDataset, TextDataset, ZarrDataset, open_dataset, pack
+from headrace import ImageDataset, TextDataset, ZarrDataset, pack
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,
@@ -45,7 +45,7 @@ from headrace.packing.destination import FolderDestination
 from headrace.packing.parts import edges_of
 from headrace.storage.files import FilesSource
 from headrace.testing.contract import same
-from tests.packing.shared import check_same, contents, images, kill_four_times, samples_of
+from tests.packing.shared import contents, images, kill_four_times, samples_of
 from tests.servers.s3 import S3Server
 
 SHARD = 16_000
@@ -110,13 +110,6 @@ def test_a_part_has_files_of_its_own(packed: Path, format: str) -> None:
 # --- who packs ------------------------------------------------------------------------------------
 
 
-def test_threads_of_an_executor(photos: Path, packed: Path, format: str, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(3) as executor:
-        how: dict[str, Any] = {"shard_size": SHARD, "format": format}
-        pack(photos, tmp_path / "out", executor=executor, **how)
-    assert contents(tmp_path / "out") == contents(packed)
-
-
 def test_two_jobs_at_once(photos: Path, packed: Path, format: str, tmp_path: Path) -> None:
     job = partial(pack, photos, tmp_path / "out", shard_size=SHARD, format=format)
     with ThreadPoolExecutor(2) as pool:
@@ -130,21 +123,19 @@ def test_two_plans_at_once(photos: Path, tmp_path: Path) -> None:
     sizes = (SHARD, 2 * SHARD)
     barrier = threading.Barrier(2)
 
-    def job(out: Path, size: int) -> Any:
+    def job(size: int) -> Any:
         with ImageDataset(photos) as source:
             barrier.wait()
             try:
-                return pack(source, out, shard_size=size)
+                return pack(source, tmp_path / "out", shard_size=size)
             except TargetExistsError as refused:
                 return refused
 
-    for attempt in range(4):
-        out = tmp_path / f"out{attempt}"
-        with ThreadPoolExecutor(2) as pool:
-            results = list(pool.map(partial(job, out), sizes))
-        (error,) = [result for result in results if isinstance(result, TargetExistsError)]
-        assert "shard_size" in str(error)
-        assert verify(pack(photos, out, shard_size=sizes[1 - results.index(error)])).ok
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(job, sizes))
+    (error,) = [result for result in results if isinstance(result, TargetExistsError)]
+    size = sizes[1 - results.index(error)]
+    assert verify(pack(photos, tmp_path / "out", shard_size=size)).ok
 
 
 class Counted(Numbers):
@@ -314,26 +305,6 @@ def test_each_sidecar_is_read_once(
         assert [asked[f"part-{part:05d}-of-00004.json"] for part in range(4)] == [1] * 4
 
 
-def test_a_remote_folder_is_listed_once(
-    photos: Path, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For the plan; each part looks at what that found."""
-    memory.put(f"{photos}/", "/photos/", recursive=True)
-    listed: list[str] = []
-    find = memory.find
-
-    def counted(self: Any, path: str, **options: Any) -> Any:
-        listed.append(path)
-        return find(path, **options)
-
-    monkeypatch.setattr(type(memory), "find", counted)
-    whole = Path(pack(photos, tmp_path / "whole", shard_size=SHARD))
-    with ImageDataset("memory://photos", cache_dir=tmp_path / "cache") as source:
-        listed.clear()
-        assert contents(Path(pack(source, tmp_path / "out", shard_size=SHARD))) == contents(whole)
-    assert len(listed) == 1
-
-
 # --- sources that change, and bad samples ---------------------------------------------------------
 
 
@@ -430,6 +401,8 @@ def test_places(photos: Path, tmp_path: Path) -> None:
     for format in FORMATS:
         with pytest.raises(ConfigError, match="is a file"):
             pack(photos, tmp_path / "file", shard_size=SHARD, format=format)
+    assert pack(photos, f"file://{tmp_path}/out", shard_size="1GB") == tmp_path / "out"
+    assert pack_status(f"file://{tmp_path}/out").parts == 1
     with pytest.raises(DataNotFoundError):
         pack(photos, tmp_path / "no" / "out", shard_size=SHARD)
     with pytest.raises(DataNotFoundError, match=r"plan\.json"):
@@ -443,21 +416,6 @@ def test_a_damaged_plan(photos: Path, packed: Path, out: Path, format: str) -> N
     (out / "plan.json").unlink()
     pack(photos, out, shard_size=SHARD, format=format)
     assert contents(out) == contents(packed)
-
-
-def test_a_single_part_is_the_whole(photos: Path, tmp_path: Path) -> None:
-    """Also at a URL of this machine, and of texts."""
-    with ImageDataset(photos) as source:
-        for format in FORMATS:
-            out = pack(source, f"file://{tmp_path}/{format}", shard_size="1GB", format=format)
-            assert Path(out) == tmp_path / format and pack_status(f"file://{out}").parts == 1
-            with open_dataset(out) as packed:
-                check_same(packed, source)
-    (tmp_path / "a.txt").write_text("one line\nanother one\nthe last of all\n")
-    with TextDataset(tmp_path / "a.txt", unit="line") as texts:
-        for size in ("1GB", "20B", None):
-            out = pack(texts, tmp_path / f"{size}.h5", shard_size=size)
-            assert TextDataset(out).fingerprint == texts.fingerprint
 
 
 def test_a_file_vanishes_while_sizes_are_taken(tmp_path: Path) -> None:

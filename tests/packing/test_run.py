@@ -24,7 +24,6 @@ from PIL import Image
 from headrace import HDF5Dataset, ImageDataset, pack
 from headrace.errors import (
     ConfigError,
-    DataNotFoundError,
     HeadraceWarning,
     SampleError,
     TargetExistsError,
@@ -33,7 +32,6 @@ from headrace.packing import run as running
 from headrace.packing import samples, verify
 from headrace.packing.jpeg import reencoded
 from headrace.packing.options import StoreOptions
-from headrace.storage.hdf5.packed import packed_info
 from tests.data.make import READABLE, UNREADABLE, make_bad
 from tests.packing.shared import check_same, images
 
@@ -164,13 +162,6 @@ def test_images_become_smaller(large: Path, tmp_path: Path) -> None:
         pack(source, parts, shard_size=6000, store="jpeg", max_size=90, quality=80)
 
 
-def test_larger_ones_stay_as_they_are(large: Path, tmp_path: Path) -> None:
-    out = pack(images(large, targets=None), tmp_path / "out.h5", store="jpeg", quality=100)
-    for path, data in zip(sorted(large.iterdir()), stored(out), strict=True):
-        original = path.read_bytes()
-        assert data == original or (len(data) < len(original) and path.suffix == ".png")
-
-
 def test_grey_stays_grey() -> None:
     pixels = np.arange(120 * 90, dtype=np.uint32).reshape(90, 120).astype(np.uint8)
     buffer = io.BytesIO()
@@ -273,13 +264,6 @@ def test_an_existing_file_is_kept(photos: Path, tiny_photos: Path, tmp_path: Pat
     assert len(ImageDataset(out)) == 4
 
 
-def test_places_that_can_not_be_written(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError):
-        pack(photos, tmp_path / "none" / "out.h5")
-    with pytest.raises(ConfigError):
-        pack(photos, tmp_path)
-
-
 def test_options_that_make_no_sense(photos: Path, tmp_path: Path) -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"workers": 0}, "workers"),
@@ -354,10 +338,3 @@ def test_groups_are_cut_by_samples_bytes_and_chunks() -> None:
     assert [len(group) for group in samples.groups_of(sizes, 16, 5)] == [15, 15, 7]
     assert [len(group) for group in samples.groups_of(sizes, 16, 30)] == [30, 7]
     assert not list(samples.groups_of(sizes[:0], 16, 5))
-
-
-def test_what_the_file_says_of_itself(photos: Path, tmp_path: Path) -> None:
-    info = packed_info(pack(images(photos), tmp_path / "out.h5", store="decoded"))
-    assert info is not None and (info.kind, info.store, info.count) == ("image", "decoded", 24)
-    assert info.image == {"color": "RGB", "image_size": [20, 30]}
-    assert info.classes == ["circle", "gradient", "noise"]

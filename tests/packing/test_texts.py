@@ -1,11 +1,10 @@
 """Packed texts, in one file and in parts: documents, windows and blocks are those of the texts.
 
-Kills and jobs: test_parts.py. Each flipped bit: test_flips.py.
+Kills and jobs: test_parts.py. Each flipped bit: test_verify.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -18,8 +17,6 @@ import h5py
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from headrace import (
     CharTokenizer,
@@ -46,8 +43,6 @@ from headrace.packing import pack_status
 from headrace.packing import run as running
 from headrace.packing.run import pack_dataset
 from headrace.storage.hdf5.packed import packed_info
-from headrace.storage.tokens.joined import JoinedTokens
-from headrace.storage.tokens.packed import PackedTokens
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.packing.cases import make_texts
@@ -116,7 +111,7 @@ def test_samples_and_batches_are_those_of_the_texts(
                 assert len(ours) > 3 and same(ours, theirs), mode
 
 
-@pytest.mark.parametrize("unit", ["line", "record"])
+@pytest.mark.parametrize("unit", ["record", "line"])
 def test_lines_and_records(unit: str, records: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"unit": unit, "cache_dir": tmp_path / "kept"}
     if unit == "record":
@@ -292,38 +287,6 @@ def test_each_part_has_the_smallest_dtype(tmp_path: Path) -> None:
             assert same(samples_of(joined), samples_of(single))
 
 
-@pytest.mark.slow
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None
-)
-@given(
-    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=2, max_size=4),
-    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=5),
-)
-def test_any_range_of_joined_tokens(
-    tmp_path: Path, sizes: list[list[int]], places: list[tuple[int, int]]
-) -> None:
-    each, everything = [], ""
-    for number, of_file in enumerate(sizes):
-        folder = tmp_path / "texts"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for document, size in enumerate(of_file):
-            text = "".join(chr(97 + (len(everything) + i) % 26) for i in range(size))
-            (folder / f"{document}.txt").write_text(text)
-            everything += text
-        out = pack(TextDataset(folder), tmp_path / f"{number}.h5", overwrite=True)
-        each.append(PackedTokens(out))
-    tokens, ids = JoinedTokens(each), CharTokenizer()(everything)
-    assert tokens.count == len(ids)
-    assert tokens.short[0].tolist() == np.cumsum([0, *itertools.chain(*sizes)]).tolist()
-    ranges = sorted(sorted(min(place, len(ids)) for place in pair) for pair in places)
-    begins, ends = np.array(ranges, np.int64).reshape(-1, 2).T
-    for part, begin, end in zip(tokens.parts(begins, ends), begins, ends, strict=True):
-        assert part.dtype == tokens.dtype and part.tolist() == ids[begin:end].tolist()
-    assert tokens.byte_ranges(begins, ends).nbytes.sum() == 2 * (ends - begins).sum()
-
-
 # --- jobs -----------------------------------------------------------------------------------------
 
 
@@ -397,6 +360,7 @@ def test_a_text_that_changes_meanwhile_is_named(texts: Path, tmp_path: Path) -> 
 # --- what is refused, and left out ----------------------------------------------------------------
 
 
+@pytest.mark.quick_every(1)
 @pytest.mark.parametrize("shard_size", [None, SHARD])
 def test_unreadable_texts(shard_size: int | None, texts: Path, tmp_path: Path) -> None:
     (texts / "verse" / "3.txt").write_bytes(b"\xff\xfeno text")

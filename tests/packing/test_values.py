@@ -192,15 +192,6 @@ def test_dtypes_and_shapes(dtype: str, shape: tuple[int, ...], tmp_path: Path) -
         assert [target for _, target in packed] == (torch.arange(9) / 3).tolist()
 
 
-def test_random_samples_are_drawn_once(tmp_path: Path) -> None:
-    class Noise(Samples):
-        def __getitem__(self, index: int) -> Any:
-            return torch.rand(3)
-
-    packed = HDF5Dataset(pack(Noise(range(5)), tmp_path / "out.h5"))
-    assert len({tuple(row.tolist()) for row in packed}) == 5 and verify(tmp_path / "out.h5").ok
-
-
 def test_bytes_and_str_open_as_such(tmp_path: Path) -> None:
     out = pack(Samples(["é", "mill"]), tmp_path / "out.h5")
     with open_dataset(out) as packed, HDF5Dataset(out, encoding=None) as as_bytes:

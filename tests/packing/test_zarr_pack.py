@@ -6,8 +6,6 @@ Samples: test_round_trips.py. Jobs: test_parts.py. zarr-python: test_other_progr
 from __future__ import annotations
 
 import itertools
-import json
-import random
 import shutil
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -25,13 +23,12 @@ from torch.utils.data import Dataset
 from headrace import (
     HDF5Dataset,
     ImageDataset,
-    StreamingDataset,
     TextDataset,
     ZarrDataset,
     open_dataset,
     pack,
 )
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, TargetExistsError
+from headrace.errors import ConfigError, FormatError, TargetExistsError
 from headrace.packing import pack_status, verify
 from headrace.packing.zarr.layout import ArrayLayout, flat_options, rows_options, zarr_layout
 from headrace.packing.zarr.shard import encoded
@@ -157,12 +154,6 @@ def test_threads_that_encode_leave_blosc_as_it_was(monkeypatch: pytest.MonkeyPat
     assert settings == [False, False] and blosc.use_threads is True
 
 
-def test_default_shard_size(tmp_path: Path) -> None:
-    out = pack(Rows(), tmp_path / "out", format="zarr")
-    options = json.loads((out / "plan.json").read_text())["options"]
-    assert pack_status(out).parts == 1 and options["shard_size"] == 256_000_000
-
-
 # --- damage ---------------------------------------------------------------------------------------
 
 
@@ -171,27 +162,6 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The photographs; not to be written to."""
     out = tmp_path_factory.mktemp("zarr") / "out"
     return Path(pack(photos, out, format="zarr", shard_size=16_000))
-
-
-def test_a_flipped_bit_of_each_file(packed: Path, tmp_path: Path) -> None:
-    """Is found, and the file is named, or its pack."""
-    choose = random.Random(7)
-    out = Path(shutil.copytree(packed, tmp_path / "out"))
-    for path in sorted(path for path in out.rglob("*") if path.is_file()):
-        if path.suffix == ".crc32":
-            continue
-        whole = path.read_bytes()
-        flip(path, choose.randrange(len(whole)), choose.randrange(8))
-        try:
-            bad = verify(out).bad
-            assert bad, path
-            if path.parent.parent.name == "data.zarr":
-                name = str(path.relative_to(out))
-                assert any(name in location for _, location, _ in bad), path
-        except (FormatError, DataNotFoundError) as error:
-            assert str(out) in str(error)
-        path.write_bytes(whole)
-    assert verify(out).ok
 
 
 def test_a_missing_column_chunk_is_an_error(packed: Path, tmp_path: Path) -> None:
@@ -203,18 +173,6 @@ def test_a_missing_column_chunk_is_an_error(packed: Path, tmp_path: Path) -> Non
 
 
 # --- other datasets -------------------------------------------------------------------------------
-
-
-def test_shards_are_streamed(packed: Path) -> None:
-    with (
-        StreamingDataset(str(packed / "data.zarr")) as shards,
-        ImageDataset(packed, loading_mode="streaming") as images,
-    ):
-        ours, theirs = (
-            sorted((image.sum().item(), int(target)) for image, target in each)
-            for each in (shards, images)
-        )
-        assert ours == theirs and len(ours) == 24
 
 
 def test_packs_of_another_kind(packed: Path, photos: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -37,6 +38,7 @@ from headrace.profiling.images import as_uint8, smaller_files
 from headrace.profiling.limit import Candidate, Found, find_limit
 from headrace.profiling.model import Costs
 from headrace.profiling.profile import _after_trying, _ceiling
+from headrace.profiling.report.page import page_of
 from headrace.profiling.report.result import Advice, Stage
 from headrace.profiling.running import Running, Turn, joined, run_step
 from headrace.profiling.trying import try_advice
@@ -409,6 +411,27 @@ def test_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"profile\.none"):
         made().save_plot(tmp_path / "profile.none")
+
+
+def test_everything_is_in_the_page() -> None:
+    page = page_of(made().as_dict())
+    for wanted in (
+        *("Decoding &amp; more holds the loop back.", "ceiling: the &lt;decoder&gt; alone"),
+        *("x1.80 to x2.10", "samples/s, from 0 to 120.0 at most", "batch_size=4"),
+    ):
+        assert wanted in page
+    assert not re.search(r"(src|href)=\"(?!data:,)", page)
+    assert not any(word in page for word in ("url(", "<script", "@import"))
+    assert page.count("<rect") == 9 * 8 and "default-src 'none'" in html.unescape(page)
+
+
+def test_a_page_of_little() -> None:
+    profile = made()
+    for part in (profile.stages, profile.advice, profile.batches, profile.series):
+        part.clear()
+    profile.free_per_second = None
+    page = page_of(profile.as_dict())
+    assert "Nothing that headrace knows of" in page and "<svg" not in page
 
 
 # --- how it works ---------------------------------------------------------------------------------

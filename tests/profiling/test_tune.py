@@ -333,28 +333,6 @@ def test_generators_are_restored_and_reset_is_called(caplog: pytest.LogCaptureFi
     assert lines[1] == f"batch size 8: OutOfMemoryError: {GPU}" and lines[-1].endswith(": 5")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("real")
-def test_a_real_training_step_on_the_host() -> None:
-    model = torch.nn.Linear(8, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def step(size: int) -> None:
-        optimizer.zero_grad()
-        model(torch.randn(size, 8)).square().mean().backward()
-        optimizer.step()
-        if size > 40:
-            torch.empty(1 << 50)
-
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def reset() -> None:
-        model.load_state_dict(before)
-
-    assert find_max_batch_size(step, start=40, limit=41, reset=reset) == 40
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 # --- a host that kills ----------------------------------------------------------------------------
 
 

@@ -233,15 +233,6 @@ def test_workers_that_the_budget_has_no_room_for_are_not_tried() -> None:
         pass
 
 
-def test_a_block_shuffle_has_turns() -> None:
-    options: dict[str, Any] = {"shuffle": "block", "turns": 6}
-    assert _Jobs(SquareDataset(), None, options).turns() == 6
-    assert _Jobs(SquareDataset(), None, {}).turns() is None
-    loader = create_dataloader(SquareDataset(), num_workers=0, **options)
-    assert _Jobs(loader, None, {}).turns() == 6
-    assert _Jobs(DataLoader(TensorDataset(torch.zeros(3))), None, {}).turns() is None
-
-
 # --- errors ---------------------------------------------------------------------------------------
 
 
