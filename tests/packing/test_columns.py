@@ -11,15 +11,12 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pyarrow
 import pytest
-from pyarrow import parquet
 
-from headrace import HDF5Dataset, ImageDataset, TableDataset, open_dataset, pack
+from headrace import HDF5Dataset, ImageDataset, open_dataset, pack
 from headrace.cli.main import main
 from headrace.errors import ConfigError, FormatError, TargetExistsError
 from headrace.storage.hdf5.packed import packed_info
-from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.make import make_photos
 from tests.packing.cases import COLUMNS, COUNT, Own, make_labels
@@ -69,16 +66,6 @@ def test_compounds_of_hdf5_are_columns(how: dict[str, Any], tmp_path: Path) -> N
         with open_dataset(pack(source, tmp_path / "out", **how), target_name="targets") as packed:
             assert same(samples_of(packed), samples_of(source))
             assert packed[1][1].keys() == {"speed", "gear", "at"}
-
-
-def test_structs_of_a_table_are_columns(tmp_path: Path) -> None:
-    drive = [{"speed": number / 4, "gear": number % 5} for number in range(COUNT)]
-    table = pyarrow.table({"pixel": range(COUNT), "drive": drive})
-    parquet.write_table(table, tmp_path / "in.parquet")
-    with TableDataset(tmp_path / "in.parquet", "pixel", target_name="drive") as source:
-        out = pack(source, tmp_path / "out.h5")
-    with HDF5Dataset(out, target_name="targets") as packed:
-        assert [target for _, target in packed] == drive
 
 
 def test_one_column_keeps_the_old_layout(trees: Path) -> None:
@@ -159,16 +146,3 @@ def test_commands(trees: Path, capsys: pytest.CaptureFixture[str]) -> None:
         shown = " ".join(capsys.readouterr().out.split())
         assert "kind (3 classes), height/m, sound, seen in (2 classes)" in shown
     assert main(["preview", out, "-o", str(trees / "sheet.png")]) == 0
-
-
-@pytest.mark.slow
-class TestContract(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        photos = make_photos(tmp_path / "photos", size=(32, 24))
-        make_labels(photos, tmp_path / "labels.jsonl")
-        with labelled(tmp_path) as source:
-            self.path = pack(source, tmp_path / "out", shard_size=6000)
-
-    def make(self, **options: Any) -> ImageDataset:
-        return ImageDataset(self.path, image_size=8, **options)

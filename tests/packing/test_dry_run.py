@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from headrace import ImageDataset, pack
+from headrace import ImageDataset, TextDataset, pack
 from headrace.cli.main import main
 from headrace.errors import ConfigError, DataNotFoundError, SampleError, TargetExistsError
 from headrace.packing import PackPlan, pack_status
-from headrace.packing.dry_run.measure import _spread
 from tests.packing.shared import images
 from tests.packing.test_layouts import Waves
 
@@ -60,6 +59,15 @@ def test_layouts_of_arrays(tmp_path: Path) -> None:
     assert "as chunks=1 says" in pack(Waves(), tmp_path / "a.h5", chunks=1, dry_run=True).layout
     plan = pack(Waves(), tmp_path / "a", format="zarr", shard_size=1000, dry_run=True)
     assert plan.parts > 1 and "shards" in plan.layout and os.listdir(tmp_path) == []
+
+
+def test_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text\n" * 100)
+    with TextDataset(tmp_path / "a.txt", cache_dir=tmp_path / "cache") as texts:
+        for shard_size in (None, 500):
+            plan = pack(texts, tmp_path / "out", shard_size=shard_size, dry_run=True)
+            assert plan.store == "tokens" and plan.nbytes > 500 and plan.seconds is not None
+    assert not (tmp_path / "out").exists()
 
 
 def test_finished_parts_are_left_out(photos: Path, tmp_path: Path) -> None:
@@ -112,15 +120,6 @@ def test_room_that_is_too_little(
     plan = pack(photos, tmp_path / "out", shard_size=SHARD, dry_run=True)
     assert plan.room is not None and plan.room[1] == 500 < plan.needed
     assert ": too little" in str(plan)
-
-
-def test_samples_are_evenly_spread() -> None:
-    for count in (1, 2, 17, 1000, 100_000):
-        numbers = _spread(count).tolist()
-        assert len(set(numbers)) == len(numbers) <= 4096 and set(numbers) <= set(range(count))
-        assert count > 17 or len(numbers) > count // 2
-        fifths = {number * 5 // count for number in numbers[:10]}
-        assert count < 1000 or fifths == set(range(5)), "the first ten fall into each fifth"
 
 
 def test_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,6 @@ from headrace.cli.main import main
 from headrace.errors import ConfigError, TargetExistsError, WriteError
 from headrace.packing import verify
 from headrace.packing.formats import layout as layouts
-from headrace.packing.formats.layout import rows_a_chunk
 from headrace.storage.arrays import compressors
 from tests.packing.shared import flip, images
 
@@ -104,11 +103,6 @@ def test_one_sample_a_chunk_has_no_index(tmp_path: Path) -> None:
     assert abs(chunked.stat().st_size - plain.stat().st_size) < 500
     places = [info.byte_offset for info in chunks_of(chunked)]
     assert np.diff(places).tolist() == [120] * (COUNT - 1)
-
-
-def test_samples_of_a_chunk_by_bytes() -> None:
-    sizes = [1, 150_528, 500_000, 600_000, 1 << 20, (1 << 20) + 1]
-    assert [rows_a_chunk(size) for size in sizes] == [1 << 20, 4, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

@@ -26,9 +26,8 @@ from headrace.errors import (
 )
 from headrace.packing import verify
 from headrace.storage.hdf5.packed import packed_info
-from headrace.testing import DatasetContract
 from headrace.testing.contract import same
-from tests.data.labelled import make_coco, make_masks, make_pair, save_mask
+from tests.data.labelled import make_coco, make_pair, save_mask
 from tests.packing.shared import samples_of
 
 pytestmark = pytest.mark.quick_every(2)
@@ -219,7 +218,7 @@ def test_targets_of_a_pack_stay(masks: Path, coco: Path, tmp_path: Path) -> None
         pack(HDF5Dataset(one), tmp_path / "out")
 
 
-# --- commands, and the contract -------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 
 def test_commands(
@@ -249,21 +248,3 @@ def test_info_counts_objects(
     assert main(["info", "--json", str(out)]) == 0
     counts = json.loads(capsys.readouterr().out)["classes"]
     assert counts == {"mill": int((labels == 3).sum()), "wheel": int((labels == 7).sum())}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["masks", "boxes"])
-class TestContract(DatasetContract):
-    """The laws, over packs of parts."""
-
-    @pytest.fixture(autouse=True)
-    def _data(self, kind: str, tmp_path: Path) -> None:
-        if kind == "masks":
-            source = with_masks(make_masks(tmp_path / "masks"))
-            self.path = pack(source, tmp_path / "out", shard_size=SHARD)
-        else:
-            source = with_boxes(make_coco(tmp_path / "coco"), image_size=8)
-            self.path = pack(source, tmp_path / "out", store="decoded", shard_size=2000)
-
-    def make(self, **options: Any) -> ImageDataset:
-        return ImageDataset(self.path, image_size=8, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_dry_run_tells_the_parts(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.quick_every(9)
 def test_same_bytes_whoever_packs(case: Case, tmp_path: Path) -> None:
-    """Jobs with a share each; two processes."""
+    """Jobs with a share each, two processes, threads of an executor."""
     source = case.source()
     if case.path.is_file():
         pack(source, tmp_path / "out.h5", workers=1, **case.options)
@@ -77,7 +78,10 @@ def test_same_bytes_whoever_packs(case: Case, tmp_path: Path) -> None:
         pack(source, tmp_path / "shares", part=f"{number}/3", workers=1, **case.options)
         assert pack_status(tmp_path / "shares").joined == (number == 1)
     pack(source, tmp_path / "two", processes=2, **case.options)
-    assert contents(tmp_path / "shares") == contents(tmp_path / "two") == contents(case.path)
+    with ThreadPoolExecutor(2) as executor:
+        pack(source, tmp_path / "threads", executor=executor, **case.options)
+    for name in ("shares", "two", "threads"):
+        assert contents(tmp_path / name) == contents(case.path), name
 
 
 def joint(image: Any, target: Any) -> Any:

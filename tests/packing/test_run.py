@@ -29,7 +29,7 @@ from headrace.errors import (
     TargetExistsError,
 )
 from headrace.packing import run as running
-from headrace.packing import samples, verify
+from headrace.packing import verify
 from headrace.packing.jpeg import reencoded
 from headrace.packing.options import StoreOptions
 from tests.data.make import READABLE, UNREADABLE, make_bad
@@ -217,6 +217,7 @@ def test_a_header_is_all_that_may_be_checked(copy: Path, tmp_path: Path) -> None
         pack(copy, tmp_path / "other.h5", check="header")
 
 
+@pytest.mark.quick_every(1)
 @pytest.mark.parametrize("on_error", ["skip", lambda index, path, error: torch.zeros(3, 20, 30)])
 def test_samples_are_not_made_up(on_error: Any, tmp_path: Path) -> None:
     """None left of none, and a callable that would give one."""
@@ -324,17 +325,3 @@ def test_what_is_read_ahead_is_bounded(
     monkeypatch.setattr(running.PackedWriter, "append", slow)
     pack(photos, tmp_path / "out.h5", workers=2)
     assert len(ahead) == 24 and max(ahead) <= 4
-
-
-def test_groups_are_cut_by_samples_bytes_and_chunks() -> None:
-    assert [len(group) for group in samples.groups_of(np.arange(1000, 1100))] == [64, 36]
-    large = np.arange(1000, 1024) * (samples.GROUP_BYTES // 3000)
-    groups = list(samples.groups_of(large))
-    assert [index for group in groups for index in group] == list(range(24))
-    assert all(large[list(group)].sum() <= samples.GROUP_BYTES for group in groups)
-    assert all(len(group) >= 2 for group in groups[:-1])
-    assert len(list(samples.groups_of(large * 3000))) == 24
-    sizes = np.full(37, 1000)
-    assert [len(group) for group in samples.groups_of(sizes, 16, 5)] == [15, 15, 7]
-    assert [len(group) for group in samples.groups_of(sizes, 16, 30)] == [30, 7]
-    assert not list(samples.groups_of(sizes[:0], 16, 5))
