@@ -63,11 +63,14 @@ def damaged_in_part(
                 fds.append(os.open(path, os.O_RDONLY))
                 opened.callback(os.close, fds[-1])
             wholes = [sum_file(fd, workers=workers) for fd in fds]
-            if all(
-                key in objects and (one.size, one.crc) == objects[key][1:]
+            wrong = [
+                key
                 for key, one in zip(keys, wholes, strict=True)
-            ):
+                if key not in objects or (one.size, one.crc) != objects[key][1:]
+            ]
+            if not wrong:
                 return bad
+            name = folder.shown_name(wrong[0])
             damaged, shards = damaged_samples(fds, layout, columns, part, workers)
             for number, why in damaged:
                 where = f"{name}, sample {number} of the part"
