@@ -1,29 +1,40 @@
-"""Layouts of packed arrays in HDF5: contiguous, in chunks, compressed; and what a plan says.
+"""Layouts of packed arrays: contiguous, in chunks, compressed, in shards of Zarr; what a plan says.
 
-h5py reads them: test_other_programs.py.
+h5py and zarr-python read them: test_other_programs.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import resource
+import shutil
 import sys
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numcodecs import blosc
 from torch.utils.data import Dataset
 
-from headrace import HDF5Dataset, pack
+from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset, open_dataset, pack
 from headrace.cli.main import main
-from headrace.errors import ConfigError, TargetExistsError, WriteError
-from headrace.packing import verify
+from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteError
+from headrace.packing import pack_status, verify
 from headrace.packing.formats import layout as layouts
+from headrace.packing.zarr.layout import ArrayLayout, flat_options, rows_options, zarr_layout
+from headrace.packing.zarr.shard import encoded
 from headrace.storage.arrays import compressors
-from tests.packing.shared import flip, images
+from tests.packing.shared import contents, flip, images
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -31,17 +42,24 @@ COMPRESSIONS = ("gzip", "lz4", "zstd")
 COUNT = 37
 
 
-class Waves(Dataset[Any]):
-    """Float arrays [6, 5] that compress, with a target each."""
+class Rows(Dataset[Any]):
+    """Arrays of one shape (but for one) that compress, with a target each."""
 
-    def __init__(self, count: int = COUNT) -> None:
-        self.count = count
+    def __init__(self, shape: Any = (6, 5), dtype: str = "<f4", ragged: int | None = None) -> None:
+        self.shape, self.dtype, self.ragged = shape, dtype, ragged
 
     def __len__(self) -> int:
-        return self.count
+        return COUNT
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return (np.arange(30, dtype=np.float32) // 7 + index).reshape(6, 5), index % 3
+        shape = (index, *self.shape[1:]) if index == self.ragged else self.shape
+        values = np.arange(math.prod(shape)) // 7 + index
+        return values.astype(self.dtype).reshape(shape), index % 3
+
+
+class Dicts(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return {"a": np.zeros(2), "b": np.zeros(3)}
 
 
 def chunks_of(path: Path) -> list[Any]:
@@ -57,7 +75,7 @@ def chunks_of(path: Path) -> list[Any]:
 @pytest.mark.parametrize("chunks", [None, 1, 7, 64])
 def test_round_trip(compression: Any, chunks: int | None, tmp_path: Path) -> None:
     how: dict[str, Any] = {"compression": compression, "chunks": chunks}
-    out = pack(Waves(), tmp_path / "out.h5", **how, workers=4)
+    out = pack(Rows(), tmp_path / "out.h5", **how, workers=4)
     with h5py.File(out) as file:
         is_chunked = chunks is not None or compression is not None
         assert file["data"].chunks == ((min(chunks or COUNT, COUNT), 6, 5) if is_chunked else None)
@@ -65,11 +83,11 @@ def test_round_trip(compression: Any, chunks: int | None, tmp_path: Path) -> Non
         assert "h5py" not in str(packed.sample_source.how()), "headrace reads it by itself"
         for index in (0, 36, 5, 7):
             row, target = packed[index]
-            assert np.array_equal(row, Waves()[index][0]) and target == index % 3
+            assert np.array_equal(row, Rows()[index][0]) and target == index % 3
         if compression and chunks == 7:
             assert packed.sample_source.blocks().tolist() == [7, 7, 7, 7, 7, 2]
     assert verify(out).ok and os.listdir(tmp_path) == ["out.h5"]
-    assert pack(Waves(), tmp_path / "b.h5", **how, workers=1).read_bytes() == out.read_bytes()
+    assert pack(Rows(), tmp_path / "b.h5", **how, workers=1).read_bytes() == out.read_bytes()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -98,8 +116,8 @@ def test_kinds_of_rows(compression: str, tmp_path: Path) -> None:
 
 def test_one_sample_a_chunk_has_no_index(tmp_path: Path) -> None:
     """Chunks that are not compressed lie one behind the other, as contiguous rows do."""
-    plain = pack(Waves(), tmp_path / "plain.h5")
-    chunked = pack(Waves(), tmp_path / "chunked.h5", chunks=1)
+    plain = pack(Rows(), tmp_path / "plain.h5")
+    chunked = pack(Rows(), tmp_path / "chunked.h5", chunks=1)
     assert abs(chunked.stat().st_size - plain.stat().st_size) < 500
     places = [info.byte_offset for info in chunks_of(chunked)]
     assert np.diff(places).tolist() == [120] * (COUNT - 1)
@@ -108,7 +126,7 @@ def test_one_sample_a_chunk_has_no_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_flipped_bit_in_a_chunk_is_found(compression: str, tmp_path: Path) -> None:
     """The samples whose bytes it decides are named, and no others."""
-    out = pack(Waves(), tmp_path / "out.h5", compression=compression, chunks=7)
+    out = pack(Rows(), tmp_path / "out.h5", compression=compression, chunks=7)
     chunk = chunks_of(out)[2]
     flip(out, chunk.byte_offset + chunk.size // 2, 2)
     bad = verify(out).bad
@@ -135,11 +153,6 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-class Ragged(Waves):
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return np.zeros(1 + index), index
-
-
 def test_what_has_no_chunks(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "_MOST_CHUNK_BYTES", 1000)
     (tmp_path / "a.txt").write_text("some text")
@@ -148,12 +161,12 @@ def test_what_has_no_chunks(photos: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (photos, {"compression": "gzip", "store": "encoded"}, "store='decoded'"),
         (photos, {"compression": "gzip", "store": "jpeg"}, "store='decoded'"),
         (tmp_path / "a.txt", {"compression": "zstd"}, "tokens"),
-        (Ragged(), {"chunks": 4}, "several lengths"),
-        (Waves(), {"compression": "lzma"}, "compression"),
-        (Waves(), {"chunks": 0}, "chunks"),
-        (Waves(), {"chunks": True}, "chunks"),
-        (Waves(), {"chunks": 2.5}, "chunks"),
-        (Waves(), {"chunks": 30}, r"chunks=30: .* 3\.6 kB"),
+        (Rows(ragged=7), {"chunks": 4}, "several lengths"),
+        (Rows(), {"compression": "lzma"}, "compression"),
+        (Rows(), {"chunks": 0}, "chunks"),
+        (Rows(), {"chunks": True}, "chunks"),
+        (Rows(), {"chunks": 2.5}, "chunks"),
+        (Rows(), {"chunks": 30}, r"chunks=30: .* 3\.6 kB"),
     ]
     for source, options, word in rows:
         with pytest.raises(ConfigError, match=word):
@@ -162,9 +175,9 @@ def test_what_has_no_chunks(photos: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_another_layout_is_another_plan(tmp_path: Path) -> None:
-    out = pack(Waves(), tmp_path / "out", shard_size=2000, compression="gzip", chunks=4)
+    out = pack(Rows(), tmp_path / "out", shard_size=2000, compression="gzip", chunks=4)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir())
-    pack(Waves(), out, shard_size=2000, compression="gzip", chunks=4)  # goes on
+    pack(Rows(), out, shard_size=2000, compression="gzip", chunks=4)  # goes on
     others: list[tuple[dict[str, Any], str]] = [
         ({"compression": "zstd", "chunks": 4}, "compression: gzip there, zstd now"),
         ({"chunks": 4}, "compression: gzip there, None now"),
@@ -172,7 +185,7 @@ def test_another_layout_is_another_plan(tmp_path: Path) -> None:
     ]
     for options, message in others:
         with pytest.raises(TargetExistsError, match=message):
-            pack(Waves(), out, shard_size=2000, **options)
+            pack(Rows(), out, shard_size=2000, **options)
     assert sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir()) == before
 
 
@@ -184,7 +197,7 @@ def test_the_plan_says_what_decides_the_bytes(photos: Path, tmp_path: Path) -> N
     decoded: dict[str, Any] = {"store": "decoded", "shard_size": 9000}
     rows: list[tuple[Any, dict[str, Any], set[str]]] = [
         (photos, {"shard_size": 9000}, set()),
-        (Waves(), {"shard_size": 2000, "chunks": 1}, set()),
+        (Rows(), {"shard_size": 2000, "chunks": 1}, set()),
         (photos, {"shard_size": 9000, "store": "jpeg"}, {"Pillow", "simplejpeg"}),
         (
             images(photos),
@@ -204,16 +217,16 @@ def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "hdf5plugin", None)
     for shard_size in (None, 1000):
         with pytest.raises(ConfigError, match=r"pip install 'headrace\[hdf5\]'"):
-            pack(Waves(), tmp_path / "out", compression="zstd", shard_size=shard_size)
-    assert verify(pack(Waves(), tmp_path / "gzip.h5", compression="gzip")).ok
+            pack(Rows(), tmp_path / "out", compression="zstd", shard_size=shard_size)
+    assert verify(pack(Rows(), tmp_path / "gzip.h5", compression="gzip")).ok
 
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = pack(Waves(), tmp_path / "out", shard_size=2000, compression="gzip")
+    out = pack(Rows(), tmp_path / "out", shard_size=2000, compression="gzip")
     (out / "manifest.json").unlink()
     monkeypatch.setattr(compressors.zlib, "ZLIB_RUNTIME_VERSION", "9.9")
     with pytest.raises(TargetExistsError, match=r"zlib: .* there, 9\.9 now"):
-        pack(Waves(), out, shard_size=2000, compression="gzip")
+        pack(Rows(), out, shard_size=2000, compression="gzip")
 
 
 def test_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,3 +235,145 @@ def test_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*command, "--store", "decoded", "--size", "20x30", "--chunks", "4"]) == 0
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["data"].chunks == (4, 20, 30, 3) and file["data"].compression == "gzip"
+
+
+# --- Zarr -----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(1, 100_000), st.integers(1, 3_000_000))
+def test_rows_of_parts_are_whole_chunks(count: int, row: int, shard_size: int) -> None:
+    options = rows_options((count, row), np.dtype(np.uint8), shard_size)
+    samples, chunk = options["samples"], options["chunk"]
+    parts = -(-count // samples)
+    assert samples % chunk == 0 and parts * samples >= count > (parts - 1) * samples
+    assert chunk * row <= max(row, 64 << 10)
+    assert zarr_layout(count, parts, options).data.shape == (count, row)
+    assert samples * row < shard_size + 2 * chunk * row + row
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60), st.integers(1, 10**7))
+def test_flat_parts_fit_their_shards(sizes: list[int], shard_size: int) -> None:
+    options = flat_options(np.array(sizes), np.array(sizes), shard_size)
+    step = options["samples"]
+    largest = max(sum(sizes[start : start + step]) for start in range(0, len(sizes), step))
+    assert largest <= options["shard"] < largest + options["chunk"]
+    assert options["shard"] % options["chunk"] == 0
+
+
+@pytest.mark.quick_every(3)
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "|u1", "<i8", "|b1", "<c8", ">u2", "<f2"])
+@pytest.mark.parametrize("shape", [(3, 4), (), (5,)])
+def test_arrays_in_zarr(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    out = pack(Rows(shape, dtype), tmp_path / "out", format="zarr", shard_size=100)
+    group: Any = zarr.open_group(out / "data.zarr", mode="r")
+    source = Rows(shape, dtype)
+    assert all(np.array_equal(group["data"][n], source[n][0]) for n in range(COUNT))
+    by_group = ZarrDataset(out / "data.zarr", "data", target_name="targets")
+    with ZarrDataset(out, target_name="targets") as rows, by_group:
+        for number, (value, target) in enumerate(rows):
+            assert np.array_equal(np.asarray(value), source[number][0])
+            assert target == by_group[number][1] == number % 3
+        assert rows.fingerprint == by_group.fingerprint
+    with open_dataset(out) as rows:
+        assert isinstance(rows, ZarrDataset) and verify(out).samples == len(rows) == COUNT
+
+
+@pytest.mark.quick_every(6)
+@pytest.mark.parametrize("dtype", ["|u1", ">f4"])
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "lz4", None])
+@pytest.mark.parametrize("chunks", [1, 4, None])
+def test_chunks_in_zarr(dtype: str, compression: Any, chunks: Any, tmp_path: Path) -> None:
+    source = Rows((9, 7), dtype)
+    nbytes = 63 * np.dtype(dtype).itemsize
+    how: dict[str, Any] = {"format": "zarr", "shard_size": 8 * nbytes, "chunks": chunks}
+    out = pack(source, tmp_path / "out", compression=compression, workers=3, **how)
+    again = tmp_path / "again"
+    for part in ("1/2", "0/2"):
+        pack(source, again, compression=compression, part=part, workers=1, **how)
+    assert contents(again) == contents(out) and pack_status(out).parts == 5
+    data: Any = zarr.open_array(out / "data.zarr", path="data", mode="r")
+    assert data.chunks[0] == (chunks or 8)
+    with ZarrDataset(out, target_name="targets") as rows:
+        for number, (value, target) in enumerate(rows):
+            assert np.array_equal(np.asarray(value), source[number][0]) and target == number % 3
+        assert "zarr-python" not in rows.explain()
+    if compression is not None:
+        stored = sum(path.stat().st_size for path in (out / "data.zarr" / "data").glob("c.*"))
+        assert stored < COUNT * nbytes or chunks == 1, "very small chunks don't get smaller"
+        with pytest.raises(TargetExistsError, match="compression"):
+            pack(source, out, **how)
+    shard = out / "data.zarr" / "data" / "c.1.0.0"
+    whole = shard.read_bytes()
+    named = []
+    for place in (10, len(whole) - 5):  # a sample, and the shard's index
+        flip(shard, place)
+        named.append([index for index, _, _ in verify(out).bad])
+        shard.write_bytes(whole)
+    assert named == [list(range(8, 8 + data.chunks[0])), [-1]]
+
+
+def test_threads_that_encode_leave_blosc_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that encode at once the first to begin is the first to end."""
+    array = ArrayLayout("data", (4, 4096), np.dtype("<i8"), 4, 1, compression="lz4")
+    chunk = np.arange(4096).view(np.uint8)
+    both = threading.Barrier(2)
+    first_ended = threading.Event()
+    numbers = itertools.count()
+    settings: list[Any] = []
+    compress = blosc.compress
+
+    def in_turn(*arguments: Any) -> Any:
+        number = next(numbers)
+        both.wait(60)
+        assert number == 0 or first_ended.wait(60)
+        settings.append(blosc.use_threads)
+        return compress(*arguments)
+
+    monkeypatch.setattr(blosc, "compress", in_turn)
+    monkeypatch.setattr(blosc, "use_threads", True)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(encoded, chunk, array) for _ in range(2)]
+        wait(made, return_when=FIRST_COMPLETED)
+        first_ended.set()
+        assert made[0].result() == made[1].result()
+    assert settings == [False, False] and blosc.use_threads is True
+
+
+@pytest.fixture(scope="module")
+def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs; not to be written to."""
+    out = tmp_path_factory.mktemp("zarr") / "out"
+    return Path(pack(photos, out, format="zarr", shard_size=16_000))
+
+
+def test_a_missing_column_chunk_is_an_error(packed: Path, tmp_path: Path) -> None:
+    for name in ("targets", "crc32", "names"):
+        out = Path(shutil.copytree(packed, tmp_path / name))
+        (out / "data.zarr" / name / "c.1").unlink()
+        with pytest.raises(FormatError, match="missing"):
+            ImageDataset(out)
+
+
+def test_packs_of_another_kind(packed: Path, photos: Path, tmp_path: Path) -> None:
+    hdf5 = pack(photos, tmp_path / "hdf5", shard_size=16_000)
+    for dataset, path in ((HDF5Dataset, packed), (TextDataset, packed), (ZarrDataset, hdf5)):
+        with pytest.raises(FormatError, match=r"headrace\.open_dataset"):
+            dataset(path)
+    with pytest.raises(FormatError, match="HDF5 files"):
+        ImageDataset([packed, hdf5])
+
+
+def test_what_zarr_can_not_hold(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    refused: list[tuple[Any, str]] = [
+        (TextDataset(tmp_path / "a.txt"), "texts"),
+        (Rows(ragged=7), "several shapes"),
+        (Rows(dtype="<M8[s]"), "dtype|numbers"),
+        (Rows((0, 3)), "no elements"),
+        (Dicts(), "dtype"),
+    ]
+    for dataset, word in refused:
+        with pytest.raises(ConfigError, match=word):
+            pack(dataset, tmp_path / "out", format="zarr")

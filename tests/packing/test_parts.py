@@ -358,7 +358,8 @@ def test_unreadable_samples_are_left_out(
     assert verify(out).ok
 
 
-@pytest.mark.parametrize("store", ["encoded", "decoded"])
+@pytest.mark.quick_every(2)
+@pytest.mark.parametrize("store", ["encoded", "decoded", "jpeg"])
 def test_a_sample_that_fails_later_is_an_error(store: Any, copy: Path, tmp_path: Path) -> None:
     """The shape of a store is that of the plan."""
     with images(copy, on_error="skip") as source:
@@ -410,9 +411,14 @@ def test_places(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_plan(photos: Path, packed: Path, out: Path, format: str) -> None:
-    (out / "plan.json").write_text('{"version": 1')
-    with pytest.raises(FormatError, match=r"plan\.json"):
-        pack(photos, out, shard_size=SHARD, format=format)
+    plan = json.loads((out / "plan.json").read_text())
+    changes: list[dict[str, Any]] = [
+        *({"version": 99}, {"count": -1}, {"edges": plan["edges"][::-1]}, {"kind": 3}, {"more": 1})
+    ]
+    for text in ['{"version": 1', *(json.dumps({**plan, **change}) for change in changes)]:
+        (out / "plan.json").write_text(text)
+        with pytest.raises(FormatError, match=r"plan\.json"):
+            pack(photos, out, shard_size=SHARD, format=format)
     (out / "plan.json").unlink()
     pack(photos, out, shard_size=SHARD, format=format)
     assert contents(out) == contents(packed)
