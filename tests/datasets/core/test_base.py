@@ -203,9 +203,8 @@ class TestOwnFormat:
             with pytest.raises(ConfigError, match=next(iter(wrong))):
                 SquaresDataset(**wrong)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("base", [BaseDataset, ImageDataset])
-    def test_a_constructor_that_calls_no_base_class(self, base: Any) -> None:
-        class Forgetful(base):  # type: ignore[misc]
+    def test_a_constructor_that_calls_no_base_class(self) -> None:
+        class Forgetful(ImageDataset):
             def __init__(self, path: str) -> None:
                 self.path = path
 

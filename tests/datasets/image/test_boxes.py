@@ -170,32 +170,31 @@ class TestGeometry:
         else:
             assert min(edges[2:] - edges[:2]) < 1 + 1e-5
 
-    @pytest.mark.parametrize("options", [{}, {"image_size": 40}, {"hold": "decoded"}], ids=str)
-    def test_crops_and_flips_move_boxes_and_masks_with_their_image(
-        self, tmp_path: Path, options: Any
-    ) -> None:
+    def test_crops_and_flips_move_boxes_and_masks_with_their_image(self, tmp_path: Path) -> None:
         pytest.importorskip("pycocotools")
         (tmp_path / "images").mkdir()
-        image = np.zeros((24, 32), np.uint8)
-        image[8:16, 10:26] = 255
+        picture = np.zeros((24, 32), np.uint8)
+        picture[8:16, 10:26] = 255
         for number in range(8):
-            Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
+            Image.fromarray(picture).save(tmp_path / "images" / f"{number}.png")
         annotated = coco_of({f"{number}.png": [(10, 8, 26, 16)] for number in range(8)}, SIZE)
         (tmp_path / "instances.json").write_text(json.dumps(annotated))
+        common: dict[str, Any] = {"normalize": False, "color": "L", "masks": True}
         steps = [RandomResizedCrop(48, scale=(0.2, 0.9)), RandomHorizontalFlip()]
-        options |= {"transform": steps, "normalize": False, "color": "L", "masks": True}
-        seen = set()
-        for image, target in opened(tmp_path, **options):
-            bright = (image[0] > 127).numpy()
-            if len(target["boxes"]):
-                edges = extent(bright)
-                assert np.abs(target["boxes"][0].numpy() - edges).max() < 3
-                assert np.abs(np.subtract(extent(target["masks"][0].numpy()), edges)).max() < 4
-                assert target["masks"].shape == (1, 48, 48)
-                seen.add(tuple(edges))
-            else:
-                assert min(bright.any(1).sum(), bright.any(0).sum()) <= 3
-        assert len(seen) > 3
+        for options in ({}, {"image_size": 40}, {"hold": "decoded"}):
+            seen = set()
+            for image, target in opened(tmp_path, transform=steps, **common, **options):
+                bright = (image[0] > 127).numpy()
+                if len(target["boxes"]):
+                    edges = extent(bright)
+                    assert np.abs(target["boxes"][0].numpy() - edges).max() < 3, options
+                    mask = target["masks"][0].numpy()
+                    assert np.abs(np.subtract(extent(mask), edges)).max() < 4, options
+                    assert mask.shape == (48, 48)
+                    seen.add(tuple(edges))
+                else:
+                    assert min(bright.any(1).sum(), bright.any(0).sum()) <= 3
+            assert len(seen) > 3
 
 
 class TestMasks:

@@ -130,21 +130,21 @@ class TestFolders:
         with pytest.raises(DataNotFoundError, match=r"'texts' \(there are 20 \.json.*TextDataset"):
             folder_targets(scan(tmp_path, (".jpg",)))
 
-    @pytest.mark.parametrize(
-        "folders",
-        [("train", "val"), ("Test", "training", "valid"), ("train2017", "val2017"), ("train",)],
-    )
-    def test_splits_are_refused(self, folders: tuple[str, ...], tmp_path: Path) -> None:
-        for folder in folders:
-            save(tmp_path / folder / "cat" / "1.png")
-        (tmp_path / "notes").mkdir()
-        first = str(tmp_path / folders[0])
-        with pytest.raises(ConfigError, match=rf"holds {', '.join(folders)}: .*'{first}'"):
-            ImageDataset(tmp_path)
-        (tmp_path / "notes").rmdir()
-        assert ImageDataset(tmp_path, targets="folders").classes == list(folders)
-        assert ImageDataset(tmp_path, targets=None).targets is None
-        assert ImageDataset(first).classes == ["cat"]
+    def test_splits_are_refused(self, tmp_path: Path) -> None:
+        for number, folders in enumerate(
+            (("train", "val"), ("Test", "training", "valid"), ("train2017", "val2017"), ("train",))
+        ):
+            root = tmp_path / str(number)
+            for folder in folders:
+                save(root / folder / "cat" / "1.png")
+            (root / "notes").mkdir()
+            first = str(root / folders[0])
+            with pytest.raises(ConfigError, match=rf"holds {', '.join(folders)}: .*'{first}'"):
+                ImageDataset(root)
+            (root / "notes").rmdir()
+            assert ImageDataset(root, targets="folders").classes == list(folders)
+            assert ImageDataset(root, targets=None).targets is None
+            assert ImageDataset(first).classes == ["cat"]
 
     def test_images_beside_their_targets_are_refused(self, tmp_path: Path) -> None:
         for case, (beside, targets) in enumerate(
@@ -404,46 +404,46 @@ def without(*left_out: str) -> Table:
 
 
 class TestTables:
-    @pytest.mark.parametrize("form", FORMS)
-    def test_columns_become_targets(
-        self, files: FileSet, tmp_path: Path, memory: Any, form: Form
-    ) -> None:
-        path = form(TABLE, tmp_path)
-        memory.put(path, "/labels/" + os.path.basename(path))
-        for where in (path, f"memory://labels/{os.path.basename(path)}"):
-            labels = given_targets(where, files)
-            assert len(labels.targets) == 5
-            assert labels.targets[3] == {"species": 2, "age": 1, "weight": 1.25, "patient": 2}
-        assert labels.classes == []
-        assert labels.column_classes["species"] == ["dingo", "hawk", "lynx", "owl"]
-        assert labels.columns["age"].tolist() == TABLE["age"]
-        assert labels.columns["patient"].tolist() == [0, 0, 1, 2, 2]
-        assert [one["age"] for one in labels.targets[1:3]] == [1, 4]
-        labels = given_targets(path, files, target_name="species")
-        assert labels.targets.tolist() == [1, 3, 2, 2, 0]
-        assert labels.classes == ["dingo", "hawk", "lynx", "owl"]
-        assert list(labels.columns) == ["species", "age", "weight", "patient"]
-        assert given_targets(path, files, target_name=["age"]).targets[0] == {"age": 3}
-        short = {name: values[:3] for name, values in TABLE.items()}
-        with pytest.raises(ConfigError, match=r"cat/deep/er/3\.jpg .* 1 others of 5 files"):
-            given_targets(form(short, tmp_path), files)
+    def test_columns_become_targets(self, files: FileSet, tmp_path: Path, memory: Any) -> None:
+        for form in FORMS:
+            path = form(TABLE, tmp_path)
+            memory.put(path, "/labels/" + os.path.basename(path))
+            for where in (path, f"memory://labels/{os.path.basename(path)}"):
+                labels = given_targets(where, files)
+                assert len(labels.targets) == 5
+                assert labels.targets[3] == {"species": 2, "age": 1, "weight": 1.25, "patient": 2}
+            assert labels.classes == []
+            assert labels.column_classes["species"] == ["dingo", "hawk", "lynx", "owl"]
+            assert labels.columns["age"].tolist() == TABLE["age"]
+            assert labels.columns["patient"].tolist() == [0, 0, 1, 2, 2]
+            assert [one["age"] for one in labels.targets[1:3]] == [1, 4]
+            labels = given_targets(path, files, target_name="species")
+            assert labels.targets.tolist() == [1, 3, 2, 2, 0]
+            assert labels.classes == ["dingo", "hawk", "lynx", "owl"]
+            assert list(labels.columns) == ["species", "age", "weight", "patient"]
+            assert given_targets(path, files, target_name=["age"]).targets[0] == {"age": 3}
+            short = {name: values[:3] for name, values in TABLE.items()}
+            with pytest.raises(ConfigError, match=r"cat/deep/er/3\.jpg .* 1 others of 5 files"):
+                given_targets(form(short, tmp_path), files)
 
-    @pytest.mark.parametrize("form", [as_csv, as_json, as_parquet])
-    def test_tables_that_do_not_fit(self, files: FileSet, tmp_path: Path, form: Form) -> None:
-        nameless = form(without("file", "age", "patient"), tmp_path)
-        with pytest.raises(ConfigError, match=r"\(species, weight\)"):
-            given_targets(nameless, files)
-        empty = "" if form is as_csv else None
-        path = form({**TABLE, "age": [3, 1, empty, 1, 5]}, tmp_path)
-        row = 4 if form is as_csv else 3
-        with pytest.raises(ConfigError, match=rf"row {row} of .* 'age'"):
-            given_targets(path, files)
-        assert given_targets(path, files, target_name="species").columns["age"][2] is None
-        twice = {name: [*values, values[0]] for name, values in TABLE.items()}
-        assert given_targets(form(twice, tmp_path), files).targets[0]["age"] == 3
-        twice["age"][-1] = 9
-        with pytest.raises(ConfigError, match=r"rows \d and \d .* bird/1\.jpg .*'?3'? and '?9'?"):
-            given_targets(form(twice, tmp_path), files)
+    def test_tables_that_do_not_fit(self, files: FileSet, tmp_path: Path) -> None:
+        for form in (as_csv, as_json, as_parquet):
+            nameless = form(without("file", "age", "patient"), tmp_path)
+            with pytest.raises(ConfigError, match=r"\(species, weight\)"):
+                given_targets(nameless, files)
+            empty = "" if form is as_csv else None
+            path = form({**TABLE, "age": [3, 1, empty, 1, 5]}, tmp_path)
+            row = 4 if form is as_csv else 3
+            with pytest.raises(ConfigError, match=rf"row {row} of .* 'age'"):
+                given_targets(path, files)
+            assert given_targets(path, files, target_name="species").columns["age"][2] is None
+            twice = {name: [*values, values[0]] for name, values in TABLE.items()}
+            assert given_targets(form(twice, tmp_path), files).targets[0]["age"] == 3
+            twice["age"][-1] = 9
+            with pytest.raises(
+                ConfigError, match=r"rows \d and \d .* bird/1\.jpg .*'?3'? and '?9'?"
+            ):
+                given_targets(form(twice, tmp_path), files)
 
     def test_the_column_of_files_is_found_by_what_it_holds(
         self, files: FileSet, tmp_path: Path
