@@ -12,7 +12,6 @@ from headrace import (
     AccessError,
     ConfigError,
     DataNotFoundError,
-    FormatError,
     ImageDataset,
     RemoteError,
     SampleError,
@@ -111,12 +110,6 @@ def test_a_folder_of_the_web(web: str, end: str, tmp_path: Path) -> None:
             TextDataset(f"{web}/{name}{end}")
     with TextDataset(f"{web}/empty/page.htm") as page:
         assert page.text_of(0) == '{"text": "a line"}\n'
-
-
-def test_a_page_in_place_of_tokens(tmp_path: Path) -> None:
-    (tmp_path / "tokens.h5").write_text("<html>not found</html>")
-    with pytest.raises(FormatError, match=r"tokens\.h5"):
-        TextDataset(tmp_path / "tokens.h5", max_length=8, packing=True)
 
 
 def test_what_is_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
