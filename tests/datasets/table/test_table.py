@@ -24,7 +24,6 @@ from headrace import (
     DataNotFoundError,
     FileChangedError,
     FormatError,
-    HDF5Dataset,
     HeadraceWarning,
     ImageDataset,
     Loader,
@@ -36,7 +35,6 @@ from headrace import (
     TextDataset,
     create_dataloader,
     open_dataset,
-    pack,
 )
 from headrace.inspecting import inspect
 from headrace.testing.contract import DatasetContract, same
@@ -589,11 +587,14 @@ CALLS = CHATML.replace(
 @pytest.mark.parametrize("kind", ["parquet", "stream"])
 def test_chats_are_those_of_text_dataset(kind: str, tmp_path: Path) -> None:
     tools = ['[{"name": "saw"}]'] * 5 + [None]
-    table = chats_table(tools=tools, number=list(range(6)))
+    system = ["be kind"] * 6
+    table = chats_table(tools=tools, system=system, number=list(range(6)))
     path = write(tmp_path / name_of(kind), table, kind, rows=2)
     template = "{{ (tools or [{'name': 'none'}])[0].name }}" + CALLS
     options: Any = {"text_column": "messages", "tokenizer": ChatTokenizer(template)}
-    texts = TextDataset(write_chats(tmp_path, tools=tools), tokenizer=ChatTokenizer(template))
+    lines = write_chats(tmp_path, tools=tools, system=system)
+    texts = TextDataset(lines, tokenizer=ChatTokenizer(template))
+    assert "be kind" in texts.text_of(0)
     with TableDataset(path, **options) as dataset:
         assert all(same(dataset[row], texts[row]) for row in range(6))
         assert dataset.lengths()[0] == len(texts.text_of(0))
@@ -605,19 +606,9 @@ def test_chats_are_those_of_text_dataset(kind: str, tmp_path: Path) -> None:
             assert list(dataset[3]) == [column, "input_ids", "labels"]
             assert dataset[3][column] == value
             assert torch.equal(dataset[3]["labels"], texts[3]["labels"])
-    options |= {"tokenizer": ChatTokenizer(None), "chat_template": template, "max_length": 40}
+    options |= {"tokenizer": ChatTokenizer(None), "chat_template": template, "max_length": 80}
     with open_dataset(path, **options) as dataset:
-        assert torch.equal(dataset[3]["labels"], texts[3]["labels"][:40])
-
-
-def test_a_system_column_comes_first(tmp_path: Path) -> None:
-    for values, said in ((["be kind"] * 6, ["be kind"] * 6), ([3] * 6, [None] * 6)):
-        path = write(tmp_path / "a.parquet", chats_table(system=values))  # numbers are no message
-        texts = TextDataset(write_chats(tmp_path, system=said), tokenizer=ChatTokenizer(CALLS))
-        assert ("be kind" in texts.text_of(0)) == (said[0] is not None)
-        with TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(CALLS)) as dataset:
-            assert dataset.lengths()[0] == len(texts.text_of(0))
-            assert all(same(dataset[row], texts[row]) for row in range(6))
+        assert torch.equal(dataset[3]["labels"], texts[3]["labels"][:80])
 
 
 def test_chats_of_tables_that_are_none(tmp_path: Path) -> None:
@@ -835,13 +826,6 @@ def test_encrypted_columns_are_named(tmp_path: Path) -> None:
         TableDataset(write_encrypted(tmp_path / "b.parquet", plaintext_footer=False))
 
 
-def test_info_on_two_columns_of_one_name(tmp_path: Path) -> None:
-    columns = [pa.array([1, 2]), pa.array([3, 4]), pa.array(["a", "b"])]
-    report = inspect(write(tmp_path / "a.parquet", pa.table(columns, names=["x", "x", "y"])))
-    assert report.opens_as.endswith("columns=['y'])")
-    assert any("'x'" in note for note in report.notes)
-
-
 # -- folders, and other functions
 
 
@@ -877,27 +861,6 @@ def test_open_dataset_finds_tables_by_content(tmp_path: Path) -> None:
         ImageDataset(write(tmp_path / "one" / "a.parquet", words()).parent)
 
 
-def test_tables_are_packed(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", some_table())
-    images = write(tmp_path / "b.parquet", pictures(True))
-    pixels = {"image_column": "image", "image_size": 8, "normalize": False}
-    for dataset in (
-        TableDataset(path, ["number", "vector"], target_name="half"),
-        TableDataset(path, "word"),
-        TableDataset(images, target_name="label", **pixels),  # type: ignore[arg-type]
-    ):
-        pack(dataset, tmp_path / "a.h5", workers=1, progress=False, overwrite=True)
-        targets = None if dataset.targets is None else "targets"
-        with HDF5Dataset(tmp_path / "a.h5", target_name=targets) as packed:
-            assert str(packed[7]) == str(dataset[7])
-            assert packed.fingerprint == dataset.fingerprint
-    nulls = TableDataset(path, "text", on_error="skip").subset([10])
-    texts = TableDataset(images, ["image", "caption"], text_column="caption")
-    for refused in (nulls, texts):
-        with pytest.raises(ConfigError):
-            pack(refused, tmp_path / "none.h5", workers=1, progress=False)
-
-
 # -- the contracts
 
 
@@ -926,6 +889,7 @@ class TestInPlace(TestParquet):
     kind = "stream"
 
 
+@pytest.mark.slow
 class TestRemoteParquet(RemoteDatasetContract):
     names = ("a.parquet", "b.parquet")
     has_index = False
@@ -939,7 +903,6 @@ class TestRemoteParquet(RemoteDatasetContract):
         return TableDataset(paths, ["number", "vector", "word"], **{"progress": False, **options})
 
 
-@pytest.mark.slow
 class TestRemoteStream(TestRemoteParquet):
     names = ("a.arrow", "b.arrow")
     has_index = True

@@ -16,7 +16,6 @@ from headrace import (
     BaseDataset,
     CharTokenizer,
     ConfigError,
-    HeadraceWarning,
     MemoryEfficientDataset,
     SampleError,
     TextCollator,
@@ -29,7 +28,6 @@ from headrace import (
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.datasets.text.chat_tokenizer import CHATML, MARKED, ChatTokenizer
-from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -367,49 +365,10 @@ class TestSamples:
         assert len(list(loader_of(dataset, 1, shuffle=True, bucket_by_length=True))) == 2
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_streams_resume_here_and_by_url(packing: bool, tmp_path: Path) -> None:
-    chats = ([USER, answer(f"{'so ' * (n % 5)}{n}")] for n in range(24))
-    path = write(tmp_path / "chats", *chats)
-    options: Any = {"packing": True, "max_length": 32} if packing else {}
-
-    def streamed(place: Any) -> Any:
-        dataset = opened(place, loading_mode="streaming", **options)
-        return loader_of(dataset, 4, shuffle=True, seed=5)
-
-    with RangeServer(path.parent) as server:
-        url = f"{server.url}/{path.name}"
-        with streamed(path) as local, streamed(url) as remote:
-            whole = list(local)
-            assert same(list(remote), whole)
-            assert all((batch["labels"] == -100).any() for batch in whole)
-        for first, second in ((path, url), (url, path)):
-            with streamed(first) as begun, streamed(second) as resumed:
-                batches = iter(begun)
-                received = [next(batches) for _ in range(3)]
-                resumed.load_state_dict(begun.state_dict())
-                del batches
-                assert same(received + list(resumed), whole)
-
-
 class TestBlocksAndPacks:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
         return write(tmp_path, *([*CHAT[:2], answer(f"answer {n}")] for n in range(9)))
-
-    def test_blocks_hold_labels(self, path: Path) -> None:
-        for template in (MARKED, CHATML):
-            chats = opened(path, template)
-            blocks = opened(path, template, packing=True, max_length=32)
-            for name in ("input_ids", "labels"):
-                joined = torch.cat([blocks[n][name] for n in range(len(blocks))])
-                expected = torch.cat([chats[n][name] for n in range(9)])
-                assert torch.equal(joined, expected[: len(joined)])
-                assert len(expected) - len(joined) < 32
-            loader = loader_of(blocks, 2)
-            assert "straight" in loader.explain()
-            batch = next(iter(loader))
-            assert same({name: column[1] for name, column in batch.items()}, blocks[1])
 
     def test_other_templates_make_other_tokens(self, path: Path, tmp_path: Path) -> None:
         options: Any = {"packing": True, "max_length": 16, "cache_dir": tmp_path / "cache"}
@@ -443,12 +402,6 @@ class TestBlocksAndPacks:
             with pytest.raises(ConfigError):
                 TextDataset(target, **wrong)
 
-    def test_chats_that_cant_be_read_are_left_out(self, path: Path, tmp_path: Path) -> None:
-        path.write_text(path.read_text() + json.dumps({"messages": [USER]}) + "\n")
-        with pytest.warns(HeadraceWarning):
-            pack(opened(path, on_error="skip"), tmp_path / "a.h5", workers=1, progress=False)
-        assert len(TextDataset(tmp_path / "a.h5")) == 9
-
 
 @pytest.mark.slow
 class TestChatsKeepTheLaws(DatasetContract):
@@ -468,12 +421,3 @@ class TestChatsKeepTheLaws(DatasetContract):
 
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]] | None:
         return opened(self.bad, **options), [3, 17]
-
-
-@pytest.mark.slow
-class TestRowsOfChatsKeepTheLaws(TestChatsKeepTheLaws):
-    def make(self, **options: Any) -> BaseDataset:
-        return opened(self.path, packing="bfd", max_length=70, **options)
-
-    def make_bad(self, **options: Any) -> None:
-        return None

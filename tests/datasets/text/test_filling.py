@@ -174,20 +174,6 @@ def test_a_file_that_became_shorter_while_it_is_read(
             made(dataset, TextCollator(), [0, 2])
 
 
-def test_what_workers_count(folder: Path) -> None:
-    found = []
-    for workers in (0, 2):
-        with TextDataset(folder, unit="line", max_length=40) as dataset:
-            loader = create_dataloader(dataset, batch_size=4, num_workers=workers)
-            found.append([{name: t.clone() for name, t in batch.items()} for batch in loader])
-            stats = loader.get_stats()
-            assert stats["samples"] == stats["cache_misses"] == len(dataset)
-            lines = dataset.sample_source.read(range(len(dataset)))
-            assert stats["bytes_read"] == sum(map(len, lines))
-    assert len(found[0]) == 4
-    assert same(found[0], found[1])
-
-
 @settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 1 << 31), max_size=9), min_size=1, max_size=6),

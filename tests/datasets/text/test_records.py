@@ -107,20 +107,8 @@ class TestUnit:
         whole = TextDataset("memory://records", labels="folders")
         assert whole.class_to_idx == {"a": 0}
 
-    def test_windows_of_records(self, tmp_path: Path) -> None:
-        windows = TextDataset(one_file(tmp_path, "a.jsonl", lines(1, 2)), max_length=2, stride=2)
-        assert texts(windows) == ["ro", "w ", "0", "ro", "w ", "1"]
-        packed = pack(windows, tmp_path / "a.h5", progress=False)
-        assert texts(TextDataset(packed)) == ["row 0", "row 1"]
-
 
 class TestText:
-    def test_a_list_of_texts(self, tmp_path: Path) -> None:
-        folder = write(tmp_path, {"a.json": '["one", "two"]', "b.jsonl": '"three"\n'})
-        assert texts(TextDataset(folder, unit="record")) == ["one", "two", "three"]
-        with pytest.raises(SampleError, match="no object with fields"):
-            TextDataset(folder, unit="record", text_field="body")[0]
-
     def test_made_by_a_callable(self, tmp_path: Path) -> None:
         path = one_file(tmp_path, "a.csv", "title,body\nA,b\nC,d\n")
         dataset = TextDataset(path, text_field=lambda row: row["title"] + row["body"])

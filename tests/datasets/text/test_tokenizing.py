@@ -89,15 +89,6 @@ def test_cached_tokens_fit_tokenizer_texts_and_end_token(tmp_path: Path) -> None
     assert (making.read, other.read) == (12, 4)
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_documents_that_are_left_out_are_noted(tokenizer: Any, tmp_path: Path) -> None:
-    bad = SampleError("sample 1 can't be read")
-    making = Making(tmp_path, [DOCUMENTS[0], bad, np.empty(0, np.int64), bad], tokenizer)
-    for tokens in (making.tokens(end=9), making.tokens(end=9)):
-        assert tokens.short[1].tolist() == [1, 3]
-        assert rows(tokens) == [[0, 1, 2, 9], [], [9], []]
-
-
 def test_an_error_is_raised_once_and_caches_nothing(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -19,7 +19,6 @@ import pytest
 
 from headrace import CharTokenizer, HDF5Dataset, StreamingDataset, TextDataset, open_dataset, pack
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.storage.tokens.source import BlocksSource
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
@@ -91,8 +90,9 @@ def batches(make_loader: Any, dataset: Any, **options: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tokens.h5", "classes.h5"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "way"), [("classes.h5", "whole"), *(("tokens.h5", way) for way in WAYS)]
+)
 def test_the_same_samples_and_order(
     name: str, way: str, far_of: Any, folder: Path, make_loader: Any
 ) -> None:
@@ -115,39 +115,10 @@ def test_the_same_samples_and_order(
             assert same(found, batches(make_loader, near, shuffle=shuffle)), (mode, shuffle)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "start"), [("windows", "fork"), ("rows", "forkserver")])
-def test_workers_go_on_with_what_is_known(
-    way: str, start: str, server: RangeServer, far_of: Any, folder: Path, make_loader: Any
-) -> None:
-    expected = batches(make_loader, TextDataset(folder / "tokens.h5", **WAYS[way]))
-    far = far_of(loading_mode="streaming", **WAYS[way])
-    server.counts()
-    found = batches(make_loader, far, num_workers=2, multiprocessing_context=start)
-    assert same(found, expected)
-    counts = server.counts()
-    assert counts["requests"] == len(counts["ranges"])  # nobody asks for versions again
-
-
-def test_a_view_and_a_copy(far_of: Any, folder: Path, make_loader: Any) -> None:
-    far, near = (
-        dataset.subset([40, 7, 7, 3, *range(50, 80)])
-        for dataset in (far_of(), TextDataset(folder / "tokens.h5"))
-    )
-    assert far.fingerprint == near.fingerprint
-    assert same(batches(make_loader, far), batches(make_loader, near))
-    copy = pickle.loads(pickle.dumps(far))
-    far.close()
-    for dataset in (far, copy):
-        assert same(dataset[3], near[3])
-        dataset.close()
-
-
-@pytest.mark.parametrize("way", ["whole", "blocks"])
 def test_a_state_of_the_local_file_goes_on_by_url(
-    way: str, far_of: Any, folder: Path, loader_of: Any
+    far_of: Any, folder: Path, loader_of: Any
 ) -> None:
-    options: Any = {"loading_mode": "streaming", **WAYS[way]}
+    options: Any = {"loading_mode": "streaming", **WAYS["blocks"]}
     loader = loader_of(TextDataset(folder / "tokens.h5", **options), shuffle="block")
     iterator = iter(loader)
     for _ in range(3):
@@ -194,15 +165,6 @@ def test_other_file_systems(folder: Path, memory: Any, tmp_path: Path) -> None:
         assert same(both[len(near) + 20], near[20])
 
 
-def test_packed_again_from_afar(far_of: Any, folder: Path, tmp_path: Path) -> None:
-    for name, chosen in (("tokens.h5", slice(2, 9)), ("classes.h5", slice(None))):
-        packed = []
-        for dataset in (TextDataset(folder / name), far_of(name)):
-            pack(dataset[chosen], tmp_path / "a.h5", progress=False, workers=1, overwrite=True)
-            packed.append((tmp_path / "a.h5").read_bytes())
-        assert packed[0] == packed[1], name
-
-
 # -- what is asked for
 
 
@@ -228,14 +190,6 @@ def test_a_streaming_epoch_asks_for_each_block_once(
     reach = 2 * (WAYS[way]["max_length"] or 40)  # of a block's last sample
     nbytes = sum(stop - start for _, start, stop in ranges)
     assert nbytes <= far.sample_source.count * 2 + len(ranges) * max(reach, 2 * 16)
-
-
-def test_a_batch_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
-    far = far_of(**WAYS["blocks"])
-    assert isinstance(far.sample_source, BlocksSource)
-    server.counts()
-    far.__getitems__([3, 9, 4, 20])
-    assert len(server.counts()["ranges"]) == 1  # they lie near one another
 
 
 # -- what goes wrong

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
+import itertools
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from headrace.storage.text.line_index import (
     HeldArrays,
     Places,
     PlacesEncoder,
-    PlacesTable,
 )
 
 
@@ -44,9 +42,10 @@ def check(distances: npt.NDArray[np.int64], pieces: int = 1) -> HeldArrays:
     return held
 
 
-@pytest.mark.parametrize("most", [0, 1, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, 1 << 40])
-def test_distances_of_any_size(most: int) -> None:
-    for count in (1, BLOCK - 1, BLOCK, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP + 76):
+def test_distances_of_any_size() -> None:
+    sizes = (0, 1, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, 1 << 40)
+    counts = (1, BLOCK - 1, BLOCK, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP + 76)
+    for most, count in itertools.product(sizes, counts):
         distances = np.random.default_rng(count).integers(0, most, count, endpoint=True)
         distances[-1] = most
         check(distances)
@@ -76,13 +75,3 @@ def test_bytes_a_line() -> None:
     assert check(np.full(10 * GROUP - 1, 60_000)).long.size == 2.125 * 10 * GROUP
     assert check(np.empty(0, np.int64)).long.size > 0
     assert encoded(np.empty(0, np.int64)).long.size == 0
-
-
-def test_a_pickled_table_holds_no_places() -> None:
-    table = PlacesTable(encoded(np.cumsum(np.full(GROUP, 3))))
-    assert table.places.reach(np.array([1, 70]))[0].tolist() == [6, 213]
-    copy = pickle.loads(pickle.dumps(table))
-    assert copy._places is None
-    assert copy.places.reach(np.array([1, 70]))[1].tolist() == [9, 216]
-    assert table.path is None
-    assert [array.tolist() for array in table.short] == [[0, 1, 2]]

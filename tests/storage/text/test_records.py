@@ -23,7 +23,6 @@ from headrace.storage.text.records import (
     QuoteCheck,
     csv_row,
     field_of,
-    format_of,
     json_places,
     json_record,
 )
@@ -134,18 +133,6 @@ class TestCsv:
         assert not alive
         assert child.exitcode == 0
 
-    @settings(max_examples=80)
-    @given(text=st.text(st.sampled_from('a,"\n'), max_size=20), size=st.integers(1, 21))
-    def test_quotes_are_looked_at_in_any_pieces(self, text: str, size: int) -> None:
-        data = np.frombuffer(text.encode(), np.uint8)
-        whole, parts = QuoteCheck(","), QuoteCheck(",")
-        if data.size:
-            whole(data)
-        for start in range(0, len(data), size):
-            parts(data[start : start + size])
-        assert whole.is_plain == parts.is_plain
-        assert whole.count == parts.count == text.count('"')
-
     def test_which_quotes_are_plain(self) -> None:
         plain = ['"a","b"\n"c"', '"a""b"', '"a"\r"b"']
         for text in (*plain, 'a"b"', 'a, "b"'):
@@ -210,10 +197,3 @@ class TestJson:
         assert rows_of(source) == [{"a": 1}, {"a": 2}]
         assert strip_end(b"a\r\n", "\n") == b"a\r"
         assert json_record('{"a": 1}, \n', True) == {"a": 1}  # of a list
-
-
-def test_which_files_have_records() -> None:
-    for name in ("a.CSV", "a.jsonl.gz", "b.json.zst", "c.tsv"):
-        assert name.lower()[1:].startswith(format_of(name))
-    with pytest.raises(FormatError, match=r"a.txt"):
-        format_of("a.txt")

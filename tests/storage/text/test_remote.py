@@ -5,11 +5,8 @@ from __future__ import annotations
 import gc
 import gzip
 import multiprocessing
-import os
 import pickle
 import random
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,17 +189,6 @@ def test_a_batch_takes_few_requests(both: Any, server: RangeServer) -> None:
     assert far.stored_nbytes == 550_000
 
 
-def test_of_faults_nothing_is_seen(
-    both: Any, server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    monkeypatch.setattr(in_order, "PIECE", 200)
-    server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
-    near, far = both(LINES, retries=30)
-    assert far.take_counts()["retries"] > 0
-    same(near, far)
-
-
 def test_files_that_are_gone_replaced_or_out_of_reach(
     both: Any, server: RangeServer, served: Path
 ) -> None:
@@ -221,20 +207,6 @@ def test_files_that_are_gone_replaced_or_out_of_reach(
     (served / "a.txt").write_bytes(b"3\n4\n")
     with pytest.raises(FileChangedError, match=r"a.txt, bytes 2 to 4"):
         far.read([1])
-
-
-def test_what_is_damaged_is_named(both: Any) -> None:
-    for name, content, said in (
-        ("a.csv", b"", "empty"),
-        ("a.csv", b'a\n"1', "line 2"),
-        ("a.json", b'[{"a": 1}, {]', "record 2 at byte 11"),
-        ("a.txt", b"", "records"),
-        ("a.jsonl.gz", packed(b"{}\n" * 99, ".gz")[:-9], "cut short"),
-        ("a.jsonl.zst", packed(b"{}\n" * 99, ".zst")[:-1], "cut short"),
-        ("a.jsonl.gz", b"nonsense, and no gzip", "no sound gzip"),
-    ):
-        with pytest.raises(FormatError, match=f"^http://127.0.0.1:.*{name}.*{said}"):
-            both({name: content}, "record")
 
 
 def test_what_is_damaged_on_the_way_is_fetched_again(
@@ -289,12 +261,11 @@ def opening(server: RangeServer, tmp_path: Path) -> Callable[..., Any]:
     return start
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_of_processes_that_start_at_once_one_fetches(
-    server: RangeServer, served: Path, opening: Any, name: str
+    server: RangeServer, served: Path, opening: Any
 ) -> None:
-    data = bytes(random.Random(0).choices(b"abcdefgh\n", k=300_000))
-    (served / name).write_bytes(packed(data, ".gz" if name.endswith("gz") else ""))
+    name, data = "a.txt.gz", bytes(random.Random(0).choices(b"abcdefgh\n", k=300_000))
+    (served / name).write_bytes(packed(data, ".gz"))
     server.set(bandwidth=2_000_000)
     for child, pipe in [opening(name) for _ in range(3)]:
         assert pipe.poll(60)
@@ -304,64 +275,7 @@ def test_of_processes_that_start_at_once_one_fetches(
     assert sum(whole) == (served / name).stat().st_size
 
 
-@pytest.mark.slow
-def test_a_killed_maker_keeps_nobody(
-    server: RangeServer, served: Path, tmp_path: Path, opening: Any
-) -> None:
-    (served / "a.txt.gz").write_bytes(gzip.compress(random.Random(0).randbytes(300_000)))
-    server.set(bandwidth=200_000)
-    child, _ = opening("a.txt.gz")
-    end = time.monotonic() + 30
-    while not list((tmp_path / "far").glob("headrace-plain-*.part")) and time.monotonic() < end:
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
-    child.join()
-    server.set(bandwidth=0)
-    second, pipe = opening("a.txt.gz")
-    assert pipe.poll(30)
-    assert len(pipe.recv()) == 2
-    second.join()
-
-
 # -- which files
-
-
-def test_a_listing_in_memory(memory: Any, tmp_path: Path) -> None:
-    contents = {"b/2.txt": b"three\n", "a/1.txt": b"one\ntwo\n", "a/1.bin": b"no", "c.jsonl": b"{}"}
-    for name, content in contents.items():
-        memory.pipe(f"/texts/{name}", content)
-    options = RemoteOptions(cache_dir=tmp_path)
-    for path, lines in (
-        ("memory://texts/", [b"one", b"two", b"three", b"{}"]),
-        ("memory://texts/*/*.txt", [b"one", b"two", b"three"]),
-        (["memory://texts/c.jsonl", "memory://texts/a"], [b"one", b"two", b"{}"]),
-    ):
-        there = remote_texts(path, ENDINGS, options)
-        source = LinesSource(there, "line", None, "utf-8", "strict", tmp_path)
-        assert source.read(range(len(source))) == lines
-        assert source.location(0).startswith("memory://texts/")
-        source.close()
-    memory.makedirs("/texts/folder.txt")
-    with pytest.raises(DataNotFoundError, match=r"memory://texts/folder.txt"):
-        remote_texts("memory://texts/folder.txt", ENDINGS, options)
-
-
-def test_secrets_are_not_shown_and_don_t_count(
-    server: RangeServer, served: Path, tmp_path: Path
-) -> None:
-    (served / "a.jsonl.gz").write_bytes(packed(b"{}\n", ".gz"))
-    (served / "b.jsonl").write_bytes(b"{}\n")
-    found = []
-    for key in ("one", "two"):
-        urls = [f"{server.url}/{name}?signature={key}" for name in ("a.jsonl.gz", "b.jsonl")]
-        there = remote_texts(urls, ENDINGS, RemoteOptions(cache_dir=tmp_path))
-        source = LinesSource(there, "record", None, "utf-8", "strict", tmp_path)
-        said = [source.location(0), source.location(1), *source.how().values()]
-        assert "signature" not in "".join(said)
-        found.append((source.fingerprint(), source.read([0, 1])))
-        source.close()
-    assert found[0] == found[1]
-    assert len(list(tmp_path.glob("headrace-plain-*"))) == 1
 
 
 # -- what lies beside a text
