@@ -49,13 +49,13 @@ class TestPackedNames:
         assert peak < 1.2 * size + 10_000_000  # one chunk of names
         assert packed[n - 1] == b"folder/00299999.jpg"
 
-    @pytest.mark.parametrize("n", [0, 1, 65_536, 65_537])
-    def test_chunks_are_all_of_it(self, n: int) -> None:
-        wanted = [str(i).encode() for i in range(n)]
-        packed = PackedNames(iter(wanted))
-        chunks = list(packed.chunks())
-        assert [name for chunk in chunks for name in chunk] == wanted == list(packed)
-        assert all(chunks)
+    def test_chunks_are_all_of_it(self) -> None:
+        for n in [0, 1, 65_536, 65_537]:
+            wanted = [str(i).encode() for i in range(n)]
+            packed = PackedNames(iter(wanted))
+            chunks = list(packed.chunks())
+            assert [name for chunk in chunks for name in chunk] == wanted == list(packed)
+            assert all(chunks)
 
 
 @given(st.lists(listed_names))
@@ -92,12 +92,12 @@ class TestOrder:
         else:
             assert order.tolist() == wanted != list(range(len(listed)))
 
-    @pytest.mark.parametrize("at", [0, 65_535, 69_999])
-    def test_looks_at_all_chunks(self, at: int) -> None:
-        listed = [b"%08d" % i for i in range(70_000)]
-        listed[at : at + 2] = listed[at : at + 2][::-1]
-        order = order_of_parts(PackedNames(listed))
-        assert (order is None) == (at == 69_999)
+    def test_looks_at_all_chunks(self) -> None:
+        for at in [0, 65_535, 69_999]:
+            listed = [b"%08d" % i for i in range(70_000)]
+            listed[at : at + 2] = listed[at : at + 2][::-1]
+            order = order_of_parts(PackedNames(listed))
+            assert (order is None) == (at == 69_999)
 
 
 def tell(names: PackedNames, pipe: Connection) -> None:

@@ -101,45 +101,44 @@ def test_a_parent_may_hold_the_tightest_limit(machine: Machine, version: int) ->
     assert machine.notes == []
 
 
-@pytest.mark.parametrize("none", ["max", "", 2**60, 2**64 - 1])
-def test_no_limit_is_no_limit_and_not_worth_a_note(machine: Machine, none: object) -> None:
-    machine.inside("4:memory:/foo", "0::/foo")
-    machine.files("memory/foo", **v1(none, 5)).files("unified/foo", **v2(none, 5, high=none))
-    assert machine.limits() == {}
-    assert machine.notes == []
+def test_no_limit_is_no_limit_and_not_worth_a_note(machine: Machine) -> None:
+    for none in ["max", "", 2**60, 2**64 - 1]:
+        machine.inside("4:memory:/foo", "0::/foo")
+        machine.files("memory/foo", **v1(none, 5)).files("unified/foo", **v2(none, 5, high=none))
+        assert machine.limits() == {}
+        assert machine.notes == []
 
 
-@pytest.mark.parametrize(
-    ("files", "limits", "noted"),
-    [
-        ({"max": "12 MB"}, {"memory.high": (90, 37)}, "memory.max"),
-        ({"max": "-1"}, {"memory.high": (90, 37)}, "memory.max"),
-        ({"max": "9" * 5000}, {"memory.high": (90, 37)}, "memory.max"),
-        ({"max": b"\xff\xfe"}, {"memory.high": (90, 37)}, "memory.max"),
-        ({"max": None}, {"memory.high": (90, 37)}, "memory.max"),
-        ({"current": "garbage", "high": "max"}, {}, "memory.current"),
-        ({"current": None, "high": "max"}, {}, "memory.current"),
-        ({"stat": None, "high": "max"}, {"memory.max": (100, 40)}, "page cache"),
-        ({"stat": "inactive_file garbage", "high": "max"}, {"memory.max": (100, 40)}, "page cache"),
-        ({"stat": "anon 5", "high": "max"}, {"memory.max": (100, 40)}, "page cache"),
-    ],
-)
-def test_garbage_is_ignored_with_a_note(
-    machine: Machine, files: dict[str, Any], limits: dict[str, Any], noted: str
-) -> None:
-    machine.inside("0::/foo").files("foo", max=100, high=90, current=40, stat="inactive_file 3")
-    for name, content in files.items():
-        path = machine.sys_fs / "foo" / f"memory.{name}"
-        path.unlink()
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        elif content is not None:
-            path.write_text(content)
-        else:
-            path.mkdir()  # reading a folder fails for root, too
-    found = machine.limits().items()
-    assert {name.split()[-1]: (limit.total, limit.used) for name, limit in found} == limits
-    assert noted in machine.notes[-1]
+GARBAGE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"max": "12 MB"}, {"memory.high": (90, 37)}, "memory.max"),
+    ({"max": "-1"}, {"memory.high": (90, 37)}, "memory.max"),
+    ({"max": "9" * 5000}, {"memory.high": (90, 37)}, "memory.max"),
+    ({"max": b"\xff\xfe"}, {"memory.high": (90, 37)}, "memory.max"),
+    ({"max": None}, {"memory.high": (90, 37)}, "memory.max"),
+    ({"current": "garbage", "high": "max"}, {}, "memory.current"),
+    ({"current": None, "high": "max"}, {}, "memory.current"),
+    ({"stat": None, "high": "max"}, {"memory.max": (100, 40)}, "page cache"),
+    ({"stat": "inactive_file garbage", "high": "max"}, {"memory.max": (100, 40)}, "page cache"),
+    ({"stat": "anon 5", "high": "max"}, {"memory.max": (100, 40)}, "page cache"),
+]
+
+
+def test_garbage_is_ignored_with_a_note(tmp_path: Path) -> None:
+    for number, (files, limits, noted) in enumerate(GARBAGE):
+        machine = Machine(tmp_path / str(number)).inside("0::/foo")
+        machine.files("foo", max=100, high=90, current=40, stat="inactive_file 3")
+        for name, content in files.items():
+            path = machine.sys_fs / "foo" / f"memory.{name}"
+            path.unlink()
+            if isinstance(content, bytes):
+                path.write_bytes(content)
+            elif content is not None:
+                path.write_text(content)
+            else:
+                path.mkdir()  # reading a folder fails for root, too
+        found = machine.limits().items()
+        assert {name.split()[-1]: (limit.total, limit.used) for name, limit in found} == limits
+        assert noted in machine.notes[-1]
 
 
 def test_malformed_lines_are_noted_and_the_rest_is_read(machine: Machine) -> None:

@@ -318,27 +318,27 @@ class Explodes:
 class TestInProcess:
     """With num_workers=0 the parent collates into a slot, and hands the tensors out as they are."""
 
-    @pytest.mark.parametrize("kind", [tuple, list, dict])
-    def test_who_keeps_the_labels_keeps_no_slot(self, kind: Any) -> None:
-        ring = Ring(1)
-        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
-            images = empty((64, 500), torch.float32).fill_(1)
-            labels = empty((64,), torch.int64).fill_(5)
-            made = [images, labels, labels]
-            made = dict(zip("xyz", made, strict=True)) if kind is dict else kind(made)
-        assert arena.lightened(Point(images, labels)).x is images
-        assert arena.lightened([images])[0] is images
-        assert arena.lightened([labels[:5]])[0]._base is labels
-        sparse = torch.eye(2).to_sparse()
-        assert arena.lightened([sparse])[0] is sparse
-        del images, labels
-        batch = arena.lightened(made)
-        del arena, made
-        assert type(batch) is kind and in_use(ring) == 1
-        images, *labels = batch.values() if kind is dict else batch
-        assert labels[0] is labels[1]
-        del batch, images
-        assert in_use(ring) == 0 and (labels[0] == 5).all()
+    def test_who_keeps_the_labels_keeps_no_slot(self) -> None:
+        for kind in [tuple, list, dict]:
+            ring = Ring(1)
+            with ring_module.Arena(ring, ring.take(), leased=True) as arena:
+                images = empty((64, 500), torch.float32).fill_(1)
+                labels = empty((64,), torch.int64).fill_(5)
+                made = [images, labels, labels]
+                made = dict(zip("xyz", made, strict=True)) if kind is dict else kind(made)
+            assert arena.lightened(Point(images, labels)).x is images
+            assert arena.lightened([images])[0] is images
+            assert arena.lightened([labels[:5]])[0]._base is labels
+            sparse = torch.eye(2).to_sparse()
+            assert arena.lightened([sparse])[0] is sparse
+            del images, labels
+            batch = arena.lightened(made)
+            del arena, made
+            assert type(batch) is kind and in_use(ring) == 1
+            images, *labels = batch.values() if kind is dict else batch
+            assert labels[0] is labels[1]
+            del batch, images
+            assert in_use(ring) == 0 and (labels[0] == 5).all()
 
     def test_an_abandoned_slot_is_free_when_nothing_is_left(self) -> None:
         ring = Ring(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,23 +77,23 @@ def test_aligned_lanes_are_a_bijection_of_whole_blocks(
         assert shared == lanes.lead[lane] + lanes.tail[lane] < 2 * size
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_each_segment_has_one_reader(world_size: int) -> None:
+def test_each_segment_has_one_reader() -> None:
     """Shards of 16 MB with rows of 27,648 bytes; whoever takes a sample of a segment fetches all
     of it.
     """
-    shards, row, of_shard = 4, 27_648, 16_000_000 // 27_648
-    height = block_length(shards * 16_000_000) // row
-    sizes = np.tile([height] * (of_shard // height) + [of_shard % height], shards)
-    n, count, batch = int(sizes.sum()), len(sizes), 64 * world_size
-    interleave, turns = lanes_for(count, 0, interleave_for(500, n, count, FEWEST))
-    order = EpochOrder(
-        n, shuffle="block", blocks=sizes, global_batch=batch, interleave=interleave, turns=turns
-    )
-    segments, positions = order.segments(), np.arange(n)
-    assert segments is not None
-    numbers = np.searchsorted(segments, order[positions], side="right") - 1
-    for workers in (1, 2, 4, 8):
-        readers = positions % world_size * workers + positions // batch % workers
-        fetched = np.unique(np.stack([numbers, readers]), axis=1)[0]
-        assert np.diff(segments)[fetched].sum() <= 1.05 * n
+    for world_size in [1, 4]:
+        shards, row, of_shard = 4, 27_648, 16_000_000 // 27_648
+        height = block_length(shards * 16_000_000) // row
+        sizes = np.tile([height] * (of_shard // height) + [of_shard % height], shards)
+        n, count, batch = int(sizes.sum()), len(sizes), 64 * world_size
+        interleave, turns = lanes_for(count, 0, interleave_for(500, n, count, FEWEST))
+        order = EpochOrder(
+            n, shuffle="block", blocks=sizes, global_batch=batch, interleave=interleave, turns=turns
+        )
+        segments, positions = order.segments(), np.arange(n)
+        assert segments is not None
+        numbers = np.searchsorted(segments, order[positions], side="right") - 1
+        for workers in (1, 2, 4, 8):
+            readers = positions % world_size * workers + positions // batch % workers
+            fetched = np.unique(np.stack([numbers, readers]), axis=1)[0]
+            assert np.diff(segments)[fetched].sum() <= 1.05 * n

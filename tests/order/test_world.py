@@ -38,31 +38,27 @@ def numbers(world: World) -> tuple[int, int, int, int]:
     return world.rank, world.world_size, world.local_rank, world.local_world_size
 
 
-@pytest.mark.parametrize(
-    ("groups", "expected", "source"),
-    [
-        ([], (0, 1, 0, 1), "single process"),
-        ([NO_SRUN], (0, 1, 0, 1), ""),
-        ([TORCHRUN], (3, 8, 1, 2), "torchrun"),
-        ([SLURM], (5, 6, 1, 2), "SLURM"),
-        ([OPENMPI], (2, 4, 0, 2), "OpenMPI"),
-        ([MPICH], (1, 3, 1, 3), "MPICH"),
-        ([SLURM, TORCHRUN], (3, 8, 1, 2), "torchrun"),
-        ([OPENMPI, TORCHRUN], (3, 8, 1, 2), "torchrun"),
-        ([SLURM, OPENMPI], (2, 4, 0, 2), "OpenMPI"),  # mpirun starts its daemons by srun
-        ([SLURM, MPICH], (1, 3, 1, 3), "MPICH"),
-    ],
-)
-def test_the_innermost_launcher_counts(
-    monkeypatch: pytest.MonkeyPatch,
-    groups: list[dict[str, str]],
-    expected: tuple[int, ...],
-    source: str,
-) -> None:
-    set_variables(monkeypatch, *groups)
-    world = detect_world()
-    assert numbers(world) == expected
-    assert source in world.source
+LAUNCHED: list[tuple[list[dict[str, str]], tuple[int, ...], str]] = [
+    ([], (0, 1, 0, 1), "single process"),
+    ([NO_SRUN], (0, 1, 0, 1), ""),
+    ([TORCHRUN], (3, 8, 1, 2), "torchrun"),
+    ([SLURM], (5, 6, 1, 2), "SLURM"),
+    ([OPENMPI], (2, 4, 0, 2), "OpenMPI"),
+    ([MPICH], (1, 3, 1, 3), "MPICH"),
+    ([SLURM, TORCHRUN], (3, 8, 1, 2), "torchrun"),
+    ([OPENMPI, TORCHRUN], (3, 8, 1, 2), "torchrun"),
+    ([SLURM, OPENMPI], (2, 4, 0, 2), "OpenMPI"),  # mpirun starts its daemons by srun
+    ([SLURM, MPICH], (1, 3, 1, 3), "MPICH"),
+]
+
+
+def test_the_innermost_launcher_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for groups, expected, source in LAUNCHED:
+        with monkeypatch.context() as patch:
+            set_variables(patch, *groups)
+            world = detect_world()
+            assert numbers(world) == expected
+            assert source in world.source
 
 
 def test_slurm_says_how_many_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,12 +100,12 @@ class TestLimit:
         assert DiskCache(str(tmp_path), 20_000).put(key(99), DATA)
         assert nbytes_of(cache.folder)[0] <= 20_000
 
-    @pytest.mark.parametrize("ledger", [b"", b"nonsense", b"%32d" % (1 << 50)])
-    def test_a_lost_ledger_is_made_anew(self, cache: DiskCache, ledger: bytes) -> None:
-        fill(cache, range(15))
-        Path(cache.folder, "ledger").write_bytes(ledger)
-        fill(cache, range(15, 60))
-        assert nbytes_of(cache.folder)[0] <= cache.limit
+    def test_a_lost_ledger_is_made_anew(self, cache: DiskCache) -> None:
+        for ledger in [b"", b"nonsense", b"%32d" % (1 << 50)]:
+            fill(cache, range(15))
+            Path(cache.folder, "ledger").write_bytes(ledger)
+            fill(cache, range(15, 60))
+            assert nbytes_of(cache.folder)[0] <= cache.limit
 
     def test_the_part_of_a_dead_writer_goes_with_the_next_eviction(self, cache: DiskCache) -> None:
         cache.put(key(1), DATA)

@@ -50,20 +50,22 @@ def test_same_size_and_time_other_bytes(
         pickle.loads(pickle.dumps(files)).read(ByteRanges.of([(str(path), 10, 20)]))
 
 
-@pytest.mark.parametrize("nbytes", [0, 1000, LONG])
-def test_equal_bytes_are_read_on(tmp_path: Path, nbytes: int) -> None:
-    path, files, content = tmp_path / "a.bin", LocalFiles(), bytes(range(250)) * (nbytes // 250)
-    path.write_bytes(content)
-    files.version(str(path))
-    path.chmod(0o600)
-    files.check(str(path))
-    os.link(path, tmp_path / "b.bin")
-    files.check(str(path))
-    files.close()  # so that the descriptor is none of the file before
-    replaced(path, content)
-    files.check(str(path))
-    assert files.read_joined(ByteRanges.of([(str(path), 0, nbytes)])) == content
-    files.close()
+def test_equal_bytes_are_read_on(tmp_path: Path) -> None:
+    for number, nbytes in enumerate([0, 1000, LONG]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path, files, content = folder / "a.bin", LocalFiles(), bytes(range(250)) * (nbytes // 250)
+        path.write_bytes(content)
+        files.version(str(path))
+        path.chmod(0o600)
+        files.check(str(path))
+        os.link(path, folder / "b.bin")
+        files.check(str(path))
+        files.close()  # so that the descriptor is none of the file before
+        replaced(path, content)
+        files.check(str(path))
+        assert files.read_joined(ByteRanges.of([(str(path), 0, nbytes)])) == content
+        files.close()
 
 
 def test_kept_index_of_a_replaced_tar(tmp_path: Path) -> None:

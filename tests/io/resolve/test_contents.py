@@ -62,21 +62,22 @@ def test_a_glob_says_what_it_matches(tmp_path: Path) -> None:
         scan(str(tmp_path / "*"), (".jpg",))
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"],
-        ["dataset_dict.json", "a/state.json", "a/data.arrow", "b/state.json", "b/data.arrow"],
-        ["README.md", "dataset_infos.json", "data/train-00000.parquet"],
-    ],
-)
-def test_what_is_beside_tables_is_no_text(files: list[str], tmp_path: Path) -> None:
-    touch(tmp_path / "saved", *files)
-    for cls in (TextDataset, ImageDataset):
-        with pytest.raises((FormatError, DataNotFoundError), match="TableDataset"):
-            cls(tmp_path / "saved")
-    assert len(TextDataset(tmp_path / "saved" / files[0])) == 1  # named itself it is a text
-    assert len(TextDataset(touch(tmp_path / "alone", "README.md", "state.json"))) == 2
+def test_what_is_beside_tables_is_no_text(tmp_path: Path) -> None:
+    for number, files in enumerate(
+        [
+            ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"],
+            ["dataset_dict.json", "a/state.json", "a/data.arrow", "b/state.json", "b/data.arrow"],
+            ["README.md", "dataset_infos.json", "data/train-00000.parquet"],
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        touch(folder / "saved", *files)
+        for cls in (TextDataset, ImageDataset):
+            with pytest.raises((FormatError, DataNotFoundError), match="TableDataset"):
+                cls(folder / "saved")
+        assert len(TextDataset(folder / "saved" / files[0])) == 1  # named itself it is a text
+        assert len(TextDataset(touch(folder / "alone", "README.md", "state.json"))) == 2
 
 
 class TestHidden:

@@ -339,15 +339,16 @@ class _Failing(fsspec.AbstractFileSystem):
         raise type(self).error(f"Forbidden: {path}")
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError, PermissionError, RuntimeError, OSError])
-def test_no_secret_shows_in_a_traceback(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Failing, "error", error)
-    files = RemoteFiles("memory://", RemoteOptions(retries=0))
-    files._remote._filesystem.close()
-    files._remote._filesystem = PerProcess(_Failing)
-    with pytest.raises(HeadraceError) as caught:
-        scan("failing://alice:hunter2@host.org/data?sig=s3cr3t", ENDINGS, files)
-    shown = f"{caught.value} {caught.value!r} {caught.value.__cause__!r}"
-    assert "host.org/data" in shown
-    assert not any(secret in shown for secret in SECRETS)
-    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+def test_no_secret_shows_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in [FileNotFoundError, PermissionError, RuntimeError, OSError]:
+        with monkeypatch.context() as patch:
+            patch.setattr(_Failing, "error", error)
+            files = RemoteFiles("memory://", RemoteOptions(retries=0))
+            files._remote._filesystem.close()
+            files._remote._filesystem = PerProcess(_Failing)
+            with pytest.raises(HeadraceError) as caught:
+                scan("failing://alice:hunter2@host.org/data?sig=s3cr3t", ENDINGS, files)
+            shown = f"{caught.value} {caught.value!r} {caught.value.__cause__!r}"
+            assert "host.org/data" in shown
+            assert not any(secret in shown for secret in SECRETS)
+            assert caught.value.__suppress_context__ or caught.value.__context__ is None
