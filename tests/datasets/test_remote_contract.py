@@ -46,6 +46,7 @@ class TestPackedImages(RemoteDatasetContract):
         return ImageDataset(paths[0], **options)
 
 
+@pytest.mark.slow
 class TestTextFiles(RemoteFaultContract):
     """Whole files."""
 

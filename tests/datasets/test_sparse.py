@@ -122,7 +122,7 @@ def test_rows_of_all_layouts(files: dict[str, Path]) -> None:
     ("mode", "name"),
     [
         ("lazy", "Zarr, shards"),
-        ("eager", "HDF5, lzf"),
+        pytest.param("eager", "HDF5, lzf", marks=pytest.mark.slow),
         ("cached", "HDF5, gzip"),
         ("streaming", "HDF5, raw chunks"),
     ],

@@ -91,7 +91,8 @@ def test_boxes() -> None:
 @pytest.mark.parametrize(
     ("edges", "pad", "direct"),
     [("drop", "reflect", True), ("pad", "reflect", True), ("shift", "edge", False),
-     ("pad", "edge", True), ("pad", "constant", False)],
+     pytest.param("pad", "edge", True, marks=pytest.mark.slow),
+     pytest.param("pad", "constant", False, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_patches_are_the_parts_of_the_volume(
     store: Path, make_loader: Any, edges: Any, pad: Any, direct: bool
