@@ -46,12 +46,8 @@ def test_every_public_name_has_one_entry() -> None:
 
 def _options(section: str) -> list[str]:
     """The options in the table of a section of docs/configuration.md."""
-    page = (
-        (DOCS / "configuration.md")
-        .read_text(encoding="utf-8")
-        .split(f"\n## {section}\n")[1]
-        .split("\n## ")[0]
-    )
+    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    page = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
     rows = [line.split("|") for line in page.splitlines() if line.startswith("|")][2:]
     return [name for row in rows for name in re.findall(r"`(\w+)`", row[2])]
 
@@ -64,12 +60,7 @@ def test_the_options_are_those_of_the_code() -> None:
 
 
 def test_the_front_page_begins_as_the_readme_does() -> None:
-    readme, front = (
-        (path / name).read_text(encoding="utf-8")
-        for path, name in ((ROOT, "README.md"), (DOCS, "index.md"))
-    )
-    assert " ".join(readme.split("\n\n")[1].replace("**", "").split()) == " ".join(
-        front.split("\n\n")[1].split()
-    )
-    described = {alt for text in (readme, front) for alt in re.findall(r'alt="([^"]*)"', text)}
-    assert len(described) == 1
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", DOCS / "index.md")]
+    first, second = (" ".join(t.split("\n\n")[1].replace("**", "").split()) for t in texts)
+    assert first == second
+    assert len({alt for text in texts for alt in re.findall(r'alt="([^"]*)"', text)}) == 1
