@@ -281,6 +281,13 @@ def _stack_tensors(tensors: list[Any], path: FieldPath, remedy: str) -> torch.Te
     )
 
 
+def gathered(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What stacking the rows of a tensor gives, [len(rows), ...], by one gather."""
+    shape = (len(rows), *tensor.shape[1:])
+    out = empty(shape, tensor.dtype) if _is_plain(tensor) else None
+    return torch.index_select(tensor, 0, rows, out=out)
+
+
 def from_array(array: Any) -> torch.Tensor:
     """A NumPy array or scalar as a tensor, over the same memory where torch takes that without a
     warning: in the machine's byte order, writable, with strides that torch has.

@@ -88,6 +88,39 @@ def test_a_tensor_dataset(loader_of: Any) -> None:
     assert sorted(seen.tolist()) == list(range(10)) and seen.tolist() != list(range(10))
 
 
+class SampleBySample(TensorDataset):
+    """A dataset of a user's, for all that anybody knows."""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tensors_are_gathered_as_they_would_be_stacked(loader_of: Any, workers: int) -> None:
+    tensors = [
+        torch.rand(21, 3, 2).transpose(1, 2),
+        torch.arange(21),
+        torch.arange(21) % 2 == 0,
+        torch.rand(21, 1).bfloat16(),
+        torch.zeros(21, 0),
+    ]
+    options = {"collate_fn": None, "num_workers": workers, "batch_size": 4}
+    for sampler in (None, [3, -1, 3, 20, 0, -21]):
+        gathered, stacked = (
+            list(loader_of(dataset(*tensors), sampler=sampler, **options))
+            for dataset in (TensorDataset, SampleBySample)
+        )
+        assert same(gathered, stacked) and type(gathered[0]) is tuple
+    with pytest.raises(IndexError, match="21"):
+        list(loader_of(TensorDataset(*tensors), sampler=[3, 21], **options))
+
+
+def test_data_that_can_not_draw_leaves_random_numbers_alone(loader_of: Any) -> None:
+    columns = [torch.rand(9, 2, requires_grad=True), torch.eye(9).to_sparse()]
+    for data in (TensorDataset(columns[0]), TensorDataset(columns[1]), [1, 2.5], columns[0]):
+        before = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
+        batches = list(loader_of(data, collate_fn=list if data is not columns[0] else None))
+        after = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
+        assert before[:2] == after[:2] and torch.equal(before[2], after[2]) and batches
+
+
 @pytest.mark.parametrize(
     "make",
     [

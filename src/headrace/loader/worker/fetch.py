@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
+from headrace.collate.stack import gathered
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, named
 from headrace.datasets.core.ways import choose_way
@@ -37,6 +39,9 @@ from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot
 from headrace.order import BatchRequest
 from headrace.order.request import working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
+
+_PLAIN = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)
+"""Datasets of exactly these types run no code of the user's, and so draw no random numbers."""
 
 
 class Fetch(Dataset[Any]):
@@ -72,6 +77,7 @@ class Fetch(Dataset[Any]):
         )
         self._inner = inner_datasets(dataset)
         self._answers_batches = answers_batches(dataset)
+        self._is_plain = type(dataset) in _PLAIN
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
         self._is_stateful = is_stateful(dataset)
@@ -198,8 +204,16 @@ class Fetch(Dataset[Any]):
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         """The batch of a foreign dataset."""
         start = time.perf_counter()
+        if self._is_plain and self._collating.stacks:
+            batch = _gathered(self.dataset, request)
+            if batch is not None:
+                self._sample_seconds += time.perf_counter() - start
+                return MadeBatch(batch, len(request))
         with outside_slot():
-            samples = self._foreign(request)
+            if self._is_plain:
+                samples = [self.dataset[index] for index in request]
+            else:
+                samples = self._foreign(request)
         self._sample_seconds += time.perf_counter() - start
         return self._collated(samples, request, list(request))
 
@@ -273,6 +287,20 @@ class Fetch(Dataset[Any]):
         if name.startswith("__") or "dataset" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.dataset, name)
+
+
+def _gathered(dataset: Any, indices: BatchRequest) -> Any:
+    """The batch of a TensorDataset, by one gather a tensor; None, where it is made sample by
+    sample: another dataset, or indices that are wrong, negative or no integers.
+    """
+    if type(dataset) is not TensorDataset or any(type(index) is not int for index in indices):
+        return None
+    if not all(tensor.layout is torch.strided for tensor in dataset.tensors):
+        return None
+    if not indices or min(indices) < 0 or max(indices) >= len(dataset):
+        return None
+    rows = torch.tensor(indices, dtype=torch.int64, device="cpu")
+    return tuple(gathered(tensor, rows.to(tensor.device)) for tensor in dataset.tensors)
 
 
 def worker_number() -> int:
