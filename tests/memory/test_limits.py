@@ -180,14 +180,13 @@ def test_a_mount_that_shows_only_a_part(machine: Machine) -> None:
     assert machine.notes == []
 
 
-@pytest.mark.parametrize("path", ["/not/visible/here", "/../sibling"])
-def test_invisible_path_falls_back_to_the_mount_root(machine: Machine, path: str) -> None:
-    machine.inside(f"0::{path}").files("", **v2(500, 100)).files("../sibling", **v2(3, 1)).files(
-        "foo", **v2(2, 1)
-    )
-    assert machine.limits() == {"cgroup v2 / memory.max": Limit("cgroup v2 / memory.max", 500, 100)}
-    (note,) = machine.notes
-    assert path in note
+def test_invisible_path_falls_back_to_the_mount_root(machine: Machine) -> None:
+    machine.files("", **v2(500, 100)).files("../sibling", **v2(3, 1)).files("foo", **v2(2, 1))
+    for path in ("/not/visible/here", "/../sibling"):
+        (limit,) = machine.inside(f"0::{path}").limits().values()
+        assert limit == Limit("cgroup v2 / memory.max", 500, 100)
+        (note,) = machine.notes
+        assert path in note
 
 
 @pytest.mark.parametrize("layout", ["memory", "."])
