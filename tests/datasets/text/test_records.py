@@ -132,22 +132,18 @@ class TestText:
 
 
 class TestTargets:
-    @pytest.mark.parametrize(
-        ("targets", "expected", "classes"),
-        [
+    def test_of_tables(self, tmp_path: Path) -> None:
+        given: list[tuple[Any, list[Any], list[str]]] = [
             (("1", "0", " 12"), [1, 0, 12], []),
             (("1", "0.5", "-2e3"), [1.0, 0.5, -2000.0], []),
             (("99999999999999999999", "1"), [1e20, 1.0], []),
             (("1", "x", "0"), [1, 2, 0], ["0", "1", "x"]),
             (("1_0", "2"), [0, 1], ["1_0", "2"]),
-        ],
-    )
-    def test_of_tables(
-        self, targets: Any, expected: list[Any], classes: list[str], tmp_path: Path
-    ) -> None:
-        for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
-            path = one_file(tmp_path, name, table(*targets, delimiter=delimiter))
-            with TextDataset(path, target_field="label") as dataset:
+        ]
+        for targets, expected, classes in given:
+            for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
+                path = one_file(tmp_path, name, table(*targets, delimiter=delimiter))
+                dataset = TextDataset(path, target_field="label")
                 assert labels(dataset) == dataset.targets.tolist() == expected
                 assert [type(label) for label in labels(dataset)] == list(map(type, expected))
                 assert dataset.classes == list(dataset.class_to_idx) == classes

@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,7 +28,6 @@ from headrace import (
 from headrace.storage.text import plain
 from headrace.testing import DatasetContract
 from tests.collate.tokenizers import HuggingFace, SentencePiece, Tiktoken, Tokenizers
-from tests.datasets.lines_like_python import NEWLINES, differences
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -132,29 +130,21 @@ class TestUnits:
 
 
 class TestTokenizers:
-    @pytest.mark.parametrize(
-        "tokenizer",
-        [
-            HuggingFace(),
-            Tokenizers(pads=True),
-            Tiktoken(),
-            SentencePiece(),
-            lambda text: [5] * len(text.split()),
-        ],
-    )
-    def test_of_every_kind(self, tokenizer: Any, tmp_path: Path) -> None:
+    def test_of_every_kind(self, tmp_path: Path) -> None:
         path = write(tmp_path, {"a.txt": "the mill\n\nthe river turns in the wheel\n"}) / "a.txt"
-        options: Any = {"tokenizer": tokenizer, "unit": "line"}
-        whole, cut = (TextDataset(path, max_length=length, **options) for length in (None, 3))
-        ids = [whole[n]["input_ids"].tolist() for n in range(3)]
-        assert list(map(len, ids)) in ([2, 0, 6], [4, 2, 8])
-        assert [len(cut[n]["input_ids"]) for n in range(3)] == [min(3, len(row)) for row in ids]
-        together = whole.__getitems__([2, 0])
-        assert [sample["input_ids"].tolist() for sample in together] == [ids[2], ids[0]]
-        blocks = TextDataset(path, **options, **BLOCKS)
-        joined = [token for row in ids for token in row]
-        found = torch.cat([blocks[n]["input_ids"] for n in range(len(blocks))])
-        assert found.tolist() == joined[: len(joined) // 4 * 4]
+        known: list[Any] = [HuggingFace(), Tokenizers(pads=True), Tiktoken(), SentencePiece()]
+        for tokenizer in (*known, lambda text: [5] * len(text.split())):
+            options: Any = {"tokenizer": tokenizer, "unit": "line"}
+            whole, cut = (TextDataset(path, max_length=length, **options) for length in (None, 3))
+            ids = [whole[n]["input_ids"].tolist() for n in range(3)]
+            assert list(map(len, ids)) in ([2, 0, 6], [4, 2, 8])
+            assert [len(cut[n]["input_ids"]) for n in range(3)] == [min(3, len(row)) for row in ids]
+            together = whole.__getitems__([2, 0])
+            assert [sample["input_ids"].tolist() for sample in together] == [ids[2], ids[0]]
+            blocks = TextDataset(path, **options, **BLOCKS)
+            joined = [token for row in ids for token in row]
+            found = torch.cat([blocks[n]["input_ids"] for n in range(len(blocks))])
+            assert found.tolist() == joined[: len(joined) // 4 * 4]
 
     def test_that_gives_no_ids(self, folder: Path) -> None:
         def tokenizer(text: str) -> Any:
@@ -427,21 +417,21 @@ class TestAround:
                 elsewhere.chdir("/")
                 assert texts(pickle.loads(state)) == expected, options
 
-    @pytest.mark.parametrize("hold", ["encoded", "decoded"])
-    @pytest.mark.parametrize("mode", ["eager", "cached"])
-    def test_held(self, hold: str, mode: str, tmp_path: Path) -> None:
+    def test_held(self, tmp_path: Path) -> None:
         rows = [json.dumps({"text": word * n, "n": n}) for n, word in enumerate(WORDS)]
         bad = "\n".join(rows[:2]) + "\nno json\n"
         folder = write(tmp_path / "data", {"a.jsonl": "\n".join(rows), "b.jsonl": bad})
+        modes = [(mode, hold) for mode in ("eager", "cached") for hold in ("encoded", "decoded")]
         for given in ({"unit": "file"}, {"unit": "line"}, {"unit": "record", "target_field": "n"}):
             options: Any = {"on_error": "skip", "progress": False, **given}
             plainly = TextDataset(folder, **options)
             expected = plainly.__getitems__(range(len(plainly)))
-            with TextDataset(folder, loading_mode=mode, hold=hold, **options) as dataset:
-                for _ in range(2):
-                    found = dataset.__getitems__(range(len(dataset)))
-                    assert list(map(str, found)) == list(map(str, expected)), given
-                assert dataset.mode.stats()["hits"] > 0
+            for mode, hold in modes:
+                with TextDataset(folder, loading_mode=mode, hold=hold, **options) as dataset:
+                    for _ in range(2):
+                        found = dataset.__getitems__(range(len(dataset)))
+                        assert list(map(str, found)) == list(map(str, expected)), (given, mode)
+                    assert dataset.mode.stats()["hits"] > 0
 
     def test_shared_by_the_machine(self, folder: Path) -> None:
         options: Any = {"shared": "machine", "loading_mode": "eager", "progress": False}
@@ -450,33 +440,6 @@ class TestAround:
                 assert len(dataset[0]["input_ids"]) == 8
         with pytest.raises(ConfigError, match="tokenizer"):
             TextDataset(folder, tokenizer=lambda text: [1], **options)
-
-
-# -- lines, as Python has them
-
-
-def generated(folder: Path, encoding: str) -> Path:
-    """Latin-like texts, with every end of a line, and none at the end of one."""
-    random = np.random.default_rng(5)
-    words = ["arma", "virumque", "cano", "Troiae", "qui", "primus", "ab", "oris", '"', ""]
-    some = {"utf-8": ["āē \u2028", "\U0001f600"], "shift_jis": ["ソ表"]}
-    words += some.get(encoding, ["\u0a0d\u0d0a", "\U00010a0a"])
-    for number in range(12):
-        ends = [["\n"], ["\r\n"], ["\r"], ["\n", "\r\n", "\r"]][number % 4]
-        lines = [
-            " ".join(random.choice(words, random.integers(0, 9))) + str(random.choice(ends))
-            for _ in range(25)
-        ]
-        content = "".join(lines) + "finis" * (number % 2)
-        write(folder, {f"{number % 3}/{number}.txt": content.encode(encoding)})
-    return folder
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "shift_jis"])
-def test_lines_are_those_of_python(encoding: str, tmp_path: Path) -> None:
-    folder = generated(tmp_path / "data", encoding)
-    for newline in NEWLINES:
-        assert not list(differences(folder, 0, newline, encoding)), newline
 
 
 # -- the laws

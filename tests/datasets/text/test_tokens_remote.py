@@ -176,20 +176,20 @@ def test_a_later_start_asks_for_versions_alone(server: RangeServer, far_of: Any)
     assert (counts["ranges"], counts["requests"]) == ([], 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_a_streaming_epoch_asks_for_each_block_once(
-    way: str, server: RangeServer, far_of: Any, make_loader: Any
+    server: RangeServer, far_of: Any, make_loader: Any
 ) -> None:
     """Windows too, of which each token is read several times."""
-    far = far_of(loading_mode="streaming", **WAYS[way])
-    server.counts()
-    found = batches(make_loader, far)
-    ranges = server.counts()["ranges"]
-    assert sum(len(batch["input_ids"]) for batch in found) == len(far)
-    assert 3 < len(ranges) <= len(far.blocks()) + 2 * 2 - 1
-    reach = 2 * (WAYS[way]["max_length"] or 40)  # of a block's last sample
-    nbytes = sum(stop - start for _, start, stop in ranges)
-    assert nbytes <= far.sample_source.count * 2 + len(ranges) * max(reach, 2 * 16)
+    for way, options in WAYS.items():
+        far = far_of(loading_mode="streaming", **options)
+        server.counts()
+        found = batches(make_loader, far)
+        ranges = server.counts()["ranges"]
+        assert sum(len(batch["input_ids"]) for batch in found) == len(far)
+        assert 3 < len(ranges) <= len(far.blocks()) + 2 * 2 - 1, way
+        reach = max(2 * 16, 2 * (options["max_length"] or 40))  # of a block's last sample
+        nbytes = sum(stop - start for _, start, stop in ranges)
+        assert nbytes <= far.sample_source.count * 2 + len(ranges) * reach, way
 
 
 # -- what goes wrong

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from headrace.storage.text import lines
 from headrace.storage.text.lines import LineScanner, is_blank, line_starts, strip_end
 
-NEWLINES: list[Any] = [None, "\n", "\r", "\r\n"]
+newlines = st.sampled_from([None, "\n", "\r", "\r\n"])
 texts = st.text(st.sampled_from('ab\r\n"'), max_size=30).map(str.encode)
 
 
@@ -35,13 +35,12 @@ def scanned(text: bytes, size: int, newline: Any, quote: int | None = None) -> l
     return found + scanner.finish().tolist()
 
 
-@pytest.mark.parametrize("newline", NEWLINES)
-@settings(max_examples=60)
-@given(text=texts, size=st.integers(1, 31))
-@example(text=b"\r", size=1)
-@example(text=b"\r\n", size=1)
-@example(text=b"a\r\n\r\r\n\n", size=2)
-def test_ends_of_lines_in_any_pieces(newline: Any, text: bytes, size: int) -> None:
+@settings(max_examples=200)
+@given(text=texts, size=st.integers(1, 31), newline=newlines)
+@example(text=b"\r", size=1, newline=None)
+@example(text=b"\r\n", size=1, newline=None)
+@example(text=b"a\r\n\r\r\n\n", size=2, newline=None)
+def test_ends_of_lines_in_any_pieces(text: bytes, size: int, newline: Any) -> None:
     found = scanned(text, size, newline)
     if text and (not found or found[-1] < len(text)):  # a last line without an end
         found.append(len(text))
@@ -51,11 +50,10 @@ def test_ends_of_lines_in_any_pieces(newline: Any, text: bytes, size: int) -> No
     assert scanned(text, size, newline, 34) == ends
 
 
-@pytest.mark.parametrize("newline", NEWLINES)
-@settings(max_examples=40)
-@given(text=texts, begin=st.integers(0, 30), length=st.integers(0, 30), piece=st.integers(1, 8))
+@settings(max_examples=120)
+@given(texts, newlines, st.integers(0, 30), st.integers(0, 30), st.integers(1, 8))
 def test_a_part_of_a_file(
-    newline: Any, text: bytes, begin: int, length: int, piece: int, tmp_path_factory: Any
+    tmp_path_factory: Any, text: bytes, newline: Any, begin: int, length: int, piece: int
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "part-of-a-file.txt"
     path.write_bytes(text)
