@@ -172,14 +172,23 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     for dataset in (TableDataset(path), TableDataset(path, **blocks)):
         with dataset, pytest.raises(ConfigError):
             dataset.text_of(0)
+    beside = TableDataset(path, ["text", "label"], text_column="text")
+    for refused in (beside, TableDataset(path, **blocks).subset([1, 2])):
+        with pytest.raises(ConfigError):
+            pack(refused, tmp_path / "refused.h5", progress=False)
 
 
 # -- packing
 
 
-@pytest.mark.parametrize("cut", [{}, *CUTS[1:3]])
+@pytest.mark.parametrize("cut", [{}, CUTS[2]])
 def test_packed_texts_are_those_of_the_table(cut: dict[str, Any], tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", texts_table(), rows=7)
+    with TableDataset(path, text_column="text", target_name="label") as whole:
+        view = whole.subset([3, 30, 5, 8, 21, 11])
+        pack(view, tmp_path / "parts", shard_size=300, progress=False)
+        assert len([*(tmp_path / "parts").glob("*.h5")]) > 1
+        assert same_samples(TextDataset(tmp_path / "parts"), view)
     with TableDataset(path, text_column="text", **cut) as dataset:
         pack(dataset, tmp_path / "a.h5", progress=False)
         cut_again = {name: value for name, value in cut.items() if name != "end_token"}
@@ -191,27 +200,6 @@ def test_packed_texts_are_those_of_the_table(cut: dict[str, Any], tmp_path: Path
         pack(texts, tmp_path / "b.h5", progress=False)
     with TextDataset(tmp_path / "a.h5") as one, TextDataset(tmp_path / "b.h5") as other:
         assert same_samples(one, other)
-
-
-def test_packed_texts_in_parts_with_targets(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", texts_table(), rows=7)
-    with TableDataset(path, text_column="text", target_name="label") as dataset:
-        view = dataset.subset([3, 30, 5, 8, 21, 11])
-        for one, name in ((dataset, "all"), (view, "some")):
-            pack(one, tmp_path / name, shard_size=300, progress=False)
-            assert len([*(tmp_path / name).glob("*.h5")]) > 1
-            with TextDataset(tmp_path / name) as packed:
-                assert same_samples(packed, one), name
-        pack(view, tmp_path / "view.h5", progress=False)
-        with TextDataset(tmp_path / "view.h5", stride=4, max_length=6) as windows:
-            assert int(windows[0]["labels"]) == 0
-            assert len(windows) > 6
-        assert pack(dataset, tmp_path / "dry.h5", dry_run=True, progress=False).samples == N
-    beside = TableDataset(path, ["text", "label"], text_column="text")
-    with TableDataset(path, text_column="text", stride=4, max_length=6) as windows:
-        for refused, said in ((beside, "leave out columns"), (windows.subset([1, 2]), "a view")):
-            with pytest.raises(ConfigError, match=said):
-                pack(refused, tmp_path / "refused.h5", progress=False)
 
 
 def test_a_pass_over_all_texts_decodes_each_block_once(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from headrace import (
     HeadraceWarning,
     ImageDataset,
     Loader,
-    MemoryEfficientDataset,
     MissingNameError,
     RandomResizedCrop,
     SampleError,
@@ -851,9 +850,6 @@ def test_open_dataset_finds_tables_by_content(tmp_path: Path) -> None:
         with open_dataset(path.rename(tmp_path / f"{kind}-file"), columns="number") as dataset:
             assert type(dataset) is TableDataset
             assert int(dataset[5]) == 5
-    path = tmp_path / "parquet-file"
-    with MemoryEfficientDataset(path, columns=["number"], progress=False) as dataset:
-        assert int(dataset[5]["number"]) == 5
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(ConfigError, match="columns"):
         open_dataset(tmp_path / "a.txt", columns="number")
@@ -864,6 +860,7 @@ def test_open_dataset_finds_tables_by_content(tmp_path: Path) -> None:
 # -- the contracts
 
 
+@pytest.mark.slow
 @pytest.mark.falls_back
 class TestParquet(DatasetContract):
     kind = "parquet"
@@ -884,7 +881,6 @@ class TestParquet(DatasetContract):
         return TableDataset(path, **options), [6, 31]
 
 
-@pytest.mark.slow
 class TestInPlace(TestParquet):
     kind = "stream"
 

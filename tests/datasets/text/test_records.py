@@ -71,7 +71,8 @@ class TestUnit:
             with pytest.raises(FormatError) as raised:
                 TextDataset(path)
             assert f"delimiter={delimiter!r}" in str(raised.value)
-            dataset = TextDataset(path, delimiter=delimiter, target_field="label")
+            given: Any = {"delimiter": delimiter, "target_field": "label"}
+            dataset = TextDataset(path, cache_dir=tmp_path / "kept", **given)
             assert texts(dataset) == ["row 0", "row 1"]
             assert dataset.classes == ["a, c", "b"]
         for name, delimiter in (("a.csv", "::"), ("a.jsonl", ";")):

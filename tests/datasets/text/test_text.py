@@ -359,7 +359,8 @@ class TestAround:
         made: list[str] = []
 
         class Counting:
-            fingerprint = "counting 1"
+            def __init__(self, fingerprint: str = "counting 1") -> None:
+                self.fingerprint = fingerprint
 
             def __call__(self, text: str) -> list[int]:
                 made.append(text)
@@ -375,6 +376,10 @@ class TestAround:
         assert bytes(changed[1]["input_ids"].tolist()) == b"wo\not"
         TextDataset(folder, unit="line", packing=True, **options)
         assert len(made) == 11
+        TextDataset(folder, packing=True, end_token=1, **options)
+        options["tokenizer"] = Counting("counting 2")
+        TextDataset(folder, packing=True, **options)
+        assert len(made) == 17
 
     def test_fingerprints_tell_parts_apart_not_folders(self, folder: Path, tmp_path: Path) -> None:
         shutil.copytree(folder, tmp_path / "elsewhere")
@@ -416,22 +421,6 @@ class TestAround:
             with monkeypatch.context() as elsewhere:
                 elsewhere.chdir("/")
                 assert texts(pickle.loads(state)) == expected, options
-
-    def test_held(self, tmp_path: Path) -> None:
-        rows = [json.dumps({"text": word * n, "n": n}) for n, word in enumerate(WORDS)]
-        bad = "\n".join(rows[:2]) + "\nno json\n"
-        folder = write(tmp_path / "data", {"a.jsonl": "\n".join(rows), "b.jsonl": bad})
-        modes = [(mode, hold) for mode in ("eager", "cached") for hold in ("encoded", "decoded")]
-        for given in ({"unit": "file"}, {"unit": "line"}, {"unit": "record", "target_field": "n"}):
-            options: Any = {"on_error": "skip", "progress": False, **given}
-            plainly = TextDataset(folder, **options)
-            expected = plainly.__getitems__(range(len(plainly)))
-            for mode, hold in modes:
-                with TextDataset(folder, loading_mode=mode, hold=hold, **options) as dataset:
-                    for _ in range(2):
-                        found = dataset.__getitems__(range(len(dataset)))
-                        assert list(map(str, found)) == list(map(str, expected)), (given, mode)
-                    assert dataset.mode.stats()["hits"] > 0
 
     def test_shared_by_the_machine(self, folder: Path) -> None:
         options: Any = {"shared": "machine", "loading_mode": "eager", "progress": False}

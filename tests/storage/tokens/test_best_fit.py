@@ -65,6 +65,7 @@ def test_rows_keep_to_windows_and_are_full() -> None:
     source = BestFitSource(tokens_of(sizes)[0], "", "", 1024)
     assert source.filled == sum(sizes)
     assert source.filled > 0.99 * len(source) * 1024
+    assert source.cut_nbytes == 0  # blocks are those windows
     firsts, start = source.tokens.short[0], 0
     assert len(source.blocks()) == -(-sum(sizes) // (1 << 17))
     for rows in source.blocks().tolist():
