@@ -85,25 +85,6 @@ def test_chunks_of_hdf5_that_claim_to_be_large(
         source.close()
 
 
-def test_chunks_of_zarr_that_claim_to_be_large(tmp_path: Path, peak: Callable[[], int]) -> None:
-    cases: list[tuple[Any, bytes]] = [
-        ([zarr.codecs.GzipCodec()], numcodecs.GZip(1).encode(BOMB)),
-        ([zarr.codecs.ZstdCodec()], zstd_frame(1 << 40)),
-        ([zarr.codecs.BloscCodec()], blosc_frame((1 << 31) - 1)),
-        (None, BOMB),
-    ]
-    for number, (compressors, stored) in enumerate(cases):
-        path = tmp_path / f"{number}.zarr"
-        how: Any = {"shape": (ROWS, WIDTH), "dtype": "u1", "chunks": (ROWS, WIDTH)}
-        root = zarr.open_group(path, mode="w")
-        root.create_array("x", compressors=compressors, **how)[...] = 3
-        (path / "x" / "c" / "0" / "0").write_bytes(stored)
-        tracemalloc.reset_peak()
-        with pytest.raises(FormatError, match=rf"{number}\.zarr, chunk \(0, 0\) of 'x'"):
-            ZarrSource(path, "x").read([5])
-        assert peak() < 4 << 20
-
-
 def test_a_shard_s_index_that_leads_beyond_it(tmp_path: Path, peak: Callable[[], int]) -> None:
     root = zarr.open_group(tmp_path / "a.zarr", mode="w")
     root.create_array("x", shape=(8, 6), dtype="i4", chunks=(2, 6), shards=(8, 6))[...] = 3

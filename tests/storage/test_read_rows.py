@@ -24,7 +24,6 @@ from headrace import (
     read_rows,
 )
 from headrace.memory.limits import Limit
-from tests.servers.ranges import RangeServer
 
 N = 300
 DRAWS = np.random.default_rng(0)
@@ -211,14 +210,6 @@ def test_an_open_dataset_is_read_again(folder: Path) -> None:
     patches = ZarrDataset(folder / "b.zarr", "zstd", patch_shape=(3, 3))
     with pytest.raises(ConfigError, match="ZarrDataset"):
         read_rows(patches, None, 0)
-
-
-def test_rows_far_away(folder: Path, tmp_path: Path) -> None:
-    cases = [("a.h5", f"rows, {name}") for name in ("contiguous", "gzip")]
-    with RangeServer(folder) as server:
-        for path, name in [*cases, ("a.h5", "cut"), ("b.zarr", "shards")]:
-            found = read_rows(f"{server.url}/{path}", name, FEW, cache_dir=tmp_path)
-            assert np.array_equal(found, ROWS[FEW]), name
 
 
 # -- what is refused

@@ -18,7 +18,6 @@ from h5py._objects import phil
 from headrace.errors import (
     AccessError,
     DataNotFoundError,
-    FileChangedError,
     FormatError,
     MissingNameError,
     RemoteError,
@@ -87,28 +86,6 @@ def ranges(server: RangeServer) -> list[Any]:
 
 
 # -- the index
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_remote_rows_and_opening_by_index_alone(
-    server: RangeServer, opened_of: Any, folder: Path, tmp_path: Path, direct: bool
-) -> None:
-    """The index of a file holds all names that were asked for."""
-    url = server.url + "/a.h5"
-    for name in (*NAMES, ["raw", "packed"]):
-        near = HDF5Source(folder / "a.h5", name, direct=direct)
-        for attempt in range(2):
-            server.counts()
-            far = source_of(opened_of(), url, name, direct=direct)
-            assert bool(ranges(server)) == (attempt == 0 and isinstance(name, str)), name
-            ways = [way.replace("ranges", "pread") for way in far.how().values()]
-            assert ways == list(near.how().values())
-            assert far.fingerprint() == near.fingerprint()
-            assert np.array_equal(far.blocks(), near.blocks())
-            for indices in ([5], [299, 0, 7, 7], range(20, 60)):
-                np.testing.assert_equal(far.read(indices), near.read(indices))
-            assert far.take_counts()["requests"] > 0
-    assert len(list((tmp_path / "cache").glob("headrace-hdf5-index-*"))) == 1
 
 
 def test_an_index_beside_a_file_is_of_all_its_datasets(
@@ -196,18 +173,6 @@ def test_errors_of_the_server_come_out_of_h5py(
                 far.read([17])
         server.set(faults={})
         assert len(far.read([17])) == 1
-
-
-def test_a_file_that_is_replaced(server: RangeServer, opened_of: Any, folder: Path) -> None:
-    path = folder / "replaced.h5"
-    for name in ("raw", *BY_H5PY):
-        shutil.copy(folder / "a.h5", path)
-        far = source_of(opened_of(), server.url + "/replaced.h5", name)
-        write(folder / "other.h5")
-        (folder / "other.h5").replace(path)
-        with pytest.raises(FileChangedError, match=r"replaced\.h5, bytes"):
-            far.read([17])
-        assert len(source_of(opened_of(), server.url + "/replaced.h5", name).read([17])) == 1
 
 
 def test_what_is_no_hdf5_file_and_what_is_not_there(server: RangeServer, opened_of: Any) -> None:

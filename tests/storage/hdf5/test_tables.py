@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,6 @@ def test_a_table_is_counted_once(
             assert np.array_equal(rows(path, "x", cache), DATA)
             assert np.array_equal(rows(path, "y", cache), DATA + 1)
         assert counted == ["/x", "/y"] and len(list(folder.iterdir())) == 2
-
-
-def test_a_file_that_has_changed_is_counted_anew(tmp_path: Path, counted: list[str]) -> None:
-    path, cache = write(tmp_path / "a.h5", x=DATA), tmp_path / "cache"
-    rows(path, "x", cache)
-    os.replace(write(tmp_path / "b.h5", w=DATA, x=DATA + 5), path)
-    assert np.array_equal(rows(path, "x", cache), DATA + 5) and counted == ["/x", "/x"]
 
 
 def test_a_table_that_is_damaged_is_not_trusted(tmp_path: Path, counted: list[str]) -> None:

@@ -76,9 +76,12 @@ def write_labels(
     group.attrs.update(described(axes, [("0", lies)], version, **more))
 
 
-@pytest.fixture(params=["0.4", "0.5"])
-def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+BOTH_VERSIONS = pytest.mark.parametrize("version", ["0.4", "0.5"])
+
+
+@pytest.fixture
+def version() -> str:
+    return "0.5"
 
 
 @pytest.fixture
@@ -93,6 +96,7 @@ def of(root: Any, **options: Any) -> ZarrDataset:
     return ZarrDataset(Path(root.store.root), **{"patch_shape": (2, 3, 4), **options})
 
 
+@BOTH_VERSIONS
 def test_the_level_whose_voxels_are_nearest_in_size(root: Any) -> None:
     scales: list[tuple[Any, int]] = [
         (None, 0),
@@ -139,6 +143,7 @@ def test_labels_go_with_patches(root: Any, capsys: pytest.CaptureFixture[str]) -
         of(root, target_name="nuclei")
 
 
+@BOTH_VERSIONS
 def test_positions_are_those_of_the_voxels_centres(tmp_path: Path, version: str) -> None:
     root = zarr.open_group(tmp_path / "b.zarr", mode="w", zarr_format=2 if version == "0.4" else 3)
     after = lie((1, 10, 10, 10), (0, 5, 6, 7))
@@ -197,7 +202,6 @@ def expected_labels(labels: Any, size: Any, shift: Any, level: int, corner: Any)
         ((0.4, 0.2, 0.2), (40, 0, 0)),  # none is there
     ],
 )
-@pytest.mark.parametrize("version", ["0.5"], indirect=True)
 def test_labels_are_those_of_the_nearest_voxel(
     root: Any, version: str, size: Any, shift: Any
 ) -> None:
@@ -215,7 +219,6 @@ def test_labels_are_those_of_the_nearest_voxel(
         assert sum(len(batch) for batch, _ in loader) == len(dataset)
 
 
-@pytest.mark.parametrize("version", ["0.5"], indirect=True)
 def test_padding_of_labels_follows_the_image(root: Any, version: str) -> None:
     coarse = LABELS[::2, ::2, ::2]
     write_labels(root, "coarse", "zyx", coarse, lie(SIZES[1], shift_of(SIZES[1])), version)
@@ -241,6 +244,7 @@ def test_the_level_of_labels_is_the_nearest(root: Any, version: str) -> None:
         assert "nearest one" not in dataset.explain()
 
 
+@BOTH_VERSIONS
 def test_axes_that_only_one_of_both_has(root: Any, version: str) -> None:
     one, timed = LABELS[None], np.stack([LABELS, LABELS + 1])
     write_labels(root, "one", "czyx", one, lie((1, *SIZES[0])), version)

@@ -245,14 +245,6 @@ def test_a_replaced_shard_is_an_error_until_reopened(changing: Path, far: Any) -
     assert np.array_equal(np.stack(far("changing.zarr").__getitems__([*range(N)])), ROWS + 1)
 
 
-def test_a_metadata_file_that_is_replaced_begins_a_new_index(changing: Path, far: Any) -> None:
-    assert len(far("changing.zarr")) == N
-    shutil.rmtree(changing)
-    zarr.create_array(changing, data=ROWS[:24], chunks=(4, 6, 5), shards=(8, 6, 5))
-    dataset = far("changing.zarr")
-    assert len(dataset) == 24 and np.array_equal(dataset[23], ROWS[23])
-
-
 @pytest.mark.parametrize(
     ("at", "lost", "said"),
     [(-9, 8, r"c/1/0/0, the index of the shard"), (5, 2, r"chunk \(4, 0, 0\)")],
