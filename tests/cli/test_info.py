@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import zarr
 
-from headrace.cli.info import _branches, _Page, _sizes_of
+from headrace.cli.info import _Page
 from headrace.cli.main import main
 from headrace.cli.output import Output
 from headrace.inspecting import inspect
-from headrace.inspecting.report import Node
 
 
 @pytest.fixture
@@ -97,13 +96,3 @@ def test_classes_and_arrays_are_cut_short(
     assert "and 13 more: --all" in shown and "and 18 more with 18 samples: --all" in shown
     assert main(["info", "--all", str(tmp_path / "a.h5")]) == 0
     assert "more" not in capsys.readouterr().out.replace("there are", "")
-
-
-def test_a_tree_has_branches_and_sums() -> None:
-    kinds = {"": "group", "a": "group", "a/x": "array", "a/y": "array", "b": "group"}
-    kinds |= {"b/c": "group", "b/c/z": "array"}
-    nodes = [Node(path, kind, stored=10) for path, kind in kinds.items()]
-    branches = ["", "├── ", "│   ├── ", "│   └── ", "└── ", "    └── ", "        └── "]
-    assert list(_branches(nodes)) == branches
-    sizes = {"": 30, "a": 20, "a/x": 10, "a/y": 10, "b": 10, "b/c": 10, "b/c/z": 10}
-    assert _sizes_of(nodes) == sizes

@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,11 +119,3 @@ def test_errors_name_the_next_command(capsys: pytest.CaptureFixture[str]) -> Non
 
         assert run_verb(fail, argparse.Namespace(**given), "headrace x") == code
         assert capsys.readouterr().err.endswith(f"\nnext: {wanted}\n")
-
-
-def test_an_output_knows_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Output(stream=io.StringIO()).width is None
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((20, 10)))
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    assert Output(stream=terminal).width == 40

@@ -3,14 +3,13 @@ undisturbed run.
 
     python -m tests.packing.kill_rounds [--rounds 1000] [--seed 0] [--only WORD ...]
 
-A round packs some made photographs in one of several ways: one process, two processes, four jobs
-with a part each, two workers of Dask (in few rounds, where `distributed` is installed: these are
-new interpreters); encoded, decoded or re-encoded; to a folder or to moto's S3. One process of it,
-or all, gets SIGKILL at a moment that is uniformly random over the time that the case takes; then
-the same command runs again to its end. A round fails if a byte differs, a file is left that should
-not be there, a process lives on, or a command does not end. Jobs are forked from a server that has
-imported everything, so that a kill hits packing, not imports; each has a session of its own, by
-which all of its processes are found. Exit code 1: a round failed.
+A round packs some made photographs in one of several ways: one process, two processes, or four
+jobs with a part each; encoded, decoded or re-encoded; to a folder or to moto's S3. One process of
+it, or all, gets SIGKILL at a moment that is uniformly random over the time that the case takes;
+then the same command runs again to its end. A round fails if a byte differs, a file is left that
+should not be there, a process lives on, or a command does not end. Jobs are forked from a server
+that has imported everything, so that a kill hits packing, not imports; each has a session of its
+own, by which all of its processes are found. Exit code 1: a round failed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -50,8 +48,7 @@ STORES: dict[str, dict[str, Any]] = {
     "zarr": {"format": "zarr"},
     "zarr-decoded": {"format": "zarr", "store": "decoded"},
 }
-WAYS = {"one": 1.0, "two": 1.0, "jobs": 1.0, "dask": 0.03}
-"""How often each is chosen."""
+WAYS = ("one", "two", "jobs")
 REPORTED = 50
 """Rounds between two lines."""
 
@@ -75,9 +72,7 @@ def forked_pool(processes: int, context: Any, initializer: Any, arguments: Any) 
 
 
 def run(job: dict[str, Any], log: Path, temporary: Path) -> None:
-    """Packs, in a process of its own: "src" to "dst" with "options" of `pack`, and "dask": on two
-    workers of Dask.
-    """
+    """Packs, in a process of its own: "src" to "dst" with "options" of `pack`."""
     os.setsid()
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(fd, 1)
@@ -85,17 +80,7 @@ def run(job: dict[str, Any], log: Path, temporary: Path) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
     headrace.packing.jobs.running.ProcessPoolExecutor = forked_pool  # type: ignore[assignment,misc]
     dataset = ImageDataset(job["src"], image_size=24)
-    options = {"progress": False, **job["options"]}
-    if not job["dask"]:
-        pack(dataset, job["dst"], **options)
-        return
-    from distributed import Client, LocalCluster
-
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        pack(dataset, job["dst"], executor=client.get_executor(retries=3), **options)
+    pack(dataset, job["dst"], progress=False, **job["options"])
 
 
 class Jobs:
@@ -201,7 +186,7 @@ def commands(
         shares = [{"part": f"{number}/{JOBS}"} for number in range(JOBS)]
     if way == "two":
         shares = [{"processes": 2}]
-    job = {"src": str(photos), "dst": store.dst, "dask": way == "dask"}
+    job = {"src": str(photos), "dst": store.dst}
     every = {"shard_size": SHARD, **options, **store.options}
     return [{**job, "options": {**every, **share}} for share in shares]
 
@@ -294,7 +279,6 @@ def main() -> int:
     def wanted(words: Sequence[str]) -> list[str]:
         return [word for word in words if not given.only or word in given.only] or list(words)
 
-    ways = wanted([way for way in WAYS if way != "dask" or importlib.util.find_spec("distributed")])
     failed, counts, began = 0, Counter[str](), time.monotonic()
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="headrace-kills-")))
@@ -304,9 +288,9 @@ def main() -> int:
             is_s3 = name == "s3"
             stores[name] = Bucket(opened.enter_context(S3Server())) if is_s3 else Folder(folder)
         rounds = Rounds(Jobs(folder), photos, stores, given.seed)
-        cases = list(itertools.product(ways, wanted(list(STORES)), stores))
+        cases = list(itertools.product(wanted(WAYS), wanted(list(STORES)), stores))
         for number in range(given.rounds):
-            (case,) = rounds.choose.choices(cases, [WAYS[way] for way, _, _ in cases])
+            case = rounds.choose.choice(cases)
             counts[" ".join(case)] += 1
             if wrong := rounds.run(case):
                 failed += 1

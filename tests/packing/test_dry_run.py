@@ -15,7 +15,6 @@ from headrace.cli.main import main
 from headrace.errors import ConfigError, DataNotFoundError, SampleError, TargetExistsError
 from headrace.packing import PackPlan, pack_status
 from tests.packing.shared import images
-from tests.packing.test_layouts import Rows
 
 SHARD = 16_000
 
@@ -49,16 +48,6 @@ def test_it_is_what_is_packed_then(
     nbytes = sum(path.stat().st_size for path in files)
     assert 0.3 * plan.nbytes < nbytes < 1.2 * plan.nbytes + 10_000 * len(files)
     assert plan.part_samples[0] * len(files) <= 24 <= plan.part_samples[1] * len(files)
-
-
-def test_layouts_of_arrays(tmp_path: Path) -> None:
-    plan = pack(Rows(), tmp_path / "a.h5", compression="gzip", dry_run=True)
-    assert "gzip, 8,192 samples a chunk" in plan.layout
-    assert plan.nbytes < 37 * 120 and plan.store == "decoded"
-    assert "contiguous" in pack(Rows(), tmp_path / "a.h5", dry_run=True).layout
-    assert "as chunks=1 says" in pack(Rows(), tmp_path / "a.h5", chunks=1, dry_run=True).layout
-    plan = pack(Rows(), tmp_path / "a", format="zarr", shard_size=1000, dry_run=True)
-    assert plan.parts > 1 and "shards" in plan.layout and os.listdir(tmp_path) == []
 
 
 def test_texts(tmp_path: Path) -> None:

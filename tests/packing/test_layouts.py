@@ -114,15 +114,6 @@ def test_kinds_of_rows(compression: str, tmp_path: Path) -> None:
         assert verify(out).ok
 
 
-def test_one_sample_a_chunk_has_no_index(tmp_path: Path) -> None:
-    """Chunks that are not compressed lie one behind the other, as contiguous rows do."""
-    plain = pack(Rows(), tmp_path / "plain.h5")
-    chunked = pack(Rows(), tmp_path / "chunked.h5", chunks=1)
-    assert abs(chunked.stat().st_size - plain.stat().st_size) < 500
-    places = [info.byte_offset for info in chunks_of(chunked)]
-    assert np.diff(places).tolist() == [120] * (COUNT - 1)
-
-
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_flipped_bit_in_a_chunk_is_found(compression: str, tmp_path: Path) -> None:
     """The samples whose bytes it decides are named, and no others."""

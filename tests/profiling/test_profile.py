@@ -33,7 +33,6 @@ from headrace.cli.main import main
 from headrace.loader import data
 from headrace.monitor.stats import STAGES
 from headrace.profiling.alone import Alone, reading_gain, repeated
-from headrace.profiling.frozen import Frozen
 from headrace.profiling.images import as_uint8, smaller_files
 from headrace.profiling.limit import Candidate, Found, find_limit
 from headrace.profiling.model import Costs
@@ -455,19 +454,6 @@ def test_turns_are_joined() -> None:
     assert (whole.samples, whole.batches, whole.seconds, whole.wait) == (40, 6, 4.0, 1.0)
     assert whole.series == [(0.5, 10.0, 7), (2.0, 20.0, 8)]
     assert (whole.rate, whole.others) == (10.0, 1.5)
-
-
-def test_frozen_code_is_called_once() -> None:
-    calls: list[int] = []
-
-    def transform(value: int) -> Any:
-        calls.append(value)
-        return torch.tensor([value]), {"a": torch.tensor([2.0])}
-
-    frozen = Frozen(transform)
-    first, second = frozen(1), frozen(2)
-    assert calls == [1] and torch.equal(first[0], second[0])
-    assert first[0] is not second[0] and first[1]["a"] is not second[1]["a"]
 
 
 # --- the command ----------------------------------------------------------------------------------
