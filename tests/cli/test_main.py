@@ -103,6 +103,7 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "none", "out.h5"], 2, "none does not exist"),
     (["pack", "in", "none/out.h5"], 2, "none, where out.h5 should go"),
     (["pack", "in", "there.h5"], 2, "--overwrite"),
+    (["pack", "in", "books"], 2, "books is a folder"),
     (["pack", "in", "s3://bucket/x.h5"], 2, "s3://bucket/x.h5: .*--shard-size 1GB"),
     (["pack", "in", "memory://x.h5"], 2, "memory://x.h5: .*--shard-size 1GB"),
     (["pack", "in", "out.h5", "--part", "0/2"], 2, "--shard-size"),

@@ -200,8 +200,8 @@ def test_the_mode_of_the_file_is_the_users(tmp_path: Path) -> None:
 SYSTEM_ERRORS = [
     ("pwritev", errno.ENOSPC, WriteError),
     ("pwrite", errno.EDQUOT, WriteError),
-    ("ftruncate", errno.EFBIG, WriteError),
     ("pwritev", errno.EROFS, AccessError),
+    ("ftruncate", errno.EFBIG, WriteError),
     ("fsync", errno.EIO, WriteError),
 ]
 
