@@ -370,6 +370,17 @@ class TestBlocksAndPacks:
     def path(self, tmp_path: Path) -> Path:
         return write(tmp_path, *([*CHAT[:2], answer(f"answer {n}")] for n in range(9)))
 
+    def test_blocks_hold_labels(self, path: Path) -> None:
+        for template in (MARKED, CHATML):
+            chats = opened(path, template)
+            blocks = opened(path, template, packing=True, max_length=32)
+            for name in ("input_ids", "labels"):
+                joined = torch.cat([blocks[n][name] for n in range(len(blocks))])
+                expected = torch.cat([chats[n][name] for n in range(9)])
+                assert torch.equal(joined, expected[: len(expected) // 32 * 32])
+            batch = next(iter(loader_of(blocks, 2)))
+            assert same({name: column[1] for name, column in batch.items()}, blocks[1])
+
     def test_other_templates_make_other_tokens(self, path: Path, tmp_path: Path) -> None:
         options: Any = {"packing": True, "max_length": 16, "cache_dir": tmp_path / "cache"}
         one = opened(path, **options)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
-import multiprocessing
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -24,7 +22,6 @@ from headrace.errors import (
 )
 from headrace.io import sequential as in_order
 from headrace.io.index import index_bytes
-from headrace.io.ranges import coalesce
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.text import source as texts
@@ -173,27 +170,13 @@ def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServe
     same(*both(contents, "record"))
 
 
-def test_a_batch_takes_few_requests(both: Any, server: RangeServer) -> None:
-    _, far = both({"a.txt": b"0123456789\n" * 50_000})
-    server.counts()
-    far.read(range(1000, 2000))
-    assert len(server.counts()["ranges"]) == 1
-    ranges = far.byte_ranges(np.arange(1000, 3000))
-    assert list(coalesce(ranges, 0).ranges.each()) == [(far._read_paths[0], 11_000, 33_000)]
-    assert far.byte_ranges(np.empty(0, np.int64)).size == 0
-    far.files.hold_prefetched(1 << 20)
-    far.files.prefetch([ranges])
-    assert far.read(range(1000, 2000)) == far.read(range(2000, 3000))
-    assert far.files.bytes_prefetched == 0
-    assert len(server.counts()["ranges"]) == 1
-    assert far.stored_nbytes == 550_000
-
-
 def test_files_that_are_gone_replaced_or_out_of_reach(
-    both: Any, server: RangeServer, served: Path
+    both: Any, server: RangeServer, served: Path, memory: Any
 ) -> None:
-    with pytest.raises(DataNotFoundError, match=r"gone.txt"):
-        remote_texts(server.url + "/gone.txt", ENDINGS, RemoteOptions())
+    memory.makedirs("/texts/folder.txt")
+    for url in (f"{server.url}/gone.txt", "memory://texts/folder.txt"):
+        with pytest.raises(DataNotFoundError, match=url):
+            remote_texts(url, ENDINGS, RemoteOptions())
     server.set(faults={"503": 1})
     with pytest.raises(RemoteError, match=r"a.txt.* 2 attempts .* 503"):
         both({"a.txt": b"1\n2\n"}, retries=1)
@@ -235,44 +218,6 @@ def test_read_only_cache_refuses_copies_and_holds_tables(both: Any, tmp_path: Pa
     with pytest.warns(HeadraceWarning, match="the table of lines is not kept"):
         near, far = both({"a.txt": b"1\n2\n"})
     same(near, far)
-
-
-def _open_in_child(url: str, folder: str, pipe: Any) -> None:
-    there = remote_texts(url, ENDINGS, RemoteOptions(cache_dir=folder))
-    pipe.send(LinesSource(there, "line", None, "utf-8", "strict", Path(folder)).read([0, 1]))
-    there.files.close()
-
-
-@pytest.fixture
-def opening(server: RangeServer, tmp_path: Path) -> Callable[..., Any]:
-    """Children that open a text. Of a process without garbage: fsspec's file systems take a tenth
-    of a second each to be collected in a child.
-    """
-    gc.collect()
-    context = multiprocessing.get_context("fork")
-
-    def start(name: str) -> tuple[Any, Any]:
-        ours, theirs = context.Pipe()
-        arguments = (f"{server.url}/{name}", str(tmp_path / "far"), theirs)
-        child = context.Process(target=_open_in_child, args=arguments)
-        child.start()
-        return child, ours
-
-    return start
-
-
-def test_of_processes_that_start_at_once_one_fetches(
-    server: RangeServer, served: Path, opening: Any
-) -> None:
-    name, data = "a.txt.gz", bytes(random.Random(0).choices(b"abcdefgh\n", k=300_000))
-    (served / name).write_bytes(packed(data, ".gz"))
-    server.set(bandwidth=2_000_000)
-    for child, pipe in [opening(name) for _ in range(3)]:
-        assert pipe.poll(60)
-        assert pipe.recv() == data.split(b"\n")[:2]
-        child.join()
-    whole = [stop - start for _, start, stop in server.counts()["ranges"] if stop - start > 1000]
-    assert sum(whole) == (served / name).stat().st_size
 
 
 # -- which files

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import multiprocessing
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError, HeadraceWarning
-from headrace.io.array_file import HEAD
 from headrace.storage.text import plain
 from headrace.storage.text import source as texts
 from headrace.storage.text.files import local_texts
@@ -248,41 +244,12 @@ class TestWhileOpen:
 
 
 class TestTables:
-    @pytest.mark.parametrize("why", ["file", "full"])
-    def test_where_none_can_be_kept(
-        self, tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_where_none_can_be_kept(self, tmp_path: Path) -> None:
         folder, kept = write(tmp_path / "data", {"1.txt": CONTENTS["a/1.txt"]}), tmp_path / "kept"
-        if why == "file":
-            kept.write_text("no folder")
-        else:
-
-            def full(*_: Any) -> None:
-                raise OSError(28, "No space left on device")
-
-            monkeypatch.setattr("headrace.io.array_file.ArrayWriter.write", full)
+        kept.write_text("no folder")
         with pytest.warns(HeadraceWarning, match=str(kept)):
             source = opened(folder, kept=kept)
         assert read_all(source) == LINES[:5]
-        assert not list(kept.glob("headrace-[!m]*"))
-
-    def test_a_damaged_or_older_one_is_made_anew(
-        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        kept = tmp_path / "kept"
-        with monkeypatch.context() as patched:
-            patched.setattr(texts, "_VERSION", texts._VERSION - 1)
-            old = opened(folder, kept=kept)._table.path
-        path = Path(opened(folder, kept=kept)._table.path or "")
-        assert str(path) != old
-        good = path.read_bytes()
-        # where groups begin; a place that is noted; a distance
-        for place in (-1, HEAD + 3, HEAD + 600):
-            damaged = bytearray(good)
-            damaged[place] ^= 1
-            path.write_bytes(damaged)
-            assert read_all(opened(folder, kept=kept)) == LINES
-            assert path.read_bytes() == good
 
     def test_an_error_of_a_text_is_told_once(
         self, tmp_path: Path, recwarn: pytest.WarningsRecorder
@@ -301,40 +268,6 @@ class TestTables:
         source = opened(folder)
         assert source._table.path
         assert read_all(source) == LINES
-
-    def test_killed_while_indexing(self, folder: Path, tmp_path: Path) -> None:
-        (folder / "large.txt").write_bytes(b"a line\n" * 500_000)
-        kept = tmp_path / "kept"
-        child = multiprocessing.get_context("fork").Process(
-            target=_index_slowly, args=(folder, kept)
-        )
-        child.start()
-        deadline = time.monotonic() + 60
-        while not list(kept.glob("headrace-lines-*.part")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        (left,) = kept.glob("*.part")
-        source = opened(folder, kept=kept)
-        assert len(source) == len(LINES) + 500_000
-        assert source.read([len(source) - 1]) == [b"a line"]
-        os.utime(left, (time.time() - 4000, time.time() - 4000))
-        (folder / "large.txt").unlink()
-        opened(folder, kept=kept)
-        assert not left.exists()
-
-
-def _index_slowly(folder: Path, kept: Path) -> None:
-    real = texts.Scan._file
-
-    def slow(*args: Any) -> Any:
-        for places in real(*args):
-            yield places
-            time.sleep(0.2)
-
-    texts.Scan._file = slow  # type: ignore[method-assign]
-    opened(folder, kept=kept)
 
 
 # -- large ones

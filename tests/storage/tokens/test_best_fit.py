@@ -26,7 +26,7 @@ def plain_rooms(sizes: list[int], length: int) -> list[int]:
     return sorted(rooms)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), max_size=80), st.integers(0, 30))
 def test_best_fit_equals_a_plain_loop(sizes: list[int], more: int) -> None:
     length = max([1, *sizes]) + more
@@ -34,7 +34,7 @@ def test_best_fit_equals_a_plain_loop(sizes: list[int], more: int) -> None:
     assert sorted((length - taken).astype(int).tolist()) == plain_rooms(sizes, length)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 15))
 def test_each_document_once_and_whole(sizes: list[int], length: int) -> None:
     tokens, whole = tokens_of([0, *sizes, 1])

@@ -34,7 +34,7 @@ def windows(document: list[int], max_length: int, stride: int) -> list[list[int]
     return found
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(sizes=sizes_of_documents, length=st.integers(1, 10), data=st.data())
 def test_documents_and_windows(sizes: list[int], length: int, data: Any) -> None:
     tokens, documents = tokens_of(sizes)
@@ -60,7 +60,7 @@ def test_documents_and_windows(sizes: list[int], length: int, data: Any) -> None
     assert source.lengths().tolist() == [len(part) for _, part in expected]
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(sizes=sizes_of_documents, length=st.integers(1, 10), data=st.data())
 def test_blocks(sizes: list[int], length: int, data: Any) -> None:
     tokens, documents = tokens_of(sizes)
@@ -91,7 +91,7 @@ def counted(begins: list[int], block: int) -> list[int]:
     return [len(list(same)) for _, same in itertools.groupby(begin // block for begin in begins)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     sizes=sizes_of_documents, length=st.integers(1, 10), block=st.integers(1, 15), data=st.data()
 )
