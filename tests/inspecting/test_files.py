@@ -81,21 +81,24 @@ def test_texts_tell_their_encoding(tmp_path: Path) -> None:
         assert report.samples == 1
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "b.tsv"])
-def test_records_are_counted(name: str, tmp_path: Path, own_cache: None) -> None:
-    if "json" in name:
-        rows = [json.dumps({"text": f"row {number}", "label": number}) for number in range(30)]
-    else:
-        comma = "," if ".csv" in name else "\t"
-        rows = [f"text{comma}label", *(f"row {number}{comma}{number}" for number in range(30))]
-    data = ("\n".join(rows) + "\n\n" * ("json" in name)).encode()
-    is_packed = name.endswith(".gz")
-    (tmp_path / name).write_bytes(gzip.compress(data) if is_packed else data)
-    report = inspect(tmp_path / name)
-    with opened(report):
-        assert (report.samples, report.samples_estimated) == (30, False)
-        assert (report.fingerprint is None) == is_packed
-    assert report.details["fields"] == {"text": "str", "label": "int" if "json" in name else "str"}
+def test_records_are_counted(tmp_path: Path, own_cache: None) -> None:
+    for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "b.tsv"):
+        folder = tmp_path / name.replace(".", "_")
+        folder.mkdir()
+        if "json" in name:
+            rows = [json.dumps({"text": f"row {number}", "label": number}) for number in range(30)]
+        else:
+            comma = "," if ".csv" in name else "\t"
+            rows = [f"text{comma}label", *(f"row {number}{comma}{number}" for number in range(30))]
+        data = ("\n".join(rows) + "\n\n" * ("json" in name)).encode()
+        is_packed = name.endswith(".gz")
+        (folder / name).write_bytes(gzip.compress(data) if is_packed else data)
+        report = inspect(folder / name)
+        with opened(report):
+            assert (report.samples, report.samples_estimated) == (30, False)
+            assert (report.fingerprint is None) == is_packed
+        kind = "int" if "json" in name else "str"
+        assert report.details["fields"] == {"text": "str", "label": kind}
 
 
 def test_chats_are_told_by_their_messages(tmp_path: Path) -> None:

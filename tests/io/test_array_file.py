@@ -165,14 +165,16 @@ class TestWhileInUse:
             _ = third.long
         assert equal(first)  # what is open stays
 
-    @pytest.mark.parametrize("count", [1000, 1 << 20])  # read by pread, and by pwritev
-    def test_cut_short_while_it_is_read(self, count: int, tmp_path: Path) -> None:
-        arrays = written(tmp_path, np.arange(count)).open()
-        begins = np.linspace(0, count - 2, 64).astype(np.int64)
-        assert arrays.read(begins, begins + 1).tolist() == begins.tolist()
-        os.truncate(arrays.path, HEAD + 4000)
-        with pytest.raises(AccessError, match="cut short"):
-            arrays.read(begins, begins + 1)
+    def test_cut_short_while_it_is_read(self, tmp_path: Path) -> None:
+        for number, count in enumerate([1000, 1 << 20]):  # read by pread, and by pwritev
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            arrays = written(folder, np.arange(count)).open()
+            begins = np.linspace(0, count - 2, 64).astype(np.int64)
+            assert arrays.read(begins, begins + 1).tolist() == begins.tolist()
+            os.truncate(arrays.path, HEAD + 4000)
+            with pytest.raises(AccessError, match="cut short"):
+                arrays.read(begins, begins + 1)
 
     def test_a_pickle_is_small_whatever_was_read(self, tmp_path: Path) -> None:
         arrays = written(tmp_path).open()

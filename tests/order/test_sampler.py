@@ -31,22 +31,20 @@ def make(n: int = 50, world_size: int = 1, rank: int = 0, **options: Any) -> Ord
     return OrderSampler(n, **{"batch_size": 4, "rank": rank, "world_size": world_size, **options})
 
 
-@pytest.mark.parametrize(("num_workers", "drop_last"), [(0, False), (2, True)])
-def test_a_plain_dataloader_cuts_the_batches_of_the_order(
-    num_workers: int, drop_last: bool
-) -> None:
-    dataset = Numbers(50)
-    for rank in range(3):
-        sampler = OrderSampler(
-            dataset, batch_size=4, rank=rank, world_size=3, seed=5, drop_last=drop_last
-        )
-        loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=num_workers)
-        sampler.set_epoch(2)
-        order = EpochOrder(50, seed=5, epoch=2, global_batch=12)
-        expected = [batch.tolist() for batch in RankBatches(order, rank, 3, 4, drop_last)]
-        assert [batch.tolist() for batch in loader] == expected
-        assert len(loader) == len(expected)
-        assert len(sampler) == sum(map(len, expected))
+def test_a_plain_dataloader_cuts_the_batches_of_the_order() -> None:
+    for num_workers, drop_last in [(0, False), (2, True)]:
+        dataset = Numbers(50)
+        for rank in range(3):
+            sampler = OrderSampler(
+                dataset, batch_size=4, rank=rank, world_size=3, seed=5, drop_last=drop_last
+            )
+            loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=num_workers)
+            sampler.set_epoch(2)
+            order = EpochOrder(50, seed=5, epoch=2, global_batch=12)
+            expected = [batch.tolist() for batch in RankBatches(order, rank, 3, 4, drop_last)]
+            assert [batch.tolist() for batch in loader] == expected
+            assert len(loader) == len(expected)
+            assert len(sampler) == sum(map(len, expected))
 
 
 def test_it_has_what_trainers_read(monkeypatch: pytest.MonkeyPatch) -> None:
