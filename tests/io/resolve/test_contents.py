@@ -54,14 +54,6 @@ def test_a_folder_of_another_kind_says_what_is_there(tmp_path: Path, memory: Any
             assert str(error.value).endswith(said)
 
 
-def test_a_glob_says_what_it_matches(tmp_path: Path) -> None:
-    touch(tmp_path, "a.png")
-    with pytest.raises(DataNotFoundError, match=r"\*\.jpg \(working folder: "):
-        scan(str(tmp_path / "*.jpg"), (".jpg", ".png"))
-    with pytest.raises(DataNotFoundError, match=r"1 \.png: use ImageDataset"):
-        scan(str(tmp_path / "*"), (".jpg",))
-
-
 def test_what_is_beside_tables_is_no_text(tmp_path: Path) -> None:
     for number, files in enumerate(
         [
