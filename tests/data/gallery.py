@@ -34,6 +34,12 @@ def make_gallery(folder: Path) -> dict[str, Maker]:
 
     Each has at least 20 samples.
     """
+    write_gallery(folder)
+    return gallery_at(folder, folder / "cache")
+
+
+def write_gallery(folder: Path) -> None:
+    """The files of all formats."""
     rng = np.random.default_rng(5)
     photos = make_photos(folder / "photos", per_class=8, size=(20, 14))
     pixels = rng.integers(0, 256, (ROWS, 5, 4), dtype=np.uint8)
@@ -75,22 +81,27 @@ def make_gallery(folder: Path) -> dict[str, Maker]:
         group["data"] = rng.normal(size=3 * ROWS).astype("f4")
     packed = folder / "photos.h5"
     pack(ImageDataset(photos), packed, progress=False)
-    own_cache = folder / "cache"
 
-    def made(cls: Any, *arguments: Any, **fixed: Any) -> Maker:
-        return lambda **options: cls(*arguments, **{"progress": False, **fixed, **options})
 
+def gallery_at(place: Path | str, cache: Path) -> dict[str, Maker]:
+    """By name what makes each dataset of the files that lie in a folder, or below a URL."""
+
+    def made(cls: Any, name: str, *arguments: Any, **fixed: Any) -> Maker:
+        known = {"progress": False, **fixed}
+        return lambda **options: cls(f"{place}/{name}", *arguments, **{**known, **options})
+
+    patches = {"patch_shape": (4, 4, 4), "stride": 3}
     return {
-        "image files": made(ImageDataset, photos),
-        "packed images": made(ImageDataset, packed),
-        "hdf5 rows": made(HDF5Dataset, arrays, "plain", target_name="label"),
-        "hdf5 chunks": made(HDF5Dataset, arrays, ["chunked", "words"]),
-        "zarr shards": made(ZarrDataset, store, "sharded"),
-        "zarr patches": made(ZarrDataset, store, "volume", patch_shape=(4, 4, 4), stride=3),
-        "lines": made(TextDataset, texts, unit="line", cache_dir=own_cache),
-        "tokens": made(TextDataset, texts, max_length=12, packing=True, cache_dir=own_cache),
-        "table": made(TableDataset, table, ["number", "vector"]),
-        "sparse rows": made(SparseDataset, sparse, "X"),
-        "episodes": made(EpisodeDataset, demonstrations, window=3, groups="data/*"),
-        "held": made(MemoryEfficientDataset, arrays, dataset_name="chunked"),
+        "image files": made(ImageDataset, "photos"),
+        "packed images": made(ImageDataset, "photos.h5"),
+        "hdf5 rows": made(HDF5Dataset, "arrays.h5", "plain", target_name="label"),
+        "hdf5 chunks": made(HDF5Dataset, "arrays.h5", ["chunked", "words"]),
+        "zarr shards": made(ZarrDataset, "arrays.zarr", "sharded"),
+        "zarr patches": made(ZarrDataset, "arrays.zarr", "volume", **patches),
+        "lines": made(TextDataset, "texts", unit="line", cache_dir=cache),
+        "tokens": made(TextDataset, "texts", max_length=12, packing=True, cache_dir=cache),
+        "table": made(TableDataset, "table.parquet", ["number", "vector"]),
+        "sparse rows": made(SparseDataset, "sparse.h5", "X"),
+        "episodes": made(EpisodeDataset, "demonstrations.h5", window=3, groups="data/*"),
+        "held": made(MemoryEfficientDataset, "arrays.h5", dataset_name="chunked"),
     }

@@ -19,6 +19,7 @@ from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.testing.contract import same
+from tests.data.gallery import gallery_at, write_gallery
 from tests.data.make import make_shards
 from tests.io.remote.reading import Range, read, remote_of_url, versions_of
 from tests.io.resolve.scanning import scan
@@ -286,3 +287,22 @@ def test_a_key_is_opaque(server: S3Server) -> None:
     assert texts("s3://one/d/*.txt") == sorted(key for key in odd if key.count("/") == 1)
     for key in [*odd[:6], *lonely]:
         assert texts(f"s3://one/{key}") == [key]
+
+
+def test_all_formats(server: S3Server, tmp_path: Path) -> None:
+    folder = tmp_path / "gallery"
+    folder.mkdir()
+    write_gallery(folder)
+    client = server.client()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            key = f"gallery/{path.relative_to(folder)}"
+            client.put_object(Bucket="one", Key=key, Body=path.read_bytes())
+    client.close()
+    local = gallery_at(folder, tmp_path / "here")
+    options = {"storage_options": server.options, "cache_dir": tmp_path / "there"}
+    for name, make in gallery_at("s3://one/gallery", tmp_path / "there").items():
+        with local[name]() as here, make(**options) as there:
+            assert len(there) == len(here) and there.fingerprint == here.fingerprint, name
+            indices = [len(here) - 1, 0, 7]
+            assert same(there.__getitems__(indices), here.__getitems__(indices)), name
