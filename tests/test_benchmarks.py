@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HANGS = """
@@ -58,36 +57,14 @@ def scripts(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     """`run_all` with scripts of the test's own in place of the benchmarks; returns what runs
     them: (exit status, report, said).
     """
-    rows = {
-        "headrace": {
-            "median": 4000.4,
-            "min": 3e3,
-            "max": 5e3,
-            "more": {"first batch, ms": [110, 120, 140]},
-        },
-        "absent": {"failed": "not installed"},
-    }
-    ratio = {
-        "label": "headrace / h5py",
-        "ratio": 2.0,
-        "min": 1.5,
-        "max": 2.5,
-        "denominator": "h5py",
-    }
-    race = {
-        "sections": {
-            "Rows": {
-                "unit": "rows/s",
-                "ratios": [ratio, {"label": "none", "ratio": None}],
-                "contestants": rows,
-            }
-        }
-    }
+    fast = {"median": 4000.4, "min": 3e3, "max": 5e3, "more": {"first batch, ms": [110, 120, 140]}}
+    rows = {"headrace": fast, "absent": {"failed": "not installed"}}
+    ratio = {"label": "headrace / h5py", "ratio": 2.0, "min": 1.5, "max": 2.5}
+    ratios = [{**ratio, "denominator": "h5py"}, {"label": "none", "ratio": None}]
+    race = {"sections": {"Rows": {"unit": "rows/s", "ratios": ratios, "contestants": rows}}}
+    wanted = "import sys; assert sys.argv[1:] == ['--rounds', '2', '--json']"
     made = {
-        "race": (
-            "import sys; assert sys.argv[1:] == ['--rounds', '2', '--json']; "
-            f"print({json.dumps(race)!r})"
-        ),
+        "race": f"{wanted}; print({json.dumps(race)!r})",
         "lines": """print('{"limit": "decode", "found": true}')
 print('{"limit": "disk", "found": false}')""",
         "broken": "import sys; sys.exit('error: no such disk')",
@@ -107,11 +84,8 @@ print('{"limit": "disk", "found": false}')""",
 
     def run(*options: str) -> tuple[int, str]:
         out = tmp_path / "results"
-        monkeypatch.setattr(
-            sys,
-            "argv",
-            ["run_all.py", "--quick", "--photos", str(tmp_path), "--out", str(out), *options],
-        )
+        fixed = ["run_all.py", "--quick", "--photos", str(tmp_path), "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", [*fixed, *options])
         return runner.main(), (out / "report.md").read_text(encoding="utf-8")
 
     return run
@@ -127,23 +101,6 @@ def test_every_benchmark_is_run(runner: Any) -> None:
     assert set(runner.SCRIPTS) == measure - {"common"}
     readme = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
     assert all(f"| `{name}.py" in readme for name in runner.SCRIPTS)
-
-
-def test_device_shares_and_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    try:
-        device = importlib.import_module("device")
-        assert (
-            device.covered([(0.0, 4.0), (10.0, 14.0)], [(1.0, 2.0), (3.0, 11.0), (20.0, 30.0)])
-            == 3 / 8
-        )
-        assert device.covered([(0.0, 1.0)], []) == device.covered([], [(0.0, 1.0)]) == 0
-        network = device.resnet50(1000)
-        assert sum(weight.numel() for weight in network.parameters()) == 25_557_032
-        assert network.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
-    finally:
-        for name in ("device", "images", "peers", "folders", "common"):
-            sys.modules.pop(name, None)
 
 
 def test_results_are_tables_and_plots(
@@ -174,19 +131,12 @@ def test_results_are_tables_and_plots(
     assert ".svg" not in scripts("--report")[1]
 
 
-def test_what_fails_is_said(scripts: Any) -> None:
-    status, report = scripts("--only", "broken", "garbage", "race")
-    assert status == 1
-    assert (
-        "failed: exit status 1: error: no such disk" in report
-        and "| headrace | 4,000 (3,000" in report
-    )
+def test_what_fails_or_hangs_is_said_and_leaves_nothing(scripts: Any, tmp_path: Path) -> None:
+    status, report = scripts("--only", "broken", "garbage", "race", "hangs", "--limit", "5")
+    assert status == 1 and "| headrace | 4,000 (3,000" in report
+    assert "failed: exit status 1: error: no such disk" in report
     assert "failed: what it printed is no JSON: 'no json" in report
-
-
-def test_what_hangs_is_given_up_and_leaves_nothing(scripts: Any, tmp_path: Path) -> None:
-    status, report = scripts("--only", "hangs", "--limit", "2")
-    assert status == 1 and "failed: not done after 2 s" in report
+    assert "failed: not done after 5 s" in report
     pid, folder = (tmp_path / "hangs.py.left").read_text().split()
     assert not psutil.pid_exists(int(pid)) and not Path(folder).exists()
 
@@ -203,26 +153,6 @@ def test_a_terminated_script_removes_its_folder() -> None:
     assert not Path(folder).exists()
 
 
-def ends_early() -> Iterator[Any]:
-    """A contestant whose own process has closed a pipe."""
-    raise EOFError("the pipe is closed")
-    yield
-
-
-@pytest.mark.slow
-def test_an_error_of_a_contestant_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    common = importlib.import_module("common")
-    try:
-        figures = common.race([common.Contestant("early", ends_early)], rounds=1)
-        assert figures["early"].failed == "EOFError: the pipe is closed"
-        said = common.shortened("Caught an error. Original Traceback " + "x" * 400 + " No samples")
-        assert len(said) == 300 and said.startswith("Caught") and said.endswith("No samples")
-    finally:
-        for name in ("common", "folders"):
-            sys.modules.pop(name, None)
-
-
 @pytest.mark.slow
 def test_a_real_benchmark_is_kept(tmp_path: Path) -> None:
     options = ["--quick", "--only", "monitoring", "--out", tmp_path]
@@ -230,16 +160,3 @@ def test_a_real_benchmark_is_kept(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0 and "monitoring: ok" in done.stdout, done.stdout + done.stderr
     assert json.loads((tmp_path / "monitoring.json").read_text())["result"]["batch_us"] > 0
-
-
-def test_wrong_options_are_said(
-    runner: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for options, said in (
-        (["--only", "imagse"], "no benchmark is called imagse"),
-        (["--photos", "nowhere"], "no folder"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["run_all.py", *options])
-        with pytest.raises(SystemExit, match="2"):
-            runner.main()
-        assert said in capsys.readouterr().err

@@ -139,18 +139,12 @@ def test_a_global_batch_that_does_not_fit_is_refused(
     example: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [str(photos), *TINY, "--out", str(tmp_path), "--epochs", "1"]
-    with (
-        ImageDataset(photos) as dataset,
-        pytest.raises(ConfigError, match="--global-batch 6 can't be shared by 4 ranks"),
-    ):
-        example.build(example.parse(options), World(0, 4, 0, 4, "a test"), "cpu", dataset)
+    world = World(0, 4, 0, 4, "a test")
+    with ImageDataset(photos) as dataset, pytest.raises(ConfigError, match=r"6 .* 4 ranks"):
+        example.build(example.parse(options), world, "cpu", dataset)
     assert example.main(options) == 0
     assert example.main([*options, "--global-batch", "8"]) == 2
-    said = capsys.readouterr().err
-    assert (
-        "the state was saved with a global batch of 6, this loader has 8 (batch_size x "
-        "world_size): use batch_size=6" in said
-    )
+    assert "use batch_size=6" in capsys.readouterr().err
 
 
 # -- the ledger
@@ -164,14 +158,8 @@ def write_ledger(folder: Path, files: dict[str, list[dict[str, Any]]]) -> Path:
 
 
 def head(life: int, rank: int, world_size: int, step: int = 0) -> dict[str, Any]:
-    return {
-        "life": life,
-        "rank": rank,
-        "world_size": world_size,
-        "samples": 6,
-        "epoch": 0,
-        "step": step,
-    }
+    world = {"life": life, "rank": rank, "world_size": world_size}
+    return {**world, "samples": 6, "epoch": 0, "step": step}
 
 
 def step(number: int, *indices: int, padding: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -193,16 +181,9 @@ def test_the_balance_finds_what_is_missing_and_what_came_twice(
         file.write('{"epoch": 0, "ste')  # killed while it wrote
     lives = example.read_lives(good)
     [sums] = example.balance(lives)
-    assert (sums.steps, sums.samples, sums.missing, sums.duplicated, sums.padding) == (
-        3,
-        6,
-        0,
-        0,
-        1,
-    )
-    assert "the 1 steps that it began after that don't: life 2 did them again" in "\n".join(
-        example.report(lives)
-    )
+    assert (sums.steps, sums.samples, sums.padding) == (3, 6, 1)
+    assert (sums.missing, sums.duplicated) == (0, 0)
+    assert "life 2 did them again" in "\n".join(example.report(lives))
     for name, begin, missing, duplicated in (("late", 3, 0, 1), ("early", 1, 2, 0)):
         bad = write_ledger(
             tmp_path / name, {**first, "life-2-rank-0": [head(2, 0, 1, begin), step(2, 2, 5)]}
@@ -216,9 +197,7 @@ def test_the_balance_finds_what_is_missing_and_what_came_twice(
 
 def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Path) -> None:
     one = write_ledger(tmp_path / "ledger", {"life-1-rank-1": [head(1, 1, 3)]})
-    with pytest.raises(
-        ValueError, match=r"life 1 had 3 ranks, and the files of \[0, 2\] are not here"
-    ):
+    with pytest.raises(ValueError, match=r"\[0, 2\]"):
         example.read_lives(one)
     assert example.main(["--count", "--out", str(tmp_path)]) == 2
     example.forget(one, 2)
@@ -230,11 +209,8 @@ def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Pat
 # -- the end of a rank
 
 
-@pytest.mark.parametrize(
-    ("before", "said"), [("", "said"), ("dist.destroy_process_group()", "said\nan orderly end")]
-)
-def test_rank_whose_group_still_stands_ends_at_once(before: str, said: str) -> None:
-    script = f"""
+def test_rank_whose_group_still_stands_ends_at_once() -> None:
+    script = """
 import atexit, sys
 import torch.distributed as dist
 from two_nodes import end
@@ -242,17 +218,15 @@ from two_nodes import end
 atexit.register(print, "an orderly end")
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print("said")
-{before}
+{}
 end(5)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=SCRIPT.parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (5, said, "")
+    for before, said in (("", "said"), ("dist.destroy_process_group()", "said\nan orderly end")):
+        command = [sys.executable, "-c", script.format(before)]
+        ended = subprocess.run(
+            command, cwd=SCRIPT.parent, capture_output=True, text=True, timeout=120
+        )
+        assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (5, said, "")
 
 
 # -- two nodes
@@ -278,14 +252,9 @@ def test_hanging_node_is_killed_with_its_children(example: Any, tmp_path: Path) 
     command = ["sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait"]
     with example.one_node(command, tmp_path / "log") as node:
         wait_for(lambda: node.last_lines() == "  | started", 20)
-        started = wait_for(
-            lambda: (
-                (found := psutil.Process(node.pid).children(recursive=True))
-                and len(found) == 2
-                and found
-            ),
-            20,
-        )
+        launcher = psutil.Process(node.pid)
+        wait_for(lambda: len(launcher.children(recursive=True)) == 2, 20)
+        started = launcher.children(recursive=True)
         assert node.wait(0.1) is None
         assert node.kill() == 3
         assert all(is_gone(process) for process in started)
@@ -358,12 +327,8 @@ def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options:
 def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     with demo(tmp_path, "--epochs", "50") as job:
         try:
-            wait_for(
-                lambda: all(
-                    (tmp_path / f"demo/ledger/life-1-rank-{rank}.jsonl").exists()
-                    for rank in range(2)
-                )
-            )
+            ledger = tmp_path / "demo/ledger"
+            wait_for(lambda: len(list(ledger.glob("life-1-rank-*.jsonl"))) == 2)
             # two of a launcher, a rank and a worker
             wait_for(lambda: len(psutil.Process(job.pid).children(recursive=True)) >= 6)
             started = psutil.Process(job.pid).children(recursive=True)
@@ -394,41 +359,28 @@ def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    step_of = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    }
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    ranks = (0, 1)
 
-    def run(
-        *options: str, out: Callable[[int], Path] = lambda _: tmp_path
-    ) -> list[tuple[int, str]]:
+    def run(*options: str, outs: tuple[Path, Path] = (tmp_path, tmp_path)) -> list[str]:
+        command = [sys.executable, SCRIPT, photos, *TINY, "--timeout", "60", *options, "--out"]
+        piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         jobs = []
-        for rank in range(2):
+        for rank, out in zip(ranks, outs, strict=True):
             own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
-            where = ["--timeout", "60", "--out", out(rank)]
-            jobs.append(
-                subprocess.Popen(
-                    [sys.executable, SCRIPT, photos, *TINY, *where, *options],
-                    env={**os.environ, **step_of, **own},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
+            jobs.append(subprocess.Popen([*command, out], env=environment | own, **piped))
         try:
             said = [job.communicate(timeout=120)[0] for job in jobs]
         finally:
             for job in jobs:
                 job.kill()
-        return [(job.returncode, text) for job, text in zip(jobs, said, strict=True)]
+        return [f"status {job.returncode}: {text}" for job, text in zip(jobs, said, strict=True)]
 
-    assert [status for status, _ in run("--epochs", "1")] == [0, 0]
+    assert all(text.startswith("status 0") for text in run("--epochs", "1"))
     counted = {at: sorted(indices) for at, indices in that_count(tmp_path / "ledger").items()}
     assert counted == {at: sorted(indices) for at, indices in orders(photos, 6, 1).items()}
-    apart = run("--epochs", "2", out=lambda rank: tmp_path if rank else tmp_path / "elsewhere")
-    assert [status for status, _ in apart] == [2, 2]
-    assert all("[(1, 0, 0), (2, 0, 4)]" in text for _, text in apart)
-    torn = run("--seed", "7", "--epochs", "2")
-    assert all(status == 2 and "seed was 42, is 7" in text for status, text in torn)
+    for text in run("--epochs", "2", outs=(tmp_path / "elsewhere", tmp_path)):
+        assert text.startswith("status 2") and "[(1, 0, 0), (2, 0, 4)]" in text
+    for text in run("--seed", "7", "--epochs", "2"):
+        assert text.startswith("status 2") and "seed was 42, is 7" in text

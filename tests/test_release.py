@@ -29,13 +29,8 @@ def _workflow(name: str) -> Any:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """The files that a release touches, as they are."""
-    for name in (
-        "pyproject.toml",
-        "CITATION.cff",
-        "CHANGELOG.md",
-        "README.md",
-        "src/headrace/__init__.py",
-    ):
+    named = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "README.md")
+    for name in (*named, "src/headrace/__init__.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -49,12 +44,6 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     yield prepare_release
     sys.modules.pop("prepare_release")
-
-
-def _edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
 def test_versions_agree() -> None:
@@ -82,21 +71,6 @@ def test_ci_runs_the_pythons_of_the_classifiers() -> None:
     }
 
 
-def test_what_may_fail_is_named_so() -> None:
-    quick = _workflow("tests")["jobs"]["quick"]
-    assert (
-        "matrix.unsupported" in quick["continue-on-error"]
-        and "matrix.unsupported && ' (may fail)'" in quick["name"]
-    )
-    others = [
-        job
-        for name in ("tests", "docs", "publish")
-        for key, job in _workflow(name)["jobs"].items()
-        if key != "quick"
-    ]
-    assert not any("continue-on-error" in str(job) for job in others)
-
-
 def test_publishing_is_trusted_and_checked() -> None:
     jobs = _workflow("publish")["jobs"]
     assert (
@@ -112,17 +86,9 @@ def test_publishing_is_trusted_and_checked() -> None:
 
 
 def test_a_version_that_differs_is_named(release: Any, checkout: Path) -> None:
-    _edit(checkout / "CITATION.cff", f"version: {headrace.__version__}", "version: 9.9.9")
-    assert (
-        release.mismatches(f"v{headrace.__version__}", checkout)[0]
-        == f"CITATION.cff: version 9.9.9, the tag is v{headrace.__version__}"
-    )
     found = release.mismatches("v9.9.9", checkout)
-    assert [line.partition(":")[0] for line in found[:3]] == [
-        "pyproject.toml",
-        "src/headrace/__init__.py",
-        "CHANGELOG.md",
-    ]
+    wrong = ("CITATION.cff", "pyproject.toml", "src/headrace/__init__.py", "CHANGELOG.md")
+    assert {line.partition(":")[0] for line in found} >= set(wrong)
 
 
 def test_a_release_has_the_urls_of_its_repository(release: Any, checkout: Path) -> None:
@@ -131,13 +97,11 @@ def test_a_release_has_the_urls_of_its_repository(release: Any, checkout: Path) 
     assert project["urls"]["Source"] == REPOSITORY and project["scripts"]
     readme = (checkout / "README.md").read_text(encoding="utf-8")
     links = re.findall(r'\]\(([^)#]+)|(?:src|srcset)="([^"]+)"', readme)
-    assert len(links) > 20 and all(
-        link.startswith(f"{REPOSITORY}/") for pair in links for link in pair if link
-    )
-    assert (
-        f"]({REPOSITORY}/blob/v1.2.3/docs/start.md)" in readme
-        and f'src="{REPOSITORY}/raw/v1.2.3/docs/assets/' in readme
-    )
+    assert len(links) > 20
+    for pair in links:
+        assert all(link.startswith(f"{REPOSITORY}/") for link in pair if link), pair
+    assert f"]({REPOSITORY}/blob/v1.2.3/docs/start.md)" in readme
+    assert f'src="{REPOSITORY}/raw/v1.2.3/docs/assets/' in readme
     release.prepare("v1.2.3", REPOSITORY, checkout)  # a second time changes nothing
     assert (checkout / "README.md").read_text(encoding="utf-8") == readme
 

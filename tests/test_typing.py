@@ -124,13 +124,8 @@ def checked(tool: str, script: str, folder: Path) -> set[int]:
         environment["MYPYPATH"] = str(SOURCE)
     of_pyright = ["--outputjson", "--pythonpath", sys.executable]
     of_mypy = ["--output=json", "--cache-dir=../mypy", "--follow-imports=silent"]
-    command = [
-        sys.executable,
-        "-m",
-        tool,
-        *(of_pyright if tool == "pyright" else of_mypy),
-        path.name,
-    ]
+    options = of_pyright if tool == "pyright" else of_mypy
+    command = [sys.executable, "-m", tool, *options, path.name]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     if tool == "pyright":
@@ -164,24 +159,39 @@ def test_public_types_are_known_to_pyright(tmp_path: Path) -> None:
         pytest.skip("pyright is not installed (extra `dev`)")
     # --verifytypes asks the first python on it
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = [
-        sys.executable,
-        "-m",
-        "pyright",
-        "--verifytypes",
-        "headrace",
-        "--ignoreexternal",
-        "--outputjson",
-    ]
+    options = ["--verifytypes", "headrace", "--ignoreexternal", "--outputjson"]
+    command = [sys.executable, "-m", "pyright", *options]
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     score = json.loads(done.stdout)["typeCompleteness"]["completenessScore"]
     assert score >= 0.9, f"{score:.1%}"
 
 
-def test_loader_options_are_the_fields_of_the_config() -> None:
+FORMATS = (
+    ImageDataset,
+    TextDataset,
+    HDF5Dataset,
+    EpisodeDataset,
+    ZarrDataset,
+    SparseDataset,
+    TableDataset,
+)
+
+
+def test_options_are_declared_as_the_code_has_them() -> None:
     hints = get_type_hints(DataLoaderConfig)
     assert get_type_hints(LoaderOptions) == {name: hints[name] for name in FIELDS}
+    hints = get_type_hints(BaseDataset.__init__)
+    parameters = inspect.signature(BaseDataset.__init__).parameters
+    own = ("self", "source", "sample_format", "targets", "transform", "loading_mode")
+    shared = {name: hints[name] for name in parameters if name not in own}
+    assert get_type_hints(CommonOptions) == shared
+    of_formats = {name for one in FORMATS for name in inspect.signature(one).parameters}
+    of_formats -= {"data_path", "options"}
+    assert set(get_type_hints(OpenOptions)) == of_formats | set(get_type_hints(PathOptions))
+    assert set(get_args(ModeName)) == {mode.value for mode in LoadingMode}
+    for name in ("subset", "split", "__enter__"):  # views keep their class
+        assert "Self" in inspect.get_annotations(getattr(BaseDataset, name))["return"], name
 
 
 def test_create_dataloader_lists_all_options_and_defaults() -> None:
@@ -192,90 +202,25 @@ def test_create_dataloader_lists_all_options_and_defaults() -> None:
     assert [option for option in options if option not in text] == []
 
 
-def test_common_options_are_those_of_base_dataset() -> None:
-    hints, parameters = (
-        get_type_hints(BaseDataset.__init__),
-        inspect.signature(BaseDataset.__init__).parameters,
-    )
-    own = ("self", "source", "sample_format", "targets", "transform", "loading_mode")
-    shared = {name: hints[name] for name in parameters if name not in own}
-    assert get_type_hints(CommonOptions) == shared
-
-
-def test_open_options_are_those_of_the_formats() -> None:
-    formats = (
-        ImageDataset,
-        TextDataset,
-        HDF5Dataset,
-        EpisodeDataset,
-        ZarrDataset,
-        SparseDataset,
-        TableDataset,
-    )
-    of_formats = {name for one in formats for name in inspect.signature(one).parameters}
-    assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(
-        get_type_hints(PathOptions)
-    )
-
-
 def test_remote_options_are_declared_once() -> None:
     assert set(get_type_hints(RemoteKeywords)) | {"cache_dir"} == {
         field.name for field in dataclasses.fields(RemoteOptions)
     }
-    for one in (
-        ImageDataset,
-        TextDataset,
-        HDF5Dataset,
-        EpisodeDataset,
-        ZarrDataset,
-        TableDataset,
-        StreamingDataset,
-        headrace.write_index,
-    ):
+    for one in (*FORMATS, StreamingDataset, headrace.write_index):
+        if one is SparseDataset:
+            continue
         assert not set(inspect.signature(one).parameters) & set(get_type_hints(RemoteKeywords))
         assert "retries:" not in (one.__doc__ or "") and "RemoteOptions" in (one.__doc__ or "")
     text = inspect.getdoc(RemoteOptions) or ""
     assert f"after the first ({RETRIES})" in text and f"seconds ({DEADLINE:g})" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("retries", -1, "retries must be an integer"),
-        ("retries", "3", "retries must be an integer"),
-        ("deadline", 0, "deadline must be a number of seconds"),
-        ("disk_cache_size", "much", "disk_cache_size"),
-        ("storage_options", "key", "storage_options must be a dict"),
-        ("cache_dir", "s3://bucket", "cache_dir must be a local folder"),
-        ("retrys", 3, "has no 'retrys': did you mean retries"),
-    ],
-)
-def test_remote_options_are_checked_for_local_paths_too(
-    tmp_path: Path, name: str, value: Any, said: str
-) -> None:
-    for door in (
-        ImageDataset,
-        TextDataset,
-        HDF5Dataset,
-        EpisodeDataset,
-        ZarrDataset,
-        StreamingDataset,
-        headrace.open_dataset,
-        headrace.write_index,
-    ):
-        if door is headrace.write_index and name in ("disk_cache_size", "cache_dir"):
-            continue
-        with pytest.raises(headrace.ConfigError, match=said):
+def test_remote_options_are_checked_for_local_paths_too(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"retries": -1, "deadline": 0, "storage_options": "key", "retrys": 3}
+    cached: dict[str, Any] = {"disk_cache_size": "much", "cache_dir": "s3://bucket"}
+    doors: list[Any] = [*FORMATS, StreamingDataset, headrace.open_dataset]
+    rows = [(door, *row) for door in doors for row in (values | cached).items()]
+    rows += [(headrace.write_index, *row) for row in values.items()]
+    for door, name, value in rows:
+        with pytest.raises(headrace.ConfigError, match=name):
             door(tmp_path, **{name: value})
-
-
-def test_mode_names_are_those_of_the_enum() -> None:
-    assert set(get_args(ModeName)) == {mode.value for mode in LoadingMode}
-
-
-def test_views_and_splits_keep_their_class() -> None:
-    names = ("subset", "split", "__enter__")
-    hints: dict[str, Any] = {
-        name: inspect.get_annotations(getattr(BaseDataset, name))["return"] for name in names
-    }
-    assert all("Self" in hint for hint in hints.values()), hints
