@@ -31,10 +31,8 @@ def cells(
         dtype
     )
     matrix = scipy.sparse.csr_matrix(dense)
-    matrix.indices, matrix.indptr = (
-        matrix.indices.astype(index_dtype),
-        matrix.indptr.astype(index_dtype),
-    )
+    matrix.indices = matrix.indices.astype(index_dtype)
+    matrix.indptr = matrix.indptr.astype(index_dtype)
     kinds = pd.Categorical(random.choice(["T", "B", "NK"], N), categories=["T", "B", "NK"])
     obs = pd.DataFrame(
         {"kind": kinds, "depth": random.random(N)}, index=[f"zelle-{n}-ß" for n in range(N)]
@@ -50,10 +48,8 @@ def unsorted(whole: anndata.AnnData) -> anndata.AnnData:
     matrix = whole.X
     for row in range(N):
         part = slice(matrix.indptr[row], matrix.indptr[row + 1])
-        matrix.indices[part], matrix.data[part] = (
-            matrix.indices[part][::-1].copy(),
-            matrix.data[part][::-1].copy(),
-        )
+        matrix.indices[part] = matrix.indices[part][::-1].copy()
+        matrix.data[part] = matrix.data[part][::-1].copy()
     matrix.has_sorted_indices = False
     return whole
 
@@ -63,13 +59,9 @@ def main(folder: Path) -> None:
 
     def note(name: str, read: anndata.AnnData) -> None:
         kinds, columns = read.obs["kind"].cat, list(read.var_names)
+        told = kinds.codes.to_numpy(), list(kinds.categories), columns
         for group, matrix in (("X", read.X), ("layers/counts", read.layers["counts"])):
-            expected[name, group] = (
-                np.asarray(matrix.toarray()),
-                kinds.codes.to_numpy(),
-                list(kinds.categories),
-                columns,
-            )
+            expected[name, group] = (np.asarray(matrix.toarray()), *told)
 
     for dtype in DTYPES:
         for index_dtype in ("i4", "i8") if dtype == "f4" else ("i4",):

@@ -44,10 +44,8 @@ TOOLS = """{%- if tools %}
 @pytest.fixture(scope="module", params=[False, True], ids=["offsets", "trimmed offsets"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A byte-level BPE as GPT-2's, Llama 3's and Qwen's are."""
-    os.environ["HF_HUB_OFFLINE"], os.environ["HF_HOME"] = (
-        "1",
-        str(tmp_path_factory.mktemp("huggingface")),
-    )
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("huggingface"))
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -142,11 +140,8 @@ def test_tools_as_trl_has_them(tokenizer: Any, tmp_path: Path) -> None:
         chat_template=TOOLS,
     )
     learned = tokenizer.decode(dataset[0]["labels"][dataset[0]["labels"] != -100])
-    assert (
-        learned.startswith("<call>{")
-        and learned.endswith("}<|im_end|>It is sawn.<|im_end|>")
-        and learned.count("<|im_end|>") == 2
-    )
+    assert learned.startswith("<call>{") and learned.count("<|im_end|>") == 2
+    assert learned.endswith("}<|im_end|>It is sawn.<|im_end|>")
     assert '"name": "saw", "description"' in dataset.text_of(0)
 
 
@@ -183,27 +178,18 @@ def test_several_named_templates(tokenizer: Any, tmp_path: Path) -> None:
 
 def test_workers_blocks_and_packs(tokenizer: Any, tmp_path: Path) -> None:
     path = write(tmp_path, [{"messages": chat} for chat in chats()])
-    options: Any = {
-        "tokenizer": tokenizer,
-        "chat_template": CHATML,
-        "cache_dir": tmp_path / "cache",
-    }
+    options: Any = {"tokenizer": tokenizer, "chat_template": CHATML, "cache_dir": tmp_path / "c"}
     dataset = TextDataset(path, **options)
-    for start in ("fork", "spawn"):
-        loader = create_dataloader(
-            dataset, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context=start
-        )
+    with create_dataloader(
+        dataset, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context="spawn"
+    ) as loader:
         batches = list(loader)
-        assert torch.equal(
-            batches[1]["labels"][0][batches[1]["attention_mask"][0] == 1], dataset[4]["labels"]
-        )
-        loader.close()
-        del batches
+        labels = batches[1]["labels"][0][batches[1]["attention_mask"][0] == 1]
+        assert torch.equal(labels, dataset[4]["labels"])
+    del batches
     pack(dataset, tmp_path / "chats.h5", workers=1, progress=False)
-    packed, blocks = (
-        TextDataset(tmp_path / "chats.h5"),
-        TextDataset(path, packing=True, max_length=64, **options),
-    )
+    packed = TextDataset(tmp_path / "chats.h5")
     assert all(same(packed[number], dataset[number]) for number in range(12))
+    blocks = TextDataset(path, packing=True, max_length=64, **options)
     again = TextDataset(tmp_path / "chats.h5", packing=True, max_length=64)
     assert again.fingerprint == blocks.fingerprint and same(again[1], blocks[1])

