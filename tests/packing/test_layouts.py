@@ -70,7 +70,7 @@ def chunks_of(path: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("compression", [None, *COMPRESSIONS])
 @pytest.mark.parametrize("chunks", [None, 1, 7, 64])
 def test_round_trip(compression: Any, chunks: int | None, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_flat_parts_fit_their_shards(sizes: list[int], shard_size: int) -> None:
     assert options["shard"] % options["chunk"] == 0
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "|u1", "<i8", "|b1", "<c8", ">u2", "<f2"])
 @pytest.mark.parametrize("shape", [(3, 4), (), (5,)])
 def test_arrays_in_zarr(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:

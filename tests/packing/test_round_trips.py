@@ -23,7 +23,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_case(*request.param, tmp_path_factory.mktemp("case"))
 
 
-@pytest.mark.quick_every(4)
+@pytest.mark.quick_every(5)
 def test_samples_are_those_of_the_source(case: Case) -> None:
     """In all modes; of images that are encoded again the targets."""
     source = case.source()
@@ -47,7 +47,7 @@ def test_samples_are_those_of_the_source(case: Case) -> None:
                 assert getattr(packed, name, None) == getattr(source, name, None)
 
 
-@pytest.mark.quick_every(7)
+@pytest.mark.quick_every(9)
 def test_views_and_packs_are_packed_again(case: Case, tmp_path: Path) -> None:
     with case.open(case.path) as packed:
         with case.open(pack(packed, tmp_path / "again.h5")) as again:
@@ -58,7 +58,7 @@ def test_views_and_packs_are_packed_again(case: Case, tmp_path: Path) -> None:
             assert same(samples_of(again[2:]), samples_of(view[2:]))
 
 
-@pytest.mark.quick_every(9)
+@pytest.mark.quick_every(13)
 def test_dry_run_tells_the_parts(case: Case, tmp_path: Path) -> None:
     plan = pack(case.source(), tmp_path / "out", dry_run=True, **case.options)
     parts = pack_status(case.path).parts if case.path.is_dir() else 1
@@ -66,7 +66,7 @@ def test_dry_run_tells_the_parts(case: Case, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists() and (parts > 2 or case.path.is_file())
 
 
-@pytest.mark.quick_every(9)
+@pytest.mark.quick_every(13)
 def test_same_bytes_whoever_packs(case: Case, tmp_path: Path) -> None:
     """Jobs with a share each, two processes, threads of an executor."""
     source = case.source()

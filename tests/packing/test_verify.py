@@ -268,7 +268,7 @@ def any_pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return pack
 
 
-@pytest.mark.quick_every(4)
+@pytest.mark.quick_every(5)
 def test_some_bits_of_each_file_are_found(any_pack: Pack) -> None:
     choose = random.Random(any_pack.path.name)
     others = [file for file in any_pack.files if file.suffix != ".h5" and file.stat().st_size]
