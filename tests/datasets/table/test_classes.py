@@ -37,6 +37,9 @@ def test_dictionary_encoded_texts_are_classes(tmp_path: Path) -> None:
         assert [CLASSES[target] for target in targets] == KINDS
         for part in dataset.split(0.5, stratify=True):
             assert np.bincount(part.targets).tolist() == [4, 4, 4]
+        texts = TableDataset(path, "size", target_name="plain")
+        assert [target for _, target in texts] == KINDS
+        assert texts.classes == []
 
 
 def test_codes_beyond_the_dictionary_are_errors(tmp_path: Path) -> None:
@@ -66,21 +69,6 @@ def test_dictionaries_of_any_type_and_file(tmp_path: Path) -> None:
     with TableDataset([first, second], "size", target_name="kind") as dataset:
         assert dataset.classes == [*CLASSES, "yew"]
         assert [dataset.classes[target] for _, target in dataset] == [*KINDS[:10], "yew", "ash"]
-
-
-def test_windows_have_the_class_or_text_of_their_row(tmp_path: Path) -> None:
-    table = kinds_table().append_column("text", pa.array([kind * 5 for kind in KINDS]))
-    path, cache = write(tmp_path / "a.parquet", table), tmp_path / "cache"
-    how: dict[str, Any] = {"text_column": "text", "stride": 4, "max_length": 8, "cache_dir": cache}
-    with (
-        TableDataset(path, target_name="kind", **how) as classes,
-        TableDataset(path, target_name="plain", **how) as texts,
-    ):
-        assert len(classes) == len(texts) > N
-        assert texts.classes == []
-        for index in range(len(classes)):
-            name = classes.text_of(index)[:3]
-            assert CLASSES[classes.targets[index]] == texts.targets[index] == name
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from headrace import (
     TextDataset,
     create_dataloader,
     document_mask,
-    pack,
 )
 from headrace.testing.contract import same
 from tests.datasets.text.chat_tokenizer import MARKED, ChatTokenizer
@@ -147,17 +146,6 @@ def test_a_long_chat_is_cut_at_its_end(tmp_path: Path) -> None:
     with pytest.warns(HeadraceWarning, match=r"1 of 2 chats .*line 2"):
         rows = rows_of(path, on_error="skip")
     assert unpacked(list(create_dataloader(rows, num_workers=0))) == ["no"]
-
-
-def test_packed_chats_make_the_same_rows(path: Path, tmp_path: Path) -> None:
-    rows, target = rows_of(path), tmp_path / "chats.h5"
-    pack(opened(path), target, progress=False)
-    with TextDataset(target, packing="bfd", max_length=LENGTH) as packed:
-        assert packed.fingerprint == rows.fingerprint
-        assert [same(packed[n], rows[n]) for n in range(len(packed))] == [True] * len(rows)
-        assert np.array_equal(packed.blocks(), rows.blocks())
-    others = (rows_of(path, max_length=LENGTH + 1), rows_of(path, packing=True))
-    assert rows.fingerprint not in {other.fingerprint for other in others}
 
 
 def test_rows_of_texts(tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ are none.
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,20 +81,6 @@ class TestUnits:
         assert dataset[4]["input_ids"].shape == (0,)
         assert dataset.text_of(-2) == "x"
         assert dataset.subset([3, 1]).text_of(1) == "two"
-
-    def test_records(self, tmp_path: Path) -> None:
-        rows = [
-            {"text": "a", "n": 1.5, "body": "B"},
-            {"text": "\ud800 e\u0301 \u05d0", "n": None, "body": "\0"},
-        ]
-        contents: dict[str, Any] = {"a.jsonl": "\n\n".join(map(json.dumps, rows))}
-        contents |= {"b.json": json.dumps(rows), "c.csv": "n,text,body\r\n3,x,y"}
-        folder = write(tmp_path / "data", contents)
-        dataset = TextDataset(folder, unit="record", target_field="n")
-        assert texts(dataset) == ["a", "\ud800 e\u0301 \u05d0"] * 2 + ["x"]
-        assert labels(dataset) == [1.5, None, 1.5, None, "3"]
-        bodies = TextDataset(folder, unit="record", text_field="body")
-        assert texts(bodies) == ["B", "\0"] * 2 + ["y"]
 
     def test_windows(self, folder: Path) -> None:
         dataset = TextDataset(folder, max_length=4, stride=3, end_token=9)
@@ -380,23 +364,6 @@ class TestAround:
         options["tokenizer"] = Counting("counting 2")
         TextDataset(folder, packing=True, **options)
         assert len(made) == 17
-
-    def test_fingerprints_tell_parts_apart_not_folders(self, folder: Path, tmp_path: Path) -> None:
-        shutil.copytree(folder, tmp_path / "elsewhere")
-        options: list[dict[str, Any]] = [
-            {},
-            {"packing": True},
-            {"stride": 5},
-            {"stride": 4},
-            {"packing": True, "end_token": 1},
-            {"unit": "line"},
-        ]
-        here, there = (
-            [TextDataset(path, max_length=5, **some).fingerprint for some in options]
-            for path in (folder, tmp_path / "elsewhere")
-        )
-        assert here == there
-        assert len(set(here)) == len(options)
 
     def test_repr_and_explain(self, folder: Path) -> None:
         dataset = TextDataset(folder, unit="line", max_length=9)

@@ -195,13 +195,6 @@ def test_a_streaming_epoch_asks_for_each_block_once(
 # -- what goes wrong
 
 
-def test_what_packing_has_decided_is_refused(far_of: Any) -> None:
-    decided: dict[str, Any] = {"unit": "line", "tokenizer": CharTokenizer(), "labels": "folders"}
-    for name, value in {**decided, "errors": "replace"}.items():
-        with pytest.raises(ConfigError, match=rf"{name}=.*tokens\.h5"):
-            far_of(**{name: value})
-
-
 def relabelled(path: Path, **said: Any) -> None:
     """Has a file say something else of itself."""
     with h5py.File(path, "a") as file:

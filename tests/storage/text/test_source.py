@@ -309,7 +309,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_line_of_more_than_2_gb(tmp_path: Path) -> None:
     """Indexed within some MB of memory, and refused; where there is room, it is read: one
     call gives no more than 2 GiB.
