@@ -281,7 +281,7 @@ def test_an_index_beside_the_file(server: RangeServer, files_of: Any, folder: Pa
     assert all(np.array_equal(a, b) for a, b in zip(found, arrays, strict=True))
     assert server.counts()["requests"] == 0
     with pytest.raises(DataNotFoundError, match="none"):
-        files.learn([server.url + "/none.bin"], beside=lambda _: True)
+        files.learn([server.url + "/none.bin"], beside=True)
     for content in (index_bytes(arrays, KIND, SIZE + 1), b"nonsense"):
         beside.write_bytes(content)
         files = files_of()
