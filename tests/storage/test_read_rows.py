@@ -19,8 +19,10 @@ from headrace import (
     DataNotFoundError,
     FormatError,
     HDF5Dataset,
+    ImageDataset,
     MissingNameError,
     ZarrDataset,
+    pack,
     read_rows,
 )
 from headrace.memory.limits import Limit
@@ -210,6 +212,12 @@ def test_an_open_dataset_is_read_again(folder: Path) -> None:
     patches = ZarrDataset(folder / "b.zarr", "zstd", patch_shape=(3, 3))
     with pytest.raises(ConfigError, match="ZarrDataset"):
         read_rows(patches, None, 0)
+
+
+def test_samples_of_several_lengths_are_no_rows(tiny_photos: Path, tmp_path: Path) -> None:
+    path = pack(ImageDataset(tiny_photos), tmp_path / "a.h5", store="encoded", workers=1)
+    with pytest.raises(FormatError, match="several lengths"):
+        read_rows(path, "data", 0)
 
 
 # -- what is refused

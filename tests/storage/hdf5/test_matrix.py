@@ -240,7 +240,8 @@ def hdf5_library() -> ctypes.CDLL:
 
 # bytes of chunks that are compared whatever their size
 @pytest.mark.parametrize(
-    ("filters", "probe"), [(["shuffle"], 1 << 24), (["deflate", "fletcher32"], 8)]
+    ("filters", "probe"),
+    [(["shuffle"], 1 << 24), (["shuffle", "deflate"], 1 << 24), (["deflate", "fletcher32"], 8)],
 )
 def test_edge_chunks_may_not_be_filtered(
     tmp_path: Path, filters: list[str], probe: int, monkeypatch: pytest.MonkeyPatch

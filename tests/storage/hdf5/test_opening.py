@@ -146,6 +146,7 @@ def test_a_disk_that_fails_is_no_damage_of_a_file(
     monkeypatch.setattr(h5py, "File", type("File", (opened,), {"__init__": fail}))
     with pytest.raises(AccessError, match=rf"a\.h5.*{text}"):
         HDF5Dataset(path)
-    (tmp_path / "classic.nc").write_bytes(b"CDF\x01" + bytes(28))
-    with pytest.raises(FormatError, match=r"classic\.nc is a netCDF-3 file"):
-        HDF5Dataset(tmp_path / "classic.nc")
+    for name, content in (("a netCDF-3 file.nc", b"CDF\x01" + bytes(28)), ("words.h5", b"words")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(FormatError, match=name):
+            HDF5Dataset(tmp_path / name)

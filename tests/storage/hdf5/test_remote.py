@@ -27,6 +27,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.hdf5 import remote as hdf5_far
+from headrace.storage.hdf5.remote import RemoteFile, _Known
 from headrace.storage.hdf5.rows import INDEX, HDF5Source, OpenHDF5
 from tests.servers.ranges import RangeServer
 
@@ -85,6 +86,18 @@ def ranges(server: RangeServer) -> list[Any]:
 # -- what is held
 
 
+def test_a_file_object_reads_as_a_file_of_a_disk(
+    server: RangeServer, opened_of: Any, folder: Path
+) -> None:
+    content = (folder / "a.h5").read_bytes()
+    far = RemoteFile(opened_of().files, server.url + "/a.h5", _Known())
+    assert far.read(-1) == content
+    far.seek(len(content) - 5)
+    buffer = bytearray(b"x" * 9)
+    far.readinto(buffer)
+    assert buffer == content[-5:] + bytes(4)  # as HDF5 reads behind the end
+
+
 # -- the index
 
 
@@ -110,6 +123,21 @@ def test_an_index_beside_a_file_is_of_all_its_datasets(
         assert {one for one, _, _ in ranges(server)} == {"b.h5.index"}
     with pytest.raises(MissingNameError, match="group/texts, library, link, packed, raw, targets"):
         source_of(opened_of(), server.url + "/b.h5", "other")
+
+
+def test_a_table_that_is_kept_is_no_substitute_for_the_index(
+    server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("headrace.storage.hdf5.chunks.KEPT_FROM", 10)
+    url, cache = server.url + "/a.h5", tmp_path / "cache"
+    for kind in ("hdf5-index", "chunks"):
+        source_of(opened_of(), url, "packed", cache_dir=cache)
+        (kept,) = cache.glob(f"headrace-{kind}-*")
+        kept.unlink()
+    source_of(opened_of(), url, "packed", cache_dir=cache)
+    server.counts()
+    source_of(opened_of(), url, "packed", cache_dir=cache)
+    assert ranges(server) == []
 
 
 # -- h5py's lock

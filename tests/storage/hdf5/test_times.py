@@ -81,6 +81,14 @@ def test_times_are_seconds(tmp_path: Path, order: str, direct: bool) -> None:
             assert (row["day"], row["name"]) == (100 * i, stored["name"][i].decode())
 
 
+def test_times_as_targets(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", "when", UNIX["<"], STORED)
+    with h5py.File(path, "a") as file:
+        file["x"] = np.arange(10.0).reshape(5, 2)
+    with HDF5Dataset(path, "x", target_name="when") as dataset:
+        assert [float(target) for _, target in dataset] == TIMES.tolist()
+
+
 def test_other_times_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", "when", UNIX["<"], STORED, writer=None)
     with h5py.File(path, "a") as file:

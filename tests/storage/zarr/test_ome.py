@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from headrace import ConfigError, FormatError, MissingNameError, ZarrDataset, create_dataloader
 from headrace.cli.main import main
 from headrace.storage.zarr.ome import nearest
+from headrace.testing.contract import same
 
 KINDS = {"t": "time", "c": "channel"}
 SIZES = [(0.4, 0.2, 0.2), (0.8, 0.4, 0.4), (1.6, 0.8, 0.8)]
@@ -217,6 +218,21 @@ def test_labels_are_those_of_the_nearest_voxel(
         assert ("has the nearest one" in dataset.explain()) == is_other
         loader = create_dataloader(dataset, batch_size=4, shuffle="block", num_workers=0)
         assert sum(len(batch) for batch, _ in loader) == len(dataset)
+
+
+def test_labels_in_every_mode(root: Any, version: str, make_loader: Any) -> None:
+    """And far away."""
+    coarse = LABELS[::2, ::2, ::2]
+    write_labels(root, "coarse", "zyx", coarse, lie(SIZES[1], shift_of(SIZES[1])), version)
+    options: Any = {"target_name": "coarse", "patch_shape": (2, 3, 4), "edges": "shift"}
+    datasets = [of(root, loading_mode=mode, **options) for mode in ("lazy", "cached", "streaming")]
+    datasets.append(ZarrDataset(f"file://{root.store.root}", loading_mode="streaming", **options))
+    loading: Any = {"batch_size": 7, "shuffle": "block", "seed": 3, "num_workers": 0}
+    epochs = [list(make_loader(dataset, **loading)) for dataset in datasets]
+    assert datasets[-1].sample_source.is_remote
+    for number, epoch in enumerate(epochs):
+        assert same(epoch, epochs[0]), number
+        datasets[number].close()
 
 
 def test_padding_of_labels_follows_the_image(root: Any, version: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -154,6 +155,15 @@ def test_opening_with_an_index_takes_few_requests(server: RangeServer, far: Any)
     assert {Path(name).name for name, _, _ in server.counts()["ranges"]} == {"zarr.json"}
     assert np.array_equal(dataset[0], ROWS[0])
     assert len(server.counts()["ranges"]) == 1
+    assert np.array_equal(pickle.loads(pickle.dumps(dataset))[39], ROWS[39])
+
+
+def test_many_shard_indices_are_read_together(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.storage.zarr.shards._MADE", 3)
+    for mode in ("lazy", "streaming"):
+        dataset = far("a.zarr", "checked", loading_mode=mode)
+        assert np.array_equal(np.stack(dataset.__getitems__([*range(N)])), ROWS)
+        assert len(list(dataset)) == N and dataset.sample_source.locating_needs_io
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -191,6 +201,11 @@ def test_names(far: Any) -> None:
     for names in ([], ["x"]):
         with pytest.raises(MissingNameError, match="names of its arrays are not known"):
             far("a.zarr", *names)
+
+
+def test_names_of_a_store_that_can_be_listed(folder: Path, far: Any) -> None:
+    with pytest.raises(MissingNameError, match=r"'none'.*'checked'"):
+        far("a.zarr", "none", at=f"file://{folder}")
 
 
 def test_what_is_no_store(server: RangeServer, far: Any, folder: Path) -> None:
