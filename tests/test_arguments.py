@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-import headrace
 from headrace import ConfigError
 from headrace.arguments import check_callable, check_names, described
 
@@ -23,17 +22,6 @@ def test_an_unknown_name_gets_hint_then_nearest_then_the_list() -> None:
         with pytest.raises(ConfigError) as refused:
             check_names("door", [name], KNOWN)
         assert str(refused.value) == said
-
-
-def test_functions_that_take_paths_propose_the_nearest_keyword() -> None:
-    for function, word, meant in [
-        (headrace.pack, "overwite", "overwrite"),
-        (headrace.verify, "progres", "progress"),
-        (headrace.write_index, "retrys", "retries"),
-    ]:
-        said = f"^{function.__name__} has no '{word}': did you mean {meant}"
-        with pytest.raises(ConfigError, match=said):
-            function("nowhere", **{word: True})
 
 
 def test_a_refused_value_is_named_shortly() -> None:

@@ -66,12 +66,9 @@ def test_values_of_any_layout_and_none(dtype: np.dtype[Any]) -> None:
         out = np.empty(values.shape, dtype)
         cast_into(values, out)
         assert out.tobytes() == expected.tobytes()
-    assert cast(np.float32(1.5), dtype).shape == () and cast(
-        np.empty((0, 3), np.float32), dtype
-    ).shape == (0, 3)
-    assert (
-        cast(np.float32(1.5), dtype).tobytes() == cast(np.full(1, 1.5, np.float32), dtype).tobytes()
-    )
+    alone = cast(np.float32(1.5), dtype)
+    assert alone.shape == () and cast(np.empty((0, 3), np.float32), dtype).shape == (0, 3)
+    assert alone.tobytes() == cast(np.full(1, 1.5, np.float32), dtype).tobytes()
 
 
 def test_tensors_and_arrays_share_memory() -> None:
@@ -80,25 +77,14 @@ def test_tensors_and_arrays_share_memory() -> None:
     cast_into(np.full((2, 3), 2.5), array)
     assert array.dtype == BFLOAT16 and (tensor == 2.5).all()
     back = as_tensor(array)
-    assert (
-        isinstance(back, torch.Tensor)
-        and back.dtype == torch.bfloat16
-        and back.data_ptr() == tensor.data_ptr()
-    )
+    assert isinstance(back, torch.Tensor) and back.dtype == torch.bfloat16
+    assert back.data_ptr() == tensor.data_ptr()
 
 
 def test_names_of_dtypes() -> None:
-    for given, expected in [
-        (torch.bfloat16, BFLOAT16),
-        ("bfloat16", BFLOAT16),
-        (BFLOAT16, BFLOAT16),
-        (torch.float16, np.dtype("f2")),
-        ("float16", np.dtype("f2")),
-        (">f4", np.dtype("f4")),
-        (torch.uint8, np.dtype("u1")),
-        (None, None),
-        (complex, np.dtype("c16")),
-    ]:
+    names: list[Any] = [torch.bfloat16, "bfloat16", BFLOAT16, torch.float16, ">f4", complex, None]
+    dtypes = [BFLOAT16, BFLOAT16, BFLOAT16, *map(np.dtype, ("f2", "f4", "c16")), None]
+    for given, expected in zip(names, dtypes, strict=True):
         assert dtype_named(given) == expected
         assert expected is None or known_dtype(expected) is not None
     refused = ["flat", torch.float8_e4m3fn, torch.complex32, "U3", object, "M8[s]", [("a", "f4")]]

@@ -247,21 +247,6 @@ def is_gone(process: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no process groups")
-def test_hanging_node_is_killed_with_its_children(example: Any, tmp_path: Path) -> None:
-    command = ["sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait"]
-    with example.one_node(command, tmp_path / "log") as node:
-        wait_for(lambda: node.last_lines() == "  | started", 20)
-        launcher = psutil.Process(node.pid)
-        wait_for(lambda: len(launcher.children(recursive=True)) == 2, 20)
-        started = launcher.children(recursive=True)
-        assert node.wait(0.1) is None
-        assert node.kill() == 3
-        assert all(is_gone(process) for process in started)
-        assert node.wait(0) == -signal.SIGKILL
-    assert node.kill() == 0
-
-
 def demo(out: Path, *options: str) -> subprocess.Popen[str]:
     fixed = ["--demo", "--workers", "1", "--device", "cpu", "--out", str(out)]
     command = [sys.executable, str(SCRIPT), *fixed, *options]
@@ -337,20 +322,6 @@ def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.S
         finally:
             job.kill()
     wait_for(lambda: all(map(is_gone, started)), 60)
-
-
-@pytest.mark.timeout(300)
-def test_a_demo_whose_nodes_do_not_start_says_why(tmp_path: Path) -> None:
-    with demo(tmp_path, "--loopback", str(tmp_path / "nothing")) as job:
-        try:
-            said, _ = job.communicate(timeout=200)
-        finally:
-            job.kill()
-    assert job.returncode == 2
-    assert "ended too early, with status 1" in said
-    assert any(
-        f"{tmp_path / 'nothing'}" in log.read_text() for log in (tmp_path / "demo").glob("*.log")
-    )
 
 
 @pytest.mark.nightly

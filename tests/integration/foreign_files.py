@@ -24,11 +24,8 @@ RANDOM = np.random.default_rng(0)
 def numbers(*row: int, dtype: str = "f4") -> Any:
     """Random bytes as numbers, most of them 0, so that they can be packed."""
     nbytes = N * int(np.prod(row, dtype=int)) * np.dtype(dtype).itemsize
-    return (
-        (RANDOM.integers(0, 256, nbytes, np.uint8) * (RANDOM.random(nbytes) < 0.1))
-        .view(dtype)
-        .reshape(N, *row)
-    )
+    values = RANDOM.integers(0, 256, nbytes, np.uint8) * (RANDOM.random(nbytes) < 0.1)
+    return values.view(dtype).reshape(N, *row)
 
 
 def netcdf4(folder: Path) -> Expected:
@@ -40,17 +37,16 @@ def netcdf4(folder: Path) -> Expected:
         file.createDimension("y", 6)
         file.createDimension("x", 5)
         file.createDimension("length", 7)
+        plane: dict[str, Any] = {"chunksizes": (8, 6, 5)}
         ways: dict[str, dict[str, Any]] = {
             "plain": {},
             "zlib": {"compression": "zlib", "shuffle": True, "chunksizes": (8, 4, 5)},
             "checked": {"compression": "zlib", "fletcher32": True, "chunksizes": (3, 6, 5)},
             "bits": {"compression": "zlib", "least_significant_digit": 2},
-            "zstd": {"compression": "zstd", "chunksizes": (8, 6, 5)},
-            "blosc": {"compression": "blosc_lz4", "chunksizes": (8, 6, 5)},
-            "bzip2": {"compression": "bzip2", "chunksizes": (8, 6, 5)},
-            "szip": {"compression": "szip", "chunksizes": (8, 6, 5)},
             "filled": {"fill_value": -9.0, "chunksizes": (4, 6, 5)},
         }
+        for compression in ("zstd", "blosc_lz4", "bzip2", "szip"):
+            ways[compression] = {"compression": compression, **plane}
         for name, options in ways.items():
             file.createVariable(name, "f4", ("time", "y", "x"), **options)[:] = numbers(6, 5)
         file.createVariable("big", ">i4", ("time", "x"), endian="big", compression="zlib")[:] = (
@@ -90,11 +86,10 @@ def netcdf4(folder: Path) -> Expected:
             for prefix in ["", "deep/er/"] if name == "a.nc" else [""]:
                 for variable, data in (file[prefix] if prefix else file).variables.items():
                     found[name, prefix + variable] = data[:]
-    for key in (("a.nc", "letters"), ("a.nc", "words"), ("a.nc", "deep/er/ragged")):
-        rows = found[key].tolist()
-        found[key] = (
-            [[one.decode() for one in row] for row in rows] if key[1] == "letters" else rows
-        )
+    for name in ("words", "deep/er/ragged"):
+        found["a.nc", name] = found["a.nc", name].tolist()
+    letters = found["a.nc", "letters"].tolist()
+    found["a.nc", "letters"] = [[one.decode() for one in row] for row in letters]
     return found
 
 
@@ -130,58 +125,36 @@ def pytables(folder: Path) -> Expected:
         file.create_array("/", "truth", np.arange(2 * N).reshape(N, 2) % 3 == 0)
         file.create_array("/", "half", numbers(4, dtype="f2"))
         file.create_array("/", "names", np.array([f"s{i}".encode() for i in range(N)]))
-        filters = {
-            "zlib": "zlib",
-            "blosc": "blosc:lz4",
-            "bitshuffled": "blosc:zstd",
-            "blosc2": "blosc2",
-            "bzip2": "bzip2",
+        whole = {
+            "zlib": tables.Filters(5, "zlib", fletcher32=True),
+            "blosc": tables.Filters(5, "blosc:lz4"),
+            "bitshuffled": tables.Filters(5, "blosc:zstd", shuffle=False, bitshuffle=True),
+            "blosc2": tables.Filters(5, "blosc2"),
+            "bzip2": tables.Filters(5, "bzip2"),
         }
-        for name, how in filters.items():
-            chosen = tables.Filters(
-                5,
-                how,
-                shuffle=name != "bitshuffled",
-                bitshuffle=name == "bitshuffled",
-                fletcher32=name == "zlib",
-            )
+        for name, filters in whole.items():
+            how: dict[str, Any] = {"filters": filters, "createparents": True}
             file.create_carray(
-                "/", name, obj=numbers(6, 5, dtype="i4"), filters=chosen, chunkshape=(8, 4, 5)
+                "/", name, obj=numbers(6, 5, dtype="i4"), chunkshape=(8, 4, 5), **how
             )
-            file.create_table(
-                "/tables", name, obj=rows, filters=chosen, createparents=True, chunkshape=(8,)
-            )
-        grows = file.create_earray(
-            "/", "grows", tables.UInt16Atom(), (0, 3), filters=tables.Filters(1), chunkshape=(5, 3)
-        )
+            file.create_table("/tables", name, obj=rows, chunkshape=(8,), **how)
+        packed: dict[str, Any] = {"filters": tables.Filters(1), "chunkshape": (5, 3)}
+        grows = file.create_earray("/", "grows", tables.UInt16Atom(), (0, 3), **packed)
         grows.append(numbers(3, dtype="u2"))
-        sideways = file.create_earray(
-            "/",
-            "sideways",
-            tables.UInt16Atom(),
-            (N, 0),
-            filters=tables.Filters(1),
-            chunkshape=(5, 3),
-        )
+        sideways = file.create_earray("/", "sideways", tables.UInt16Atom(), (N, 0), **packed)
         sideways.append(numbers(4, dtype="u2"))
         ragged = file.create_vlarray("/", "ragged", tables.Float32Atom())
         for i in range(N):
             ragged.append(np.arange(i % 4, dtype="f4"))
-        file.create_carray("/", "empty", tables.Int32Atom(dflt=5), (N, 3), chunkshape=(4, 3))[
-            N - 1
-        ] = 1
-        file.create_carray(
-            "/",
-            "arrays",
-            tables.Float32Atom(shape=(3, 2)),
-            (N,),
-            chunkshape=(4,),
-            filters=tables.Filters(1),
-        )[:] = numbers(3, 2)
-        colours = tables.Enum({"red": 0, "green": 1})
-        file.create_carray("/", "colours", tables.EnumAtom(colours, "red", base="uint8"), (N,))[
-            :
-        ] = (np.arange(N) % 2).astype("u1")
+
+        def carray(name: str, atom: Any, *row: int, **how: Any) -> Any:
+            return file.create_carray("/", name, atom, (N, *row), **how)
+
+        carray("empty", tables.Int32Atom(dflt=5), 3, chunkshape=(4, 3))[N - 1] = 1
+        arrays = carray("arrays", tables.Float32Atom(shape=(3, 2)), chunkshape=(4,))
+        arrays[:] = numbers(3, 2)
+        colours = tables.EnumAtom(tables.Enum({"red": 0, "green": 1}), "red", base="uint8")
+        carray("colours", colours)[:] = (np.arange(N) % 2).astype("u1")
         times = 1.7e9 + np.random.default_rng(1).uniform(-2e9, 4e8, N).round(6)
         file.create_table("/", "dated", Dated).append(
             [(when, (when, -when), (when,), int(when), f"t{i}") for i, when in enumerate(times)]
@@ -189,22 +162,14 @@ def pytables(folder: Path) -> Expected:
         file.create_table("/", "backwards", Dated, byteorder="big").append(
             [(one, (one, 0.5), (one,), 7, "x") for one in times]
         )
-        file.create_carray("/", "when", tables.Time64Atom(), (N,), chunkshape=(8,))[:] = times
-        file.create_carray(
-            "/",
-            "whens",
-            tables.Time64Atom(dflt=0.5),
-            (N, 2),
-            chunkshape=(4, 2),
-            filters=tables.Filters(1),
-        )[:9] = 2.25
-        file.create_carray("/", "spans", tables.Time64Atom(shape=(2,)), (N,), chunkshape=(4,))[
-            :
-        ] = np.stack([times, -times], 1)
-        file.create_carray("/", "seconds", tables.Time32Atom(), (N,))[:] = times.astype("i4")
-        file.create_earray("/", "moments", tables.Time64Atom(), (0, 2)).append(
-            np.stack([times, times / 2], 1)
-        )
+        carray("when", tables.Time64Atom(), chunkshape=(8,))[:] = times
+        gaps = {"chunkshape": (4, 2), "filters": tables.Filters(1)}
+        carray("whens", tables.Time64Atom(dflt=0.5), 2, **gaps)[:9] = 2.25
+        spans = carray("spans", tables.Time64Atom(shape=(2,)), chunkshape=(4,))
+        spans[:] = np.stack([times, -times], 1)
+        carray("seconds", tables.Time32Atom())[:] = times.astype("i4")
+        moments = file.create_earray("/", "moments", tables.Time64Atom(), (0, 2))
+        moments.append(np.stack([times, times / 2], 1))
         file.create_array("/", "as_floats", atom=tables.Time64Atom(), shape=(N,))[:] = times
         file.create_vlarray("/", "whens of any number", tables.Time64Atom()).append(times[:3])
     found: Expected = {}
@@ -226,18 +191,11 @@ def anndata(folder: Path) -> Expected:
     found: Expected = {}
     for compression in ("gzip", "lzf", None):
         name = f"{compression}.h5ad"
-        cells = library.AnnData(
-            X=numbers(30),
-            obs=pd.DataFrame(
-                {
-                    "kind": pd.Categorical(np.array(["B", "T"])[np.arange(N) % 2]),
-                    "depth": np.arange(N) / 7,
-                },
-                index=[f"cell {i}" for i in range(N)],
-            ),
-            obsm={"pca": numbers(5, dtype="f8")},
-            layers={"counts": sparse},
-        )
+        kinds = pd.Categorical(np.array(["B", "T"])[np.arange(N) % 2])
+        names = [f"cell {i}" for i in range(N)]
+        obs = pd.DataFrame({"kind": kinds, "depth": np.arange(N) / 7}, index=names)
+        pca, layers = {"pca": numbers(5, dtype="f8")}, {"counts": sparse}
+        cells = library.AnnData(X=numbers(30), obs=obs, obsm=pca, layers=layers)
         cells.write_h5ad(folder / name, compression=compression)
         read = library.read_h5ad(folder / name)
         counts = read.layers["counts"]
@@ -264,23 +222,15 @@ def matlab(folder: Path) -> Expected:
     found: Expected = {}
     with h5py.File(folder / "a.mat", "w", userblock_size=512, libver="earliest") as file:
         matrices = {
-            "images": numbers(6, 5, dtype="f8"),
-            "labels": np.arange(N, dtype="u1").reshape(N, 1),
-            "record/weights": numbers(3, dtype="i2"),
+            "images": ("double", numbers(6, 5, dtype="f8")),
+            "labels": ("uint8", np.arange(N, dtype="u1").reshape(N, 1)),
+            "record/weights": ("int16", numbers(3, dtype="i2")),
         }
-        for name, rows in matrices.items():
-            chunks = (8, *rows.shape[1:])
-            one = file.create_dataset(
-                name,
-                data=rows,
-                chunks=chunks,
-                compression="gzip",
-                compression_opts=3,
-                maxshape=rows.shape,
-            )
-            one.attrs["MATLAB_class"] = np.bytes_(
-                {"f8": "double", "u1": "uint8", "i2": "int16"}[rows.dtype.str[1:]]
-            )
+        how: dict[str, Any] = {"compression": "gzip", "compression_opts": 3}
+        for name, (kind, rows) in matrices.items():
+            how |= {"chunks": (8, *rows.shape[1:]), "maxshape": rows.shape}
+            one = file.create_dataset(name, data=rows, **how)
+            one.attrs["MATLAB_class"] = np.bytes_(kind)
         small = file.create_dataset("small", data=np.arange(2 * N, dtype="f8").reshape(N, 2))
         small.attrs["MATLAB_class"] = np.bytes_("double")
         letters = np.array([[ord(letter) for letter in "über"]], "u2").T
@@ -290,24 +240,14 @@ def matlab(folder: Path) -> Expected:
         for name in (*matrices, "small", "letters"):
             found["a.mat", name] = file[name][:]
     found["a.mat", "cells"] = None
+    said = b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Mon Nov 16 10:00:00 2026 HDF5 "
     with open(folder / "a.mat", "r+b") as raw:
-        raw.write(
-            (
-                b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Mon Nov 16 10:00:00 2026 "
-                b"HDF5 "
-                b"schema 1.00 ."
-            ).ljust(116)
-        )
+        raw.write((said + b"schema 1.00 .").ljust(116))
         raw.write(bytes(8) + b"\0\2IM")
     return found
 
 
+KINDS = {"netcdf4": netcdf4, "pytables": pytables, "anndata": anndata, "matlab": matlab}
 if __name__ == "__main__":
-    kind, where = sys.argv[1], Path(sys.argv[2])
-    with open(where / "expected.pickle", "wb") as out:
-        pickle.dump(
-            {"netcdf4": netcdf4, "pytables": pytables, "anndata": anndata, "matlab": matlab}[kind](
-                where
-            ),
-            out,
-        )
+    place = Path(sys.argv[2])
+    (place / "expected.pickle").write_bytes(pickle.dumps(KINDS[sys.argv[1]](place)))

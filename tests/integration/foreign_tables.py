@@ -26,26 +26,18 @@ RANDOM = np.random.default_rng(0)
 def pandas(folder: Path) -> list[Case]:
     import pandas as pd
 
-    frame = pd.DataFrame(
-        {
-            "price": RANDOM.normal(size=N),
-            "count": RANDOM.integers(0, 9, N),
-            "half": RANDOM.normal(size=N).astype("f4"),
-            "small": RANDOM.integers(-9, 9, N).astype("i2"),
-            "flag": RANDOM.random(N) < 0.5,
-            "when": pd.date_range("2026-01-01", periods=N, freq="h"),
-        }
-    )
+    frame = pd.DataFrame({"price": RANDOM.normal(size=N), "count": RANDOM.integers(0, 9, N)})
+    frame["half"] = RANDOM.normal(size=N).astype("f4")
+    frame["small"] = RANDOM.integers(-9, 9, N).astype("i2")
+    frame["flag"] = RANDOM.random(N) < 0.5
+    frame["when"] = pd.date_range("2026-01-01", periods=N, freq="h")
     words = frame.assign(word=[f"wort {i}" for i in range(N)])
     kinds = words.assign(kind=pd.Categorical(np.array(["b", "ab", "c"])[RANDOM.integers(0, 3, N)]))
     odd = kinds.iloc[::-1].assign(gap=np.where(np.arange(N) % 4, np.arange(N), np.nan))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, how in (
-            ("plain", {}),
-            ("zlib", {"complevel": 5, "complib": "zlib"}),
-            ("blosc", {"complevel": 5, "complib": "blosc"}),
-        ):
+        for name in ("plain", "zlib", "blosc"):
+            how: dict[str, Any] = {} if name == "plain" else {"complevel": 5, "complib": name}
             frame.to_hdf(folder / f"fixed-{name}.h5", key="df", format="fixed", **how)
             odd.to_hdf(folder / f"table-{name}.h5", key="a/df", format="table", **how)
         kinds.to_hdf(
@@ -66,40 +58,33 @@ def pandas(folder: Path) -> list[Case]:
         with pd.HDFStore(path, "r") as store:
             for key in store.keys():  # noqa: SIM118
                 read = store[key]
-                read = (
-                    read.to_frame("values" if read.name is None else read.name)
-                    if isinstance(read, pd.Series)
-                    else read
-                )
+                if isinstance(read, pd.Series):
+                    read = read.to_frame("values" if read.name is None else read.name)
                 read.columns = [str(column) for column in read.columns]
-                for column in read:
-                    if read[column].dtype.kind == "M":
-                        read[column] = read[column].astype("i8")
-                cases.append(
-                    (
-                        path.name,
-                        {"dataset_name": key.strip("/")},
-                        [row_of(read, i) for i in range(len(read))],
-                    )
-                )
+                rows = rows_of(plain(read))
+                cases.append((path.name, {"dataset_name": key.strip("/")}, rows))
     columns = pd.read_hdf(folder / "columns.h5", "df")
-    rest = columns.drop(columns=["when", "kind"])
-    pairs = [
-        (
-            row_of(rest.assign(when=columns["when"].astype("i8"))[columns.columns.drop("kind")], i),
-            columns["kind"].iloc[i],
-        )
-        for i in range(N)
-    ]
+    pairs = list(zip(rows_of(plain(columns.drop(columns="kind"))), columns["kind"], strict=True))
     cases.append(("columns.h5", {"target_name": "kind"}, pairs))
     return cases
 
 
-def row_of(frame: Any, index: int) -> dict[str, Any]:
-    return {
-        name: one if isinstance(one := frame[name].iloc[index], str) else np.asarray(one)
-        for name in frame.columns
-    }
+def plain(frame: Any) -> Any:
+    """Dates as numbers."""
+    dates = [name for name in frame if frame[name].dtype.kind == "M"]
+    return frame.astype(dict.fromkeys(dates, "i8"))
+
+
+def rows_of(frame: Any) -> list[dict[str, Any]]:
+    columns = {name: list(frame[name]) for name in frame.columns}
+    dtypes = {name: frame[name].dtype for name in frame.columns}
+    return [
+        {
+            name: values[i] if isinstance(values[i], str) else np.asarray(values[i], dtypes[name])
+            for name, values in columns.items()
+        }
+        for i in range(len(frame))
+    ]
 
 
 def xarray(folder: Path) -> list[Case]:
@@ -114,38 +99,29 @@ def xarray(folder: Path) -> list[Case]:
         file.createVariable("time", "f8", ("time",))[:] = np.arange(N) / 3
         file.createVariable("lat", "f4", ("lat",))[:] = np.linspace(40, 45, 6)
         file.createVariable("lon", "f4", ("lon",))[:] = np.linspace(0, 4, 5)
+        halves = {"scale_factor": np.float32(0.5), "add_offset": np.float32(3)}
         ways: dict[str, dict[str, Any]] = {
             "both": {"scale_factor": 0.01, "add_offset": 273.15, "_FillValue": -9999},
-            "floats": {
-                "scale_factor": np.float32(0.5),
-                "add_offset": np.float32(3),
-                "_FillValue": -9999,
-            },
+            "floats": {**halves, "_FillValue": -9999},
             "scale": {"scale_factor": 0.1},
             "offset": {"add_offset": np.float32(1)},
             "filled": {"_FillValue": -9999},
             "missing": {"missing_value": np.int16(7), "_FillValue": -9999},
             "none": {},
         }
+        how: dict[str, Any] = {"chunksizes": (8, 6, 5), "zlib": True}
         for kind in ("i2", "i4", "i1", "u1", "f4", "f8"):
             for name, attributes in ways.items():
                 fill = attributes.get("_FillValue")
                 fill = None if fill is None else {"i1": -99, "u1": 255}.get(kind, fill)
-                one = file.createVariable(
-                    f"{name}_{kind}",
-                    kind,
-                    ("time", "lat", "lon"),
-                    fill_value=fill,
-                    chunksizes=(8, 6, 5),
-                    zlib=True,
-                )
+                place = ("time", "lat", "lon")
+                one = file.createVariable(f"{name}_{kind}", kind, place, fill_value=fill, **how)
                 one.set_auto_maskandscale(False)
                 for key, value in attributes.items():
+                    if key == "missing_value":
+                        value = np.array(value).astype(kind)[()]
                     if key != "_FillValue":
-                        one.setncattr(
-                            key,
-                            np.array(value).astype(kind)[()] if key == "missing_value" else value,
-                        )
+                        one.setncattr(key, value)
                 values = RANDOM.integers(0, 99, (N, 6, 5)).astype(kind)
                 values[RANDOM.random(values.shape) < 0.1] = 7
                 if fill is not None:
@@ -162,37 +138,23 @@ def xarray(folder: Path) -> list[Case]:
         {"time": np.arange(N) * 6.0, "y": [1.0, 2, 3, 4]},
     )
     made["t2m"][3, 1] = np.nan
-    made.to_netcdf(
-        folder / "b.nc",
-        encoding={
-            "t2m": {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
-        },
-        engine="netcdf4",
-    )
+    packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
+    made.to_netcdf(folder / "b.nc", encoding={"t2m": packed}, engine="netcdf4")
     cases: list[Case] = []
     for name in ("a.nc", "b.nc"):
         with library.open_dataset(folder / name, engine="netcdf4", decode_times=False) as data:
             for key, variable in data.variables.items():
+                options = {"dataset_name": key, "decode_cf": True}
                 values = variable.values
                 if values.dtype.kind in "SU":
-                    cases.append(
-                        (
-                            name,
-                            {"dataset_name": key, "decode_cf": True},
-                            [one.decode() for one in values.tolist()],
-                        )
-                    )
+                    cases.append((name, options, [one.decode() for one in values.tolist()]))
                     continue
-                cases.append((name, {"dataset_name": key, "decode_cf": True}, list(values)))
+                cases.append((name, options, list(values)))
+                if variable.ndim == 1 or not key.startswith(("t2m", "unsigned", "both")):
+                    continue
                 for number, axis in enumerate(variable.dims):
-                    if variable.ndim > 1 and (key in ("t2m", "unsigned") or key.startswith("both")):
-                        cases.append(
-                            (
-                                name,
-                                {"dataset_name": key, "decode_cf": True, "axis": axis},
-                                list(np.moveaxis(values, number, 0)),
-                            )
-                        )
+                    turned = np.moveaxis(values, number, 0)
+                    cases.append((name, {**options, "axis": axis}, list(turned)))
     return cases
 
 
@@ -206,44 +168,23 @@ def pytables(folder: Path) -> list[Case]:
 
     cases: list[Case] = []
     with tables.open_file(folder / "a.h5", "w") as file:
-        sideways = file.create_earray(
-            "/",
-            "sideways",
-            tables.UInt16Atom(),
-            (7, 0),
-            filters=tables.Filters(1),
-            chunkshape=(5, 3),
-        )
+        zlib, blosc = tables.Filters(5, "zlib"), tables.Filters(5, "blosc:lz4")
+        how: dict[str, Any] = {"filters": zlib, "chunkshape": (5, 3)}
+        sideways = file.create_earray("/", "sideways", tables.UInt16Atom(), (7, 0), **how)
         sideways.append(RANDOM.integers(0, 99, (7, N)).astype("u2"))
-        cube = file.create_carray(
-            "/",
-            "cube",
-            obj=RANDOM.normal(size=(5, N, 6)),
-            filters=tables.Filters(5, "blosc:lz4"),
-            chunkshape=(5, 8, 6),
-        )
+        how = {"filters": blosc, "chunkshape": (5, 8, 6)}
+        cube = file.create_carray("/", "cube", obj=RANDOM.normal(size=(5, N, 6)), **how)
         plain = file.create_array("/", "plain", RANDOM.normal(size=(4, 3, N)))
-        table = file.create_table(
-            "/deep",
-            "table",
-            Row,
-            createparents=True,
-            filters=tables.Filters(5, "zlib"),
-            chunkshape=8,
-        )
+        how = {"filters": zlib, "chunkshape": 8, "createparents": True}
+        table = file.create_table("/deep", "table", Row, **how)
         for i in range(N):
             row = table.row
             row["name"], row["number"], row["count"] = f"name {i}", RANDOM.normal(size=(2, 3)), i
             row.append()
         table.flush()
         for node, axis in ((sideways, 1), (cube, 1), (plain, -1), (plain, 1)):
-            cases.append(
-                (
-                    "a.h5",
-                    {"dataset_name": node._v_pathname[1:], "axis": axis},
-                    list(np.moveaxis(node.read(), axis, 0)),
-                )
-            )
+            options = {"dataset_name": node._v_pathname[1:], "axis": axis}
+            cases.append(("a.h5", options, list(np.moveaxis(node.read(), axis, 0))))
         rows = table.read()
         samples = [
             {
@@ -256,7 +197,7 @@ def pytables(folder: Path) -> list[Case]:
     return cases
 
 
+KINDS = {"pandas": pandas, "xarray": xarray, "pytables": pytables}
 if __name__ == "__main__":
-    kind, where = sys.argv[1], Path(sys.argv[2])
-    with open(where / "expected.pickle", "wb") as out:
-        pickle.dump({"pandas": pandas, "xarray": xarray, "pytables": pytables}[kind](where), out)
+    place = Path(sys.argv[2])
+    (place / "expected.pickle").write_bytes(pickle.dumps(KINDS[sys.argv[1]](place)))

@@ -20,9 +20,13 @@ from torch.utils.data import DataLoader, RandomSampler
 from headrace import HeadraceError, OrderSampler, RankBatches, create_dataloader
 
 
-def drawn(loader: Any) -> list[list[int]]:
+def loader_of(name: str = "train", **options: Any) -> Any:
+    return create_dataloader(make_dataset(name), **{"batch_size": 4, "num_workers": 0} | options)
+
+
+def drawn(loader: Any) -> dict[str, Any]:
     """The indices of each batch."""
-    return [batch["index"].tolist() for batch in loader]
+    return {"batches": [batch["index"].tolist() for batch in loader]}
 
 
 # -- Accelerate
@@ -37,41 +41,22 @@ def _accelerator(**options: Any) -> Any:
 def prepared() -> Any:
     """The loader is prepared: it stays as it is."""
     accelerator = _accelerator()
-    loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=1)
-    # twice, and what it marks does no harm
-    same = accelerator.prepare(loader) is loader and accelerator.prepare(loader) is loader
-    batches = drawn(loader)
-    loader.close()
-    return {"same": same, "batches": batches}
+    with loader_of(num_workers=1) as loader:
+        # twice, and what it marks does no harm
+        same = accelerator.prepare(loader) is loader and accelerator.prepare(loader) is loader
+        return {"same": same, **drawn(loader)}
 
 
 def prepared_for_one() -> Any:
     """A loader that was made for one process is shared out by Accelerate, once."""
     accelerator = _accelerator()
-    return {
-        "batches": drawn(
-            accelerator.prepare(
-                create_dataloader(
-                    make_dataset("train"), batch_size=4, num_workers=0, rank=0, world_size=1
-                )
-            )
-        )
-    }
+    return drawn(accelerator.prepare(loader_of(rank=0, world_size=1)))
 
 
 def prepared_random_sampler() -> Any:
     """So is one whose order is the user's."""
     accelerator = _accelerator()
-    dataset = make_dataset("train")
-    return {
-        "batches": drawn(
-            accelerator.prepare(
-                create_dataloader(
-                    dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset)
-                )
-            )
-        )
-    }
+    return drawn(accelerator.prepare(loader_of(sampler=RandomSampler(make_dataset("train")))))
 
 
 def _unmarked(dispatch: bool | None = None) -> Any:
@@ -80,15 +65,9 @@ def _unmarked(dispatch: bool | None = None) -> Any:
     """
     from accelerate.data_loader import prepare_data_loader
 
-    accelerator = _accelerator()
-    loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=0)
-    return {
-        "batches": drawn(
-            prepare_data_loader(
-                loader, accelerator.device, put_on_device=True, dispatch_batches=dispatch
-            )
-        )
-    }
+    device = _accelerator().device
+    loader = loader_of()
+    return drawn(prepare_data_loader(loader, device, put_on_device=True, dispatch_batches=dispatch))
 
 
 def sharded_again() -> Any:
@@ -103,22 +82,17 @@ def dispatched() -> Any:
 
 def sampler_sharded_again() -> Any:
     """An OrderSampler in a plain DataLoader that is prepared."""
-    accelerator = _accelerator()
-    dataset = make_dataset("train")
-    return {
-        "batches": drawn(
-            accelerator.prepare(DataLoader(dataset, 4, sampler=OrderSampler(dataset, batch_size=4)))
-        )
-    }
+    accelerator, dataset = _accelerator(), make_dataset("train")
+    plain = DataLoader(dataset, 4, sampler=OrderSampler(dataset, batch_size=4))
+    return drawn(accelerator.prepare(plain))
 
 
 def batches_sharded_again() -> Any:
     """A RankBatches as batch sampler of a plain DataLoader that is prepared."""
-    accelerator = _accelerator()
-    dataset = make_dataset("train")
+    accelerator, dataset = _accelerator(), make_dataset("train")
     batches: Any = OrderSampler(dataset, batch_size=4).batches
     assert isinstance(batches, RankBatches)
-    return {"batches": drawn(accelerator.prepare(DataLoader(dataset, batch_sampler=batches)))}
+    return drawn(accelerator.prepare(DataLoader(dataset, batch_sampler=batches)))
 
 
 def skipped() -> Any:
@@ -126,13 +100,7 @@ def skipped() -> Any:
     from accelerate import skip_first_batches
 
     _accelerator()
-    return {
-        "batches": drawn(
-            skip_first_batches(
-                create_dataloader(make_dataset("train"), batch_size=4, num_workers=0), 2
-            )
-        )
-    }
+    return drawn(skip_first_batches(loader_of(), 2))
 
 
 # -- others
@@ -140,14 +108,12 @@ def skipped() -> Any:
 
 def made_too_early() -> Any:
     """A loader that was made before the process group, without a launcher's word."""
-    hidden = {
-        name: os.environ.pop(name)
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    }
-    loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=0)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    hidden = {name: os.environ.pop(name) for name in names}
+    loader = loader_of()
     os.environ.update(hidden)
     dist.init_process_group("gloo")
-    return {"batches": drawn(loader)}
+    return drawn(loader)
 
 
 def _lightning(**options: Any) -> Any:
@@ -169,52 +135,37 @@ def _lightning(**options: Any) -> Any:
         def configure_optimizers(self) -> None:
             return None
 
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return Module(), lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", **quiet, **options
-    )
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options |= dict.fromkeys(names, False)
+    return Module(), lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", **options)
 
 
 def predicted() -> Any:
     """Lightning makes another loader for a prediction, of the arguments of this one."""
     module, trainer = _lightning()
-    trainer.predict(
-        module,
-        create_dataloader(
-            make_dataset("val"), batch_size=4, num_workers=0, shuffle=False, pad=False
-        ),
-    )
+    trainer.predict(module, loader_of("val", shuffle=False, pad=False))
+    return {"batches": module.seen}
+
+
+def fitted(epochs: int, options: dict[str, Any] | None = None, **of_loader: Any) -> Any:
+    module, trainer = _lightning(max_epochs=epochs, **(options or {}))
+    trainer.fit(module, loader_of(**of_loader))
     return {"batches": module.seen}
 
 
 def passed_loaders() -> Any:
     """Loaders are passed to fit, without a LightningDataModule."""
-    module, trainer = _lightning(max_epochs=2)
-    trainer.fit(module, create_dataloader(make_dataset("train"), batch_size=4, num_workers=0))
-    return {"batches": module.seen}
+    return fitted(2)
 
 
 def overfitted() -> Any:
     """overfit_batches replaces the sampler."""
-    module, trainer = _lightning(max_epochs=2, overfit_batches=2)
-    trainer.fit(module, create_dataloader(make_dataset("train"), batch_size=4, num_workers=0))
-    return {"batches": module.seen}
+    return fitted(2, {"overfit_batches": 2})
 
 
 def own_sampler() -> Any:
     """Lightning replaces the user's sampler by one that shares out."""
-    module, trainer = _lightning(max_epochs=1)
-    dataset = make_dataset("train")
-    trainer.fit(
-        module,
-        create_dataloader(dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset)),
-    )
-    return {"batches": module.seen}
+    return fitted(1, sampler=RandomSampler(make_dataset("train")))
 
 
 def main(case: str) -> None:
