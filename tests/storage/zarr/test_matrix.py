@@ -43,7 +43,7 @@ V2: dict[str, Any] = {
     "separator": {"compressors": numcodecs.Zstd(3), **SEPARATOR},
 }
 LIBRARY = {"lz4", "bz2", "delta, zlib"}
-QUICK = {"raw", "gzip", "zlib", "zstd, crc32c", "big-endian, zstd", "F, zstd", "lz4"}
+QUICK = {"raw", "zlib", "zstd, crc32c", "big-endian, zstd", "F, zstd", "lz4"}
 FOR_DTYPES = {"delta, zlib": ["i8"], "shuffle, zlib": ["i4", ">f4", "f8", "c16"]}
 
 
