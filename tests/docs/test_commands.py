@@ -86,21 +86,3 @@ def test_commands_of_pages_have_right_options(parses: Any) -> None:
         with pytest.raises((Parsed, SystemExit)) as ended:
             parses(*command[1:])
         assert ended.type is Parsed or ended.value.code == 0, command  # 0: --help and the like
-
-
-def test_every_example_is_run() -> None:
-    """By a test, or by an example that imports it."""
-    examples = {
-        path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")
-    }
-    tests = "".join(
-        path.read_text(encoding="utf-8")
-        for path in (ROOT / "tests").rglob("*.py")
-        if path != Path(__file__)
-    )
-    run = {name for name in examples if f'"{name}"' in tests or f"{name}.py" in tests}
-    for _ in examples:
-        run |= {
-            name for name in examples if any(f"from {name} import" in examples[one] for one in run)
-        }
-    assert run == set(examples)

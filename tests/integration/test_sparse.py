@@ -44,8 +44,6 @@ def as_dense(batch: Any) -> Any:
     """By SciPy: torch has no `to_dense` of some dtypes."""
     import scipy.sparse
 
-    if batch.layout is torch.strided:
-        return batch.numpy().copy()
     parts = (one.numpy() for one in (batch.values(), batch.col_indices(), batch.crow_indices()))
     return scipy.sparse.csr_matrix(tuple(parts), tuple(batch.shape)).toarray()
 
@@ -61,21 +59,13 @@ def test_files_that_anndata_wrote(written: Any, direct: bool) -> None:
             assert dataset.classes == classes and dataset.columns == columns, where
             order = random.permutation(len(dense))
             rows, found = rows_of(dataset, order)
-            assert (
-                rows.dtype == dense.dtype
-                and np.array_equal(rows, dense[order])
-                and found == kinds[order].tolist()
-            ), where
-            for layout in ("dense", "csr"):
-                whole = SparseDataset(folder / name, group, layout=layout, direct=direct)  # type: ignore[arg-type]
-                batches = [
-                    as_dense(batch)
-                    for batch in create_dataloader(
-                        whole, batch_size=7, shuffle=False, num_workers=0
-                    )
-                ]
-                assert np.array_equal(np.concatenate(batches), dense), where
-                whole.close()
+            assert rows.dtype == dense.dtype and np.array_equal(rows, dense[order]), where
+            assert found == kinds[order].tolist(), where
+        how: dict[str, Any] = {"layout": "csr", "direct": direct}
+        with SparseDataset(folder / name, group, **how) as whole:
+            loader = create_dataloader(whole, batch_size=7, shuffle=False, num_workers=0)
+            batches = [as_dense(batch) for batch in loader]
+            assert np.array_equal(np.concatenate(batches), dense), where
         if group == "X":
             assert type(open_dataset(folder / name)) is SparseDataset
 
@@ -86,18 +76,16 @@ def test_dense_arrays_of_anndata_with_targets_of_obs(written: Any) -> None:
     folder, expected = written
     for name in dict.fromkeys(name for name, _ in expected):
         path = folder / name
-        read = anndata.read_zarr(path) if path.suffix == ".zarr" else anndata.read_h5ad(path)
+        is_zarr = path.suffix == ".zarr"
+        read = anndata.read_zarr(path) if is_zarr else anndata.read_h5ad(path)
+        cls: Any = ZarrDataset if is_zarr else HDF5Dataset
         _, kinds, classes, _ = expected[name, "X"]
-        cls: Any = ZarrDataset if path.suffix == ".zarr" else HDF5Dataset
-        with (
-            cls(path, "obsm/pca", target_name="obs/kind") as dataset,
-            cls(path, "obsm/pca", target_name="obs/depth") as depths,
-        ):
-            assert (
-                dataset.classes == classes and [target for _, target in dataset] == kinds.tolist()
-            ), name
-            assert np.array_equal(torch.stack([row for row, _ in dataset]), read.obsm["pca"]), name
-            assert [target for _, target in depths] == read.obs["depth"].tolist(), name
+        for column, values in (("kind", kinds), ("depth", read.obs["depth"])):
+            with cls(path, "obsm/pca", target_name=f"obs/{column}") as dataset:
+                rows = torch.stack([row for row, _ in dataset])
+                assert np.array_equal(rows, read.obsm["pca"]), name
+                assert [target for _, target in dataset] == values.tolist(), name
+                assert column == "depth" or dataset.classes == classes, name
 
 
 @pytest.mark.parametrize("join", ["inner", "outer"])
