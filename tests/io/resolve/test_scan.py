@@ -97,6 +97,11 @@ class TestLinks:
             assert found_in(tmp_path) == ["a/b/x.jpg"]
             assert found_in(str(tmp_path / "**/*.jpg")) == ["a/b/x.jpg"]
             (tmp_path / "a/b/again").unlink()
+        for name, target in (("one", "."), ("two", "../.."), ("three", "../../a")):
+            (tmp_path / "a/b" / name).symlink_to(target)
+        # each of several might be followed through each other, without an end
+        assert found_in(str(tmp_path / "**/*.jpg")) == ["a/b/x.jpg"]
+        assert found_in(tmp_path) == ["a/b/x.jpg"]
 
     def test_two_folders_that_link_to_each_other(self, tmp_path: Path) -> None:
         touch(tmp_path, "a/x.jpg", "b/y.jpg")

@@ -6,6 +6,7 @@ import glob
 import itertools
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class LocalWalk:
         recognized by its content.
         """
         root = before_magic(pattern, os.sep).rstrip("/") or ("/" if pattern.startswith("/") else "")
-        globbed = glob.glob(pattern, recursive=True)
+        globbed = _globbed(pattern)
         files = list(filter(os.path.isfile, globbed))
         others = set(globbed).difference(files)
         dead = sorted(path for path in others if not os.path.exists(path))
@@ -132,6 +133,46 @@ class LocalWalk:
         return lower.endswith(self._kind.endings) and (
             not self._kind.stores or os.path.isfile(os.path.join(root, name))
         )
+
+
+def _globbed(pattern: str) -> list[str]:
+    """What `glob.glob` gives of a pattern, but "**" enters no folder that it is in already: where
+    several links lead back, it would never end.
+    """
+    parts = pattern.replace(os.sep, "/").split("/")
+    if "**" not in parts:
+        return glob.glob(pattern)
+    at = parts.index("**")
+    start, rest = "/".join(parts[:at]), "/".join(parts[at + 1 :] or ["*"])
+    if at and not start:
+        start = "/"
+    found: dict[str, None] = {}
+    for top in glob.glob(start) if glob.has_magic(start) else [start]:
+        for folder in _folders_from(top):
+            before = glob.escape(os.path.join(folder, ""))
+            found |= dict.fromkeys(_globbed(before + (rest or "*/")))
+    return list(found)
+
+
+def _folders_from(top: str) -> Iterator[str]:
+    """A folder and those below it, hidden ones left out; through links too, if they don't lead to
+    a folder that they are in.
+    """
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
+    while waiting:
+        folder, around = waiting.pop()
+        try:
+            status = os.stat(folder or ".")
+            entries = sorted(os.scandir(folder or "."), key=lambda entry: entry.name)
+        except OSError:  # as `glob` passes over what it may not list
+            continue
+        own = (status.st_dev, status.st_ino)
+        if own in around:
+            continue
+        yield folder
+        for entry in entries:
+            if entry.name[0] != "." and entry.is_dir():
+                waiting.append((os.path.join(folder, entry.name), around | {own}))
 
 
 def _warn_of_dead_links(place: str, count: int, first: str) -> None:
