@@ -128,27 +128,19 @@ def checked(tool: str, script: str, folder: Path) -> set[int]:
     command = [sys.executable, "-m", tool, *options, path.name]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stdout + done.stderr
+    print(done.stdout)
     if tool == "pyright":
-        found = [
-            (one["range"]["start"]["line"] + 1, one["message"])
-            for one in json.loads(done.stdout)["generalDiagnostics"]
-        ]
-    else:
-        reported = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        found = [(one["line"], one["message"]) for one in reported]
-    print(tool, *(f"line {line}: {message}" for line, message in found), sep="\n")
-    return {line for line, _ in found}
+        found = json.loads(done.stdout)["generalDiagnostics"]
+        return {one["range"]["start"]["line"] + 1 for one in found}
+    return {json.loads(line)["line"] for line in done.stdout.splitlines() if line[:1] == "{"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", ["pyright", "mypy"])
-class TestCheckers:
-    def test_a_sound_script_has_no_errors(self, tool: str, tmp_path: Path) -> None:
-        assert checked(tool, VALID, tmp_path) == set()
-
-    def test_planted_mistakes_are_found_and_none_else(self, tool: str, tmp_path: Path) -> None:
-        assert checked(tool, WRONG, tmp_path) == MARKED
+def test_planted_mistakes_alone_are_found(tool: str, tmp_path: Path) -> None:
+    assert checked(tool, VALID, tmp_path) == set()
+    assert checked(tool, WRONG, tmp_path) == MARKED
 
 
 @pytest.mark.slow

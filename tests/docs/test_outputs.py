@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,16 +94,11 @@ def test_every_text_block_is_compared_or_listed() -> None:
     for page in sorted((ROOT / "docs").glob("*.md")):
         if page.stem == "errors":
             continue
-        for block in re.findall(
-            r"^```text\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-        ):
+        text = page.read_text(encoding="utf-8")
+        names = re.findall(rf'shown\("{page.stem}", "([^"]+)"', source)
+        for block in re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             listed = [name for name in LEFT_OUT if f"{page.stem}: {block}".startswith(name)]
-            compared = [
-                name
-                for name in re.findall(rf'shown\("{page.stem}", "([^"]+)"', source)
-                if block.startswith(name)
-            ]
-            assert len(listed) + len(compared) == 1, f"{page.name}: {block}"
+            assert len(listed) + sum(map(block.startswith, names)) == 1, f"{page.name}: {block}"
             found |= set(listed)
     assert found == set(LEFT_OUT)
 
@@ -139,16 +135,11 @@ def test_where_images_are_normalised(photos: Path, monkeypatch: pytest.MonkeyPat
     """Without a GPU: "cpu" passes for one here."""
     monkeypatch.setattr(loader_data, "is_accelerator", lambda device: device is not None)
     printed = ""
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "device": "cpu"}
     with ImageDataset(photos) as dataset:
         for collate_fn in (None, mixup):
-            with create_dataloader(
-                dataset, batch_size=4, num_workers=0, device="cpu", collate_fn=collate_fn
-            ) as made:
-                printed += "".join(
-                    f"{line}\n"
-                    for line in made.explain().splitlines()
-                    if line.startswith("images:")
-                )
+            with create_dataloader(dataset, collate_fn=collate_fn, **options) as made:
+                printed += "".join(re.findall(r"^images:.*\n", made.explain(), re.MULTILINE))
     check(shown("loader", "images: uint8"), printed.replace("until cpu", "until cuda"))
 
 

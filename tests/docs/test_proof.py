@@ -8,9 +8,6 @@ import contextlib
 import importlib
 import itertools
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +17,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS, RESULTS = ROOT / "benchmarks", ROOT / "benchmarks" / "results"
-IN_PROCESSES = """
-import json, pathlib, sys
-from elastic_run import CHANGES, PEERS, run
-for change in (change for change in CHANGES if change.key in ("fewer", "killed")):
-    folder = pathlib.Path(sys.argv[1]) / change.key
-    folder.mkdir()
-    print(json.dumps([change.key, run(PEERS[0], change, folder)]), flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -117,27 +106,3 @@ def test_headrace_comes_through_all_changes_in_turn(scripts: Any, tmp_path: Path
     }
     assert len(found) == 8
     same(found)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_headrace_comes_through_a_killed_rank_in_processes(tmp_path: Path) -> None:
-    """Fewer ranks, after an orderly end and after SIGKILL, as the script runs them; in a process
-    group that is killed if it hangs.
-    """
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(ROOT / "src"), str(ROOT)])
-    }
-    command = [sys.executable, "-c", IN_PROCESSES, str(tmp_path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        try:
-            printed, _ = process.communicate(timeout=300)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    found = dict(json.loads(line) for line in printed.splitlines())
-    assert set(found) == {"fewer", "killed"}
-    same(found)
-    assert all(row["states"] == 1 and row["state"] < 1000 for row in found.values())

@@ -125,16 +125,6 @@ def test_each_benchmark_has_its_table(scripts: Any) -> None:
             assert all(contestant in text for contestant in section["contestants"]), name
 
 
-def test_numbers_and_sizes_have_three_digits(scripts: Any) -> None:
-    forms = scripts("doc_forms")
-    numbers = {None: "", 0: "0.000", 0.0123: "0.0123", 99.96: "100", 1234.5: "1,234", -2.5: "-2.5"}
-    assert {value: forms.number(value) for value in numbers} == numbers
-    sizes = {None: "", 12: "12 B", 1500: "1.5 kB", 269_000: "269 kB", 4.8e9: "4.8 GB"}
-    assert {value: forms.size(value) for value in sizes} == sizes
-    durations = {None: "", 2e-7: "0.2 us", 0.0043: "4.3 ms", 12.5: "12.5 s"}
-    assert {value: forms.duration(value) for value in durations} == durations
-
-
 def test_a_wrong_mark_is_an_error(scripts: Any, results: Path, tmp_path: Path) -> None:
     tables, docs = scripts("doc_tables"), tmp_path / "docs"
     docs.mkdir()
@@ -144,31 +134,3 @@ def test_a_wrong_mark_is_an_error(scripts: Any, results: Path, tmp_path: Path) -
         (docs / "page.md").write_text(text)
         with pytest.raises(tables.TableError):
             tables.write_tables(docs, results)
-
-
-def test_a_run_is_kept_where_it_has_a_table(
-    scripts: Any, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_all, tables, docs = scripts("run_all"), scripts("doc_tables"), tmp_path / "docs"
-    docs.mkdir()
-    (docs / "race.md").write_text(MARK.format("race", ""))
-    new = json.loads(json.dumps(RACE).replace("4000.4", "7000"))
-    for name in ("race", "walk"):
-        (tmp_path / f"{name}.py").write_text(f"print({json.dumps(new)!r})")
-    monkeypatch.setattr(run_all, "HERE", tmp_path)
-    monkeypatch.setattr(run_all, "RESULTS", results)
-    monkeypatch.setattr(run_all, "marked", lambda: tables.marked(docs))
-    monkeypatch.setattr(run_all, "write_tables", lambda: tables.write_tables(docs, results))
-    monkeypatch.setattr(
-        run_all, "SCRIPTS", {name: run_all.Script(f"Of {name}") for name in ("race", "walk")}
-    )
-    for options in ([], ["--report"]):
-        monkeypatch.setattr(
-            sys, "argv", ["run_all.py", "--write", "--out", str(tmp_path / "out"), *options]
-        )
-        assert run_all.main() == 0
-    assert "| headrace | 7,000" in (docs / "race.md").read_text()
-    assert [path.name for path in results.iterdir()] == ["race.json"]
-    monkeypatch.setattr(sys, "argv", ["run_all.py", "--write", "--quick"])
-    with pytest.raises(SystemExit):
-        run_all.main()

@@ -44,33 +44,14 @@ def run(src: str, dst: str, shard_size: str, options: dict[str, Any], marker: st
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
-        executor = client.get_executor(retries=3)
-        out = headrace.pack(
-            Slow(src, marker),
-            dst,
-            shard_size=shard_size,
-            executor=executor,
-            storage_options=options,
-            progress=False,
-        )
+        how: dict[str, Any] = {"shard_size": shard_size, "storage_options": options}
+        how["executor"] = client.get_executor(retries=3)
+        out = headrace.pack(Slow(src, marker), dst, progress=False, **how)
         assert os.path.exists(marker), "no worker was killed"
         assert pack_status(out, storage_options=options).joined
         if not options:  # and by the command
-            assert (
-                main(
-                    [
-                        "pack",
-                        src,
-                        f"{dst}-2",
-                        "--shard-size",
-                        shard_size,
-                        "--dask",
-                        cluster.scheduler_address,
-                        "--no-progress",
-                    ]
-                )
-                == 0
-            )
+            flags = ["--shard-size", shard_size, "--dask", cluster.scheduler_address]
+            assert main(["pack", src, f"{dst}-2", *flags, "--no-progress"]) == 0
 
 
 if __name__ == "__main__":

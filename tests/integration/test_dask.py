@@ -23,15 +23,8 @@ SHARD = "8kB"
 
 def run(photos: Path, dst: str, marker: Path, **options: Any) -> None:
     pytest.importorskip("distributed", reason="pip install -c constraints.txt -e '.[integration]'")
-    command = [
-        sys.executable,
-        Path(__file__).parent / "dask_pack.py",
-        photos,
-        dst,
-        SHARD,
-        json.dumps(options),
-        marker,
-    ]
+    script = Path(__file__).parent / "dask_pack.py"
+    command = [sys.executable, script, photos, dst, SHARD, json.dumps(options), marker]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=marker.parent)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -51,10 +44,8 @@ def test_to_a_store(photos: Path, tmp_path: Path) -> None:
         client = server.client()
         client.create_bucket(Bucket="bucket")
         run(photos, "s3://bucket/out", tmp_path / "killed", **server.options)
-        names = [item["Key"] for item in client.list_objects_v2(Bucket="bucket")["Contents"]]
-        stored = {
-            name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names
-        }
-    assert {
-        name.rpartition("/")[2]: hashlib.sha256(data).hexdigest() for name, data in stored.items()
-    } == expected
+        stored = {}
+        for item in client.list_objects_v2(Bucket="bucket")["Contents"]:
+            data = client.get_object(Bucket="bucket", Key=item["Key"])["Body"].read()
+            stored[item["Key"].rpartition("/")[2]] = hashlib.sha256(data).hexdigest()
+    assert stored == expected

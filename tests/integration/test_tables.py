@@ -36,31 +36,21 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def some_rows(hf: Any) -> Any:
     """A data set with features of many kinds."""
-    features = hf.Features(
-        {
-            "id": hf.Value("int32"),
-            "score": hf.Value("float64"),
-            "text": hf.Value("string"),
-            "flag": hf.Value("bool"),
-            "label": hf.ClassLabel(names=["cat", "dog", "bird"]),
-            "vector": hf.List(hf.Value("float32"), length=4),
-            "tokens": hf.List(hf.Value("int64")),
-            "grid": hf.Array2D((2, 3), "float32"),
-            "words": hf.List(hf.Value("string")),
-        }
-    )
-    rows = {
-        "id": list(range(N)),
-        "score": [row / 7 for row in range(N)],
-        "text": [f"row {row}" for row in range(N)],
-        "flag": [row % 2 == 0 for row in range(N)],
-        "label": [row % 3 for row in range(N)],
-        "vector": [[row, 1.0, 2.0, 3.0] for row in range(N)],
-        "tokens": [list(range(row % 5)) for row in range(N)],
-        "grid": [[[row, 1, 2], [3, 4, 5]] for row in range(N)],
-        "words": [["a", str(row)] for row in range(N)],
+    rows = range(N)
+    numbers, words = hf.List(hf.Value("int64")), hf.List(hf.Value("string"))
+    columns: dict[str, tuple[Any, list[Any]]] = {
+        "id": (hf.Value("int32"), list(rows)),
+        "score": (hf.Value("float64"), [row / 7 for row in rows]),
+        "text": (hf.Value("string"), [f"row {row}" for row in rows]),
+        "flag": (hf.Value("bool"), [row % 2 == 0 for row in rows]),
+        "label": (hf.ClassLabel(names=["cat", "dog", "bird"]), [row % 3 for row in rows]),
+        "vector": (hf.List(hf.Value("float32"), length=4), [[row, 1.0, 2.0, 3.0] for row in rows]),
+        "tokens": (numbers, [list(range(row % 5)) for row in rows]),
+        "grid": (hf.Array2D((2, 3), "float32"), [[[row, 1, 2], [3, 4, 5]] for row in rows]),
+        "words": (words, [["a", str(row)] for row in rows]),
     }
-    return hf.Dataset.from_dict(rows, features=features)
+    features = hf.Features({name: kind for name, (kind, _) in columns.items()})
+    return hf.Dataset.from_dict({name: v for name, (_, v) in columns.items()}, features=features)
 
 
 def test_a_saved_data_set_opens_in_place(hf: Any, tmp_path: Path) -> None:
