@@ -206,29 +206,6 @@ def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Pat
     assert not list(one.iterdir())
 
 
-# -- the end of a rank
-
-
-def test_rank_whose_group_still_stands_ends_at_once() -> None:
-    script = """
-import atexit, sys
-import torch.distributed as dist
-from two_nodes import end
-
-atexit.register(print, "an orderly end")
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-print("said")
-{}
-end(5)
-"""
-    for before, said in (("", "said"), ("dist.destroy_process_group()", "said\nan orderly end")):
-        command = [sys.executable, "-c", script.format(before)]
-        ended = subprocess.run(
-            command, cwd=SCRIPT.parent, capture_output=True, text=True, timeout=120
-        )
-        assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (5, said, "")
-
-
 # -- two nodes
 
 

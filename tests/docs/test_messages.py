@@ -80,19 +80,3 @@ def test_the_site_has_the_list_at_its_mark(tool: Any) -> None:
     assert PAGE.count(tool.MARK) == 1 and tool.MARK not in built
     assert "## Loader\n\n**BudgetError**\n\n* `a batch of … samples takes …" in built
     assert tool.on_page_markdown("# Another page") == "# Another page"
-
-
-def test_what_is_read_from_code(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "SOURCE", tmp_path)
-    kinds = {"ConfigError", "FormatError", "CollateError"}
-    for code, texts in [
-        ('raise ConfigError(f"{name} is above 0, not {value!r}")', ["… is above 0, not …"]),
-        ('raise ConfigError("none" + (" a" if here else " b"))', ["none a", "none b"]),
-        ('why = f"of {kind}"\n    raise FormatError(f"{path} is {why}: x")', ["… is of …: x"]),
-        ('raise CollateError(number, f" is {kind}, ", 0, " is not")', ["… is …, … is not"]),
-        ('warn(f"{n} are left out.\\nThe first: {first}")', ["… are left out."]),
-        ("raise ConfigError(reason)", []),
-    ]:
-        (tmp_path / "loader.py").write_text(f"def check(name, value):\n    {code}\n")
-        module = tool.Module(tmp_path / "loader.py", kinds)
-        assert [message.text for message in module.messages()] == texts
