@@ -143,9 +143,12 @@ def make_loader() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def loader_of(make_loader: Callable[..., Any]) -> Callable[..., Any]:
-    """`make_loader` of small batches in this process."""
+    """`make_loader` of small batches in this process, without monitoring: a look at memory costs
+    more than such an epoch.
+    """
     return lambda dataset, **options: make_loader(
-        dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options}
+        dataset,
+        **{"batch_size": 4, "num_workers": 0, "seed": 5, "enable_monitoring": False, **options},
     )
 
 

@@ -131,6 +131,7 @@ def test_results_are_tables_and_plots(
     assert ".svg" not in scripts("--report")[1]
 
 
+@pytest.mark.slow
 def test_what_fails_or_hangs_is_said_and_leaves_nothing(scripts: Any, tmp_path: Path) -> None:
     status, report = scripts("--only", "broken", "garbage", "race", "hangs", "--limit", "5")
     assert status == 1 and "| headrace | 4,000 (3,000" in report

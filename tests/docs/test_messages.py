@@ -72,6 +72,7 @@ def test_each_kind_stands_in_the_table() -> None:
     assert sorted(rows) == sorted(set(KINDS) - {"HeadraceError"})
 
 
+@pytest.mark.slow
 def test_the_site_has_the_list_at_its_mark(tool: Any) -> None:
     assert "hooks: [tools/list_messages.py, tools/list_words.py]" in (
         ROOT / "mkdocs.yml"

@@ -52,6 +52,7 @@ def test_images_that_lie_beside_and_broken_ones(tmp_path: Path) -> None:
     assert report.details["modes"] == {"L": 2}
 
 
+@pytest.mark.slow
 def test_large_photographs_are_to_be_made_smaller(tmp_path: Path) -> None:
     for number in range(3):
         Image.effect_noise((3000, 2000), 50).convert("RGB").save(tmp_path / f"{number}.jpg")

@@ -152,6 +152,7 @@ def test_content_comes_before_the_name(tmp_path: Path) -> None:
     assert inspect(tmp_path / "d").format == "a file of no known format"
 
 
+@pytest.mark.slow
 def test_what_is_not_there_or_never_ends(tmp_path: Path) -> None:
     for missing in (tmp_path / "none.h5", f"{tmp_path}/*.h5"):
         with pytest.raises(DataNotFoundError):

@@ -35,10 +35,11 @@ def joined(gallery: dict[str, Callable[..., Any]]) -> ConcatDataset[Any]:
     ("start", "workers"),
     [
         ("fork", 3),
-        ("forkserver", 1),
         *(
             pytest.param(start, workers, marks=pytest.mark.slow)
-            for start, workers in (("fork", 1), ("forkserver", 3), ("spawn", 1), ("spawn", 3))
+            for start in ("fork", "forkserver", "spawn")
+            for workers in (1, 3)
+            if (start, workers) != ("fork", 3)
         ),
     ],
 )

@@ -431,6 +431,7 @@ class Ended(SimpleNamespace):
         return self.end
 
 
+@pytest.mark.slow
 def test_a_dead_worker_s_remedy_follows_from_its_end() -> None:
     reading, writing = os.pipe()
     os.close(writing)  # which makes the other end ready, as a sentinel is

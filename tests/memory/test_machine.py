@@ -233,6 +233,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert held == {1}
 
 
+@pytest.mark.slow
 def test_a_worker_that_outlives_its_parent_keeps_the_lock(tmp_path: Path) -> None:
     """So that nobody makes the file anew under it; a new job shares it instead."""
     with Other(tmp_path, [1]) as other:

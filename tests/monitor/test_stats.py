@@ -35,7 +35,7 @@ peak_memory_bytes avg_cpu_usage
 
 
 def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
-    loader = loader_of(SquareDataset())
+    loader = loader_of(SquareDataset(), enable_monitoring=True)
     list(loader)
     stats = loader.get_stats()
     share = stats["avg_memory_bytes"] / tightest(memory_limits()).total
@@ -186,7 +186,8 @@ def test_without_pss_it_is_rss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @WORKERS
 def test_what_is_counted(loader_of: Any, workers: int) -> None:
-    loader = loader_of(SquareDataset(bad=[5, 30], on_error="skip"), num_workers=workers)
+    dataset = SquareDataset(bad=[5, 30], on_error="skip")
+    loader = loader_of(dataset, num_workers=workers, enable_monitoring=True)
     stats = loader.get_stats()
     assert set(stats) >= set(ALWAYS.split()) and stats["avg_memory_bytes"] > 1 << 20
     for name in ("batches", "samples", "total_time", "samples_per_second", "p99_wait"):

@@ -63,6 +63,7 @@ def test_files_of_every_kind(store: str, tmp_path: Path) -> None:
             assert packed.targets is None and packed.classes == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_same_bytes_of_a_copy(store: str, photos: Path, copy: Path, tmp_path: Path) -> None:
     first = pack(images(photos), tmp_path / "first.h5", store=store, workers=1)

@@ -144,6 +144,7 @@ def test_opens_in_every_way(texts: Path, tmp_path: Path) -> None:
             assert len(rows) == COUNT and rows.fingerprint == source.fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["documents", "blocks"])
 def test_from_servers_and_to_stores(way: str, texts: Path, tmp_path: Path, memory: Any) -> None:
     paths = sorted(texts.rglob("*.txt"))

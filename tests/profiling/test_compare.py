@@ -49,6 +49,7 @@ def test_each_mode_is_timed(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found.read_mb_per_second and found.limit and found.fastest in found.modes
 
 
+@pytest.mark.slow
 def test_modes_that_can_not_be_timed_are_notes(rows: Path, tmp_path: Path) -> None:
     found = compare(rows, modes=["eager"], max_memory_usage="1kB")
     assert found.modes[0].samples_per_second is None and "eager" in found.modes[0].note

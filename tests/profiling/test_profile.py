@@ -168,6 +168,7 @@ def test_the_loader_is_left_as_it_is() -> None:
     assert len(list(iterator)) == 23 and first.shape == (4, 8) and dataset.mode.stats() == {}
 
 
+@pytest.mark.slow
 def test_a_cache_is_filled_as_in_a_training() -> None:
     with Slow(loading_mode="cached") as dataset:
         profile_dataloader(loader_of(dataset), seconds=1)
@@ -231,6 +232,7 @@ def test_datasets_of_torch() -> None:
         assert profile.most_gain is not None and profile.most_gain > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_blocks_are_advised_where_chunks_are_decoded(compression: Any, tmp_path: Path) -> None:
     """And not where each row is read by itself."""
@@ -243,6 +245,7 @@ def test_blocks_are_advised_where_chunks_are_decoded(compression: Any, tmp_path:
     assert is_advised == (compression is not None)
 
 
+@pytest.mark.slow
 def test_images_are_read_cold_and_warm(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # of a machine that is busy otherwise
     monkeypatch.setattr("headrace.profiling.profile._NOISE", math.inf)
@@ -404,6 +407,7 @@ def test_a_profile_as_text() -> None:
     assert profile.best is None and profile.config_to_paste() == ""
 
 
+@pytest.mark.slow
 def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     made().save_plot(tmp_path / "profile.png")
@@ -501,6 +505,7 @@ def test_the_command(program: str, ending: str, capsys: pytest.CaptureFixture[st
     assert Path("out.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_the_command_prints_json(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", str(photos), "--batch-size", "4", "--seconds", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

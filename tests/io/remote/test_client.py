@@ -130,6 +130,7 @@ def test_a_server_that_never_answers(server: RangeServer, remote_of: Any) -> Non
         read(remote_of(retries=2, deadline=0.4), some(server, 1, 3))
 
 
+@pytest.mark.slow
 def test_a_slow_line_is_no_fault(
     server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,12 +32,14 @@ def nobody() -> str:
         return f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_refused_connection_is_given_up_soon(nobody: str) -> None:
     for make, name in [(HDF5Dataset, "x.h5"), (ZarrDataset, "x.zarr"), (open_dataset, "x")]:
         with pytest.raises(RemoteError, match=r"3 attempts .*is the URL right"):
             make(f"{nobody}/{name}")
 
 
+@pytest.mark.slow
 def test_refused_s3_is_given_up_soon(nobody: str) -> None:
     options = {"endpoint_url": nobody, "key": "a", "secret": "b"}
     with pytest.raises(RemoteError, match=r"s3://bucket/x\.h5: 3 attempts "):
