@@ -259,8 +259,8 @@ class LoaderMemory:
             "when they are decoded, and "
             f"{format_size(left)} (half of the memory budget, for each of {processes} processes) "
             "have no room for all: a block is decoded "
-            "for nearly every sample. Use shuffle='block', or raise max_memory_usage, or write a "
-            "table as an uncompressed Arrow file"
+            "for nearly every sample. Use shuffle='block', or raise max_memory_usage, or store the "
+            "data in a form in which single samples can be read"
         )
         return 0
 

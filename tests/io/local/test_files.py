@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import StreamingDataset, TextDataset, ZarrDataset
-from headrace.errors import FileChangedError
+from headrace.errors import FileChangedError, FormatError
 from headrace.io.local.files import LocalFiles
 from headrace.io.ranges import ByteRanges
 from tests.data.make import make_tar
@@ -102,3 +102,23 @@ def test_replaced_zarr_metadata(tmp_path: Path) -> None:
         replaced(file, file.read_bytes())  # the store may be another one, with chunks of its own
         with pytest.raises(FileChangedError):
             again[3]
+
+
+@pytest.mark.parametrize("spread", [200, 40_000, 3 << 20])
+def test_joined_ranges_are_the_bytes_of_the_file(tmp_path: Path, spread: int) -> None:
+    """Close together they are read by one call, else gathered, or by a call each."""
+    content = np.random.default_rng(1).integers(0, 256, 3 << 20, np.uint8).tobytes()
+    path, files = tmp_path / "a", LocalFiles()
+    path.write_bytes(content)
+    drawn = np.random.default_rng(2)
+    for count in (1, 2, 64):
+        starts = drawn.integers(0, spread - 100, count)
+        for stops in (starts + drawn.integers(0, 100, count), starts):
+            ranges = ByteRanges.in_file(str(path), starts, stops)
+            pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+            expected = b"".join(content[start:stop] for start, stop in pairs)
+            assert files.read_joined(ranges) == expected
+    beyond = ByteRanges.of([(str(path), len(content) - 9, len(content) + at) for at in (-3, 1)])
+    with pytest.raises(FormatError, match="a ends before"):
+        files.read_joined(beyond)
+    files.close()

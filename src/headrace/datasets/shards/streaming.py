@@ -18,9 +18,6 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode
 from headrace.order.lanes import FEWEST, interleave_for, lanes_for
 
-"""Blocks that a global batch draws from, where there are so many, for any `buffer_size`: ranks
-that share a block each fetch it.
-"""
 _OF_HOLDING = ("cache_size", "cache_policy", "hold", "shared")
 
 

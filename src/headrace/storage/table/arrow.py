@@ -23,8 +23,8 @@ from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 from headrace.storage.table.columns import Column
 from headrace.storage.table.files import Block, TableFile, unknown
-from headrace.storage.table.in_place import Batch, StoredRows, batch_of, fits, nothing_else
-from headrace.storage.table.library import HeldBytes, pyarrow
+from headrace.storage.table.in_place import Batch, StoredRows, batch_of, fits
+from headrace.storage.table.library import pyarrow, read_batch
 from headrace.storage.table.messages import CONTINUED, Layout, Message, layout_of
 
 # bytes of a stream that are read at once to look for its messages
@@ -147,15 +147,7 @@ class ArrowTable(TableFile):
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
         """As in `TableFile`: columns lie in what is held, where they are not compressed."""
-        pa, batch = pyarrow(), held[0][1]
-        size, head = len(self._head) + len(batch), memoryview(self._head)
-        parts = HeldBytes(size, [(0, head), (len(head), batch)], nothing_else)
-        options = pa.ipc.IpcReadOptions(
-            included_fields=[self.schema.get_field_index(name) for name in self.chosen.names],
-            use_threads=False,
-        )
-        stream = pa.ipc.open_stream(pa.PythonFile(parts, mode="r"), options=options)
-        return stream.read_next_batch()
+        return read_batch([memoryview(self._head), held[0][1]], self.schema, self.chosen.names)
 
     def take(self, blocks: IntArray, rows: IntArray) -> Block:
         """Rows of record batches that lie as they are in memory.
@@ -199,7 +191,7 @@ class ArrowTable(TableFile):
         metadata = begin[: body - start]
         if body - start > len(begin):
             metadata = self._read(start, body)
-        return batch_of(self._head, metadata, (body, stop), self.chosen.names)
+        return batch_of(self._head, metadata, body, stop, self.schema, self.chosen.names)
 
     def _read(self, start: int, stop: int) -> bytes:
         return self._files.read_joined(ByteRanges.of([(self.path, start, stop)]))

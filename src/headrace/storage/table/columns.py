@@ -311,9 +311,7 @@ def refused(kind: Any) -> str | None:
     if is_list(kind) or types.is_fixed_size_list(kind):
         return refused(kind.value_type)
     is_known = (
-        types.is_boolean(kind)
-        or types.is_integer(kind)
-        or types.is_floating(kind)
+        is_number(kind)
         or types.is_null(kind)
         or types.is_string(kind)
         or types.is_large_string(kind)
@@ -380,9 +378,22 @@ def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
     while types.is_fixed_size_list(kind) or (shape is not None and is_list(kind)):
         sizes.append(kind.list_size if types.is_fixed_size_list(kind) else -1)
         kind = _plain_type(kind.value_type)
-    if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
+    if not is_number(kind):
         return None
     return ArraySpec(tuple(sizes) if shape is None else shape, np.dtype(kind.to_pandas_dtype()))
+
+
+def is_number(kind: Any) -> bool:
+    """True for a type of numbers, and of booleans."""
+    types = pyarrow().types
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
+
+
+def offset_dtype(kind: Any) -> np.dtype[Any]:
+    """Of the offsets of a type of lists, texts or bytes."""
+    types = pyarrow().types
+    is_wide = types.is_large_list(kind) or types.is_large_string(kind)
+    return np.dtype(np.int64 if is_wide or types.is_large_binary(kind) else np.int32)
 
 
 def is_list(kind: Any) -> bool:
@@ -454,10 +465,7 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
             valid,
         )
     if is_list(kind):
-        wide = types.is_large_list(kind)
-        offsets = _flat(
-            array.buffers()[1], np.int64 if wide else np.int32, array.offset, len(array) + 1
-        )
+        offsets = _flat(array.buffers()[1], offset_dtype(kind), array.offset, len(array) + 1)
         return Lists(offsets, column_of(name, array.values), valid)
     if types.is_fixed_size_binary(kind):
         width = kind.byte_width
@@ -468,11 +476,10 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
         return Texts(name, offsets, _bytes(array.buffers()[1]), False, valid)
     if types.is_null(kind):
         return Nothing()
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+    if is_number(kind):
         return _numbers(name, array, valid)
-    wide = types.is_large_string(kind) or types.is_large_binary(kind)
     _, places, data = array.buffers()
-    offsets = _flat(places, np.int64 if wide else np.int32, array.offset, len(array) + 1)
+    offsets = _flat(places, offset_dtype(kind), array.offset, len(array) + 1)
     return Texts(
         name, offsets, _bytes(data), types.is_string(kind) or types.is_large_string(kind), valid
     )
@@ -508,9 +515,12 @@ def numbers_of(name: str, data: npt.NDArray[Any], valid: Mask | None) -> Numbers
 
 def _shaped(name: str, array: Any, valid: Mask | None, shape: tuple[int, ...] | None) -> Column:
     """Arrays of one shape: lists of a fixed size, and those of which the file says a shape."""
-    types, count, sizes = pyarrow().types, len(array), list[int]()
+    types = pyarrow().types
+    count = len(array)
+    sizes = list[int]()
+    rows = array
     while types.is_fixed_size_list(array.type) or is_list(array.type):
-        if sizes and array.null_count:  # lists inside are missing
+        if array is not rows and array.null_count:  # lists inside are missing
             inner = _valid_of(array)
             assert inner is not None
             whole: Mask = np.logical_and.reduce(inner.reshape(count, -1), axis=1)

@@ -34,11 +34,13 @@ from headrace.storage.table.columns import (
     in_axes_of,
     is_bytes,
     is_list,
+    is_number,
     is_text,
     numbers_of,
+    offset_dtype,
     tensor_shape,
 )
-from headrace.storage.table.library import HeldBytes, pyarrow
+from headrace.storage.table.library import pyarrow, read_batch
 
 _WIDE = 8 << 10  # bytes of a row that are read to where they stay, rather than joined
 _OUTSIDE = "a row lies outside of its record batch: the file is damaged"
@@ -73,53 +75,39 @@ class Batch(NamedTuple):
     stops: list[int]
 
 
-def batch_of(head: bytes, metadata: bytes, body: tuple[int, int], names: Sequence[str]) -> Batch:
+def batch_of(
+    head: bytes, metadata: bytes, start: int, stop: int, schema: Any, names: Sequence[str]
+) -> Batch:
     """Asks pyarrow for the buffers of a record batch: it is given memory that is all zeros.
 
     Args:
         head: the messages with the schema and all dictionaries.
         metadata: of the record batch, with its length.
-        body: where the buffers begin and end in the file.
+        start, stop: where the buffers begin and end in the file.
+        schema: of the file.
         names: of the columns.
 
     Raises:
         Exception: whatever pyarrow makes of a damaged one.
     """
-    pa = pyarrow()
-    start, stop = body
     size = max(1, stop - start)
     nothing = (
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
         if hasattr(mmap, "PROT_READ")
         else mmap.mmap(-1, size)
     )
-    before = len(head) + len(metadata)
-    parts = [
-        (0, memoryview(head)),
-        (len(head), memoryview(metadata)),
-        (before, memoryview(nothing)[: stop - start]),
-    ]
-    stream = HeldBytes(before + stop - start, parts, nothing_else)
-    schema = pa.ipc.open_stream(head).schema
-    options = pa.ipc.IpcReadOptions(
-        included_fields=[schema.get_field_index(name) for name in names], use_threads=False
-    )
-    batch = pa.ipc.open_stream(pa.PythonFile(stream, mode="r"), options=options).read_next_batch()
+    body = memoryview(nothing)[: stop - start]
+    batch = read_batch([memoryview(head), memoryview(metadata), body], schema, names)
     arrays = [batch.column(name) for name in names]
     for array in arrays:
         array.validate()  # that buffers are as long as so many rows need
-    address = pa.py_buffer(nothing).address
+    address = pyarrow().py_buffer(nothing).address
     starts, stops = list[int](), list[int]()
     for buffer in (buffer for array in arrays for buffer in array.buffers()):
         at = -1 if buffer is None else buffer.address - address + start
         starts.append(at)
         stops.append(-1 if buffer is None else at + buffer.size)
     return Batch(arrays, starts, stops)
-
-
-def nothing_else(start: int, stop: int) -> memoryview:
-    """For `HeldBytes` that are the whole file."""
-    raise FormatError("it ends before its last message does")
 
 
 class StoredRows:
@@ -196,7 +184,7 @@ class StoredRows:
             data = self._fixed(next(self._buffers), of, rows * width, width)
             offsets = np.arange(len(rows) + 1, dtype=np.int64) * width
             return Texts(name, offsets, bytes_of(data), False, valid)
-        if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        if is_number(kind):
             return numbers_of(name, self._numbers(kind, of, rows, 1)[:, 0], valid)
         begins, ends = self._offsets(kind, of, rows, rows + 1)
         offsets = np.concatenate([[0], np.cumsum(ends - begins)])
@@ -242,7 +230,7 @@ class StoredRows:
             whole &= True if has is None else has.all(axis=1)
         shape = tuple(sizes) if shape is None else shape
         count = math.prod(shape)
-        if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
+        if not is_number(kind):
             lengths = np.zeros(len(rows), np.int64)
             lengths[there] = ends - begins
             offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -289,9 +277,7 @@ class StoredRows:
         self, kind: Any, of: IntArray | None, begins: IntArray, ends: IntArray
     ) -> tuple[IntArray, IntArray]:
         """Where lists, texts or bytes from `begins` to `ends` begin and end."""
-        types, buffer = self._types, next(self._buffers)
-        is_wide = types.is_large_list(kind) or types.is_large_string(kind)
-        dtype = np.dtype(np.int64 if is_wide or types.is_large_binary(kind) else np.int32)
+        buffer, dtype = next(self._buffers), offset_dtype(kind)
         width = dtype.itemsize
         if (ends - begins == 1).all():  # they lie side by side
             both = self._fixed(buffer, of, begins * width, 2 * width).view(dtype)

@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FormatError
 
 
 def pyarrow() -> Any:
@@ -28,6 +28,32 @@ def pyarrow() -> Any:
             "Parquet and Arrow files need the package pyarrow: pip install 'headrace[arrow]'"
         ) from error
     return pyarrow
+
+
+def read_batch(parts: Sequence[memoryview], schema: Any, names: Sequence[str]) -> Any:
+    """A record batch of pyarrow's, whose columns lie in `parts` where they are not compressed.
+
+    Args:
+        parts: of a stream, one after the other: the messages with the schema and all dictionaries,
+            and the record batch.
+        schema: of the stream.
+        names: of the columns that are wanted.
+
+    Raises:
+        Exception: whatever pyarrow makes of a damaged one.
+    """
+    ipc, held, size = pyarrow().ipc, list[tuple[int, memoryview]](), 0
+    for part in parts:
+        held.append((size, part))
+        size += len(part)
+    file = pyarrow().PythonFile(HeldBytes(size, held, _nothing_else), mode="r")
+    numbers = [schema.get_field_index(name) for name in names]
+    options = ipc.IpcReadOptions(included_fields=numbers, use_threads=False)
+    return ipc.open_stream(file, options=options).read_next_batch()
+
+
+def _nothing_else(start: int, stop: int) -> memoryview:
+    raise FormatError("it ends before its last message does")
 
 
 class HeldBytes:
