@@ -10,7 +10,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pandas
 import pytest
 import torch
 
@@ -172,6 +171,38 @@ def test_all_datasets_know_their_data_path(photos: Path, tmp_path: Path) -> None
 # -- targets
 
 
+class Column:
+    """What a column of pandas shows, as far as it is used: comparisons go through its elements,
+    and it has no truth value.
+    """
+
+    def __init__(self, values: Any, index: Any = None) -> None:
+        self.values, self.index = np.asarray(values), range(len(values)) if index is None else index
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, label: Any) -> Any:
+        return self.to_dict()[label]
+
+    def __eq__(self, other: object) -> Any:
+        return Column(self.values == other)
+
+    def __ne__(self, other: object) -> Any:
+        return Column(self.values != other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise ValueError("The truth value of a Series is ambiguous.")
+
+    def to_numpy(self) -> Any:
+        return self.values
+
+    def to_dict(self) -> dict[Any, Any]:
+        return dict(zip(self.index, self.values, strict=True))
+
+
 class Exporting:
     """Has an array to give, and nothing else."""
 
@@ -187,7 +218,7 @@ class Exporting:
 
 def test_a_column_with_file_names_is_a_mapping(tiny_photos: Path) -> None:
     names = sorted(path.name for path in tiny_photos.rglob("*.*"))
-    dataset = ImageDataset(tiny_photos, targets=pandas.Series([3, 1, 4, 1], names[::-1]))
+    dataset = ImageDataset(tiny_photos, targets=Column([3, 1, 4, 1], names[::-1]))
     found = {Path(path).name: target for path, target in dataset.samples}
     assert found == dict(zip(names, [1, 4, 1, 3], strict=True))
 
@@ -200,7 +231,7 @@ def test_one_target_a_path_goes_with_its_path(tiny_photos: Path) -> None:
         np.array(values),
         torch.tensor(values),
         Exporting(values),
-        pandas.Series(values, [7, 5, 3, 1]),
+        Column(values, [7, 5, 3, 1]),
     ):
         dataset = ImageDataset(paths, image_size=8, targets=targets)
         assert dict(dataset.samples) == dict(zip(map(str, paths), values, strict=True))
@@ -218,11 +249,11 @@ def test_columns_are_targets_weights_and_lengths() -> None:
             super().__init__(Squares(), targets=targets)
 
     values = np.arange(42) % 5
-    for given in (pandas.Series(values, values[::-1]), Exporting(values)):
+    for given in (Column(values, values[::-1]), Exporting(values)):
         targets = Own(given).targets
         assert isinstance(targets, np.ndarray)
         assert np.array_equal(targets, values)
-    for wrong in (pandas.Series([1, 2]), "abcd", 5, {0: 1}):
+    for wrong in (Column([1, 2]), "abcd", 5, {0: 1}):
         with pytest.raises(ConfigError, match="targets"):
             Own(wrong)
     for option in ("weights", "bucket_by_length"):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pyarrow
 import pytest
 from hypothesis import given
@@ -499,6 +498,7 @@ class TestTables:
             given_targets(str(path), files)
 
     def test_frames_of_pandas_and_arrow(self, files: FileSet) -> None:
+        pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame(TABLE).astype({"species": "category"})
         for table in (frame, frame.set_index("file"), pyarrow.table(TABLE)):
             labels = given_targets(checked_targets(table, "folder"), files)
