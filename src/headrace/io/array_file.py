@@ -47,7 +47,7 @@ HEAD = 4096
 """Bytes before the first array: a whole page."""
 _FORMAT = "headrace-mapped 2"
 _PIECE = 1 << 20
-_IN_MEMORY = 16 << 20  # bytes of a long array that is not left in the file
+_IN_MEMORY = 64 << 20  # bytes of a long array that is not left in the file
 _EARLY = 4 << 20  # bytes that begin their way to the disk while more are made
 
 Arrays = list[npt.NDArray[Any]]
