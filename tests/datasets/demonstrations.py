@@ -1,5 +1,5 @@
 """Writes demonstrations: HDF5 files as robomimic and LIBERO lay them out, and replay buffers of
-Diffusion Policy.
+Diffusion Policy; and damages them.
 """
 
 from __future__ import annotations
@@ -89,4 +89,30 @@ def write_buffer(
             is_packed = name == "data/img" and kind != "contiguous"
             file.create_dataset(name, data=values, **(how if is_packed else {}))
         file["meta/task"] = [f"task {number}" for number in range(len(ends))]
+    return path
+
+
+def spoil(path: Path, name: str, values: Any) -> Path:
+    """Replaces an array; None: removes it."""
+    is_zarr = path.suffix == ".zarr"
+    root: Any = zarr.open_group(path, mode="r+") if is_zarr else h5py.File(path, "r+")
+    del root[name]
+    if values is not None and is_zarr:
+        root.create_array(name, data=values)
+    elif values is not None:
+        root[name] = values
+    if is_zarr:
+        zarr.consolidate_metadata(root.store)
+    else:
+        root.close()
+    return path
+
+
+def damage_chunk(path: Path, name: str, number: int) -> Path:
+    """Writes over the middle of a chunk of an HDF5 file."""
+    with h5py.File(path) as file:
+        place = file[name].id.get_chunk_info(number).byte_offset
+    with open(path, "r+b") as raw:
+        raw.seek(place + 20)
+        raw.write(b"\0damage\0" * 4)
     return path

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import h5py
 import numpy as np
@@ -35,6 +34,8 @@ from tests.datasets.demonstrations import (
     LENGTHS,
     arrays_of,
     buffer_arrays,
+    damage_chunk,
+    spoil,
     write_buffer,
     write_demos,
 )
@@ -44,15 +45,15 @@ GZIP = {"chunks": (4, 6, 5, 3), "compression": "gzip"}
 DEMOS: dict[str, dict[str, Any]] = {
     "contiguous": {},
     "gzip": GZIP,
+    "lzf": {"chunks": (4, 6, 5, 3), "compression": "lzf"},
     "cut": {"chunks": (3, 4, 5, 3), "compression": "gzip", "shuffle": True},
     "raw": {"chunks": (4, 6, 5, 3)},
-    "lzf": {"chunks": (4, 6, 5, 3), "compression": "lzf"},
 }
 BUFFERS = {
+    "buffer, Zarr 2": ("a.zarr", "2"),
     "buffer, gzip": ("a.h5", "gzip"),
     "buffer, raw": ("a.h5", "raw"),
     "buffer, contiguous": ("a.h5", "contiguous"),
-    "buffer, Zarr 2": ("a.zarr", "2"),
     "buffer, Zarr 3": ("a.zarr", "3"),
 }
 Steps = dict[str, Any]
@@ -61,7 +62,7 @@ Steps = dict[str, Any]
 
 @pytest.fixture
 def demos(tmp_path: Path) -> Path:
-    return write_demos(tmp_path / "demos.hdf5", **{"chunks": True, "compression": "gzip"})
+    return write_demos(tmp_path / "demos.hdf5", compression="gzip")
 
 
 def written(folder: Path, layout: str) -> tuple[Path, dict[str, Steps]]:
@@ -100,23 +101,8 @@ def windows_of(
 # -- what samples are
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        *("contiguous", "cut", "buffer, gzip", "buffer, Zarr 3"),
-        *(
-            pytest.param(layout, marks=pytest.mark.slow)
-            for layout in (
-                "gzip",
-                "raw",
-                "lzf",
-                "buffer, raw",
-                "buffer, contiguous",
-                "buffer, Zarr 2",
-            )
-        ),
-    ],
-)
+@pytest.mark.quick_every(3)
+@pytest.mark.parametrize("layout", [*DEMOS, *BUFFERS])
 def test_episodes_and_windows_are_those_of_a_loop(tmp_path: Path, layout: str) -> None:
     path, episodes = written(tmp_path, layout)
     expected = [
@@ -153,9 +139,6 @@ def test_episodes_and_windows_are_those_of_a_loop(tmp_path: Path, layout: str) -
         ("eager", "gzip"),
         ("cached", "buffer, Zarr 2"),
         ("streaming", "lzf"),
-        pytest.param("lazy", "buffer, contiguous", marks=pytest.mark.slow),
-        pytest.param("cached", "contiguous", marks=pytest.mark.slow),
-        pytest.param("streaming", "buffer, gzip", marks=pytest.mark.slow),
     ],
 )
 def test_batches_are_those_of_single_samples(
@@ -519,23 +502,16 @@ def test_groups_of_zarr_that_are_wrong(tmp_path: Path) -> None:
 
 
 def test_units_of_nwb_that_are_wrong(tmp_path: Path) -> None:
-    def set_channels(file: h5py.File) -> None:
-        del file["acquisition/probe_1/channel_conversion"]
-        file["acquisition/probe_1/channel_conversion"] = np.array([1.0, 2.0])
-
-    def set_attribute(name: str, value: Any) -> Callable[[h5py.File], None]:
-        return lambda file: file["acquisition/probe_1/data"].attrs.update({name: value})
-
-    for change, named in (
-        (set_attribute("conversion", "volts"), "probe_1/data.*'conversion' is 'volts'"),
-        (set_attribute("offset", np.nan), "'offset' is .*nan"),
-        (set_channels, r"\[30, 3\], and 'channel_conversion' is float64 \[2\]"),
-    ):
-        path = write_session(tmp_path / "a.nwb.h5")
-        with h5py.File(path, "r+") as file:
-            change(file)
-        with pytest.raises(FormatError, match=named):
-            EpisodeDataset(path, "data", groups="acquisition/*", decode_nwb=True)
+    probe, wrong = "acquisition/probe_1", "'channel_conversion' is float64 [2]"
+    path = spoil(write_session(tmp_path / "a.h5"), f"{probe}/channel_conversion", np.ones(2))
+    options: dict[str, Any] = {"groups": "acquisition/*", "decode_nwb": True}
+    with pytest.raises(FormatError, match=re.escape(f"[30, 3], and {wrong}")):
+        EpisodeDataset(path, "data", **options)
+    for attribute, value in (("conversion", "volts"), ("offset", np.nan)):
+        with h5py.File(write_session(path), "r+") as file:
+            file[f"{probe}/data"].attrs[attribute] = value
+        with pytest.raises(FormatError, match=f"probe_1/data.*'{attribute}' is .*{value}"):
+            EpisodeDataset(path, "data", **options)
     with pytest.raises(ConfigError, match="replay buffer"):
         EpisodeDataset(write_buffer(tmp_path / "c.h5"), decode_nwb=True)
 
@@ -619,15 +595,6 @@ def test_statistics_of_a_view_are_of_its_steps(demos: Path) -> None:
 # -- files that are not as they should be
 
 
-def replaced(path: Path, name: str, values: Any) -> Path:
-    """Replaces an array; None: removes it."""
-    with h5py.File(path, "r+") as file:
-        del file[name]
-        if values is not None:
-            file[name] = values
-    return path
-
-
 def test_episodes_that_differ(demos: Path) -> None:
     for values, error, named in (
         (None, MissingNameError, r"demos\.hdf5: data/demo_4 .*'actions'; it has: dones"),
@@ -638,7 +605,7 @@ def test_episodes_that_differ(demos: Path) -> None:
             r"data/demo_4: .*\[6\], and in .*data/demo_0 float64 \[7\]",
         ),
     ):
-        replaced(write_demos(demos), "data/demo_4/actions", values)
+        spoil(write_demos(demos), "data/demo_4/actions", values)
         with pytest.raises(error, match=named):
             EpisodeDataset(demos)
     with EpisodeDataset(demos, ["obs/*"]) as dataset:
@@ -729,47 +696,28 @@ def test_a_file_that_changes(demos: Path, tmp_path: Path) -> None:
 # -- the laws
 
 
-def damaged(path: Path) -> Path:
-    """A file whose second episode has a damaged chunk: steps 8 to 11."""
-    path.parent.mkdir(exist_ok=True)
-    with h5py.File(write_demos(path, (7, 12, 5), **GZIP, fletcher32=True)) as file:
-        place = file["data/demo_1/obs/agentview_image"].id.get_chunk_info(2).byte_offset
-    with open(path, "r+b") as raw:
-        raw.seek(place + 20)
-        raw.write(b"damage")
-    return path
-
-
-class _Contract(DatasetContract):
-    options: ClassVar[dict[str, Any]]
-
-    @pytest.fixture(autouse=True, scope="class")
-    def _data(self, request: pytest.FixtureRequest, tmp_path_factory: Any) -> None:
-        folder = tmp_path_factory.mktemp("contract")
-        request.cls.path = self.write(folder / "a.hdf5")
-        request.cls.bad = damaged(folder / "bad" / "damaged.hdf5")
-
-    def write(self, path: Path) -> Path:
-        return write_demos(path, **GZIP)
+@pytest.mark.slow
+class TestWindowsKeepTheLaws(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path: Path) -> None:
+        self.path = write_demos(tmp_path / "a.hdf5", **GZIP)
+        bad = write_demos(tmp_path / "bad.hdf5", (7, 12, 5), **GZIP, fletcher32=True)
+        self.bad = damage_chunk(bad, "data/demo_1/obs/agentview_image", 2)  # steps 8 to 11
 
     def make(self, **options: Any) -> EpisodeDataset:
-        return EpisodeDataset(self.path, **self.options, **options)
-
-
-@pytest.mark.slow
-class TestWindowsKeepTheLaws(_Contract):
-    options: ClassVar[dict[str, Any]] = {"window": 4, "stride": 2}
+        return EpisodeDataset(self.path, window=4, stride=2, **options)
 
     def make_bad(self, **options: Any) -> tuple[EpisodeDataset, list[int]]:
         return EpisodeDataset(self.bad, window=2, stride=1, **options), [14, 15, 16, 17, 18]
 
 
 @pytest.mark.slow
-class TestEpisodesKeepTheLaws(_Contract):
-    options: ClassVar[dict[str, Any]] = {"keys": ["actions", "obs/*"]}
-
+class TestEpisodesKeepTheLaws(TestWindowsKeepTheLaws):
     def make(self, **options: Any) -> EpisodeDataset:
-        return EpisodeDataset([self.path, self.path], **self.options, **options)
+        return EpisodeDataset([self.path, self.path], ["actions", "obs/*"], **options)
+
+    def make_bad(self, **options: Any) -> Any:
+        return None
 
 
 @pytest.mark.slow

@@ -109,24 +109,17 @@ def test_elements_that_are_no_plain_numbers(tmp_path: Path) -> None:
         narrow=narrow,
         text=[f"Ωmega {i}" for i in range(N)],
         fixed=np.array([f"f{i}".encode() for i in range(N)]),
-        enum=(
-            np.arange(N) % 3,
-            {"dtype": h5py.enum_dtype({"a": 0, "b": 1, "c": 2}, basetype="i2")},
-        ),
+        enum=(np.arange(N) % 3, {"dtype": h5py.enum_dtype({"a": 0, "b": 1}, basetype="i2")}),
         truth=np.arange(N) % 2 == 0,
         words=np.array([["a", "b"]] * N, dtype=object),
     )
     with h5py.File(path, "r+") as file:
+        pair = np.dtype([("a", "u1"), ("b", "f8")])
         ragged = file.create_dataset("ragged", N, h5py.vlen_dtype("f4"))
-        pairs = file.create_dataset(
-            "pairs", N, h5py.vlen_dtype(np.dtype([("a", "u1"), ("b", "f8")]))
-        )
-        mixed_dtype = np.dtype([("name", h5py.string_dtype()), ("size", "i4")])
-        mixed = file.create_dataset("mixed", N, mixed_dtype)
-        mixed[:] = [(f"n{i}", i) for i in range(N)]
-        for i in range(N):
-            ragged[i] = np.arange(i)
-            pairs[i] = np.array([(j, i) for j in range(i % 4)], [("a", "u1"), ("b", "f8")])
+        pairs = file.create_dataset("pairs", N, h5py.vlen_dtype(pair))
+        ragged[7], pairs[7] = np.arange(7.0), np.array([(j, 7) for j in range(3)], pair)
+        mixed = [("name", h5py.string_dtype()), ("size", "i4")]
+        file["mixed"] = np.array([(f"n{i}", i) for i in range(N)], mixed)
     inner = {"b": torch.tensor(7 / 3, dtype=torch.float64), "c": torch.zeros(2, dtype=torch.uint8)}
     expected: dict[str, Any] = {
         "compound": {"a": torch.tensor(7, dtype=torch.int32), "inner": inner},
@@ -174,54 +167,19 @@ def test_a_dtype_casts(tmp_path: Path, loader_of: Any) -> None:
         HDF5Dataset(write(tmp_path / "b.h5", pairs=pairs), dtype="float64")
 
 
-def test_dtypes_in_all_modes(tmp_path: Path, loader_of: Any) -> None:
-    filters: list[dict[str, Any]] = [{}, {"chunks": (4, 2)}, {"chunks": (4, 2), **hdf5plugin.LZ4()}]
-    for number, dtype in enumerate(("u1", "i2", ">i4", "f2", ">f8", "c8", "?")):
-        values = (np.random.default_rng(number).standard_normal((11, 3)) * 100).astype(dtype)
-        path = write(tmp_path / "a.h5", x=(values, filters[number % 3]))
-        expected = torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
-        for mode in ("lazy", ("eager", "cached", "streaming")[number % 3]):
-            with HDF5Dataset(path, loading_mode=mode, progress=False) as dataset:  # type: ignore[arg-type]
-                for _ in range(2):  # the second from memory
-                    found = torch.cat(list(loader_of(dataset, shuffle=False)))
-                    assert same(found, expected), (dtype, mode)
-
-
-def test_indices_count_from_the_end_or_are_refused(tmp_path: Path) -> None:
-    values = np.arange(60).reshape(5, 4, 3)
-    for mode, chunks in (("lazy", None), ("lazy", (2, 4, 3)), ("eager", None), ("cached", None)):
-        path = write(tmp_path / "a.h5", x=(values, {"chunks": chunks}))
-        dataset = HDF5Dataset(path, loading_mode=mode, progress=False)
-        for view, whole in ((dataset, values), (dataset[1:4], values[1:4])):
-            found = np.stack(view.__getitems__([-1, 0, -len(whole)]))
-            assert np.array_equal(found, whole[[-1, 0, 0]]), mode
-            for outside in (len(whole), -len(whole) - 1):
-                with pytest.raises(IndexError):
-                    view.__getitems__([0, outside])
-        dataset.close()
-
-
 # -- blocks
 
 
-@pytest.mark.parametrize(
-    ("workers", "height"), [(0, 16), pytest.param(4, 128, marks=pytest.mark.slow)]
-)
-def test_a_block_shuffle_decodes_each_chunk_once(
-    tmp_path: Path, make_loader: Any, workers: int, height: int
-) -> None:
-    n = 128 * 20
-    data = np.arange(n * 4, dtype=np.int32).reshape(n, 4)
-    how = {"chunks": (height, 4), "compression": "gzip", "shuffle": True}
+def test_a_block_shuffle_decodes_each_chunk_once(tmp_path: Path, make_loader: Any) -> None:
+    data = np.arange(2560 * 4, dtype=np.int32).reshape(2560, 4)
+    how = {"chunks": (16, 4), "compression": "gzip", "shuffle": True}
     dataset = HDF5Dataset(write(tmp_path / "a.h5", data=(data, how)))
     options = {"shuffle": "block", "interleave": 4, "turns": 4}
-    loader = make_loader(dataset, batch_size=64, num_workers=workers, **options)
-    for _ in range(2):
-        before = loader.get_stats().get("chunks_decoded", 0)
+    loader = make_loader(dataset, batch_size=64, num_workers=0, **options)
+    for epoch in (1, 2):
         seen = torch.cat([batch[:, 0] for batch in loader])
-        assert sorted(seen.tolist()) == list(range(0, n * 4, 4))
-        decoded = loader.get_stats()["chunks_decoded"] - before
-        assert n // height <= decoded <= n // height + 4 * 4 - 1
+        assert sorted(seen.tolist()) == data[:, 0].tolist()
+        assert 160 * epoch <= loader.get_stats()["chunks_decoded"] < (160 + 4 * 4) * epoch
 
 
 def test_open_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -301,11 +259,9 @@ def test_a_file_that_is_being_written(tmp_path: Path, loader_of: Any) -> None:
         assert writer.stdout.readline() == "ready\n"
         dataset = HDF5Dataset(tmp_path / "a.h5")
         assert "another process is writing" in dataset.explain()
-        for said in ("", "more\n"):
-            if said:
-                print(file=writer.stdin, flush=True)
-                assert writer.stdout.readline() == said
-            assert len(dataset) == 30 and dataset[29].tolist() == [7] * 4
+        print(file=writer.stdin, flush=True)
+        assert writer.stdout.readline() == "more\n"
+        assert len(dataset) == 30 and dataset[29].tolist() == [7] * 4
         assert all((batch == 7).all() for batch in loader_of(dataset, num_workers=1))
         dataset.close()
         writer.communicate("\n")
@@ -313,29 +269,14 @@ def test_a_file_that_is_being_written(tmp_path: Path, loader_of: Any) -> None:
     assert len(dataset) == 40 and dataset[39].tolist() == [8] * 4
 
 
-def test_missing_sources_of_virtual_datasets(tmp_path: Path) -> None:
-    write(tmp_path / "source.h5", x=rows())
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        sources = {
-            "virtual": (tmp_path / "source.h5", "x"),
-            "one": (".", "two"),
-            "two": (".", "one"),
-        }
-        for name, source in sources.items():
-            layout = h5py.VirtualLayout((N, 6, 5), "u1")
-            layout[:] = h5py.VirtualSource(*source, (N, 6, 5))
+def test_virtual_datasets_in_a_circle(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, source in (("one", "two"), ("two", "one")):
+            layout = h5py.VirtualLayout((N, 5), "u1")
+            layout[:] = h5py.VirtualSource(".", source, (N, 5))
             file.create_virtual_dataset(name, layout)
-        external = [(str(tmp_path / "raw.bin"), 0, h5py.h5f.UNLIMITED)]
-        file.create_dataset("external", data=rows(), external=external)
-    for name in ("virtual", "external"):
-        assert np.array_equal(HDF5Dataset(path, name)[5], rows()[5])
     with pytest.raises(FormatError):
-        HDF5Dataset(path, "one")
-    for name, missing in (("virtual", "source.h5"), ("external", "raw.bin")):
-        os.remove(tmp_path / missing)
-        with pytest.raises(DataNotFoundError, match=missing):
-            HDF5Dataset(path, name)
+        HDF5Dataset(tmp_path / "a.h5", "one")
 
 
 FILTERS = """

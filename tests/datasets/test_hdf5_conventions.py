@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from headrace import ConfigError, FormatError, HDF5Dataset, MissingNameError, pack, read_rows
-from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
@@ -153,11 +152,12 @@ def test_files_with_scales_of_their_own(tmp_path: Path) -> None:
     """As reanalyses have them: each file is packed by its own factor."""
     scales = enumerate((0.5, 0.25))
     wanted = [write_netcdf(tmp_path / f"{n}.nc", scale, 9 * n)["t2m"] for n, scale in scales]
-    options: dict[str, Any] = {"loading_mode": "eager", "progress": False}
-    with HDF5Dataset(tmp_path / "*.nc", "t2m", decode_cf=True, **options) as dataset:
-        assert equal(rows_of(dataset), np.concatenate(wanted))
-        assert dataset.coordinates()["time"].tolist() == list(range(18))
-        assert len(dataset.coordinates()["lat"]) == 4
+    for mode in ("lazy", "eager", "cached"):
+        options: dict[str, Any] = {"loading_mode": mode, "progress": False, "decode_cf": True}
+        with HDF5Dataset(tmp_path / "*.nc", "t2m", **options) as dataset:
+            assert equal(rows_of(dataset), np.concatenate(wanted))
+            assert dataset.coordinates()["time"].tolist() == list(range(18))
+            assert len(dataset.coordinates()["lat"]) == 4
 
 
 @pytest.mark.slow
@@ -271,8 +271,9 @@ def test_a_table_of_pandas(tmp_path: Path, loader_of: Any) -> None:
 def test_tables_of_several_files(tmp_path: Path) -> None:
     write_pandas(tmp_path / "a.h5")
     write_pandas(tmp_path / "b.h5")
-    with HDF5Dataset(tmp_path / "*.h5", "df") as dataset:
-        assert len(dataset) == 50 and dataset[28]["b"] == "w3"
+    for mode in ("lazy", "eager", "cached"):
+        with HDF5Dataset(tmp_path / "*.h5", "df", loading_mode=mode, progress=False) as dataset:  # type: ignore[arg-type]
+            assert len(dataset) == 50 and dataset[28]["b"] == dataset[28]["b"] == "w3"
     for labels, named in ((["a", "d"], r"c\.h5 and .*a\.h5 .*'d'"), (["c", "a"], r"c\.h5")):
         write_pandas(tmp_path / "c.h5", labels)
         with pytest.raises(FormatError, match=named):
@@ -301,31 +302,3 @@ def test_pickles_are_never_opened(tmp_path: Path, capsys: pytest.CaptureFixture[
     for name, named in (("df", "'a'"), ("wide", "'wide'")):
         with pytest.raises(FormatError, match=named):
             HDF5Dataset(tmp_path / "b.h5", name)
-
-
-# -- the laws
-
-
-@pytest.mark.slow
-class TestUnpackedNumbersKeepTheLaws(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "a.nc"
-        rows = np.random.default_rng(1).integers(-9, 9, (37, 4)).astype("i2")
-        with h5py.File(self.path, "w") as file:
-            packed = file.create_dataset("t2m", data=rows, chunks=(5, 4), compression="gzip")
-            packed.attrs["scale_factor"], packed.attrs["_FillValue"] = 0.5, np.int16(-9)
-
-    def make(self, **options: Any) -> HDF5Dataset:
-        return HDF5Dataset(self.path, "t2m", decode_cf=True, **options)
-
-
-@pytest.mark.slow
-class TestTablesOfPandasKeepTheLaws(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "a.h5"
-        write_pandas(self.path)
-
-    def make(self, **options: Any) -> HDF5Dataset:
-        return HDF5Dataset(self.path, "df", target_name="a", **options)

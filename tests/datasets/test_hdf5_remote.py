@@ -2,7 +2,6 @@
 goes wrong on the way.
 """
 
-import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
+from headrace import HDF5Dataset, ImageDataset, open_dataset, pack
 from headrace.errors import (
     FormatError,
     SampleError,
@@ -97,21 +96,6 @@ def test_several_packed_files_are_one_dataset(far_of: Any, folder: Path) -> None
             assert same([far[3], far[27]], [near[3], near[3]])
     with pytest.raises(FormatError, match=r"decoded\.h5 and .*encoded\.h5"):
         far_of(["encoded.h5", "decoded.h5"], of=ImageDataset)
-
-
-def test_streaming_datasets_of_shards(server: RangeServer, folder: Path, tmp_path: Path) -> None:
-    cases: list[tuple[list[str], dict[str, Any]]] = [
-        (["b.h5", "a.h5"], {"dataset_name": "packed", "target_name": "targets"}),
-        (["encoded.h5"], {}),
-    ]
-    for names, options in cases:
-        options = {"cache_dir": tmp_path, **options}
-        with (
-            StreamingDataset([f"{server.url}/{name}" for name in names], **options) as far,
-            StreamingDataset([folder / name for name in names], **options) as near,
-        ):
-            assert len(far) == len(near) and far.fingerprint == near.fingerprint
-            assert same(list(itertools.islice(far, 20)), list(itertools.islice(near, 20)))
 
 
 # -- what is asked for

@@ -30,7 +30,14 @@ from headrace.storage.sparse.hdf5 import HDF5Groups
 from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
-from tests.datasets.demonstrations import LENGTHS, buffer_arrays, write_buffer, write_demos
+from tests.datasets.demonstrations import (
+    LENGTHS,
+    buffer_arrays,
+    damage_chunk,
+    spoil,
+    write_buffer,
+    write_demos,
+)
 from tests.datasets.remote_contract import RemoteDatasetContract
 
 ENDS = np.cumsum(LENGTHS)
@@ -184,22 +191,6 @@ def test_a_buffer_is_opened_by_content(tmp_path: Path) -> None:
 # -- files that are not as they should be
 
 
-def spoil(path: Path, name: str, values: Any) -> Path:
-    """Replaces an array; None: removes it."""
-    is_zarr = path.suffix == ".zarr"
-    root: Any = zarr.open_group(path, mode="r+") if is_zarr else h5py.File(path, "r+")
-    del root[name]
-    if values is not None and is_zarr:
-        root.create_array(name, data=values)
-    elif values is not None:
-        root[name] = values
-    if is_zarr:
-        zarr.consolidate_metadata(root.store)
-    else:
-        root.close()
-    return path
-
-
 WRONG_ENDS: list[tuple[Any, str]] = [
     (np.array([5, 9, 7, 12]), "episode 2 begins at row 9 and ends at 7"),
     (np.array([5, 5, 12]), "episode 1 begins at row 5 and ends at 5"),
@@ -262,50 +253,19 @@ def test_buffers_that_differ(tmp_path: Path) -> None:
 # -- the laws
 
 
-def damaged(path: Path) -> Path:
-    """A buffer whose second chunk of images is damaged: rows 8 to 15."""
-    with h5py.File(write_buffer(path, (10, 12, 18))) as file:
-        place = file["data/img"].id.get_chunk_info(1).byte_offset
-    with open(path, "r+b") as raw:
-        raw.seek(place + 20)
-        raw.write(b"\0damage\0" * 4)
-    return path
-
-
-@pytest.mark.slow
-class TestEpisodesOfBuffersKeepTheLaws(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = write_buffer(tmp_path / "a.h5")
-
-    def make(self, **options: Any) -> EpisodeDataset:
-        return EpisodeDataset([self.path, self.path], **options)
-
-
 @pytest.mark.slow
 class TestWindowsOfBuffersKeepTheLaws(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path: Path) -> None:
         self.path = write_buffer(tmp_path / "a.zarr", kind="2")
-        self.bad = damaged(tmp_path / "bad.h5")
+        bad = write_buffer(tmp_path / "bad.h5", (10, 12, 18))
+        self.bad = damage_chunk(bad, "data/img", 1)  # rows 8 to 15
 
     def make(self, **options: Any) -> EpisodeDataset:
         return EpisodeDataset(self.path, window=4, stride=2, pad_before=1, **options)
 
     def make_bad(self, **options: Any) -> tuple[EpisodeDataset, list[int]]:
         return EpisodeDataset(self.bad, window=2, **options), list(range(7, 16))
-
-
-@pytest.mark.slow
-class TestRemoteBuffers(RemoteDatasetContract):
-    names = ("a.hdf5", "b.hdf5")
-
-    def write(self, folder: Path) -> None:
-        for seed, name in enumerate(self.names):
-            write_buffer(folder / name, LENGTHS, seed)
-
-    def make(self, paths: list[str], **options: Any) -> EpisodeDataset:
-        return EpisodeDataset(paths, ["action", "obs/*"], window=3, stride=2, **options)
 
 
 @pytest.mark.slow

@@ -40,16 +40,6 @@ CLASSES: list[Callable[..., Any]] = [
 ]
 
 
-class MyImages(ImageDataset):
-    def __init__(self, folder: str, **options: Any) -> None:
-        super().__init__(folder, **options)
-
-
-class MySquares(SquareDataset):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-
-
 @pytest.mark.parametrize("cls", CLASSES)
 def test_bad_options_are_named_before_anything_is_read(cls: Any) -> None:
     for option, value in (
@@ -76,21 +66,6 @@ def test_bad_options_are_named_before_anything_is_read(cls: Any) -> None:
     for path in (None, 5, object(), {"a": 1}, (part for part in "ab"), ImageDataset):
         with pytest.raises(ConfigError, match=r"^(data_path|urls)\b.* path"):
             cls(path)
-
-
-def test_unknown_keywords_name_the_class_called() -> None:
-    for called, keyword, meant in (
-        *((cls, "max_memoryusage", "max_memory_usage") for cls in (*CLASSES, MyImages)),
-        *((cls, "imagesize", "image_size") for cls in (ImageDataset, MyImages, create_dataloader)),
-        (open_dataset, "imagesize", "image_size"),
-        (ImageDataset, "mode", "loading_mode"),  # words of other libraries
-        (TextDataset, "train", "data_path"),
-        (open_dataset, "root", "data_path"),
-    ):
-        with pytest.raises(ConfigError, match=rf"^{called.__name__} has no '{keyword}': .*{meant}"):
-            called(NOWHERE, **{keyword: "1"})
-    with pytest.raises(ConfigError, match=r"^MySquares has no 'loadingmode'.* loading_mode"):
-        MySquares(loadingmode="lazy")
 
 
 def test_options_are_passed_by_name(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from headrace import BaseDataset, SampleError
 from headrace.datasets.core import threads as threads_module
 from headrace.datasets.core.threads import WorkerThreads, threads_of
-from headrace.storage.source import Source
+from tests.datasets.core.test_filling import Arrays
 
 
 @pytest.fixture
@@ -61,9 +61,7 @@ def test_in_the_training_s_process_threads_copy_and_no_more(
     # none where torch has one, or little is to copy
     for number, nbytes in ((1, 10 << 20), (4, 1 << 20)):
         monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda n=number: n)
-        idle = WorkerThreads()
-        idle.copy(name, 9, nbytes)
-        assert idle._pool is None
+        WorkerThreads().copy(name, 9, nbytes)
     assert threads.map(name, 5) == [None] * 5
     assert names == [main] * 23
     barrier = threading.Barrier(3, timeout=30)
@@ -80,30 +78,18 @@ def test_in_the_training_s_process_threads_copy_and_no_more(
         threads.copy(lambda number: 1 // (number - 7), 30, nbytes=10 << 20)
 
 
-class Clock(threading.local):
-    """Seconds of each thread, which a function lets go by."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.mark.parametrize("number", [1, 3])
 def test_each_number_is_timed_by_itself(
-    threads: WorkerThreads, number: int, monkeypatch: pytest.MonkeyPatch
+    threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
-    several(monkeypatch, number)
-    monkeypatch.setattr(threads_module.time, "perf_counter", clock)
+    clock = threading.local()  # the seconds of each thread
+    monkeypatch.setattr(threads_module.time, "perf_counter", lambda: getattr(clock, "now", 0.0))
 
     def linger(one: int) -> int:
-        clock.now += one
+        clock.now = getattr(clock, "now", 0.0) + one
         return 2 * one
 
-    made, seconds = threads.timed_map(linger, 40)
-    assert made == [2 * one for one in range(40)]
-    assert seconds == list(range(40))
+    several(monkeypatch)
+    assert threads.timed_map(linger, 40) == ([2 * one for one in range(40)], [*range(40)])
     assert threads.timed_map(linger, 0) == ([], [])
 
 
@@ -116,8 +102,8 @@ def test_they_work_at_the_same_time_and_in_order(
     for count in (0, 1, 2, 12, 13, 100):
         squares = [number * number for number in range(count)]
         assert threads.map(lambda number: number * number, count) == squares
-    for other in (pickle.loads(pickle.dumps(threads)), copy.deepcopy(threads)):
-        assert other._pool is None  # copies begin without
+    for copied in (pickle.loads(pickle.dumps(threads)), copy.deepcopy(threads)):
+        assert copied is not threads  # and begins without
 
 
 def test_the_first_error_is_raised_when_nothing_runs_any_more(
@@ -140,20 +126,12 @@ def test_the_first_error_is_raised_when_nothing_runs_any_more(
     assert not running
 
 
-class Numbers(Source):
-    def __len__(self) -> int:
-        return 40
-
-    def read(self, indices: Any) -> list[Any]:
-        return [np.full((3, 4), index, np.uint8) for index in indices]
-
-    def fingerprint(self) -> str:
-        return "numbers"
+NUMBERS = np.repeat(np.arange(40, dtype=np.uint8), 12).reshape(40, 3, 4)
 
 
 class Doubled(BaseDataset):
     def __init__(self, bad: int = -1, **options: Any) -> None:
-        super().__init__(Numbers(), targets=np.arange(40), **options)
+        super().__init__(Arrays(NUMBERS), targets=np.arange(40), **options)
         self.bad = bad
 
     def decode(self, record: Any) -> Any:
