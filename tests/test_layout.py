@@ -67,7 +67,7 @@ INSIDE = {
     """,
     "datasets/image": """
         claims pixels sizing augment masks format ways joint matching coco boxes tables
-        labels opening image
+        labels packed opening image
     """,
     "datasets/text": """
         options tokenizing passes marked ways units chat_template chats opening documents
@@ -100,16 +100,16 @@ INSIDE = {
     "io/resolve": "contents expressions folders listings file_set local remote packs resolver",
     "storage/arrays": """
         codecs compressors patches values chunks reader spans axes gather rows decoded
-        packed volumes
+        packed packed_rows volumes
     """,
     "storage/sparse": "rows groups matrix frames hdf5 zarr join source opening",
     "storage/episodes": "windows steps source look",
     "storage/hdf5": """
-        filters times probe files remote links conventions tables chunks layouts packed
+        kind filters times probe files remote links conventions tables chunks layouts packed
         rows episodes
     """,
     "storage/zarr": """
-        layout store zips stores library_store library ome shards rows packed volumes
+        layout store kind zips stores library_store library ome shards rows packed volumes
         episodes
     """,
     "storage/text": "lines plain records chats line_index index_beside scan files source index",

@@ -180,7 +180,7 @@ def test_options_are_declared_as_the_code_has_them() -> None:
     assert get_type_hints(CommonOptions) == shared
     of_formats = {name for one in FORMATS for name in inspect.signature(one).parameters}
     of_formats -= {"data_path", "options"}
-    assert set(get_type_hints(OpenOptions)) == of_formats | set(get_type_hints(PathOptions))
+    assert OpenOptions.__annotations__.keys() == of_formats | set(get_type_hints(PathOptions))
     assert set(get_args(ModeName)) == {mode.value for mode in LoadingMode}
     for name in ("subset", "split", "__enter__"):  # views keep their class
         assert "Self" in inspect.get_annotations(getattr(BaseDataset, name))["return"], name

@@ -23,7 +23,7 @@ import pytest
 import zarr
 
 from headrace import HDF5Dataset, ImageDataset, StateError, ZarrDataset
-from headrace.loader import Loader
+from headrace.loader.loader import Loader
 from headrace.testing.contract import MODES, SHUFFLES, RandomProbe, same
 from tests.covering import covering
 from tests.data.make import make_photos

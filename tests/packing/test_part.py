@@ -22,7 +22,7 @@ import h5py
 import pytest
 
 import headrace
-from headrace.datasets import ImageDataset
+from headrace.datasets.image.image import ImageDataset
 from headrace.errors import (
     AccessError,
     ConfigError,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.datasets import BaseDataset
+    from headrace.datasets.core.base import BaseDataset
 
 UNITS = ("file", "line", "record")
 _OF_TEXTS = ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")
@@ -159,7 +159,8 @@ def open_data(
     Raises:
         HeadraceError: it can't be opened.
     """
-    from headrace.datasets import TextDataset, open_dataset
+    from headrace.datasets.open import open_dataset
+    from headrace.datasets.text.text import TextDataset
     from headrace.io.resolve.resolver import kind_of
     from headrace.storage.table.files import TABLES
 

@@ -12,7 +12,7 @@ from headrace.cli.flags import seconds
 from headrace.cli.output import Output, shortened, visible
 
 if TYPE_CHECKING:
-    from headrace.datasets import BaseDataset
+    from headrace.datasets.core.base import BaseDataset
     from headrace.inspecting import Access, Advice, Node, Report
 
 SUMMARY = "show what a file, a folder or a URL holds, and what a random sample costs"
@@ -78,7 +78,7 @@ def _tell_opened(report: Report, dataset: BaseDataset) -> None:
     """
     from collections import Counter
 
-    from headrace.datasets import StreamingDataset
+    from headrace.datasets.shards.streaming import StreamingDataset
 
     with dataset:
         if not isinstance(dataset, StreamingDataset):

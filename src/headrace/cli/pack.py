@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.datasets import BaseDataset
+    from headrace.datasets.core.base import BaseDataset
     from headrace.packing.options import StoreOptions
     from headrace.packing.run import PackResult
 
@@ -316,7 +316,7 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
         ConfigError: an option that would have no effect.
     """
     from headrace.io.paths import redact
-    from headrace.storage.hdf5.files import is_hdf5
+    from headrace.storage.hdf5.kind import is_hdf5
     from headrace.storage.hdf5.packed import packed_info
 
     options = data_options(given)

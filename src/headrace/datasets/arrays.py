@@ -14,7 +14,7 @@ from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
-from headrace.storage.arrays.packed import PackedSource
+from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource

@@ -24,15 +24,15 @@ from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import kind_of
 from headrace.storage.episodes.look import EPISODES
-from headrace.storage.hdf5.files import HDF5
+from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import IMAGES, TEXTS
 from headrace.storage.replay import kind_of_hdf5, kind_of_store
 from headrace.storage.sparse.opening import find_matrix
 from headrace.storage.table.files import TABLES
 from headrace.storage.tar.source import TARS
+from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.packed import packed_zarr_kind
-from headrace.storage.zarr.stores import ZARR
 
 _OF_KIND: dict[str, type[BaseDataset]] = {
     "image": ImageDataset,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.casting import DTypeArgument
 from headrace.datasets.core.options import SharedOptions
-from headrace.datasets.image.labels import TargetsArgument
 from headrace.io.remote.options import RemoteKeywords
 from headrace.io.resolve.expressions import DataPath as DataPath
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.text.lines import Newline
-from headrace.storage.zarr.ome import Scale
-from headrace.storage.zarr.volumes import Extents
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from headrace.datasets.image.labels import TargetsArgument
+    from headrace.storage.text.lines import Newline
+    from headrace.storage.zarr.ome import Scale
+    from headrace.storage.zarr.volumes import Extents
 
 
 class FormatOptions(SharedOptions, RemoteKeywords, total=False):

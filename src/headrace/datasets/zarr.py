@@ -30,11 +30,11 @@ from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.sparse.frames import Column, column_of_group
 from headrace.storage.sparse.zarr import ZarrGroups
+from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.ome import Scale
 from headrace.storage.zarr.packed import PackedGroup, packed_group
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
 from headrace.storage.zarr.store import Store
-from headrace.storage.zarr.stores import ZARR
 from headrace.storage.zarr.volumes import (
     Extents,
     ZarrArray,

@@ -24,11 +24,11 @@ from headrace.io.resolve.contents import names_below, summary_of
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.packs import is_pack
 from headrace.io.resolve.resolver import kind_of
-from headrace.storage.hdf5.files import HDF5, is_hdf5
+from headrace.storage.hdf5.kind import HDF5, is_hdf5
 from headrace.storage.kinds import IMAGES, TEXTS
 from headrace.storage.table.files import TABLES
 from headrace.storage.tar.source import TARS
-from headrace.storage.zarr.stores import ZARR, is_zarr
+from headrace.storage.zarr.kind import ZARR, is_zarr
 
 KINDS = (IMAGES, TARS, TEXTS, HDF5, ZARR, TABLES)
 """In the order in which `headrace.open_dataset` takes them, where several lie side by side."""

@@ -47,13 +47,13 @@ from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.source import fingerprint_of_files
 from headrace.storage.sparse.zarr import ZarrGroups
+from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
 from headrace.storage.zarr.library import holds_strings
 from headrace.storage.zarr.ome import Image, image_at
 from headrace.storage.zarr.packed import PackedGroup
 from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
-from headrace.storage.zarr.stores import ZARR
 
 _STORES = 256  # whose metadata are all looked at
 _IMAGES = 8  # of OME-NGFF, whose levels are told

@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack
 import torch
 
 from headrace.arguments import check_callable, check_flag, check_integer, check_names, described
-from headrace.datasets.open import known_keywords
 from headrace.datasets.options import DataPath, FormatOptions
 from headrace.errors import ConfigError
 from headrace.memory.budget import MemoryBudget
@@ -388,6 +387,8 @@ def check_options(
         )
     known = FIELDS.union(also)
     if not known.issuperset(options):
+        from headrace.datasets.open import known_keywords  # which imports all formats
+
         check_names(
             door,
             options,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from headrace.datasets import open_dataset
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.open import known_keywords
 from headrace.loader.config import FIELDS, Data, DataLoaderConfig, PathOptions, check_options
 from headrace.loader.data import check_dataset, is_path
 from headrace.loader.loader import Loader, has_sampler
@@ -94,6 +92,8 @@ def open_path(
     both know, are the dataset's. `door` is what the user called, and `arguments` are the names of
     its other arguments.
     """
+    from headrace.datasets.open import known_keywords, open_dataset  # which imports all formats
+
     check_options(door, config, options, known_keywords() | arguments)
     own = {name: value for name, value in options.items() if name not in FIELDS}
     rest = {name: value for name, value in options.items() if name in FIELDS}

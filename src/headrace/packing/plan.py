@@ -40,9 +40,9 @@ from headrace.storage.arrays.packed import (
     OFFSETS,
     TARGETS,
     PackedInfo,
-    PackedSource,
     crc_of,
 )
+from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.pairs import PairedSource

@@ -29,7 +29,8 @@ from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned,
 from headrace.packing.zarr.layout import Stored
 from headrace.packing.zarr.verify import Damage, damaged_in_part, damaged_metadata, whole_file
 from headrace.storage.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
-from headrace.storage.hdf5.files import HDF5Files, is_hdf5
+from headrace.storage.hdf5.files import HDF5Files
+from headrace.storage.hdf5.kind import is_hdf5
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedTokens

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.datasets import BaseDataset, StreamingDataset, open_dataset
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.open import open_dataset
+from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.errors import CollateError, ConfigError
-from headrace.loader import create_dataloader
+from headrace.loader.create import create_dataloader
 from headrace.loader.data import length_of
 
 _IDS, _MASK, _INDEX = "input_ids", "attention_mask", "index"

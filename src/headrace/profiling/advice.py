@@ -17,8 +17,8 @@ from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import choose_way
 from headrace.errors import HeadraceWarning
 from headrace.io.paths import redact
-from headrace.loader import Loader
 from headrace.loader.data import length_of
+from headrace.loader.loader import Loader
 from headrace.memory.budget import format_size, size_of
 from headrace.modes import LoadingMode
 from headrace.order.seeding import preserved_rng

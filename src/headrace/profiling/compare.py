@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
-from headrace.datasets import BaseDataset, StreamingDataset, open_dataset
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.open import open_dataset
+from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.errors import BudgetError, ConfigError
 from headrace.io.paths import is_url
-from headrace.loader import Loader, create_dataloader
+from headrace.loader.create import create_dataloader
+from headrace.loader.loader import Loader
 from headrace.modes import LoadingMode
 
 _LIMIT_S, _PIECE, _SIZED = 3.0, 8 << 20, 1_000_000

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from headrace.datasets import ImageDataset
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import choose_way
+from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import open_image
 from headrace.errors import SampleError
 from headrace.io.paths import redact

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from headrace.arguments import check_callable, check_seconds, checks_keywords, described
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError
-from headrace.loader import Loader
 from headrace.loader.data import inner_datasets, length_of
+from headrace.loader.loader import Loader
 from headrace.loader.plan import OrderPlan
 from headrace.order import BatchRequest, EpochOrder, RankBatches
 from headrace.order.seeding import preserved_rng

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from headrace.loader import Loader
+from headrace.loader.loader import Loader
 from headrace.memory.limits import usable_cpus
 from headrace.memory.tree import map_tensors
 from headrace.monitor.hooks import BatchTimes

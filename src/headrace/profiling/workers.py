@@ -18,10 +18,10 @@ from headrace.arguments import check_integer, checks_keywords
 from headrace.datasets.core.base import BaseDataset
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
-from headrace.loader import DataLoaderConfig, Loader
-from headrace.loader.config import PathOptions, check_options
+from headrace.loader.config import DataLoaderConfig, PathOptions, check_options
 from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path
+from headrace.loader.loader import Loader
 from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import is_daemonic
 from headrace.modes import LoadingMode

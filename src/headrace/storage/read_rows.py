@@ -35,15 +35,17 @@ from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.resolver import kind_of, resolve
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest, usable_cpus
-from headrace.storage.arrays.packed import DATA, PackedSource
+from headrace.storage.arrays.packed import DATA
+from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.concat import ConcatSource
-from headrace.storage.hdf5.files import HDF5, only_dataset
+from headrace.storage.hdf5.files import only_dataset
+from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import HDF5Source, open_files
 from headrace.storage.parallel import map_in
 from headrace.storage.source import Source
+from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
-from headrace.storage.zarr.stores import ZARR
 
 _MOST_THREADS = 8
 _WORTH = 1 << 20  # bytes of rows for each thread that is to take part

@@ -48,9 +48,9 @@ from headrace.storage.sparse.groups import GroupFile
 from headrace.storage.sparse.hdf5 import HDF5Groups
 from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.episodes import ZarrLook
+from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
-from headrace.storage.zarr.stores import ZARR
 
 STEPS, ENDS = "data", "meta/episode_ends"
 

@@ -37,7 +37,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import CollateError, SampleError, StateError
-from headrace.loader import Loader, create_dataloader
+from headrace.loader.create import create_dataloader
+from headrace.loader.loader import Loader
 from headrace.memory.tree import SPARSE, sparse_parts
 from headrace.modes import LoadingMode
 from headrace.order import RankBatches

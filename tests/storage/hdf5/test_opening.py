@@ -14,7 +14,7 @@ import pytest
 
 from headrace import AccessError, FileChangedError, FormatError, HDF5Dataset, open_dataset
 from headrace.storage.hdf5 import chunks as hdf5_chunks
-from headrace.storage.hdf5.files import is_hdf5
+from headrace.storage.hdf5.kind import is_hdf5
 
 DATA = np.arange(60, dtype=np.int32).reshape(20, 3)
 

@@ -17,7 +17,7 @@ from headrace.errors import (
     MissingNameError,
 )
 from headrace.storage.concat import ConcatSource
-from headrace.storage.hdf5.files import is_hdf5
+from headrace.storage.hdf5.kind import is_hdf5
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 

@@ -40,9 +40,9 @@ from headrace.storage.arrays.values import as_value, long_doubles_in
 from headrace.storage.episodes.look import EpisodeOptions
 from headrace.storage.episodes.source import MASK, EpisodeSource
 from headrace.storage.episodes.windows import window_options
-from headrace.storage.hdf5.files import HDF5
+from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.replay import open_source
-from headrace.storage.zarr.stores import ZARR
+from headrace.storage.zarr.kind import ZARR
 
 LENGTHS = "lengths"
 """Key of a batch of whole episodes: the number of steps of each."""

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,11 @@ from headrace.storage.arrays.packed import (
     OBJECT,
     RAGGED,
     SEGMENTATIONS,
-    PackedSource,
     offsets_named,
 )
+
+if TYPE_CHECKING:
+    from headrace.storage.arrays.packed_rows import PackedSource
 
 
 class Objects(NamedTuple):

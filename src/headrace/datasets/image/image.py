@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
@@ -32,16 +32,20 @@ from headrace.datasets.image.labels import (
     FOLDERS,
     FOLDERS_BY_DEFAULT,
     TargetsArgument,
+    Wanted,
     checked_targets,
 )
-from headrace.datasets.image.opening import Wanted, first_packed, open_images
+from headrace.datasets.image.opening import first_packed, open_images
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.arrays.packed import IMAGE, PackedSource
+from headrace.storage.arrays.packed import IMAGE
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.pairs import PairedSource
+
+if TYPE_CHECKING:
+    from headrace.storage.arrays.packed_rows import PackedSource
 
 
 class ImageDataset(BaseDataset):
@@ -267,11 +271,7 @@ class ImageDataset(BaseDataset):
                 if isinstance(self.sample_source, ConcatSource)
                 else [self.sample_source]
             )
-            return (
-                sum(int(part.sizes().sum()) for part in parts)
-                if isinstance(parts[0], (FilesSource, PairedSource, PackedSource))
-                else None
-            )
+            return sum(int(part.sizes().sum()) for part in parts)
         # of masks the dtype is not known
         if self.image_size is None or isinstance(self._format, MaskFormat):
             return None

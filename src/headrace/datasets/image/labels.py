@@ -461,3 +461,29 @@ def _names_a_file(text: str, files: FileSet) -> bool:
         and not files.is_remote
         and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
     )
+
+
+class Wanted(NamedTuple):
+    """Which targets are wanted, as the user gave it."""
+
+    targets: TargetsArgument | Table
+    target_name: str | Sequence[str] | None
+    label_separator: str | None
+    masks: bool
+    skips_unused: bool = False
+    """True if targets of files that are not among the data are left out."""
+    is_outright: bool = True
+    """True if the user gave `targets`; False: they are the default."""
+    delimiter: str | None = None
+    """What stands between the cells of a CSV of labels, where that is not its ending's own."""
+
+    @property
+    def are_folders(self) -> bool:
+        """True if they are those of class folders."""
+        return isinstance(self.targets, str) and self.targets == FOLDERS
+
+    @property
+    def is_bare(self) -> bool:
+        """True if no option of labels was given."""
+        given = (self.target_name, self.label_separator, self.delimiter)
+        return given == (None, None, None) and not (self.masks or self.skips_unused)

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.datasets.core.views import ColumnTargets
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools
 from headrace.datasets.image.labels import (
-    FOLDERS,
     Labels,
-    TargetsArgument,
+    Wanted,
     given_targets,
     names_masks,
 )
 from headrace.datasets.image.matching import mask_numbers
-from headrace.datasets.image.tables import Table
-from headrace.errors import ConfigError, FormatError, MissingNameError, warn
+from headrace.errors import ConfigError, warn
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import kind_of
-from headrace.storage.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS, PackedSource
 from headrace.storage.class_folders import (
     folder_targets,
     mask_folders,
@@ -36,41 +29,16 @@ from headrace.storage.class_folders import (
 )
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.files import HDF5
-from headrace.storage.hdf5.rows import HDF5Source, open_files
+from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.image_formats import BY_PLUGIN, is_readable, remedy
 from headrace.storage.kinds import EXTENSIONS, IMAGES
 from headrace.storage.pairs import PairedSource
-from headrace.storage.zarr.packed import PackedGroup, packed_groups
-from headrace.storage.zarr.stores import ZARR
+from headrace.storage.zarr.kind import ZARR
 
-ImageSource = FilesSource | PairedSource | PackedSource | ConcatSource[PackedSource]
+if TYPE_CHECKING:
+    from headrace.storage.arrays.packed_rows import PackedSource
 
-
-class Wanted(NamedTuple):
-    """Which targets are wanted, as the user gave it."""
-
-    targets: TargetsArgument | Table
-    target_name: str | Sequence[str] | None
-    label_separator: str | None
-    masks: bool
-    skips_unused: bool = False
-    """True if targets of files that are not among the data are left out."""
-    is_outright: bool = True
-    """True if the user gave `targets`; False: they are the default."""
-    delimiter: str | None = None
-    """What stands between the cells of a CSV of labels, where that is not its ending's own."""
-
-    @property
-    def are_folders(self) -> bool:
-        """True if they are those of class folders."""
-        return isinstance(self.targets, str) and self.targets == FOLDERS
-
-    @property
-    def is_bare(self) -> bool:
-        """True if no option of labels was given."""
-        given = (self.target_name, self.label_separator, self.delimiter)
-        return given == (None, None, None) and not (self.masks or self.skips_unused)
+    ImageSource = FilesSource | PairedSource | PackedSource | ConcatSource[PackedSource]
 
 
 def open_images(
@@ -86,7 +54,10 @@ def open_images(
     else:
         kind = kind_of(data_path, (IMAGES, HDF5, ZARR), reach)
     if kind in (HDF5, ZARR):
-        return _open_packed(data_path, kind, wanted, reach)
+        # imported here: files of images need no reader of arrays
+        from headrace.datasets.image.packed import open_packed
+
+        return open_packed(data_path, kind, wanted, reach)
     if wanted.masks:
         import_pycocotools()
     source = FilesSource(data_path, EXTENSIONS, reach)
@@ -174,99 +145,9 @@ def _with_masks(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> Pa
         raise
 
 
-def _open_packed(
-    data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reach: RemoteOptions
-) -> tuple[ImageSource, Labels]:
-    targets = wanted.targets
-
-    def one(
-        path: str, source_of: Callable[[str], PackedSource], dataset: str
-    ) -> tuple[PackedSource, npt.NDArray[Any] | None]:
-        foreign = FormatError(
-            f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, "
-            "dataset_name)"
-        )
-        try:
-            source = source_of(path)
-        except MissingNameError:
-            raise foreign from None
-        if source.info is None or source.info.kind != "image":
-            raise foreign
-        return source, source.column(TARGETS) if targets is not None and source.has_column(
-            TARGETS
-        ) else None
-
-    if (targets is not None and not wanted.are_folders) or not wanted._replace(masks=False).is_bare:
-        raise ConfigError(
-            "targets= can't be changed for a packed file: give it when you pack, or use "
-            "target_transform"
-        )
-    if kind is HDF5:
-        paths, hdf5 = open_files(data_path, reach)
-        each = hdf5.hdf5.read_each(
-            paths, lambda path: one(path, functools.partial(HDF5Source, opened=hdf5), "HDF5Dataset")
-        )
-    else:
-        paths, zarr = packed_groups(data_path, reach)
-        each = [
-            one(path, functools.partial(PackedGroup, opened=zarr), "ZarrDataset") for path in paths
-        ]
-    sources, columns = (
-        [source for source, _ in each],
-        [column for _, column in each if column is not None],
-    )
-    first = sources[0]
-    assert first.info is not None
-    for source in sources[1:]:
-        infos = [(one.info, one.rows_are) for one in (first, source) if one.info is not None]
-        alike = [
-            (info.store, info.image, info.classes, info.target_columns, rows_are)
-            for info, rows_are in infos
-        ]
-        if alike[0] != alike[1]:
-            raise FormatError(
-                f"{source.path} and {first.path} can't be one dataset: they were packed with "
-                "other classes, sizes or colours: pack them "
-                "from one dataset"
-            )
-    if len(columns) not in (0, len(sources)):
-        raise FormatError(
-            "some of the packed files hold targets, and some none: pack them from one dataset, or "
-            "pass targets=None"
-        )
-    whole: ImageSource = first if len(sources) == 1 else ConcatSource(sources)
-    kept = first.info.image.get("targets")
-    if wanted.masks and not (
-        kept == BOXES and targets is not None and first.has_column(SEGMENTATIONS)
-    ):
-        raise ConfigError(
-            f"masks=True: {first.path} holds no outlines of objects: pack a dataset that was "
-            "opened with masks=True"
-        )
-    if kept == MASKS:
-        for source in sources:
-            source.give_pairs(images_alone=targets is None)
-    if targets is None or kept == MASKS:
-        return whole, Labels(None, [])
-    if kept == BOXES:
-        if first.has_column(SEGMENTATIONS):
-            import_pycocotools()
-        numbers = dict(zip(first.info.classes or [], first.info.image["class_ids"], strict=True))
-        boxes = CocoTargets.of_packs(sources, numbers)
-        return whole, Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
-    rows = np.concatenate(columns) if columns else None
-    if rows is None or first.info.target_columns is None:
-        return whole, Labels(rows, list(first.info.classes or []))
-    dicts = ColumnTargets.of_rows(rows)
-    return whole, Labels(
-        dicts,
-        [],
-        dicts.columns,
-        {name: list(classes) for name, classes in first.info.target_columns if classes},
-    )
-
-
 def first_packed(source: ImageSource) -> PackedSource | None:
     """The packed file, or the first of several; None: images are files of their own."""
     first = source.sources[0] if isinstance(source, ConcatSource) else source
-    return first if isinstance(first, PackedSource) else None
+    if isinstance(first, (FilesSource, PairedSource)):
+        return None
+    return first

@@ -18,21 +18,35 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import cache_folder, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.budget import MemoryBudget
 from headrace.order import detect_world
 from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.hdf5.rows import packed_kind
-from headrace.storage.kinds import SHARD_KINDS, SHARDS
-from headrace.storage.tar.source import TarSource
+from headrace.storage.tar.source import TARS, TarSource
 from headrace.storage.text import records
 from headrace.storage.text.files import local_texts, remote_texts
-from headrace.storage.text.plain import Room
+from headrace.storage.text.plain import COMPRESSED, Room
+from headrace.storage.text.records import JSON_LINES
 from headrace.storage.text.source import LinesSource
+from headrace.storage.zarr.kind import ZARR, is_zarr
 from headrace.storage.zarr.packed import packed_zarr_kind
-from headrace.storage.zarr.stores import ZARR, is_zarr
 
+_ENDINGS: dict[str, tuple[str, ...]] = {
+    "tar": TARS.endings,
+    "jsonl": tuple(ending + packed for ending in JSON_LINES for packed in ("", *COMPRESSED)),
+    "txt": tuple(".txt" + packed for packed in ("", *COMPRESSED)),
+    "h5": (".h5", ".hdf5", ".he5"),
+    "zarr": ZARR.stores,
+}
+"""The endings of shards."""
+_SHARDS = Kind(
+    "shards",
+    tuple(ending for kind, endings in _ENDINGS.items() if kind != "zarr" for ending in endings),
+    stores=ZARR.stores,
+    recognizes=ZARR.recognizes,
+)
 _OF_READING = ("cache_dir", "progress", "max_memory_usage")
 
 
@@ -57,7 +71,7 @@ def open_shards(
         ConfigError: shards of several kinds, or an option that these shards don't know.
         DataNotFoundError, FormatError, AccessError: there are none; one can't be read.
     """
-    files = resolve(urls, SHARDS, reach, name="urls")
+    files = resolve(urls, _SHARDS, reach, name="urls")
     warn_of_splits(files)
     kind = _kind_of(files)
     given = {
@@ -106,7 +120,7 @@ def _lines(
     )
     folder = cache_folder(cache_dir)
     unit = "record" if kind == "jsonl" else "line"
-    texts = remote_texts(files, SHARD_KINDS[kind], reach) if files.is_remote else local_texts(files)
+    texts = remote_texts(files, _ENDINGS[kind], reach) if files.is_remote else local_texts(files)
     return LinesSource(
         texts,
         unit,
@@ -159,12 +173,12 @@ def _kind_of(files: FileSet) -> str:
     first: dict[str, str] = {}
     for number, name in enumerate(map(os.fsdecode, files.names)):
         kind = next(
-            (kind for kind, endings in SHARD_KINDS.items() if name.lower().endswith(endings)), None
+            (kind for kind, endings in _ENDINGS.items() if name.lower().endswith(endings)), None
         )
         if kind is None:
             path = files.url(number)
             if files.is_remote or not is_zarr(path):
-                known = ", ".join(endings[0] for endings in SHARD_KINDS.values())
+                known = ", ".join(endings[0] for endings in _ENDINGS.values())
                 raise FormatError(
                     f"{redact(path)}: its name does not say which kind of shard it is; known are "
                     f"{known}"

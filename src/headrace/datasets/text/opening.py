@@ -38,7 +38,7 @@ from headrace.io.resolve.resolver import kind_of
 from headrace.memory.budget import MemoryBudget
 from headrace.order import detect_world
 from headrace.storage.class_folders import folder_targets
-from headrace.storage.hdf5.files import HDF5
+from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import open_files
 from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
 from headrace.storage.text import records

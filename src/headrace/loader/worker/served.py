@@ -1,5 +1,5 @@
-"""What the fork server does when it imports this module: it imports headrace and the main script,
-outlives the signals that a job gets, and removes its socket when it ends.
+"""What the fork server does when it imports this module: it imports the main script, outlives the
+signals that a job gets, and removes its socket when it ends.
 
 In `multiprocessing` the process that started the server removes the socket, but not if it was
 killed. The server itself ends with that process in any case.
@@ -16,9 +16,6 @@ import sys
 from multiprocessing import process, spawn
 from typing import Any
 
-import headrace.collate
-import headrace.datasets
-import headrace.loader  # noqa: F401  # once, for all workers that are forked from here
 from headrace.loader.worker.signals import outlive_signals
 from headrace.loader.worker.start import MAIN_SCRIPT
 

@@ -49,6 +49,8 @@ _OURS = (
 _OF_TORCH = "_pin_memory_loop"
 _MOST_SECONDS, _MOST_BYTES = 0.1, 16 << 20  # of a pickle that each worker is sent
 _SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
+_PRELOADED = ["headrace.datasets.open", "headrace.loader.create"]
+"""What the fork server imports once, for all workers that are forked from it."""
 MAIN_SCRIPT = "HEADRACE_MAIN_SCRIPT"
 """The environment variable that tells a fork server, as it starts, the path of the main script
 and `sys.path`, as JSON.
@@ -94,7 +96,7 @@ def forkserver_context() -> Any:
     context, server = multiprocessing.get_context("forkserver"), _server()
     start_tracker()
     if _SERVED not in server._preload_modules:
-        context.set_forkserver_preload([*server._preload_modules, _SERVED])
+        context.set_forkserver_preload([*server._preload_modules, *_PRELOADED, _SERVED])
     if (
         not _PYTHON_SERVES_MAIN
         and server._forkserver_pid is None

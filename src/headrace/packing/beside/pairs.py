@@ -27,15 +27,8 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.packing.beside.targets import target_arrays
 from headrace.packing.options import Check
-from headrace.storage.arrays.packed import (
-    BOXES,
-    IMAGE,
-    MASK,
-    MASK_STARTS,
-    MASKS,
-    PackedSource,
-    bytes_of,
-)
+from headrace.storage.arrays.packed import BOXES, IMAGE, MASK, MASK_STARTS, MASKS, bytes_of
+from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.pairs import PairedSource
 
 Column = npt.NDArray[Any]

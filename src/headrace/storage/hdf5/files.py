@@ -17,12 +17,7 @@ from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
 from headrace.io.local.files import LocalFiles
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
-from headrace.io.resolve.file_set import Kind
 from headrace.storage.hdf5.times import described, readable
-
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-ENDINGS = (".h5", ".hdf5", ".he5", ".h5ad", ".nc", ".mat")
-"""Of URLs of HDF5 files: remote files are not opened to find out their format."""
 
 _LINKS, _LINKS_OUT = 1000, 32
 _CAN_NOT_LOCK = "unable to lock file"
@@ -30,35 +25,6 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _LOCKED = (errno.EAGAIN, errno.EACCES)
 
 T = TypeVar("T")
-
-
-def is_hdf5(path: str | os.PathLike[Any]) -> bool:
-    """True if the file has HDF5's signature where HDF5 looks for it: at its beginning, or behind a
-    user block of 512, 1024, 2048 ... bytes, as MATLAB's files have one; of a file that can't be
-    opened it is False.
-
-    Raises:
-        AccessError: the disk fails.
-    """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            head, at = file.read(512), 512
-            # a tar's first member lies at 512, too
-            if head.startswith(SIGNATURE) or head[257:262] == b"ustar":
-                return head.startswith(SIGNATURE)
-            while len(head) >= len(SIGNATURE):
-                file.seek(at)
-                head, at = file.read(len(SIGNATURE)), 2 * at
-                if head == SIGNATURE:
-                    return True
-    except OSError as error:
-        failure = unreadable(redact(path), error)
-        if failure is not None:
-            raise failure from error
-    return False
-
-
-HDF5 = Kind("HDF5 files", ENDINGS, keeps_order=True, recognizes=is_hdf5, holds_arrays=True)
 
 
 class HDF5Files:

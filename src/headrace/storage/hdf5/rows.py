@@ -45,11 +45,11 @@ from headrace.storage.arrays.packed import (
     NAMES,
     OFFSETS,
     PackedInfo,
-    PackedSource,
     are_targets,
     crc_of,
     offsets_named,
 )
+from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
@@ -60,7 +60,8 @@ from headrace.storage.hdf5.conventions import (
     coordinates_of,
     packing_of,
 )
-from headrace.storage.hdf5.files import HDF5, HDF5Files, dataset_names, is_hdf5
+from headrace.storage.hdf5.files import HDF5Files, dataset_names
+from headrace.storage.hdf5.kind import HDF5, is_hdf5
 from headrace.storage.hdf5.layouts import ArrayLayout, layout_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.packed import are_offsets, packed_info

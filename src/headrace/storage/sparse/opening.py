@@ -18,7 +18,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import kind_of, resolve
 from headrace.storage.arrays.reader import OpenArrays
-from headrace.storage.hdf5.files import HDF5
+from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import open_files
 from headrace.storage.sparse.frames import (
     Column,
@@ -34,8 +34,8 @@ from headrace.storage.sparse.join import Columns, FileColumns, Join, join_column
 from headrace.storage.sparse.matrix import Matrix, format_of, open_matrix, sparse_groups
 from headrace.storage.sparse.source import JoinedRows, SparseSource
 from headrace.storage.sparse.zarr import ZarrGroups
+from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.rows import OpenZarr
-from headrace.storage.zarr.stores import ZARR
 
 _OF_MATRIX = ("", "/indptr", "/indices", "/data")
 _T = TypeVar("_T")

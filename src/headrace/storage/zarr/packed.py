@@ -33,14 +33,14 @@ from headrace.storage.arrays.packed import (
     STOPS,
     TARGETS,
     PackedInfo,
-    PackedSource,
     edges_named,
     parse_info,
 )
+from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.arrays.reader import ArrayReader
+from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
-from headrace.storage.zarr.stores import ZARR
 
 _ARRAYS = (DATA, CRC, STARTS, STOPS, TARGETS, NAMES, NAME_STARTS, NAME_STOPS)
 """Of most packs, whose metadata are asked for together; the others lie in the consolidated ones."""

@@ -23,13 +23,12 @@ from typing import Any, cast
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.io.files import Files
-from headrace.io.library_errors import asking
 from headrace.io.local.files import LocalFiles
 from headrace.io.local.folders import IS_SUPPORTED, FolderReader
-from headrace.io.paths import chain_of, is_url, redact
+from headrace.io.paths import chain_of, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
-from headrace.io.resolve.file_set import Kind
+from headrace.storage.zarr.kind import is_zarr
 from headrace.storage.zarr.store import (
     LARGEST,
     NODE_FILES,
@@ -44,7 +43,6 @@ from headrace.storage.zarr.store import (
     nodes_among,
     parsed,
     replaced,
-    root_among,
 )
 from headrace.storage.zarr.zips import ZarrZip
 
@@ -285,51 +283,6 @@ def _has_no_listing(filesystem: Any) -> bool:
         else (filesystem.protocol,)
     )
     return "http" in protocols or "https" in protocols
-
-
-def is_zarr(path: str | os.PathLike[Any]) -> bool:
-    """True if it is a folder that is a Zarr node, or a zip file with one store. Of a URL the
-    name decides: ``.zarr`` or ``.zarr.zip``.
-    """
-    place = os.fspath(path)
-    if is_url(place):
-        return place.partition("?")[0].rstrip("/").lower().endswith((".zarr", ".zarr.zip"))
-    if os.path.isdir(place):
-        return any(os.path.isfile(os.path.join(place, name)) for name in NODE_FILES)
-    if not os.path.isfile(place) or not zipfile.is_zipfile(place):
-        return False
-    with (
-        asking("zipfile", redact(place)),
-        zipfile.ZipFile(place) as file,
-        contextlib.suppress(FormatError),
-    ):
-        root_among(set(file.namelist()))
-        return True
-    return False
-
-
-def _is_store(url: str, files: RemoteFiles) -> bool:
-    """True if metadata of a store lie below a URL, or it is not known: nothing may be read
-    there.
-    """
-    try:
-        return any(
-            data is not None
-            for data in files.find_metadata([below(url, name) for name in NODE_FILES])
-        )
-    except AccessError:
-        return True
-
-
-ZARR = Kind(
-    "Zarr stores",
-    (),
-    stores=(".zarr", ".zarr.zip"),
-    keeps_order=True,
-    recognizes=is_zarr,
-    is_store=_is_store,
-    holds_arrays=True,
-)
 
 
 def open_store(
