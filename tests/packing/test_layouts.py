@@ -5,6 +5,7 @@ h5py and zarr-python read them: test_other_programs.py.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
@@ -31,6 +32,7 @@ from headrace.cli.main import main
 from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteError
 from headrace.packing import pack_status, verify
 from headrace.packing.formats import layout as layouts
+from headrace.packing.formats.hdf5 import PackedWriter
 from headrace.packing.zarr.layout import ArrayLayout, flat_options, rows_options, zarr_layout
 from headrace.packing.zarr.shard import encoded
 from headrace.storage.arrays import compressors
@@ -139,6 +141,25 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(tmp_path) == ["in.h5"]
     assert verify(pack(HDF5Dataset(tmp_path / "in.h5"), tmp_path / "out.h5", **how)).ok
+
+
+def test_failed_pack_leaves_the_descriptor_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5 has closed the file, so it does not write to the next one with this descriptor."""
+
+    def fails(self: PackedWriter, array: Any, offset: int) -> None:
+        raise WriteError("the targets can't be written")
+
+    monkeypatch.setattr(PackedWriter, "_write", fails)
+    with pytest.raises(WriteError) as caught:
+        pack(Rows(), tmp_path / "out.h5", compression="gzip")
+    files = [(tmp_path / str(number)).open("wb", buffering=0) for number in range(10)]
+    del caught
+    gc.collect()
+    assert {path.stat().st_size for path in tmp_path.iterdir()} == {0}
+    for file in files:
+        file.close()
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -77,8 +77,13 @@ class PackedWriter:
             part.sum_ahead(np.concatenate([[self._at], self._at + np.cumsum(plan.sizes)]))
 
     def __enter__(self) -> PackedWriter:
-        for name, column in self._plan.columns.items():
-            self._write(column, self._offsets[name])
+        try:
+            for name, column in self._plan.columns.items():
+                self._write(column, self._offsets[name])
+        except BaseException:
+            # HDF5 would write what it has in memory later, to whatever has the descriptor then
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
