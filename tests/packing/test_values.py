@@ -76,6 +76,15 @@ class Split(Decoded):
         return value, int(value.sum() > 3)
 
 
+class Labelled(Decoded):
+    """Targets that the dataset looks up by the number of the sample."""
+
+    labels = range(100, 100 + len(ROWS))
+
+    def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
+        return value, self.labels[index]
+
+
 class Samples(Dataset[Any]):
     """A map-style dataset that is not headrace's."""
 
@@ -138,6 +147,21 @@ def test_split_targets_views_and_same_bytes(tmp_path: Path) -> None:
         again = pack(own(Split), tmp_path / f"{number}.h5", workers=workers)
         assert again.read_bytes() == one.read_bytes()
     check(own(Split).subset([7, 3, 3, 20]), tmp_path / "view")
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize(
+    "how", [{}, {"shard_size": 200}, {"shard_size": 200, "format": "zarr", "processes": 2}]
+)
+def test_targets_by_number_in_parts(how: dict[str, Any], tmp_path: Path) -> None:
+    """Also behind a sample that is left out."""
+    records: list[Any] = [row.tobytes() for row in ROWS]
+    records[5] = b"short"
+    source = Labelled(Records(records), on_error="skip")
+    with pytest.warns(HeadraceWarning, match="can't be read"):
+        out = pack(source, tmp_path / "out", **how)
+    with open_dataset(out, target_name="targets") as packed:
+        assert list(packed.targets) == [label for label in Labelled.labels if label != 105]
 
 
 def test_wrapped_datasets(photos: Path, tmp_path: Path) -> None:
