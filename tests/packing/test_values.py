@@ -162,6 +162,9 @@ def test_targets_by_number_in_parts(how: dict[str, Any], tmp_path: Path) -> None
         out = pack(source, tmp_path / "out", **how)
     with open_dataset(out, target_name="targets") as packed:
         assert list(packed.targets) == [label for label in Labelled.labels if label != 105]
+    view = MemoryEfficientDataset(own(Labelled)).subset([7, 3])
+    with open_dataset(pack(view, tmp_path / "view", **how), target_name="targets") as packed:
+        assert list(packed.targets) == [107, 103]
 
 
 def test_wrapped_datasets(photos: Path, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ from headrace.packing.samples import (
     each_sample,
     groups_of,
     threads_for,
+    view_of,
     with_progress,
     without,
 )
@@ -153,7 +154,7 @@ def unwrapped(dataset: BaseDataset) -> BaseDataset:
         and not isinstance(dataset._inner, Finished)
     ):
         inner = copy.copy(
-            dataset._inner if dataset._chosen is None else dataset._inner.subset(dataset._chosen)
+            dataset._inner if dataset._chosen is None else view_of(dataset._inner, dataset._chosen)
         )
         inner.sample_reader = inner.sample_reader.another()
         inner.on_error, inner._fingerprint = dataset.on_error, dataset.fingerprint
