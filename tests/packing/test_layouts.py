@@ -6,15 +6,11 @@ h5py and zarr-python read them: test_other_programs.py.
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import math
 import os
-import resource
 import shutil
 import sys
-import threading
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +18,6 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numcodecs import blosc
 from torch.utils.data import Dataset
 
 from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset, open_dataset, pack
@@ -33,10 +26,8 @@ from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteEr
 from headrace.packing import pack_status, verify
 from headrace.packing.formats import layout as layouts
 from headrace.packing.formats.hdf5 import PackedWriter
-from headrace.packing.zarr.layout import ArrayLayout, flat_options, rows_options, zarr_layout
-from headrace.packing.zarr.shard import encoded
 from headrace.storage.arrays import compressors
-from tests.packing.shared import contents, flip, images
+from tests.packing.shared import flip, images
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -125,22 +116,6 @@ def test_a_flipped_bit_in_a_chunk_is_found(compression: str, tmp_path: Path) -> 
     bad = verify(out).bad
     assert bad and {index for index, _, _ in bad} <= set(range(14, 21))
     assert all(f"row {index}" in location for index, location, _ in bad)
-
-
-def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
-    """HDF5 writes the chunks: what the system says comes through, and the process goes on."""
-    with h5py.File(tmp_path / "in.h5", "w") as file:
-        file["data"] = np.random.default_rng(1).random((2000, 50))
-    how: dict[str, Any] = {"compression": "gzip", "chunks": 10}
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
-    try:
-        with pytest.raises(WriteError, match="ulimit -f"):
-            pack(HDF5Dataset(tmp_path / "in.h5"), tmp_path / "out.h5", **how)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert os.listdir(tmp_path) == ["in.h5"]
-    assert verify(pack(HDF5Dataset(tmp_path / "in.h5"), tmp_path / "out.h5", **how)).ok
 
 
 def test_failed_pack_leaves_the_descriptor_alone(
@@ -252,28 +227,6 @@ def test_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 # --- Zarr -----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
-@given(st.integers(1, 200), st.integers(1, 100_000), st.integers(1, 3_000_000))
-def test_rows_of_parts_are_whole_chunks(count: int, row: int, shard_size: int) -> None:
-    options = rows_options((count, row), np.dtype(np.uint8), shard_size)
-    samples, chunk = options["samples"], options["chunk"]
-    parts = -(-count // samples)
-    assert samples % chunk == 0 and parts * samples >= count > (parts - 1) * samples
-    assert chunk * row <= max(row, 64 << 10)
-    assert zarr_layout(count, parts, options).data.shape == (count, row)
-    assert samples * row < shard_size + 2 * chunk * row + row
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60), st.integers(1, 10**7))
-def test_flat_parts_fit_their_shards(sizes: list[int], shard_size: int) -> None:
-    options = flat_options(np.array(sizes), np.array(sizes), shard_size)
-    step = options["samples"]
-    largest = max(sum(sizes[start : start + step]) for start in range(0, len(sizes), step))
-    assert largest <= options["shard"] < largest + options["chunk"]
-    assert options["shard"] % options["chunk"] == 0
-
-
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "|u1", "<i8", "|b1", "<c8", ">u2", "<f2"])
 @pytest.mark.parametrize("shape", [(3, 4), (), (5,)])
@@ -301,10 +254,7 @@ def test_chunks_in_zarr(dtype: str, compression: Any, chunks: Any, tmp_path: Pat
     nbytes = 63 * np.dtype(dtype).itemsize
     how: dict[str, Any] = {"format": "zarr", "shard_size": 8 * nbytes, "chunks": chunks}
     out = pack(source, tmp_path / "out", compression=compression, workers=3, **how)
-    again = tmp_path / "again"
-    for part in ("1/2", "0/2"):
-        pack(source, again, compression=compression, part=part, workers=1, **how)
-    assert contents(again) == contents(out) and pack_status(out).parts == 5
+    assert pack_status(out).parts == 5
     data: Any = zarr.open_array(out / "data.zarr", path="data", mode="r")
     assert data.chunks[0] == (chunks or 8)
     with ZarrDataset(out, target_name="targets") as rows:
@@ -324,33 +274,6 @@ def test_chunks_in_zarr(dtype: str, compression: Any, chunks: Any, tmp_path: Pat
         named.append([index for index, _, _ in verify(out).bad])
         shard.write_bytes(whole)
     assert named == [list(range(8, 8 + data.chunks[0])), [-1]]
-
-
-def test_threads_that_encode_leave_blosc_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that encode at once the first to begin is the first to end."""
-    array = ArrayLayout("data", (4, 4096), np.dtype("<i8"), 4, 1, compression="lz4")
-    chunk = np.arange(4096).view(np.uint8)
-    both = threading.Barrier(2)
-    first_ended = threading.Event()
-    numbers = itertools.count()
-    settings: list[Any] = []
-    compress = blosc.compress
-
-    def in_turn(*arguments: Any) -> Any:
-        number = next(numbers)
-        both.wait(60)
-        assert number == 0 or first_ended.wait(60)
-        settings.append(blosc.use_threads)
-        return compress(*arguments)
-
-    monkeypatch.setattr(blosc, "compress", in_turn)
-    monkeypatch.setattr(blosc, "use_threads", True)
-    with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(encoded, chunk, array) for _ in range(2)]
-        wait(made, return_when=FIRST_COMPLETED)
-        first_ended.set()
-        assert made[0].result() == made[1].result()
-    assert settings == [False, False] and blosc.use_threads is True
 
 
 @pytest.fixture(scope="module")

@@ -5,22 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 import warnings
 import zlib
 from pathlib import Path
 from typing import Any
 
 import h5py
-import hdf5plugin
 import numpy as np
 import pytest
 import zarr
 
-from headrace import HDF5Dataset, ImageDataset, pack
+from headrace import ImageDataset, pack
 from headrace.packing import pack_status
-from tests.packing.cases import COUNT, make_arrays, make_case
+from tests.packing.cases import COUNT, make_case
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -133,35 +130,3 @@ def test_columns_of_targets(way: str, tmp_path: Path) -> None:
     assert group["targets_1"][:].tolist() == [number / 4 for number in range(COUNT)]
     assert group["targets_3"].shape == (COUNT, 2) and "targets" not in group
     assert layout_of(group) == 7
-
-
-READ = """
-import sys, h5py
-with h5py.File(sys.argv[1]) as file:
-    print(file["data"].compression, file["data"].shuffle, file["data"][:].sum())
-assert not any(name.startswith(("headrace", "hdf5plugin")) for name in sys.modules)
-"""
-
-
-def test_gzip_needs_h5py_alone(tmp_path: Path) -> None:
-    with HDF5Dataset(make_arrays(tmp_path), "rows") as source:
-        out = pack(source, tmp_path / "out.h5", compression="gzip")
-    command = [sys.executable, "-c", READ, str(out)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    with h5py.File(tmp_path / "arrays.h5") as file:
-        assert run.stdout.split() == ["gzip", "True", str(file["rows"][:].sum())], run.stderr
-
-
-@pytest.mark.parametrize("compression", ["lz4", "zstd", None])
-def test_compressed_arrays(compression: str | None, tmp_path: Path) -> None:
-    """h5py with hdf5plugin, and zarr-python."""
-    assert hdf5plugin.get_filters()
-    with HDF5Dataset(make_arrays(tmp_path), "rows") as source:
-        how: dict[str, Any] = {"compression": compression, "chunks": 5}
-        one = pack(source, tmp_path / "out.h5", **how)
-        many = pack(source, tmp_path / "out", format="zarr", shard_size=1000, **how)
-        rows = np.stack(source.sample_source.read(range(COUNT)))
-    data: Any = open_plainly(many)["data"]
-    with h5py.File(one) as file:
-        assert file["data"].chunks == (5, 6, 8) == data.chunks
-        assert np.array_equal(file["data"][:], rows) and np.array_equal(data[:], rows)

@@ -13,23 +13,24 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from headrace import ImageDataset, TextDataset, ZarrDataset, pack
+from headrace import ImageDataset, ZarrDataset, open_dataset, pack
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,
@@ -43,9 +44,8 @@ from headrace.errors import (
 from headrace.packing import destination, join, pack_status, verify
 from headrace.packing.destination import FolderDestination
 from headrace.packing.parts import edges_of
-from headrace.storage.files import FilesSource
 from headrace.testing.contract import same
-from tests.packing.shared import contents, images, kill_four_times, samples_of
+from tests.packing.shared import contents, images, samples_of
 from tests.servers.s3 import S3Server
 
 SHARD = 16_000
@@ -139,48 +139,29 @@ def test_two_plans_at_once(photos: Path, tmp_path: Path) -> None:
 
 
 class Counted(Numbers):
-    """Counts how often this process pickles it; which packs a part of it when the other one has
-    packed three.
-    """
+    """Counts how often this process pickles it."""
 
     pickled = 0
-
-    def __init__(self, out: Path) -> None:
-        self.out = out
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        end = time.monotonic() + 60
-        is_here = parent_process() is None and (self.out / "plan.json").exists()
-        while is_here and time.monotonic() < end:
-            if len(list(self.out.glob("part-*.json"))) >= 3:
-                break
-            time.sleep(0.01)
-        return super().__getitem__(index)
+    fork_safe = True
 
     def __getstate__(self) -> dict[str, Any]:
         Counted.pickled += 1
         return vars(self)
 
 
-@pytest.mark.quick_every(3)
-@pytest.mark.parametrize(("fork_safe", "has_thread"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("fork_safe", [True, False])
 def test_a_process_gets_the_dataset_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_safe: bool, has_thread: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_safe: bool
 ) -> None:
     """And not with each part: it may know the names of a million files."""
     monkeypatch.setattr(Counted, "pickled", 0)
-    monkeypatch.setattr(Counted, "fork_safe", fork_safe, raising=False)
-    busy = ThreadPoolExecutor(1)
-    if has_thread:
-        busy.submit(int).result()  # its thread waits for more
-    else:
-        # tests before this one may have left the thread of an event loop
-        monkeypatch.setattr(threading, "active_count", lambda: 1)
-    with busy:
-        out = pack(Counted(tmp_path / "out"), tmp_path / "out", shard_size=100, processes=2)
+    monkeypatch.setattr(Counted, "fork_safe", fork_safe)
+    # tests before this one may have left the thread of an event loop
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    out = pack(Counted(), tmp_path / "out", shard_size=100, processes=2)
     assert pack_status(out).parts > 5 and verify(out).ok
     # once to see whether it can be, and once for a process that is no fork
-    assert Counted.pickled == (1 if fork_safe and not has_thread else 2)
+    assert Counted.pickled == (1 if fork_safe else 2)
 
 
 class Dying(Numbers):
@@ -260,49 +241,6 @@ def test_another_plan_is_refused(
     pack(photos, out, shard_size=30_000, format=other, overwrite=True)
     new = Path(pack(photos, tmp_path / "new", shard_size=30_000, format=other))
     assert contents(out) == contents(new), "nothing is left of the other plan"
-
-
-@pytest.mark.parametrize("store", [{}, {"store": "jpeg", "max_size": 30}])
-def test_a_share_asks_for_its_own_sizes(
-    photos: Path, tmp_path: Path, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = Path(pack(photos, tmp_path / "whole", shard_size=3000, **store))
-    share = partial(pack, photos, tmp_path / "out", **store)
-    share(shard_size=3000, part="0/3")
-    asked: list[int] = []
-    sizes = FilesSource.sizes
-
-    def counted(self: FilesSource, indices: Any) -> Any:
-        asked.extend(indices)
-        return sizes(self, indices)
-
-    monkeypatch.setattr(FilesSource, "sizes", counted)
-    for job in (1, 2):
-        asked.clear()
-        share(shard_size=3000, part=f"{job}/3")
-        assert 0 < len(asked) < 24
-    assert contents(tmp_path / "out") == contents(whole)
-    with pytest.raises(TargetExistsError, match="shard_size"):
-        share(shard_size=6000, part="0/3")
-
-
-def test_each_sidecar_is_read_once(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = pack(photos, tmp_path / "out", shard_size=SHARD, part="0/2")
-    asked: Counter[str] = Counter()
-    read = FolderDestination.read
-
-    def counted(self: FolderDestination, name: str, *reach: Any) -> bytes | None:
-        asked[name] += 1
-        return read(self, name, *reach)
-
-    monkeypatch.setattr(FolderDestination, "read", counted)
-    pack_again = partial(pack, photos, out, shard_size=SHARD)
-    for call in (pack_again, partial(join, out), partial(verify, out), partial(pack_status, out)):
-        asked.clear()
-        call()
-        assert [asked[f"part-{part:05d}-of-00004.json"] for part in range(4)] == [1] * 4
 
 
 # --- sources that change, and bad samples ---------------------------------------------------------
@@ -509,33 +447,54 @@ with open_dataset(sys.argv[1], **json.loads(sys.argv[3])) as dataset:
 """
 
 
-@pytest.mark.slow
+KILLED: list[tuple[str, dict[str, Any]]] = [
+    ("photos", {"processes": 2}),
+    ("photos", {"store": "decoded"}),
+    ("photos", {"store": "jpeg", "max_size": 32, "processes": 2}),
+    ("photos", {"format": "zarr"}),
+    ("photos", {"format": "zarr", "store": "decoded", "processes": 2}),
+    ("texts", {"processes": 2}),
+]
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "how",
-    [
-        {"processes": 2},
-        {"store": "decoded"},
-        {"store": "jpeg", "max_size": 32, "processes": 2},
-        {"format": "zarr"},
-        {"format": "zarr", "store": "decoded", "processes": 2},
-    ],
-    ids=str,
+    "kills",
+    [pytest.param(4, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.nightly)],
 )
-def test_kills_lose_nothing(how: dict[str, Any], photos: Path, tmp_path: Path) -> None:
-    opened, how = {"image_size": 24}, {"shard_size": 6000, **how}
-    whole = Path(pack(ImageDataset(photos, **opened), tmp_path / "whole", **how))
-    arguments = [photos, tmp_path / "out", json.dumps(opened), json.dumps(how)]
-    choose = random.Random(str(how))
-    kill_four_times(JOB, arguments, tmp_path / "out", choose, removes="format" not in how)
-    assert contents(tmp_path / "out") == contents(whole)
-
-
-@pytest.mark.slow
-def test_kills_lose_no_texts(tmp_path: Path) -> None:
-    rows = [{"text": f"{number} {'mill ' * (number % 70)}wheel"} for number in range(600)]
-    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    opened, how = {"cache_dir": str(tmp_path / "kept")}, {"shard_size": 2000, "processes": 2}
-    whole = pack(TextDataset(tmp_path / "in.jsonl", **opened), tmp_path / "whole", **how)
-    arguments = [tmp_path / "in.jsonl", tmp_path / "out", json.dumps(opened), json.dumps(how)]
-    kill_four_times(JOB, arguments, tmp_path / "out", random.Random(2))
+@pytest.mark.parametrize(("kind", "how"), KILLED, ids=str)
+def test_kills_lose_nothing(
+    kind: str, how: dict[str, Any], kills: int, photos: Path, tmp_path: Path
+) -> None:
+    source, opened, how = photos, {"image_size": 24}, {"shard_size": 6000, **how}
+    if kind == "texts":
+        rows = [{"text": f"{number} {'mill ' * (number % 70)}wheel"} for number in range(600)]
+        source, opened = tmp_path / "in.jsonl", {"cache_dir": str(tmp_path / "kept")}
+        source.write_text("\n".join(map(json.dumps, rows)))
+    with open_dataset(source, **opened) as dataset:
+        whole = Path(pack(dataset, tmp_path / "whole", **how))
+    command = [sys.executable, "-c", JOB, source, tmp_path / "out"]
+    command = [*map(str, command), json.dumps(opened), json.dumps(how)]
+    kill_over_and_over(command, tmp_path / "out", kills)
     assert contents(tmp_path / "out") == contents(whole) and verify(tmp_path / "out").ok
+
+
+def kill_over_and_over(command: list[str], out: Path, kills: int) -> None:
+    """Starts a job and kills it, or one of its processes, soon after it has begun to write, so many
+    times; then it runs to its end. What is there is removed once in a while.
+    """
+    choose = random.Random(kills)
+    for _ in range(kills):
+        job = psutil.Popen(command, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 60
+        while not out.exists() and job.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(choose.uniform(0, 0.4))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = [job, *job.children(recursive=True)]
+            choose.choice([job, *family]).kill()
+            job.wait(60)
+            assert not psutil.wait_procs(family, 15)[1], "a process lives on"
+        if choose.random() < 0.2:
+            shutil.rmtree(out, ignore_errors=True)
+    subprocess.run(command, check=True)

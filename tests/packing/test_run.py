@@ -28,10 +28,7 @@ from headrace.errors import (
     SampleError,
     TargetExistsError,
 )
-from headrace.packing import run as running
 from headrace.packing import verify
-from headrace.packing.jpeg import reencoded
-from headrace.packing.options import StoreOptions
 from tests.data.make import READABLE, UNREADABLE, make_bad
 from tests.packing.shared import check_same, images
 
@@ -163,28 +160,7 @@ def test_images_become_smaller(large: Path, tmp_path: Path) -> None:
         pack(source, parts, shard_size=6000, store="jpeg", max_size=90, quality=80)
 
 
-def test_grey_stays_grey() -> None:
-    pixels = np.arange(120 * 90, dtype=np.uint32).reshape(90, 120).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", compress_level=0)
-    made = Image.open(io.BytesIO(reencoded(buffer.getvalue(), StoreOptions("jpeg", 60, 90), "L")))
-    assert (made.mode, made.size, made.format) == ("L", (60, 45), "JPEG")
-
-
 # --- unreadable images ----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(UNREADABLE))
-def test_a_broken_image_is_named(kind: str, photos: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(photos / "circle", tmp_path / "in"))
-    broken = make_bad(tmp_path / "odd")[kind]
-    shutil.copy(broken, folder / broken.name)
-    for store in STORES:
-        with pytest.raises(SampleError) as caught:
-            pack(images(folder, targets=None), tmp_path / "out.h5", store=store)
-        assert str(folder / broken.name) in str(caught.value) and "\n" not in str(caught.value)
-        assert leftovers(tmp_path) == ["in", "odd"]
 
 
 @pytest.mark.parametrize("store", [*STORES, "jpeg"])
@@ -302,27 +278,3 @@ def test_stores_that_make_no_sense(photos: Path, tmp_path: Path) -> None:
 
 
 # --- how it works ---------------------------------------------------------------------------------
-
-
-def test_what_is_read_ahead_is_bounded(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However slow the disk, the threads stay a few groups ahead of what is written."""
-    begun: list[int] = []
-    ahead: list[int] = []
-    prepare, append = running._prepare, running.PackedWriter.append
-
-    def counted(*arguments: Any) -> Any:
-        begun.append(1)
-        return prepare(*arguments)
-
-    def slow(self: Any, blocks: Any, checksums: Any) -> None:
-        time.sleep(0.005)
-        ahead.append(len(begun) - len(ahead))
-        append(self, blocks, checksums)
-
-    monkeypatch.setattr(running, "GROUP_SAMPLES", 1)
-    monkeypatch.setattr(running, "_prepare", counted)
-    monkeypatch.setattr(running.PackedWriter, "append", slow)
-    pack(photos, tmp_path / "out.h5", workers=2)
-    assert len(ahead) == 24 and max(ahead) <= 4

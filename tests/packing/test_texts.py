@@ -36,15 +36,12 @@ from headrace.errors import (
     SampleError,
     TargetExistsError,
 )
-from headrace.io.local import checksums
 from headrace.packing import pack_status
-from headrace.packing import run as running
 from headrace.packing.run import pack_dataset
 from headrace.storage.hdf5.packed import packed_info
-from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.packing.cases import make_texts
-from tests.packing.shared import check_same, contents, flip, samples_of
+from tests.packing.shared import check_same, contents, samples_of
 from tests.servers.ranges import RangeServer
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.quick_every(2)]
@@ -295,23 +292,6 @@ def test_a_job_tokenises_its_own_parts(records: Path, tmp_path: Path) -> None:
     assert status.parts > 5 and len(tokenizer.made) == 32 + own, "and 32 for the plan"
 
 
-def test_an_interrupted_run_does_not_tokenise_again(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = Counting()
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, opened(texts, tokenizer=tokenizer) as source:
-        patch.setattr(running.PackedWriter, "append", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            pack(source, tmp_path / "out.h5")
-    assert len(tokenizer.made) == COUNT and not list(tmp_path.glob("*out.h5*"))
-    with opened(texts, tokenizer=tokenizer) as source:
-        assert verify(pack(source, tmp_path / "out.h5")).samples == len(tokenizer.made) == COUNT
-
-
 def test_other_texts_and_tokenizers_are_other_plans(texts: Path, tmp_path: Path) -> None:
     parts = pack(opened(texts), tmp_path / "parts", shard_size=SHARD, part="0/2")
     rows: list[tuple[dict[str, Any], str]] = [
@@ -411,24 +391,6 @@ def test_files_that_are_no_dataset(texts: Path, tmp_path: Path) -> None:
 # --- damage ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_damage_in_any_piece_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces that end within empty documents, and documents larger than a piece."""
-    monkeypatch.setattr(checksums, "_PIECE", 40)
-    monkeypatch.setattr(checksums, "_SEGMENT", 128)
-    lengths = [0, 0, 30, 0, *[0] * 12, 5, 5, 5, 100, 0, 1]
-    (tmp_path / "in.txt").write_text("".join("x" * length + "\n" for length in lengths))
-    path = pack(TextDataset(tmp_path / "in.txt", unit="line"), tmp_path / "out.h5")
-    assert verify(path).ok
-    with h5py.File(path) as file:
-        offsets, begin = file["offsets"][:], file["data"].id.get_offset()
-    for place in range(offsets[-1]):
-        flip(path, begin + 2 * place)
-        document = int(np.searchsorted(offsets, place, side="right")) - 1
-        assert [index for index, _, _ in verify(path).bad] == [document]
-        flip(path, begin + 2 * place)
-
-
 def test_arrays_that_do_not_fit_each_other(texts: Path, tmp_path: Path) -> None:
     path = pack(opened(texts), tmp_path / "out.h5")
     with h5py.File(path) as file:
@@ -473,19 +435,3 @@ def test_a_file_that_changes_under_its_reader(way: str, texts: Path, tmp_path: P
             dataset.sample_source.read([0])
         with pytest.raises(HeadraceError, match=r"out\.h5"):
             dataset[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["windows", "blocks"])
-class TestContract(DatasetContract):
-    """The laws, over several packed files."""
-
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path, way: str) -> None:
-        rows = [{"text": f"{number} {'mill ' * (number % 9)}wheel"} for number in range(90)]
-        (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        self.way = WAYS[way]
-        self.parts = pack(TextDataset(tmp_path / "in.jsonl"), tmp_path / "parts", shard_size=700)
-
-    def make(self, **options: Any) -> TextDataset:
-        return TextDataset(self.parts, **self.way, **options)
