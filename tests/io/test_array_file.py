@@ -183,28 +183,8 @@ class TestWhileInUse:
         assert len(state) < 1000
         assert equal(pickle.loads(state))
 
-    @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-    def test_in_another_process(self, start: str, tmp_path: Path) -> None:
-        arrays = written(tmp_path).open()
-        assert equal(arrays)
-        with multiprocessing.get_context(start).Pool(1) as pool:
-            assert pool.apply(equal, (arrays,))
-            pool.close()
-            pool.join()
-
 
 class TestWriters:
-    def test_what_is_written_is_on_its_way_to_the_disk_early(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        sent = []
-        monkeypatch.setattr(array_file, "_EARLY", 2000)
-        monkeypatch.setattr(array_file, "_to_disk", lambda fd: sent.append(os.fstat(fd).st_size))
-        long = np.arange(20_000)
-        assert equal(written(tmp_path, long, pieces=40).open(), long)
-        assert sent == sorted(sent)
-        assert sent[0] >= HEAD + 2000
-
     def test_an_error_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also one of the disk that comes early: the system tells it once, and the last fsync may
         say that all is well.
@@ -221,22 +201,6 @@ class TestWriters:
         monkeypatch.setattr(array_file, "_to_disk", fails)
         with pytest.raises(OSError, match="Input/output"):
             written(tmp_path, np.arange(2000), pieces=1)
-        assert not os.listdir(tmp_path)
-
-    def test_a_full_disk_leaves_nothing(self, tmp_path: Path) -> None:
-        """A limit of a file's size stands for it."""
-        import resource
-
-        file, (soft, hard) = file_in(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
-        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-            with pytest.raises(OSError), file.writing("<i8") as writer:
-                for _ in range(100):
-                    writer.write(LONG)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            signal.signal(signal.SIGXFSZ, before)
         assert not os.listdir(tmp_path)
 
     def test_what_a_killed_one_left_is_removed_an_hour_later(self, tmp_path: Path) -> None:

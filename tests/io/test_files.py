@@ -101,18 +101,6 @@ class TestPrefetched:
         # read once, forgotten
         assert files._prefetcher._extents == files._prefetcher._starts == {}
 
-    def test_partly_read_pieces_are_bounded(self, server: RangeServer, files_of: Any) -> None:
-        files, url = files_of(), server.url + "/b.bin"
-        starts = range(0, 200_000, 50_000)
-        files.hold_prefetched(50_000)
-        files.prefetch([ByteRanges.of([(url, start, start + 20_000)]) for start in starts])
-        for start in starts:
-            check(files, (url, start, start + 10))
-            assert files._prefetcher._touched <= 50_000
-        files.drop_prefetched()
-        assert files._prefetcher._extents == {}
-        assert files._prefetcher._touched == files.bytes_prefetched == 0
-
     def test_urgent_pieces_go_first(self, server: RangeServer, files_of: Any) -> None:
         files, url = files_of(), server.url + "/a.bin"
         files.hold_prefetched(SIZE)

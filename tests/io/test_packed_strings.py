@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
-import tracemalloc
-from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -36,18 +33,6 @@ class TestPackedNames:
             order = data.draw(st.lists(st.integers(0, len(listed) - 1)))
             taken = packed.take(np.array(order, np.int64))
             assert list(taken) == [listed[index] for index in order]
-
-    @pytest.mark.slow
-    def test_is_made_from_a_stream_that_is_never_held_at_once(self) -> None:
-        n = 300_000
-        tracemalloc.start()
-        packed = PackedNames(b"folder/%08d.jpg" % i for i in range(n))
-        held, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        size = sum(a.nbytes for a in packed.arrays)
-        assert held < size + 100_000
-        assert peak < 1.2 * size + 10_000_000  # one chunk of names
-        assert packed[n - 1] == b"folder/00299999.jpg"
 
     def test_chunks_are_all_of_it(self) -> None:
         for n in [0, 1, 65_536, 65_537]:
@@ -98,27 +83,6 @@ class TestOrder:
             listed[at : at + 2] = listed[at : at + 2][::-1]
             order = order_of_parts(PackedNames(listed))
             assert (order is None) == (at == 69_999)
-
-
-def tell(names: PackedNames, pipe: Connection) -> None:
-    writeable = any(array.flags.writeable for array in names.arrays)
-    pipe.send((len(names), names[0], names[-1], writeable, names._bytes._memory is not None))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "n"), [("fork", 200_000), ("spawn", 200_000), ("spawn", 3)])
-def test_workers_map_what_is_large(method: str, n: int) -> None:
-    context = multiprocessing.get_context(method)
-    names = PackedNames(b"folder/%08d.jpg" % i for i in range(n))
-    ours, theirs = context.Pipe()
-    with ours, theirs:
-        worker = context.Process(target=tell, args=(names, theirs))
-        worker.start()
-        said = ours.recv()
-        worker.join()
-    is_mapped = method == "spawn" and n > 3
-    assert said == (n, b"folder/00000000.jpg", b"folder/%08d.jpg" % (n - 1), False, is_mapped)
-    assert names[n - 1] == said[2]
 
 
 def test_names_that_end_in_some_letters() -> None:

@@ -1,13 +1,10 @@
 """Byte ranges and their coalescing, against plain Python."""
 
-import itertools
-import math
-
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.io.ranges import BETWEEN, GAP, WHOLE, ByteRanges, coalesce, with_between
+from headrace.io.ranges import GAP, WHOLE, ByteRanges, coalesce, with_between
 
 Span = tuple[str, int, int]
 
@@ -74,32 +71,6 @@ def test_joined(drawn: list[list[Span | None]]) -> None:
     joined = ByteRanges.joined(parts)
     assert list(joined.each()) == [one for part in parts for one in part.each()]
     assert len(set(joined.paths)) == len(joined.paths)
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.booleans()), max_size=40),
-    st.integers(1, 8),
-)
-def test_what_lies_between_wanted_ranges(drawn: list[tuple[str, int, bool]], most: int) -> None:
-    ranges = ByteRanges.of([(path, place * GAP, (place + 1) * GAP) for path, place, _ in drawn])
-    wanted = {(path, place) for path, place, is_wanted in drawn if is_wanted}
-    chosen = with_between(
-        ranges, np.array([is_wanted for *_, is_wanted in drawn], bool), most
-    ).tolist()
-    pairs = [
-        (a, b, b[1] - a[1] - 1 if a[0] == b[0] else math.inf)
-        for a, b in itertools.pairwise(sorted(wanted))
-    ]
-    saved = len(wanted) - most
-    longest = min(
-        8, max(1, sorted(gap for *_, gap in pairs)[saved - 1] if saved > 0 and pairs else 1)
-    )
-    between = {
-        (a[0], place) for a, b, gap in pairs if gap <= longest for place in range(a[1], b[1])
-    }
-    assert BETWEEN == 8 * GAP and chosen == [
-        (path, place) in wanted | between for path, place, _ in drawn
-    ]
 
 
 def test_what_lies_between_saves_requests() -> None:

@@ -196,53 +196,38 @@ def test_a_fingerprint_is_the_same_for_ever() -> None:
 
 
 class _Cloud(fsspec.AbstractFileSystem):
-    """Remembers what it has listed, as those of object stores do, and notes what it is asked."""
+    """Notes what it is asked."""
 
     protocol = "cloud"
     cachable = False
     asked: ClassVar[list[str]] = []
+    is_denied = False
 
-    def find(self, path: str, *_: Any, detail: bool = False, **__: Any) -> Any:
+    def find(self, path: str, *_: Any, **__: Any) -> Any:
         type(self).asked.append(f"find {path}")
-        infos = {}
-        for i in range(10):
-            name = f"{path}/{i}.jpg"
-            infos[name] = {"name": name, "type": "file", "size": i if i != 7 else None}
-        self.dircache[path] = list(infos.values())
-        return infos if detail else list(infos)
+        if type(self).is_denied:
+            raise OSError("403 for https://alice:hunter2@host/bucket?sig=s3cr3t")
+        names = [f"{path}/{i}.jpg" for i in range(10)]
+        sizes = [*range(7), None, 8, 9]
+        each = zip(names, sizes, strict=True)
+        return {name: {"name": name, "type": "file", "size": size} for name, size in each}
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         type(self).asked.append(f"info {path}")
         return {"name": path, "type": "file" if path.endswith(".jpg") else "directory", "size": 70}
 
-    def invalidate_cache(self, path: str | None = None) -> None:
-        self.dircache.clear()
 
-
-def test_listings_of_file_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They give the sizes, and are not kept by the file system: one entry of s3fs's takes a
-    kilobyte, and each worker would have them all.
-    """
+def test_sizes_are_those_of_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is asked for where the listing does not say."""
     monkeypatch.setattr(CLIENT, lambda *_: _Cloud())
     monkeypatch.setattr(_Cloud, "asked", [])
     source = FilesSource("cloud://bucket", ENDINGS)
-    assert len(source) == 10 and source._server is not None
-    assert not source._server.filesystem.dircache
+    assert len(source) == 10
     _Cloud.asked.clear()
     assert source.sizes().tolist() == [0, 1, 2, 3, 4, 5, 6, 70, 8, 9]
-    assert not source._server.filesystem.dircache
-    # of one the listing does not know
     assert _Cloud.asked == ["find bucket", "info bucket/7.jpg"]
-    named = FilesSource(["cloud://bucket/3.jpg", "cloud://bucket/5.jpg"], ENDINGS)
-    _Cloud.asked.clear()
-    assert named.sizes().tolist() == [70, 70]
-    assert _Cloud.asked == ["info bucket/3.jpg", "info bucket/5.jpg"]
     source = FilesSource("cloud://bucket", ENDINGS)
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError("403 for https://alice:hunter2@host/bucket?sig=s3cr3t")
-
-    monkeypatch.setattr(_Cloud, "find", fail)
+    monkeypatch.setattr(_Cloud, "is_denied", True)
     with pytest.raises(RemoteError, match="403 for https://host/bucket") as caught:
         source.sizes()
     assert caught.value.__suppress_context__

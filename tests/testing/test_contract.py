@@ -40,21 +40,6 @@ class TestImageFolder(DatasetContract):
         ), [2, 13]
 
 
-@pytest.mark.slow
-class TestHDF5Rows(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.path = tmp_path_factory.getbasetemp() / "contract-rows.h5"
-        if not self.path.exists():
-            with h5py.File(self.path, "w") as file:
-                rows = np.random.default_rng(3).integers(0, 255, (37, 5, 4), dtype=np.uint8)
-                file.create_dataset("data", data=rows)
-                file.create_dataset("labels", data=np.arange(37) % 4)
-
-    def make(self, **options: Any) -> BaseDataset:
-        return HDF5Dataset(self.path, "data", target_name="labels", **options)
-
-
 class Squares(Source):
     """Records made of arithmetic, in blocks of five, some of which can't be read."""
 
@@ -109,110 +94,71 @@ def test_tensors_are_the_same_however_they_lie(shape: tuple[int, ...]) -> None:
     assert same(dense, spread) and same(spread, dense) and not same(dense.double(), spread)
 
 
+RANDOM = np.random.default_rng(3)
+PIXELS = RANDOM.integers(0, 255, (37, 5, 4), dtype=np.uint8)
+CHUNKS: dict[str, Any] = {
+    **{"chunks": (4, 3, 4), "compression": "gzip"},
+    **{"shuffle": True, "fletcher32": True},
+}
+PATCHES = {"patch_shape": (4, 4, 4), "stride": 3, "edges": "pad"}
+FORMATS: dict[str, Any] = {
+    "rows of HDF5": (HDF5Dataset, "a.h5", "rows", {"target_name": "label"}),
+    "strings and pairs": (HDF5Dataset, "a.h5", ["words", "numbers", "pairs"], {}),
+    "shards of Zarr": (ZarrDataset, "a.zarr", "rows", {"target_name": "label"}),
+    "patches": (ZarrDataset, "a.zarr", "volume", {"target_name": "labels", **PATCHES}),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of HDF5 and Zarr; of HDF5 another one, in which a chunk is damaged."""
+    folder = tmp_path_factory.mktemp("contract")
+    pairs = [(number, number / 3) for number in range(30)]
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["rows"] = PIXELS
+        file["label"] = np.arange(37) % 4
+        chunks = file.create_dataset("chunks", data=PIXELS, **CHUNKS)
+        found: list[Any] = []
+        chunks.id.chunk_iter(found.append)
+        file["words"] = [f"word {number} " * (number % 5) for number in range(30)]
+        file["numbers"] = np.arange(30.0)
+        file["pairs"] = np.array(pairs, [("a", ">i4"), ("b", "f8")])
+    place = next(info.byte_offset for info in found if info.chunk_offset == (8, 3, 0))
+    content = bytearray((folder / "a.h5").read_bytes())
+    content[place + 5] ^= 0x10
+    (folder / "bad.h5").write_bytes(content)
+    root = zarr.open_group(folder / "a.zarr", mode="w")
+    root.create_array("rows", data=PIXELS, chunks=(2, 5, 4), shards=(8, 5, 4))
+    root.create_array("label", data=np.arange(37) % 4, chunks=(10,))
+    volume = RANDOM.integers(0, 255, (2, 9, 11, 13)).astype("i2")
+    root.create_array("volume", data=volume, chunks=(1, 4, 5, 6))
+    labels = RANDOM.integers(0, 5, (9, 11, 13)).astype("u1")
+    root.create_array("labels", data=labels, chunks=(4, 4, 4))
+    return folder
+
+
 class TestHDF5Chunks(DatasetContract):
     """Compressed chunks of several rows, some of them cut."""
 
     @pytest.fixture(autouse=True)
-    def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.path = tmp_path_factory.getbasetemp() / "contract-chunks.h5"
-        if not self.path.exists():
-            with h5py.File(self.path, "w") as file:
-                rows = np.random.default_rng(3).integers(0, 255, (37, 5, 4), dtype=np.uint8)
-                file.create_dataset(
-                    "data",
-                    data=rows,
-                    chunks=(4, 3, 4),
-                    compression="gzip",
-                    shuffle=True,
-                    fletcher32=True,
-                )
+    def _data(self, files: Path) -> None:
+        self.path = files
 
     def make(self, **options: Any) -> BaseDataset:
-        return HDF5Dataset(self.path, "data", **options)
+        return HDF5Dataset(self.path / "a.h5", "chunks", **options)
 
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]]:
-        bad = self.path.with_name("contract-bad-chunks.h5")
-        if not bad.exists():
-            bad.write_bytes(self.path.read_bytes())
-            with h5py.File(bad) as file:
-                found: list[Any] = []
-                file["data"].id.chunk_iter(found.append)
-            place = next(info.byte_offset for info in found if info.chunk_offset == (8, 3, 0))
-            with open(bad, "r+b") as file:
-                file.seek(place + 5)
-                byte = file.read(1)[0]
-                file.seek(place + 5)
-                file.write(bytes([byte ^ 0x10]))
-        return HDF5Dataset(bad, "data", **options), [8, 9, 10, 11]
+        return HDF5Dataset(self.path / "bad.h5", "chunks", **options), [8, 9, 10, 11]
 
 
 @pytest.mark.slow
-class TestHDF5Strings(DatasetContract):
+@pytest.mark.parametrize("name", FORMATS)
+class TestFormats(DatasetContract):
     @pytest.fixture(autouse=True)
-    def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.path = tmp_path_factory.getbasetemp() / "contract-strings.h5"
-        if not self.path.exists():
-            with h5py.File(self.path, "w") as file:
-                file["words"] = [f"word {number} " * (number % 5) for number in range(30)]
-                file["numbers"] = np.arange(30.0)
-                file["pairs"] = np.array(
-                    [(number, number / 3) for number in range(30)], [("a", ">i4"), ("b", "f8")]
-                )
+    def _data(self, files: Path, name: str) -> None:
+        self.format, self.path = FORMATS[name], files
 
     def make(self, **options: Any) -> BaseDataset:
-        return HDF5Dataset(self.path, ["words", "numbers", "pairs"], **options)
-
-
-@pytest.mark.slow
-class TestZarrRows(DatasetContract):
-    """Rows in shards, in a version 3 store."""
-
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.path = tmp_path_factory.getbasetemp() / "contract-rows.zarr"
-        if not self.path.exists():
-            root = zarr.open_group(self.path, mode="w")
-            rows = np.random.default_rng(3).integers(0, 255, (37, 5, 4), dtype=np.uint8)
-            root.create_array(
-                "data", shape=rows.shape, dtype="u1", chunks=(2, 5, 4), shards=(8, 5, 4)
-            )[...] = rows
-            root.create_array("labels", shape=(37,), dtype="i8", chunks=(10,))[...] = (
-                np.arange(37) % 4
-            )
-
-    def make(self, **options: Any) -> BaseDataset:
-        return ZarrDataset(self.path, "data", target_name="labels", **options)
-
-
-class TestZarrPatches(DatasetContract):
-    """Patches of a volume with labels, padded."""
-
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.path = tmp_path_factory.getbasetemp() / "contract-volume.zarr"
-        if not self.path.exists():
-            root, random = (
-                zarr.open_group(self.path, mode="w", zarr_format=2),
-                np.random.default_rng(3),
-            )
-            volume, labels = (
-                random.integers(0, 255, (2, 9, 11, 13)),
-                random.integers(0, 5, (9, 11, 13)),
-            )
-            root.create_array("volume", shape=volume.shape, dtype="i2", chunks=(1, 4, 5, 6))[
-                ...
-            ] = volume
-            root.create_array("labels", shape=labels.shape, dtype="u1", chunks=(4, 4, 4))[...] = (
-                labels
-            )
-
-    def make(self, **options: Any) -> BaseDataset:
-        return ZarrDataset(
-            self.path,
-            "volume",
-            target_name="labels",
-            patch_shape=(4, 4, 4),
-            stride=3,
-            edges="pad",
-            **options,
-        )
+        of, file, names, how = self.format
+        made: BaseDataset = of(self.path / file, names, **how, **options)
+        return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset, pack
+from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset
 from headrace.io.local import hints
 from headrace.io.local.hints import HINTS
 
@@ -82,11 +81,6 @@ class TestWhen:
                 span += 1
             spans.append(span)
         assert spans == [32, 64, 128, 256, 512, 1024, 1024, 1024]
-        for _ in range(hints._SHORT):
-            watch.note(WAITED, 64, 6400)
-        seconds = 1.0
-        watch.note(WAITED, 64, 6400)  # fast without them in between
-        assert watch._left == hints._LONG
 
     def test_waits_are_counted_at_first_and_after_slow_reads(
         self, monkeypatch: pytest.MonkeyPatch
@@ -109,16 +103,6 @@ class TestWhen:
         assert not watch.are_wanted
         watch.note((0.0, 6), 64, 6400)
         assert watch.are_wanted
-
-    @pytest.mark.skipif(hints._THREAD is None, reason="the system does not count")
-    def test_waits_are_counted(self) -> None:
-        before, end = hints._waits(), time.process_time() + 0.02
-        while time.process_time() < end:
-            pass
-        ran = hints._waits()
-        time.sleep(0.01)
-        assert ran - before < 20
-        assert hints._waits() > ran
 
 
 def _images(photos: Path, tmp_path: Path) -> Any:
@@ -186,47 +170,12 @@ def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(
         assert np.array_equal(dataset.__getitems__([7])[0], ROWS[7])
 
 
-def test_of_the_bytes_of_packed_samples_in_all_files(
-    tiny_photos: Path, tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = [
-        pack(ImageDataset(tiny_photos), tmp_path / f"{name}.h5", progress=False) for name in "ab"
-    ]
-    with ImageDataset(paths, image_size=8) as dataset:
-        dataset.__getitems__([0, 7])  # opened
-        read, preadv = list[tuple[str, int, int]](), os.preadv
-
-        def reading(fd: int, buffers: Any, offset: int) -> int:
-            read.append((os.readlink(f"/proc/self/fd/{fd}"), offset, sum(map(len, buffers))))
-            return preadv(fd, buffers, offset)
-
-        monkeypatch.setattr(os, "preadv", reading)
-        told.clear()
-        dataset.__getitems__([6, 1, 2])
-        assert len(read) == 2
-        assert sorted(told[:2]) == sorted(read)  # neighbours are one read
-
-
 def test_of_nothing(tmp_path: Path, told: Any) -> None:
     """0 bytes would mean: all that follow."""
     (tmp_path / "a").write_bytes(b"abcdef")
     with open(tmp_path / "a", "rb") as file:
         HINTS.give(file.fileno(), [(1, 0), (2, 3)])
     assert told == [(str(tmp_path / "a"), 2, 3)]
-
-
-def test_of_the_bytes_of_lines(tmp_path: Path, told: Any) -> None:
-    with _lines(tmp_path, tmp_path) as dataset:
-        numbers = [150_000, 7, 90_000]
-        text = (tmp_path / "a.txt").read_bytes()
-        source = dataset.sample_source
-        # line by line, and by one call
-        for read in (dataset.__getitems__, lambda found: source.read_joined(np.array(found))):
-            told.clear()
-            read(numbers)
-            wanted = [line(number).encode() for number in numbers]
-            lines = [text[start : start + nbytes] for _, start, nbytes in told]
-            assert sorted(lines) == sorted(wanted)
 
 
 @pytest.mark.parametrize(

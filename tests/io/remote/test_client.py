@@ -21,7 +21,6 @@ from headrace.io.remote import client as module
 from headrace.io.remote import http as http_ranges
 from headrace.io.remote import timeouts
 from headrace.io.remote.client import Remote
-from headrace.io.remote.concurrency import FEWEST, MOST, Flow
 from headrace.io.remote.errors import retry_after
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -238,16 +237,6 @@ def test_options_that_make_no_sense() -> None:
             remote_of_url("memory://x", **{name: value})
     with pytest.raises(ConfigError, match="deadline"):
         remote_of_url("memory://x", deadline=float("inf"))
-
-
-def test_the_flow_follows_the_server() -> None:
-    flow = Flow(1_000)
-    for _ in range(3_000):
-        flow.went_well()
-    assert int(flow._limit) == MOST
-    for _ in range(20):
-        flow.went_badly()
-    assert flow._limit == FEWEST
 
 
 def test_retry_after() -> None:

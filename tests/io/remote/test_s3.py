@@ -22,7 +22,6 @@ from headrace.testing.contract import same
 from tests.data.gallery import gallery_at, write_gallery
 from tests.data.make import make_shards
 from tests.io.remote.reading import Range, read, remote_of_url, versions_of
-from tests.io.resolve.scanning import scan
 from tests.servers.s3 import S3Server
 
 pytestmark = pytest.mark.slow
@@ -212,39 +211,7 @@ def test_buckets_with_equal_keys_are_never_mixed(server: S3Server, tmp_path: Pat
     assert counts[1]["disk_hits"] > 0
 
 
-# -- folders of images
-
-
-@pytest.fixture
-def images(server: S3Server, tiny_photos: Path) -> str:
-    client = server.client()
-    for path in sorted(tiny_photos.rglob("*")):
-        if path.is_file():
-            client.upload_file(str(path), "one", f"photos/{path.relative_to(tiny_photos)}")
-    return "s3://one/photos"
-
-
-def test_a_listing_and_images(
-    server: S3Server, images: str, tiny_photos: Path, make_loader: Any
-) -> None:
-    endings = [".jpg", ".png"]
-    remote = RemoteFiles(images, RemoteOptions(server.options))
-    here, there = scan(tiny_photos, endings), scan(images, endings, remote)
-    assert list(there.names) == list(here.names)
-    assert there.folders == here.folders
-    for nothing in ("s3://one/nothing", "s3://nobody/photos"):
-        with pytest.raises(DataNotFoundError, match=nothing):
-            scan(nothing, endings, remote)
-    near = ImageDataset(tiny_photos, image_size=16)
-    with ImageDataset(images, image_size=16, storage_options=server.options) as far:
-        assert far.classes == near.classes
-        assert list(far.targets) == list(near.targets)
-        assert far.fingerprint == near.fingerprint
-        assert "something" not in repr(far)
-        far[0]  # connections of this process, which are no worker's
-        found = make_loader(far, batch_size=2, num_workers=2, multiprocessing_context="fork")
-        expected = make_loader(near, batch_size=2, num_workers=0)
-        assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+# -- folders
 
 
 def test_shards(server: S3Server, tmp_path: Path, make_loader: Any) -> None:
@@ -289,7 +256,7 @@ def test_a_key_is_opaque(server: S3Server) -> None:
         assert texts(f"s3://one/{key}") == [key]
 
 
-def test_all_formats(server: S3Server, tmp_path: Path) -> None:
+def test_all_formats(server: S3Server, tmp_path: Path, make_loader: Any) -> None:
     folder = tmp_path / "gallery"
     folder.mkdir()
     write_gallery(folder)
@@ -301,8 +268,17 @@ def test_all_formats(server: S3Server, tmp_path: Path) -> None:
     client.close()
     local = gallery_at(folder, tmp_path / "here")
     options = {"storage_options": server.options, "cache_dir": tmp_path / "there"}
+    for nothing in ("s3://one/nothing", "s3://nobody/photos"):
+        with pytest.raises(DataNotFoundError, match=nothing):
+            ImageDataset(nothing, **options)
     for name, make in gallery_at("s3://one/gallery", tmp_path / "there").items():
         with local[name]() as here, make(**options) as there:
             assert len(there) == len(here) and there.fingerprint == here.fingerprint, name
             indices = [len(here) - 1, 0, 7]
+            # connections of this process, which are no worker's
             assert same(there.__getitems__(indices), here.__getitems__(indices)), name
+            assert "something" not in repr(there)
+            if name in ("image files", "hdf5 chunks"):
+                forked = {"num_workers": 2, "multiprocessing_context": "fork"}
+                found = list(make_loader(there, batch_size=9, **forked))
+                assert same(found, list(make_loader(here, batch_size=9, num_workers=0))), name

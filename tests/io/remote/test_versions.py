@@ -1,8 +1,9 @@
 """Answers of other bytes, or of another version, than were asked for: an error, and never wrong
-rows.
+rows. Whole files come as they are.
 """
 
 import contextlib
+import gzip
 import io
 import itertools
 import pickle
@@ -21,6 +22,9 @@ import pytest
 from headrace import HDF5Dataset, HeadraceWarning, TableDataset, TextDataset
 from headrace.errors import FileChangedError, RemoteError, SampleError
 from headrace.io.remote import client as module
+from headrace.io.remote.http import HTTPRanges
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from tests.io.remote.reading import Range, read, remote_of_url, versions_of
 
 CONTENT = bytes(range(256)) * 2000
@@ -55,10 +59,10 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answers, str]]:
                 return self.answer(302, b"", Location=f"/{next(answers.mirrors)}/{name}")
             if name not in answers.files:
                 return self.answer(404, b"")
-            data, tag = answers.files[name], answers.tags[name]
+            data, tag = answers.files[name], answers.tags.get(name, '"1"')
             about = {answers.about: tag, "Accept-Ranges": "bytes"}
-            if answers.encoding:
-                about["Content-Encoding"] = answers.encoding
+            if answers.encoding or name == "encoded":
+                about["Content-Encoding"] = answers.encoding or "gzip"
             if answers.heeds_if_match and tag not in self.headers.get("If-Match", tag):
                 return self.answer(412, b"")
             said = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -73,7 +77,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answers, str]]:
 
         def answer(self, status: int, body: bytes, **headers: str) -> None:
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            if self.path == "/chunked":
+                headers["Transfer-Encoding"] = "chunked"
+                body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            else:
+                headers["Content-Length"] = str(len(body))
+            for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
@@ -211,3 +220,27 @@ def test_a_key_is_opaque(memory: Any, tmp_path: Path) -> None:
     (tmp_path / "a::b.txt").write_text("local")
     with contextlib.chdir(tmp_path):
         assert _texts("a::b.txt") == ["local"]
+
+
+@pytest.mark.parametrize("first", ["plain", "chunked", "encoded"])
+def test_whole_files_however_they_are_sent(
+    answers: Any, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By plain HTTP where the answer says its length, and else by fsspec."""
+    server, url = answers
+    served = dict.fromkeys(("plain", "chunked"), CONTENT)
+    server.files = {**served, "empty": b"", "encoded": gzip.compress(CONTENT)}
+    plainly, read_plainly = list[str](), HTTPRanges.read
+
+    def counted(self: HTTPRanges, of: str, *rest: Any) -> bytearray:
+        data = read_plainly(self, of, *rest)
+        plainly.append(of.rpartition("/")[2])
+        return data
+
+    monkeypatch.setattr(HTTPRanges, "read", counted)
+    with contextlib.closing(RemoteFiles(url, RemoteOptions(retries=0, deadline=20))) as files:
+        assert files.find_metadata([f"{url}/{first}"]) == [CONTENT]
+        names = ["plain", "chunked", "missing", "empty", "encoded"]
+        found = files.find_metadata([f"{url}/{name}" for name in names])
+    assert found == [CONTENT, CONTENT, None, b"", CONTENT]
+    assert ("plain" in plainly) == (first == "plain") and not {"chunked", "encoded"} & set(plainly)

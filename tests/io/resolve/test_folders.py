@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import AccessError
-from headrace.io.resolve import folders
 from headrace.io.resolve.folders import FILE, FOLDER, NOTHING, OTHER, list_folder
 from tests.io.resolve.scanning import scan, touch
 
@@ -132,21 +130,6 @@ class TestListing:
 
 
 class TestThreads:
-    def test_list_many_folders_at_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        touch(tmp_path, *(f"{number}/x.jpg" for number in range(40)))
-        all_there, real = threading.Barrier(folders.THREADS), os.scandir
-
-        def scandir(path: Any) -> Iterator[Any]:
-            if path != os.fsencode(tmp_path):
-                # breaks, and fails the test, unless so many are here at the same time
-                all_there.wait(20)
-            return real(path)
-
-        monkeypatch.setattr(os, "scandir", scandir)
-        assert len(listed(tmp_path)) == 40
-
     def test_the_first_of_several_errors_ends_all(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import shutil
-import signal
-import stat
 import time
 import warnings
 from collections.abc import Callable
@@ -214,13 +211,6 @@ class TestChanges:
 
 
 class TestFile:
-    def test_is_its_owners_and_holds_names_only(self, kept: Place) -> None:
-        (file,) = kept.files
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert stat.S_IMODE(kept.cache.stat().st_mode) == 0o700
-        assert b"a/1.jpg" in file.read_bytes()
-        assert b"content" not in file.read_bytes()
-
     def test_damaged_or_of_another_version_is_written_anew(
         self, kept: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -238,37 +228,6 @@ class TestFile:
         monkeypatch.setattr(listings, "VERSION", listings.VERSION + 1)
         assert kept.names() == kept.names() == NAMES
         assert kept.count == count + 1
-
-    def test_that_others_may_have_made_is_not_trusted(self, kept: Place) -> None:
-        (file,) = kept.files
-
-        def linked() -> None:
-            file.rename(kept.cache / "other")
-            file.symlink_to("other")
-
-        def piped() -> None:
-            file.unlink()
-            os.mkfifo(file)
-
-        def given_away() -> None:
-            if os.geteuid() == 0:  # else nobody can
-                os.chown(file, 12345, 12345)
-            else:
-                file.chmod(0o602)
-
-        for change in (lambda: file.chmod(0o620), linked, piped, given_away):
-            change()
-            kept.count = 0
-            assert kept.names() == kept.names() == NAMES
-            assert kept.count == 1
-            status = file.lstat()
-            assert stat.S_ISREG(status.st_mode)
-            assert stat.S_IMODE(status.st_mode) == 0o600
-            assert status.st_uid == os.geteuid()
-        file.unlink()
-        file.mkdir()
-        with pytest.warns(HeadraceWarning, match="is not cached"):
-            assert kept.names() == NAMES
 
 
 class TestCacheDir:
@@ -325,36 +284,3 @@ class TestCacheDir:
         for path in (place.root / "d.jpg", glob, "memory://listing", f"file://{place.root}"):
             place.source(path)
         assert not place.cache.exists()
-
-
-def be_killed(root: Path, cache: Path) -> None:
-    def end(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    os.replace = end
-    FilesSource(root, ENDINGS, RemoteOptions(cache_dir=cache))
-
-
-class TestWriters:
-    def test_that_are_killed_leave_what_is_removed_later(self, place: Place) -> None:
-        context = multiprocessing.get_context("fork")
-        writer = context.Process(target=be_killed, args=(place.root, place.cache))
-        writer.start()
-        writer.join()
-        assert writer.exitcode == -signal.SIGKILL
-        (left,) = place.files
-        assert left.name.endswith(".part")
-        assert place.names() == place.names() == NAMES
-        assert place.count == 1
-        assert left in place.files  # it could be a live writer's
-        an_hour_ago = time.time() - 3700
-        os.utime(left, (an_hour_ago, an_hour_ago))
-        others = ["notes.part", "headrace-listing-x.bin", ".headrace-listing-.part"]
-        touch(place.cache, *others)
-        for name in others:
-            os.utime(place.cache / name, (5, 5))
-        touch(place.root, "e.jpg")
-        settle(place.root)
-        assert len(place.names()) == 5
-        assert left not in place.files
-        assert {file.name for file in place.files} > set(others)

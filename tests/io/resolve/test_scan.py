@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,14 +169,6 @@ class TestErrors:
                 scan(os.path.join(tmp_path, entry), ENDINGS)
             assert isinstance(caught.value, FileNotFoundError)
 
-    def test_one_path_of_a_list_without_files(self, tmp_path: Path) -> None:
-        touch(tmp_path, "there/x.jpg", "other/x.txt")
-        for wrong in ("other", "gone"):
-            paths = [tmp_path / wrong, tmp_path / "there"]
-            for entries in (paths, paths[::-1]):
-                with pytest.raises(DataNotFoundError, match=wrong):
-                    scan(entries, ENDINGS)
-
     def test_no_path_at_all(self) -> None:
         for empty in ("", [], ["a", ""], b""):
             with pytest.raises(DataNotFoundError):
@@ -276,28 +266,6 @@ class TestRemote:
             "odd[1]/*.jpg": ["odd1/x1.jpg"],  # nothing has this name: a pattern
         }.items():
             assert found_in(f"memory://{url}") == wanted, url
-
-    def test_archives(self, memory: Any, tmp_path: Path) -> None:
-        stream = io.BytesIO()
-        with zipfile.ZipFile(stream, "w") as archive:
-            for member in ("cat/1.jpg", "dog/2.jpg", "top.png", "notes.txt"):
-                archive.writestr(member, f"content of {member}")
-        memory.pipe("/archive.zip", stream.getvalue())
-        (tmp_path / "archive.zip").write_bytes(stream.getvalue())
-        local = f"{tmp_path}/archive.zip"
-        for before, wanted in {
-            "zip": ["cat/1.jpg", "dog/2.jpg", "top.png"],
-            "zip://": ["cat/1.jpg", "dog/2.jpg", "top.png"],
-            "zip://cat": ["1.jpg"],
-            "zip://cat/1.jpg": ["1.jpg"],
-            "zip://*/*.jpg": ["cat/1.jpg", "dog/2.jpg"],
-        }.items():
-            for after in ("memory://archive.zip", f"file://{local}", local):
-                url = f"{before}::{after}"
-                found = scan(url, ENDINGS)
-                assert names_of(found) == wanted, url
-                content = open_filesystem(url).cat_file(os.fsdecode(found.path(0)))
-                assert content == b"content of cat/1.jpg"
 
     def test_paths_of_urls(self) -> None:
         for target in ("memory", "file"):

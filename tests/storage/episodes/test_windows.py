@@ -6,12 +6,10 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigError
-from headrace.storage.episodes.windows import WindowOptions, Windows, window_options
+from headrace.storage.episodes.windows import WindowOptions, Windows
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=0, max_size=6)
 
@@ -71,16 +69,3 @@ def test_whole_episodes() -> None:
     windows = Windows(np.array([3, 5]), WindowOptions())
     assert len(windows) == 2 and windows.blocks(4) is None
     assert windows.covered(np.array([1, 0, 1])) == [(0, 0, 3), (1, 0, 5)]
-
-
-def test_options_that_make_no_sense() -> None:
-    cases: list[tuple[Any, str]] = [
-        ((None, 2, 0, None, "edge"), "stride=2"),
-        ((None, None, 1, None, "edge"), "pad_before=1"),
-        ((4, 1, 4, None, "edge"), "pad_before=4 .*window=4"),
-        ((4, 1, 0, 9, "edge"), "pad_after=9 .*window=4"),
-        ((4, 1, 0, None, "mirror"), "'mirror'"),
-    ]
-    for arguments, said in cases:
-        with pytest.raises(ConfigError, match=said):
-            window_options(*arguments)

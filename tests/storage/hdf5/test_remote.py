@@ -125,21 +125,6 @@ def test_an_index_beside_a_file_is_of_all_its_datasets(
         source_of(opened_of(), server.url + "/b.h5", "other")
 
 
-def test_a_table_that_is_kept_is_no_substitute_for_the_index(
-    server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("headrace.storage.hdf5.chunks.KEPT_FROM", 10)
-    url, cache = server.url + "/a.h5", tmp_path / "cache"
-    for kind in ("hdf5-index", "chunks"):
-        source_of(opened_of(), url, "packed", cache_dir=cache)
-        (kept,) = cache.glob(f"headrace-{kind}-*")
-        kept.unlink()
-    source_of(opened_of(), url, "packed", cache_dir=cache)
-    server.counts()
-    source_of(opened_of(), url, "packed", cache_dir=cache)
-    assert ranges(server) == []
-
-
 # -- h5py's lock
 
 

@@ -71,31 +71,6 @@ def test_spans_one_behind_the_other(readers: Any, spans: list[tuple[int, int]]) 
                 assert np.array_equal(rows, np.concatenate([values[:0], *parts])), reader.how
 
 
-def test_arrays_chunked_alike_are_cached_and_dropped_together(tmp_path: Path) -> None:
-    hdf5, path = OpenHDF5(), str(tmp_path / "a.h5")
-    with h5py.File(path, "w") as file:
-        for name, dtype in (("indices", "i4"), ("data", "f8")):
-            file.create_dataset(name, data=VALUES.astype(dtype), chunks=(16,), compression="gzip")
-    with hdf5.hdf5.reading(path) as file:
-        groups = HDF5Groups(file, path, hdf5)
-        readers = [groups.spans(name)[0] for name in ("indices", "data")]
-    hdf5.chunks.resize(2 * 16 * (4 + 8))  # two chunks of both
-    for firsts, ends, cached, decoded in [
-        ([0, 20], [10, 30], 2, 2),
-        # all rows of the first chunk have been given, and 4 of the second are left
-        ([10, 30], [16, 32], 1, 2),
-        ([16], [20], 0, 2),
-        ([0, 32, 64, 96], [1, 33, 65, 97], 2, 6),  # no more than there is room for
-    ]:
-        rows = read_joined(readers, np.array(firsts), np.array(ends), one_after_the_other)
-        expected = np.concatenate([VALUES[a:b] for a, b in zip(firsts, ends, strict=True)])
-        assert [one.dtype for one in rows] == ["i4", "f8"]
-        assert all(np.array_equal(one, expected) for one in rows)
-        assert hdf5.chunks.nbytes == cached * 16 * (4 + 8)
-        assert [reader.counts["chunks_decoded"] for reader in readers] == [decoded] * 2
-    hdf5.close()
-
-
 def scattered(rows: CSRRows, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
     out = np.full(shape, np.nan, "f4")
     rows.scatter(out)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +157,3 @@ def test_other_byte_orders_are_decoded(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "byteorder", "big")
     with TableDataset(path, "x") as dataset:
         assert "record batch at a time" in dataset.explain() and int(dataset[7]) == 7
-
-
-def test_threads_that_read_first_at_the_same_time(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.arrow", pa.table({"x": range(N), "y": [f"{i}" for i in range(N)]}))
-    for _ in range(20):
-        with TableDataset(path) as dataset, ThreadPoolExecutor(8) as pool:
-            starts = range(0, N - 10, 10)
-            read = pool.map(lambda at: dataset.sample_source.read(range(at, at + 10)), starts)
-            for at, rows in zip(starts, read, strict=True):
-                assert [int(row["x"]) for row in rows] == list(range(at, at + 10))
-                assert [row["y"] for row in rows] == [str(i) for i in range(at, at + 10)]

@@ -6,8 +6,6 @@ import gzip
 import multiprocessing
 import os
 import pickle
-import resource
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,19 +221,6 @@ class TestLifeOfACopy:
         for cache in (path.parent / "file", path.parent / "file" / "below"):
             with pytest.raises(AccessError, match=rf"a.txt.gz .*{cache}"):
                 copy_of(path, cache=cache)
-
-    def test_a_full_disk(self, path: Path) -> None:
-        path.write_bytes(packed(bytes(300_000), ".gz"))
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-            with pytest.raises(AccessError, match="File too large"):
-                copy_of(path)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, before)
-        assert not kept(path)
 
     def test_an_error_of_the_text_is_not_taken_for_one_of_its_copy(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

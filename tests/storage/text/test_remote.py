@@ -14,11 +14,8 @@ import pytest
 
 from headrace.errors import (
     AccessError,
-    DataNotFoundError,
-    FileChangedError,
     FormatError,
     HeadraceWarning,
-    RemoteError,
 )
 from headrace.io import sequential as in_order
 from headrace.io.index import index_bytes
@@ -168,28 +165,6 @@ def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServe
     server.counts()
     contents["x.jsonl"] = b"{}\n"
     same(*both(contents, "record"))
-
-
-def test_files_that_are_gone_replaced_or_out_of_reach(
-    both: Any, server: RangeServer, served: Path, memory: Any
-) -> None:
-    memory.makedirs("/texts/folder.txt")
-    for url in (f"{server.url}/gone.txt", "memory://texts/folder.txt"):
-        with pytest.raises(DataNotFoundError, match=url):
-            remote_texts(url, ENDINGS, RemoteOptions())
-    server.set(faults={"503": 1})
-    with pytest.raises(RemoteError, match=r"a.txt.* 2 attempts .* 503"):
-        both({"a.txt": b"1\n2\n"}, retries=1)
-    server.set(faults={})
-    _, far = both({"a.txt": b"1\n2\n"}, retries=1)
-    assert far.read([0]) == [b"1"]
-    server.set(faults={"503": 1})
-    with pytest.raises(RemoteError, match=r"a.txt, bytes 2 to 4: 2 attempts"):
-        far.read([1])
-    server.set(faults={})
-    (served / "a.txt").write_bytes(b"3\n4\n")
-    with pytest.raises(FileChangedError, match=r"a.txt, bytes 2 to 4"):
-        far.read([1])
 
 
 def test_what_is_damaged_on_the_way_is_fetched_again(

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import AccessError, FileChangedError, FormatError, HeadraceWarning
+from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.storage.text import plain
 from headrace.storage.text import source as texts
 from headrace.storage.text.files import local_texts
@@ -244,13 +244,6 @@ class TestWhileOpen:
 
 
 class TestTables:
-    def test_where_none_can_be_kept(self, tmp_path: Path) -> None:
-        folder, kept = write(tmp_path / "data", {"1.txt": CONTENTS["a/1.txt"]}), tmp_path / "kept"
-        kept.write_text("no folder")
-        with pytest.warns(HeadraceWarning, match=str(kept)):
-            source = opened(folder, kept=kept)
-        assert read_all(source) == LINES[:5]
-
     def test_an_error_of_a_text_is_told_once(
         self, tmp_path: Path, recwarn: pytest.WarningsRecorder
     ) -> None:

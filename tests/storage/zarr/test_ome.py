@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace import ConfigError, FormatError, MissingNameError, ZarrDataset
 from headrace.cli.main import main
-from headrace.storage.zarr.ome import nearest
 from headrace.testing.contract import same
 
 KINDS = {"t": "time", "c": "channel"}
@@ -275,21 +272,6 @@ def test_labels_that_do_not_fit(root: Any, version: str) -> None:
         write_labels(root, axes, axes, LABELS, lie((1, 1, 1)), version, unit=unit)
         with pytest.raises(ConfigError, match=said):
             of(root, target_name=axes)
-
-
-@given(data=st.data())
-def test_nearest_is_nearest(data: Any) -> None:
-    extents, steps = st.integers(1, 30), st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0, 1.7])
-    here = data.draw(steps), data.draw(st.sampled_from([-3.3, 0.0, 0.05, 2.0]))
-    there = data.draw(steps), data.draw(st.sampled_from([-1.0, 0.0, 0.125, 4.2]))
-    extent, size = data.draw(extents), data.draw(extents)
-    centres = there[0] * np.arange(size) + there[1]
-    for place, number in enumerate(nearest(here, extent, there, size).tolist()):
-        off = np.abs(centres - (here[0] * place + here[1]))
-        if number < 0:
-            assert off.min() > there[0] * (0.5 - 1e-5)
-        else:
-            assert off[number] <= off.min() + 1e-5 * there[0]
 
 
 # -- metadata that are not as they should be
