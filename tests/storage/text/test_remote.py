@@ -14,6 +14,8 @@ import pytest
 
 from headrace.errors import (
     AccessError,
+    DataNotFoundError,
+    FileChangedError,
     FormatError,
     HeadraceWarning,
 )
@@ -252,3 +254,13 @@ def test_an_index_of_another_text_is_not_used(
         same(*both({"a.txt": b"1\n2\n3\n4\n"}))
     with pytest.raises(FormatError, match=r"a.txt.gz is compressed"):
         INDEX.make(maker, server.url + "/a.txt.gz")
+
+
+def test_files_that_are_gone_or_replaced(both: Any, server: RangeServer, served: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"gone\.txt"):
+        remote_texts(f"{server.url}/gone.txt", ENDINGS, RemoteOptions())
+    _, far = both({"a.txt": b"1\n2\n"})
+    assert far.read([0]) == [b"1"]
+    (served / "a.txt").write_bytes(b"3\n4\n")
+    with pytest.raises(FileChangedError, match=r"a.txt, bytes 2 to 4"):
+        far.read([1])
