@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import logging
+import multiprocessing
 import os
 import pickle
 import random
@@ -233,6 +234,35 @@ def test_workers_live_on_between_epochs(loader_of: Any) -> None:
     assert os.getpid() not in second
     fresh = loader_of(Worker(), num_workers=1, persistent_workers=False)
     assert pids_of(fresh) != pids_of(fresh)
+
+
+class Filled(Worker):
+    """Samples that are written into their batch."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((1,), os.getpid(), dtype=torch.int64, device="cpu")
+
+
+@WORKERS
+def test_forked_process_has_buffers_and_workers_of_its_own(loader_of: Any, workers: int) -> None:
+    """Also where its parent has begun with the loader before."""
+    loader, fork = loader_of(Filled(), num_workers=workers), multiprocessing.get_context("fork")
+    before = pids_of(loader)
+    begin, answers = fork.Event(), fork.SimpleQueue()
+
+    def load() -> None:
+        begin.wait(60)
+        answers.put(pids_of(loader))
+
+    process = fork.Process(target=load)
+    process.start()
+    batch = next(iter(loader))
+    begin.set()
+    process.join(60)
+    assert process.exitcode == 0
+    others = answers.get()
+    assert len(others) == 1 and not others & before
+    assert set(batch.flatten().tolist()) == before == pids_of(loader)
 
 
 class CountedEpochs(IterableDataset[int]):

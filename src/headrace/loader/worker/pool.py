@@ -7,6 +7,7 @@ has one at a time, and a second one only while two of its iterators are in use.
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import time
@@ -83,6 +84,7 @@ class WorkerPool:
             )
         self.is_lasting: bool = not workers or bool(config.persistent_workers)
         self._user: weakref.ref[Any] | None = None
+        self._pid = os.getpid()
 
     @property
     def is_free(self) -> bool:
@@ -92,8 +94,10 @@ class WorkerPool:
 
     @property
     def is_sound(self) -> bool:
-        """True if all its workers are alive."""
-        return not any(map(_has_ended, workers_of(self._loader)))
+        """True if all its workers are alive, and it is this process's own: a forked one would
+        share ring and workers with its parent.
+        """
+        return self._pid == os.getpid() and not any(map(_has_ended, workers_of(self._loader)))
 
     def close(self) -> None:
         """Ends the workers, as soon as nobody asks for their batches any more."""

@@ -24,6 +24,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import os
 import queue
 import select
 import signal
@@ -168,6 +169,7 @@ class WorkerIterator(torch_private.TorchIterator):
     _workers_done_event: Any
 
     def __init__(self, loader: Workers) -> None:
+        self._pid = os.getpid()
         self._unborn: dict[int, _Birth] = {}  # forked workers that are not known to have begun
         self._call = 0  # torch's key of the `next` that is under way
         self._workers: list[Any] = []  # of an iterator that can't begin, those that it could start
@@ -334,7 +336,8 @@ class WorkerIterator(torch_private.TorchIterator):
         return process, reason
 
     def _shutdown_workers(self) -> None:
-        if not self._workers:
+        # in a process that was forked meanwhile, they are its parent's
+        if not self._workers or self._pid != os.getpid():
             return
         if not getattr(self, "_shutdown", True):
             unborn = [
