@@ -478,6 +478,10 @@ def test_a_with_block_ends_the_workers_of_a_held_iterator() -> None:
             next(held)
         with loader:
             assert len(list(loader)) == 11  # it can be used again
+            iterator = iter(loader)
+            iterator.close()
+            assert len(list(loader)) == 11
+            assert len(living_children()) == workers
 
 
 def test_a_loader_s_repr_is_short() -> None:

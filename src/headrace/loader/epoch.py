@@ -79,6 +79,7 @@ class EpochIterator:
         self._is_closed = True
         if self.pool is not None:
             self.pool.close()
+            self._loader._broke(self.pool)
 
     def __iter__(self) -> EpochIterator:
         return self
