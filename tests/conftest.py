@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import logging
 import mmap
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -161,6 +163,26 @@ def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a script of benchmarks/, examples/ or tools/, which import each other by their bare
+    names; afterwards they are forgotten, and Ctrl-C is as before.
+    """
+    before, handler = set(sys.modules), signal.getsignal(signal.SIGINT)
+    folders = [Path(__file__).parents[1] / name for name in ("benchmarks", "examples", "tools")]
+
+    def load(name: str) -> Any:
+        (folder,) = [one for one in folders if (one / f"{name}.py").exists()]
+        monkeypatch.syspath_prepend(folder)
+        return importlib.import_module(name)
+
+    yield load
+    signal.signal(signal.SIGINT, handler)
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent in folders:
+            del sys.modules[name]
 
 
 @pytest.fixture

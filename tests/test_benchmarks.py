@@ -4,13 +4,11 @@ was skipped.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +42,11 @@ with temporary_folder() as folder:
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module `run_all`."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    yield importlib.import_module("run_all")
-    for name in ("run_all", "doc_tables", "doc_forms", "report", "folders", "common"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def scripts(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run(scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`run_all` with scripts of the test's own in place of the benchmarks; returns what runs
-    them: (exit status, report, said).
+    them: (exit status, report).
     """
+    runner = scripts("run_all")
     fast = {"median": 4000.4, "min": 3e3, "max": 5e3, "more": {"first batch, ms": [110, 120, 140]}}
     rows = {"headrace": fast, "absent": {"failed": "not installed"}}
     ratio = {"label": "headrace / h5py", "ratio": 2.0, "min": 1.5, "max": 2.5}
@@ -82,16 +72,17 @@ print('{"limit": "disk", "found": false}')""",
     known["lacks"] = runner.Script("Of lacks", needs=("headrace_has_no_such_package",))
     monkeypatch.setattr(runner, "SCRIPTS", known)
 
-    def run(*options: str) -> tuple[int, str]:
+    def run_all(*options: str) -> tuple[int, str]:
         out = tmp_path / "results"
         fixed = ["run_all.py", "--quick", "--photos", str(tmp_path), "--out", str(out)]
         monkeypatch.setattr(sys, "argv", [*fixed, *options])
         return runner.main(), (out / "report.md").read_text(encoding="utf-8")
 
-    return run
+    return run_all
 
 
-def test_every_benchmark_is_run(runner: Any) -> None:
+def test_every_benchmark_is_run(scripts: Any) -> None:
+    runner = scripts("run_all")
     texts = {path.stem: path.read_text(encoding="utf-8") for path in BENCHMARKS.glob("*.py")}
     measure = {
         name
@@ -104,10 +95,10 @@ def test_every_benchmark_is_run(runner: Any) -> None:
 
 
 def test_results_are_tables_and_plots(
-    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    status, report = scripts("--only", "race", "lines", "lacks", "monitoring")
+    status, report = run("--only", "race", "lines", "lacks", "monitoring")
     assert status == 0
     for said in (
         "| Rows | rows/s | first batch, ms |",
@@ -126,14 +117,14 @@ def test_results_are_tables_and_plots(
     kept = json.loads((tmp_path / "results/race.json").read_text())
     assert kept["command"] == "benchmarks/race.py --rounds 2" and kept["quick"] is True
     (tmp_path / "race.py").write_text("raise AssertionError('it must not be run')")
-    assert scripts("--report")[0] == 0
+    assert run("--report")[0] == 0
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert ".svg" not in scripts("--report")[1]
+    assert ".svg" not in run("--report")[1]
 
 
 @pytest.mark.slow
-def test_what_fails_or_hangs_is_said_and_leaves_nothing(scripts: Any, tmp_path: Path) -> None:
-    status, report = scripts("--only", "broken", "garbage", "race", "hangs", "--limit", "5")
+def test_what_fails_or_hangs_is_said_and_leaves_nothing(run: Any, tmp_path: Path) -> None:
+    status, report = run("--only", "broken", "garbage", "race", "hangs", "--limit", "5")
     assert status == 1 and "| headrace | 4,000 (3,000" in report
     assert "failed: exit status 1: error: no such disk" in report
     assert "failed: what it printed is no JSON: 'no json" in report

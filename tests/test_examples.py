@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +89,8 @@ def test_an_example_runs(name: str, options: list[Any], said: str, tmp_path: Pat
     assert len(losses) < 2 or losses[-1] < losses[0] or name == "train_images"  # one epoch a mode
 
 
-def test_training_on_patches_of_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    volume = importlib.import_module("make_volume").make_volume(tmp_path / "a.zarr", (24, 64, 96))
-    sys.modules.pop("make_volume")
+def test_training_on_patches_of_a_volume(tmp_path: Path, scripts: Any) -> None:
+    volume = scripts("make_volume").make_volume(tmp_path / "a.zarr", (24, 64, 96))
     options = ["--patch", 8, 16, 16, "--epochs", 2, *ALONE]
     output = run_example(tmp_path, "train_volume", volume, *options)
     first, second = (float(loss) for loss in re.findall(r" loss ([\d.]+) ", output))
@@ -118,19 +115,16 @@ def test_an_error_is_one_line(
     name: str,
     paths: list[str],
     deterministic_torch: None,
+    scripts: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.chdir(tmp_path)
-    modules, interrupt = set(sys.modules), signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(sys, "argv", [name, *paths])
     with pytest.raises(SystemExit, match="2"):
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    signal.signal(signal.SIGINT, interrupt)
-    for module in {path.stem for path in EXAMPLES.glob("*.py")} - modules:
-        sys.modules.pop(module, None)
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1
 
@@ -169,14 +163,8 @@ def test_packing_on_dask_survives_a_killed_worker(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def example(deterministic_torch: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module `train_images`; torch and Ctrl-C are as before afterwards."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    handler = signal.getsignal(signal.SIGINT)
-    yield importlib.import_module("train_images")
-    signal.signal(signal.SIGINT, handler)
-    for name in ("train_images", "make_photos", "report_modes"):
-        sys.modules.pop(name, None)
+def example(deterministic_torch: None, scripts: Any) -> Any:
+    return scripts("train_images")
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 smaller set.
 """
 
-import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +18,6 @@ BUDGET = 300_000_000  # batches of 64 float32 images of 224 x 224 take 38.5 MB e
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Iterator[Any]:
-    path = Path(__file__).parent.parent / "benchmarks" / "memory.py"
-    spec = importlib.util.spec_from_file_location("memory_benchmark", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))  # what it imports lies beside it
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(path.parent))
-        sys.modules.pop("folders", None)
-
-
-@pytest.fixture(scope="module")
 def many_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("many"), per_class=256)
 
@@ -42,9 +25,10 @@ def many_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 def test_a_job_stays_within_its_budget(
-    benchmark: Any, many_photos: Path, mode: str, workers: int
+    scripts: Any, many_photos: Path, mode: str, workers: int
 ) -> None:
-    idle = benchmark.measure(str(many_photos), "idle", workers, "1GB")["growth"]
-    one = benchmark.measure(str(many_photos), mode, workers, str(BUDGET) + "B")
+    measure = scripts("memory").measure
+    idle = measure(str(many_photos), "idle", workers, "1GB")["growth"]
+    one = measure(str(many_photos), mode, workers, str(BUDGET) + "B")
     assert one["refused"] is None
     assert 50e6 < one["growth"] - idle < 1.05 * BUDGET

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,9 @@ MAY_ISOLATE = (
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module `train_multinode`."""
+def example(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # what it would set itself
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    yield importlib.import_module("train_multinode")
-    for name in ("train_multinode", "two_nodes", "ledger", "make_photos"):
-        sys.modules.pop(name, None)
+    return scripts("train_multinode")
 
 
 Lines = list[dict[str, Any]]

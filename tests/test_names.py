@@ -82,11 +82,8 @@ def test_every_name_of_ours_is_one() -> None:
     assert seen > 100
 
 
-def test_the_page_lists_all_synonyms() -> None:
-    text = (ROOT / "tools" / "list_words.py").read_text()
-    names: dict[str, Any] = {}
-    exec(text, names)
-    page = names["on_page_markdown"](PAGE)
+def test_the_page_lists_all_synonyms(scripts: Any) -> None:
+    page = scripts("list_words").on_page_markdown(PAGE)
     for word in (*ARGUMENTS, *WITHOUT_ARGUMENT, *NAMES):
         assert f"`{word}`" in page
     assert "tools/list_words.py" in (ROOT / "mkdocs.yml").read_text()

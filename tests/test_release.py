@@ -41,13 +41,8 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def release(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `prepare_release`."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    import prepare_release
-
-    yield prepare_release
-    sys.modules.pop("prepare_release")
+def release(scripts: Any) -> Any:
+    return scripts("prepare_release")
 
 
 def test_versions_agree() -> None:

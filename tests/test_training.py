@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +13,10 @@ from tests.test_examples import MODES, TINY
 
 pytestmark = pytest.mark.slow
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture
-def script(deterministic_torch: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module `training`."""
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    yield importlib.import_module("training")
-    for name in ("training", "common", "folders", "train_images", "make_photos", "report_modes"):
-        sys.modules.pop(name, None)
+def script(deterministic_torch: None, scripts: Any) -> Any:
+    return scripts("training")
 
 
 def test_training_in_all_modes(

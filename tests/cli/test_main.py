@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -63,11 +62,8 @@ def test_as_programs() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_the_script_says_all_errors_by_one_code(here: Path) -> None:
-    spec = importlib.util.spec_from_file_location("convert_to_h5", TOOL)
-    assert spec is not None and spec.loader is not None
-    tool: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+def test_the_script_says_all_errors_by_one_code(here: Path, scripts: Any) -> None:
+    tool = scripts("convert_to_h5")
     assert tool.main(["broken", "out.h5"]) == 2 and main(["pack", "broken", "out.h5"]) == 1
     assert tool.main(["in", "out.h5"]) == 0
 

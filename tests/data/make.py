@@ -1,13 +1,11 @@
 """Makes the small files that the tests read.
 
 Everything is made here, from nothing but numpy and Pillow, and is the same at every call: for a
-seed, the same bytes (of one version of Pillow). ``python tests/data/make.py OUT`` writes all of it
-to a folder to look at.
+seed, the same bytes (of one version of Pillow).
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -15,8 +13,9 @@ import struct
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,141 +182,70 @@ def _tar_sample(number: int, size: Size) -> list[tuple[str, bytes]]:
     ]
 
 
-# --- files that can't be read ---------------------------------------------------------------------
+# --- files with something odd about them ----------------------------------------------------------
+
+Writer = Callable[[Path], None]
+
+
+def saving(image: Image.Image, kind: str, **options: Any) -> Writer:
+    """Saves an image as a format of Pillow."""
+    return lambda path: image.save(path, kind, **options)
+
+
+def writing(data: bytes) -> Writer:
+    """Writes these bytes."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(data)
+
+    return write
 
 
 def truncated_jpeg(path: Path) -> None:
     """The first half of a JPEG: the header is whole, the picture is not."""
-    _noise().save(path, "JPEG", quality=90)
+    _NOISE.save(path, "JPEG", quality=90)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
 
 
-def empty_jpeg(path: Path) -> None:
-    """No byte at all."""
-    path.write_bytes(b"")
-
-
-def text_as_jpeg(path: Path) -> None:
-    """Words where an image should be."""
-    path.write_text("This is not an image.\n", encoding="ascii")
-
-
-def bomb_png(path: Path, size: Size = BOMB_PNG_SIZE) -> None:
+def bomb_png(path: Path) -> None:
     """A valid PNG of about 100 kB that decodes to 900 million black pixels.
 
     One bit a pixel, written by hand: Pillow would need the whole picture in memory to write it.
     """
-    width, height = size
+    width, height = BOMB_PNG_SIZE
     row = bytes(1 + (width + 7) // 8)  # the filter byte, then the pixels
     compress = zlib.compressobj(9)
     pixels = b"".join(compress.compress(row) for _ in range(height)) + compress.flush()
     # bit depth 1, grey, deflate, no interlace
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in chunks)
-    )
-
-
-def _png_chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def bomb_jpeg(path: Path, size: Size = BOMB_JPEG_SIZE) -> None:
-    """A small JPEG whose header claims 65000 x 65000 pixels."""
-    _noise().save(path, "JPEG")
-    data = bytearray(path.read_bytes())
-    start = next(position for marker, position in _jpeg_segments(data) if marker == 0xC0)
-    # after marker (2), length (2) and precision (1)
-    struct.pack_into(">HH", data, start + 5, size[1], size[0])
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, content in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")):
+        chunk = kind + content
+        data += struct.pack(">I", len(content)) + chunk + struct.pack(">I", zlib.crc32(chunk))
     path.write_bytes(data)
 
 
-def _jpeg_segments(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Marker and position of each segment before the scan (ITU-T T.81, B.1.1)."""
-    position = 2
-    while data[position + 1] != 0xDA:
-        yield data[position + 1], position
-        position += 2 + int(struct.unpack_from(">H", data, position + 2)[0])
-
-
-def text_file(path: Path) -> None:
-    """Not an image, and does not say that it is: to be passed over."""
-    path.write_text("Notes on the images of this folder.\n", encoding="ascii")
-
-
-# --- files that can be read, with something odd about them ----------------------------------------
-
-
-def png_as_jpeg(path: Path) -> None:
-    """A valid PNG under a JPEG's name: what counts is the content."""
-    _noise().save(path, "PNG")
-
-
-def not_utf8_name(path: Path) -> None:
-    """A JPEG whose name is no UTF-8 (`path` holds it surrogate-escaped, as Python does)."""
-    _noise().save(path, "JPEG")
+def bomb_jpeg(path: Path) -> None:
+    """A small JPEG whose header claims 65000 x 65000 pixels."""
+    _NOISE.save(path, "JPEG")
+    data = bytearray(path.read_bytes())
+    # the frame of Pillow's baseline files: marker, length 17, 8 bits a sample, then the size
+    frame = data.index(b"\xff\xc0\x00\x11\x08")
+    struct.pack_into(">HH", data, frame + 5, *reversed(BOMB_JPEG_SIZE))
+    path.write_bytes(data)
 
 
 def link_loop(path: Path) -> None:
     """A folder with one image and a link to the folder itself: a walk that follows links never
     ends.
     """
-    path.mkdir(exist_ok=True)
-    _noise().save(path / "image.jpg", "JPEG")
-    if not (path / "again").is_symlink():
-        (path / "again").symlink_to(Path("..") / path.name, target_is_directory=True)
+    path.mkdir()
+    _NOISE.save(path / "image.jpg", "JPEG")
+    (path / "again").symlink_to(Path("..") / path.name, target_is_directory=True)
 
 
-def grey16_png(path: Path, size: Size = SIZE) -> None:
-    """16-bit grey over the whole range; the value of pixel (x, y) is 65535 (y w + x) // (w h -
-    1).
-    """
-    width, height = size
-    values = np.arange(width * height, dtype=np.int64) * 65535 // (width * height - 1)
-    Image.fromarray(values.reshape(height, width).astype(np.uint16)).save(path, "PNG")
-
-
-def grey_jpeg(path: Path) -> None:
-    """One channel, 8 bits."""
-    Image.fromarray(corners()).convert("L").save(path, "JPEG", quality=95)
-
-
-def cmyk_jpeg(path: Path) -> None:
-    """Four channels, stored inverted as Adobe does."""
-    Image.fromarray(corners()).convert("CMYK").save(path, "JPEG", quality=95)
-
-
-def rgba_png(path: Path) -> None:
-    """Colour with an alpha ramp from left to right."""
-    Image.fromarray(np.dstack([corners(), _ramp()])).save(path, "PNG")
-
-
-def palette_png(path: Path) -> None:
-    """A palette of four colours, of which entry 0 (red) is transparent."""
-    width, height = SIZE
-    image = Image.new("P", SIZE)
-    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 255, 255, 255])
-    for entry, box in enumerate(
-        [
-            (0, 0, width // 2, height // 2),
-            (width // 2, 0, width, height // 2),
-            (0, height // 2, width // 2, height),
-        ]
-    ):
-        image.paste(entry, box)
-    image.paste(3, (width // 2, height // 2, width, height))
-    image.save(path, "PNG", transparency=0)
-
-
-def la_png(path: Path) -> None:
-    """Grey with an alpha ramp from left to right."""
-    grey = np.asarray(Image.fromarray(corners()).convert("L"))
-    Image.fromarray(np.dstack([grey, _ramp()])).save(path, "PNG")
-
-
-def exif_jpeg(path: Path, orientation: int) -> None:
+def exif_jpeg(orientation: int) -> Writer:
     """`corners()` as a camera held at EXIF `orientation` (1 to 8) stores it: upright again once
     the tag is obeyed.
     """
@@ -333,81 +261,65 @@ def exif_jpeg(path: Path, orientation: int) -> None:
         7: turn.TRANSVERSE,
         8: turn.ROTATE_270,
     }
-    image = Image.fromarray(corners())
     exif = Image.Exif()
     exif[0x0112] = orientation
-    if orientation != 1:
-        image = image.transpose(stored[orientation])
-    image.save(path, "JPEG", quality=95, subsampling=0, exif=exif)
+    image = _CORNERS.transpose(stored[orientation]) if orientation in stored else _CORNERS
+    return saving(image, "JPEG", quality=95, subsampling=0, exif=exif)
 
 
-def animated_gif(path: Path) -> None:
-    """A red frame, then a blue one."""
-    red, blue = _two_pages()
-    red.save(path, "GIF", save_all=True, append_images=[blue], duration=100, loop=0)
+def _grey16() -> Image.Image:
+    """The value of pixel (x, y) is 65535 (y w + x) // (w h - 1)."""
+    width, height = SIZE
+    values = np.arange(width * height, dtype=np.int64) * 65535 // (width * height - 1)
+    return Image.fromarray(values.reshape(height, width).astype(np.uint16))
 
 
-def multipage_tiff(path: Path) -> None:
-    """A red page, then a blue one."""
-    red, blue = _two_pages()
-    red.save(path, "TIFF", save_all=True, append_images=[blue])
+def _palette() -> Image.Image:
+    """Four quarters of a palette's colours, of which entry 0 is red."""
+    image = Image.new("P", SIZE)
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 255, 255, 255])
+    half = np.indices((SIZE[1], SIZE[0])) * 2 // np.array([SIZE[1], SIZE[0]])[:, None, None]
+    image.putdata((half[0] * 2 + half[1]).ravel().tolist())
+    return image
 
 
-def webp(path: Path) -> None:
-    """`corners()`, lossless."""
-    Image.fromarray(corners()).save(path, "WEBP", lossless=True)
+_NOISE, _CORNERS = Image.fromarray(noise(np.random.default_rng(0))), Image.fromarray(corners())
+_RED, _BLUE = (Image.new("RGB", SIZE, colour) for colour in ((255, 0, 0), (0, 0, 255)))
+_RGBA = _CORNERS.copy()  # with an alpha ramp from left to right
+_RGBA.putalpha(
+    Image.fromarray(np.tile(np.linspace(0, 255, SIZE[0]).astype(np.uint8), (SIZE[1], 1)))
+)
 
-
-def bmp(path: Path) -> None:
-    """`corners()`, as BMP."""
-    Image.fromarray(corners()).save(path, "BMP")
-
-
-def _noise() -> Image.Image:
-    return Image.fromarray(noise(np.random.default_rng(0)))
-
-
-def _ramp() -> Pixels:
-    return np.broadcast_to(np.linspace(0, 255, SIZE[0]).astype(np.uint8), (SIZE[1], SIZE[0]))
-
-
-def _two_pages() -> tuple[Image.Image, Image.Image]:
-    return Image.new("RGB", SIZE, (255, 0, 0)), Image.new("RGB", SIZE, (0, 0, 255))
-
-
-# --- one file of each kind ------------------------------------------------------------------------
-
-UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
+UNREADABLE: dict[str, tuple[str, Writer]] = {
     "truncated_jpeg": ("truncated.jpg", truncated_jpeg),
-    "empty_jpeg": ("empty.jpg", empty_jpeg),
-    "text_as_jpeg": ("text.jpg", text_as_jpeg),
+    "empty_jpeg": ("empty.jpg", writing(b"")),
+    "text_as_jpeg": ("text.jpg", writing(b"This is not an image.\n")),
     "bomb_png": ("bomb.png", bomb_png),
     "bomb_jpeg": ("bomb.jpg", bomb_jpeg),
 }
 """Kind -> (file name, writer): image names that every dataset must refuse."""
 
-READABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "png_as_jpeg": ("png_inside.jpg", png_as_jpeg),
-    "not_utf8_name": (os.fsdecode(b"caf\xe9.jpg"), not_utf8_name),
-    "grey16_png": ("grey16.png", grey16_png),
-    "grey_jpeg": ("grey.jpg", grey_jpeg),
-    "cmyk_jpeg": ("cmyk.jpg", cmyk_jpeg),
-    "rgba_png": ("rgba.png", rgba_png),
-    "palette_png": ("palette.png", palette_png),
-    "la_png": ("la.png", la_png),
-    **{
-        f"exif_{tag}_jpeg": (f"exif_{tag}.jpg", lambda path, tag=tag: exif_jpeg(path, tag))  # type: ignore[misc]
-        for tag in range(1, 9)
-    },
-    "animated_gif": ("animated.gif", animated_gif),
-    "multipage_tiff": ("multipage.tiff", multipage_tiff),
-    "webp": ("lossless.webp", webp),
-    "bmp": ("bitmap.bmp", bmp),
+_BOTH: dict[str, Any] = {"save_all": True, "append_images": [_BLUE]}
+READABLE: dict[str, tuple[str, Writer]] = {
+    "png_as_jpeg": ("png_inside.jpg", saving(_NOISE, "PNG")),
+    "not_utf8_name": (os.fsdecode(b"caf\xe9.jpg"), saving(_NOISE, "JPEG")),
+    "grey16_png": ("grey16.png", saving(_grey16(), "PNG")),
+    "grey_jpeg": ("grey.jpg", saving(_CORNERS.convert("L"), "JPEG", quality=95)),
+    # stored inverted, as Adobe does
+    "cmyk_jpeg": ("cmyk.jpg", saving(_CORNERS.convert("CMYK"), "JPEG", quality=95)),
+    "rgba_png": ("rgba.png", saving(_RGBA, "PNG")),
+    "palette_png": ("palette.png", saving(_palette(), "PNG", transparency=0)),
+    "la_png": ("la.png", saving(_RGBA.convert("LA"), "PNG")),
+    **{f"exif_{tag}_jpeg": (f"exif_{tag}.jpg", exif_jpeg(tag)) for tag in range(1, 9)},
+    "animated_gif": ("animated.gif", saving(_RED, "GIF", duration=100, loop=0, **_BOTH)),
+    "multipage_tiff": ("multipage.tiff", saving(_RED, "TIFF", **_BOTH)),
+    "webp": ("lossless.webp", saving(_CORNERS, "WEBP", lossless=True)),
+    "bmp": ("bitmap.bmp", saving(_CORNERS, "BMP")),
 }
-"""Kind -> (file name, writer): images that every dataset must read."""
+"""Kind -> (file name, writer): images that every dataset must read, of the first page or frame."""
 
-NO_IMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "text_file": ("notes.txt", text_file),
+NO_IMAGE: dict[str, tuple[str, Writer]] = {
+    "text_file": ("notes.txt", writing(b"Notes on these images.\n")),
     "link_loop": ("loop", link_loop),
 }
 """Kind -> (name, writer): what else lies in folders of images."""
@@ -432,17 +344,3 @@ def make_bad(folder: str | os.PathLike[str]) -> dict[str, Path]:
         else:
             made[kind] = folder / name
     return made
-
-
-def main() -> None:
-    """Writes the photographs and the odd files to a folder."""
-    parser = argparse.ArgumentParser(description="Writes the small files that the tests read.")
-    parser.add_argument("out", type=Path, help="folder to write to; gets photos/ and bad/")
-    out = parser.parse_args().out
-    print(make_photos(out / "photos"))
-    for kind, path in make_bad(out / "bad").items():
-        print(f"{kind:16} {os.fsencode(path)!r}")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,6 @@ docs/benchmarks.md.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import re
@@ -12,20 +11,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 DATA = json.loads((ROOT / "benchmarks" / "results" / "chart.json").read_text(encoding="utf-8"))
 BARS = [(panel["section"], bar) for panel in DATA["panels"] for bar in panel["bars"]]
-
-
-@pytest.fixture(scope="module")
-def chart() -> Any:
-    spec = importlib.util.spec_from_file_location("chart", ROOT / "benchmarks" / "chart.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _cells(section: str, row: str, column: str) -> list[str]:
@@ -49,7 +37,8 @@ def test_each_figure_stands_in_the_benchmarks() -> None:
         assert bar["value"] == float(number) * {"": 1, "MB": 1, "GB": 1000}[unit]
 
 
-def test_the_committed_charts_are_what_the_script_draws(chart: Any) -> None:
+def test_the_committed_charts_are_what_the_script_draws(scripts: Any) -> None:
+    chart = scripts("chart")
     for theme, ending in itertools.product(("light", "dark"), ("", "-narrow")):
         path = ROOT / "docs" / "assets" / f"chart-{theme}{ending}.svg"
         committed = path.read_text(encoding="utf-8")

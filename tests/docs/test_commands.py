@@ -5,11 +5,9 @@ programs have.
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,9 +49,9 @@ def commands() -> list[tuple[str, ...]]:
 
 
 @pytest.fixture
-def parses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def parses(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a program until its options are parsed."""
-    parse, before = argparse.ArgumentParser.parse_args, set(sys.modules)
+    parse = argparse.ArgumentParser.parse_args
 
     def stop(self: argparse.ArgumentParser, *arguments: Any) -> NoReturn:
         parse(self, *arguments)
@@ -65,17 +63,10 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         if folder == "headrace":
             headrace_main(words)
             return
-        monkeypatch.syspath_prepend(ROOT / folder)
         monkeypatch.setattr(sys, "argv", [f"{script}.py", *words])
-        importlib.import_module(script).main()
+        scripts(script).main()
 
-    yield run
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent.name in (
-            "benchmarks",
-            "examples",
-        ):
-            del sys.modules[name]
+    return run
 
 
 def test_commands_of_pages_have_right_options(parses: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,9 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tool() -> Iterator[Any]:
-    """The module `list_messages`."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    import list_messages
-
-    yield list_messages
-    sys.path.remove(str(ROOT / "tools"))
-    sys.modules.pop("list_messages")
+@pytest.fixture
+def tool(scripts: Any) -> Any:
+    return scripts("list_messages")
 
 
 @pytest.mark.slow

@@ -5,30 +5,15 @@ headrace come out again.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS, RESULTS = ROOT / "benchmarks", ROOT / "benchmarks" / "results"
-
-
-@pytest.fixture(scope="module")
-def scripts() -> Iterator[Any]:
-    """Imports a script of benchmarks/, whose modules import each other by their bare names."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == BENCHMARKS:
-            del sys.modules[name]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def test_pages_have_the_figures_of_their_scripts(scripts: Any) -> None:

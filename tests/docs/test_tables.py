@@ -4,11 +4,8 @@ them.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +40,6 @@ KEPT = {
 }
 QUICK = json.loads((Path(__file__).parent / "quick_runs.json").read_text(encoding="utf-8"))
 """What `run_all.py --quick` gave, cut to a few sections and contestants."""
-
-
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Imports a script of benchmarks/."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    yield importlib.import_module
-    for name in ("run_all", "doc_tables", "doc_forms", "report", "folders", "common"):
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture
