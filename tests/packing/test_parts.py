@@ -243,6 +243,28 @@ def test_another_plan_is_refused(
     assert contents(out) == contents(new), "nothing is left of the other plan"
 
 
+@pytest.mark.parametrize(
+    "name", ["data.zarr/zarr.json", "part-00000-of-00002.json", "manifest.json"]
+)
+def test_files_of_others_are_kept(name: str, photos: Path, tmp_path: Path) -> None:
+    other = tmp_path / name
+    other.parent.mkdir(exist_ok=True)
+    other.write_text('{"mine": 1}')
+    for format, dry_run in itertools.product(FORMATS, (True, False)):
+        with pytest.raises(TargetExistsError, match=f"{name} is not of a pack"):
+            pack(photos, tmp_path, shard_size=SHARD, format=format, dry_run=dry_run)
+    assert contents(tmp_path).keys() == {name} and other.read_text() == '{"mine": 1}'
+    assert verify(pack(photos, tmp_path, shard_size=SHARD, overwrite=True)).ok
+
+
+def test_a_pack_without_plan_and_checks_goes_on(out: Path, photos: Path, format: str) -> None:
+    whole = contents(out)
+    for path in out.glob("plan*"):
+        path.unlink()
+    pack(photos, out, shard_size=SHARD, format=format)
+    assert contents(out) == whole
+
+
 # --- sources that change, and bad samples ---------------------------------------------------------
 
 

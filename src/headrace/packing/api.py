@@ -182,7 +182,8 @@ def pack(
             the sample is left out, with a warning, and the fingerprint is that of a view without
             it.
         TargetExistsError, WriteError, AccessError: `dst` already exists; it can't be written;
-            another job is packing to it; or it contains the plan of another pack.
+            another job is packing to it; or it contains the plan of another pack, or files that
+            would be replaced and are of no pack.
         FileChangedError: a sample changed since the parts were planned.
         DataNotFoundError, ConfigError: the parent folder of `dst` does not exist; an argument is
             invalid; `dst` is a file of the dataset, by any name, or lies in a folder of it.

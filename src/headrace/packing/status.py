@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headrace.display import Lines
-from headrace.errors import DataNotFoundError, FormatError
+from headrace.errors import DataNotFoundError, FormatError, TargetExistsError
 from headrace.io.paths import redact
 from headrace.io.remote_files import below
 from headrace.io.resolve.packs import (
@@ -363,10 +363,38 @@ def remove_other(folder: Destination, plan: PartsPlan) -> None:
         if name not in ours and not name.rpartition("/")[2].startswith("."):
             folder.remove(name)
     for name in folder.sizes():
-        is_part = name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
-        is_samples = name.startswith("plan-") and name.endswith(".crc32")
-        if (is_part or is_samples) and name not in ours:
+        if (_is_of_part(name) or _are_checks(name)) and name not in ours:
             folder.remove(name)
+
+
+def refuse_foreign(folder: Destination) -> None:
+    """Raises a TargetExistsError where a pack into a folder without a plan would replace or remove
+    files that no pack has written. One that lost its plan has the CRCs of its samples, or a sidecar.
+    """
+    if folder.read(PLAN) is not None:
+        return
+    names = folder.sizes()
+    replaced = [name for name in names if name == MANIFEST or _is_of_part(name)]
+    for name in replaced:
+        data = (folder.read(name) or b"") if name.endswith(".json") else b""
+        if b'"plan": "' in data and b'"crc32": ' in data:
+            return
+    replaced += folder.sizes(ARRAYS)
+    if not replaced or any(map(_are_checks, names)):
+        return
+    if folder.read(PLAN) is None:  # else another job has just begun
+        raise TargetExistsError(
+            f"{folder.shown_name(replaced[0])} is not of a pack, which would replace or remove it: "
+            "pack to another folder, or pass overwrite=True (--overwrite)"
+        )
+
+
+def _is_of_part(name: str) -> bool:
+    return name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
+
+
+def _are_checks(name: str) -> bool:
+    return name.startswith("plan-") and name.endswith(".crc32")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

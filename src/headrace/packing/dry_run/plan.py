@@ -23,7 +23,7 @@ from headrace.packing.options import PackFormat, StoreOptions
 from headrace.packing.own_source import refuse_own_source
 from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_same, read_plan
-from headrace.packing.status import finished_in
+from headrace.packing.status import finished_in, refuse_foreign
 from headrace.packing.zarr_parts import plan_zarr
 
 _ONE_PART = 1 << 62  # bytes
@@ -148,6 +148,8 @@ def plan_folder_pack(
     """
     refuse_own_source(dataset, folder.path)
     folder.check()
+    if not overwrite:
+        refuse_foreign(folder)
     if format == "zarr":
         plan, _, dataset, _ = plan_zarr(dataset, folder, shard_size, options, workers, progress)
     else:

@@ -36,7 +36,14 @@ from headrace.packing.jobs.planning import plan_parts
 from headrace.packing.options import PackFormat, StoreOptions
 from headrace.packing.own_source import refuse_own_source
 from headrace.packing.parts import PartsPlan, freeze
-from headrace.packing.status import PackStatus, finished_in, join_in, remove_other, unjoin
+from headrace.packing.status import (
+    PackStatus,
+    finished_in,
+    join_in,
+    refuse_foreign,
+    remove_other,
+    unjoin,
+)
 from headrace.packing.zarr_parts import plan_zarr
 from headrace.storage.tokens.packed import KIND
 
@@ -66,6 +73,8 @@ def pack_parts(
     """
     refuse_own_source(dataset, folder.path)
     folder.prepare()
+    if not overwrite:
+        refuse_foreign(folder)
     if format == "zarr":
         plan, checks, dataset, read_sizes = plan_zarr(
             dataset, folder, shard_size, options, workers, progress
