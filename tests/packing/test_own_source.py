@@ -97,3 +97,19 @@ def test_repack_onto_a_pack_of_parts(here: Path, memory: Any) -> None:
     memory.pipe_file("/own/a.txt", b"a text")
     with refused():
         pack("memory://own", "memory://own/parts", shard_size="1GB")
+    pack("photos", "memory://pack", shard_size="1KB")
+    before = dict(memory.store)
+    anew: dict[str, Any] = {"shard_size": "1GB", "overwrite": True}
+    for format in ("hdf5", "zarr"):
+        with refused():
+            pack("memory://pack/manifest.json", "memory://pack", format=format, **anew)
+    assert memory.store == before
+
+
+def test_pack_onto_the_archive_of_its_files(here: Path) -> None:
+    archive = shutil.make_archive("photos", "zip", "photos")
+    before = Path(archive).read_bytes()
+    for dst in (archive, "photos.zip"):
+        with refused():
+            pack(f"zip://**/*.jpg::{archive}", dst, overwrite=True)
+    assert Path(archive).read_bytes() == before

@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from headrace.errors import ConfigError
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import chain_of, redact
 from headrace.io.resolve.expressions import expand_braces
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.packs import ARRAYS, MANIFEST, PLAN
@@ -36,11 +36,13 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
     """
     target = local_path(dst)
     for source, is_data in _sources_of(dataset):
-        if target is None:
-            is_own = is_url(source) and _is_below(source, os.fspath(dst))
-        else:
-            path = local_path(source)
-            is_own = path is not None and _is_own(path, target, is_data)
+        is_own = False
+        for link in chain_of(source):  # of an archive's member the archive, too
+            path = local_path(link)
+            if target is None:
+                is_own |= path is None and _is_own_url(link, os.fspath(dst))
+            elif path is not None:
+                is_own |= _is_own(path, target, is_data)
         if is_own:
             raise ConfigError(
                 f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack must "
@@ -62,6 +64,14 @@ def _is_own(source: Path, target: Path, is_data: bool) -> bool:
         return source.samefile(target)
     folder, path = os.path.realpath(target), os.path.realpath(source)
     return _is_below(folder, path) and _is_of_pack(os.path.relpath(path, folder).split(os.sep)[0])
+
+
+def _is_own_url(source: str, target: str) -> bool:
+    """True if a pack to a URL would replace a URL, or lie in it."""
+    if _is_below(source, target):
+        return True
+    name = source.removeprefix(f"{target.rstrip('/')}/")
+    return name != source and _is_of_pack(name.partition("/")[0])
 
 
 def _is_of_pack(name: str) -> bool:
