@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from headrace import HDF5Dataset, ImageDataset, open_dataset, pack
+from headrace import HDF5Dataset, ImageDataset, TextDataset, open_dataset, pack
 from headrace.cli.main import main
 from headrace.errors import (
     ConfigError,
@@ -153,6 +153,33 @@ def test_other_annotations_are_another_plan(coco: Path, tmp_path: Path) -> None:
         others = {**labels, "005.jpg": 99}
         pack(labelled(targets=others), tmp_path / "labels", shard_size=SHARD)
     pack(labelled(targets=labels), tmp_path / "labels", shard_size=SHARD)
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("kind", ["arrays", "Zarr", "records", "packed images"])
+def test_other_targets_are_another_plan(kind: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["data"] = np.zeros((20, 2), np.float32)
+        file["a"], file["b"] = np.arange(20), np.arange(20)[::-1]
+    rows = [{"text": f"line {n}", "a": n, "b": -n} for n in range(20)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    photos = make_photos(tmp_path / "photos", ("circle", "noise"), 3)
+    images = partial(ImageDataset, photos, targets={path.name: 7 for path in photos.rglob("*.*")})
+    arrays = partial(HDF5Dataset, tmp_path / "in.h5", "data")
+    made: dict[str, Any] = {
+        "arrays": lambda name: arrays(target_name=name),
+        "Zarr": lambda name: arrays(target_name=name),
+        "records": lambda name: TextDataset(tmp_path / "in.jsonl", target_field=name),
+        "packed images": lambda name: ImageDataset(
+            pack(photos if name == "a" else images(), tmp_path / f"{name}.h5", overwrite=True)
+        ),
+    }
+    how: dict[str, Any] = {"shard_size": 40, "format": "zarr" if kind == "Zarr" else "hdf5"}
+    out = pack(made[kind]("a"), tmp_path / "out", part="0/2", **how)
+    with pytest.raises(TargetExistsError, match="annotations"):
+        pack(made[kind]("b"), out, part="1/2", **how)
+    pack(made[kind]("a"), out, part="1/2", **how)
+    assert verify(out).ok
 
 
 def test_a_changed_mask_is_an_error(tmp_path: Path) -> None:

@@ -238,6 +238,9 @@ def options_of(dataset: BaseDataset, how: StoreOptions, shard_size: int) -> dict
         options["check"] = how.check
     if how.is_jpeg:
         options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
+        color = getattr(dataset, "color", "RGB")
+        if color != "RGB":
+            options["jpeg"]["color"] = color
     return options
 
 

@@ -369,7 +369,7 @@ def remove_other(folder: Destination, plan: PartsPlan) -> None:
 
 def refuse_foreign(folder: Destination) -> None:
     """Raises a TargetExistsError where a pack into a folder without a plan would replace or remove
-    files that no pack has written. One that lost its plan has the CRCs of its samples, or a sidecar.
+    files that no pack has written. One that lost its plan has its samples' CRCs, or a sidecar.
     """
     if folder.read(PLAN) is not None:
         return

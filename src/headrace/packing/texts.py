@@ -359,20 +359,6 @@ def _message(documents: Documents, error: SampleError) -> str:
     return str(error)
 
 
-def check_targets(documents: Documents) -> None:
-    """Reads the records' targets, where they are of several kinds: each part alone might seem to
-    have one kind.
-
-    Raises:
-        ConfigError: they can't be packed.
-    """
-    if (
-        documents.dataset.targets is None
-        and (targets := documents.dataset.record_targets()) is not None
-    ):
-        as_column(targets)
-
-
 class TokensEstimate(NamedTuple):
     """What the tokens of some documents, evenly spread, say of all."""
 

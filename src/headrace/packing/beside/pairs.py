@@ -7,7 +7,6 @@ Boxes lie beside the samples, as `CocoTargets.columns` gives them.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.views import TargetSequence
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.joint import MaskFormat, check_mask_header, mask_of
@@ -25,10 +23,11 @@ from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import check_header, image_shape
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
-from headrace.packing.beside.targets import target_arrays
+from headrace.packing.beside.targets import crc_of_columns, target_arrays
 from headrace.packing.options import Check
-from headrace.storage.arrays.packed import BOXES, IMAGE, MASK, MASK_STARTS, MASKS, bytes_of
+from headrace.storage.arrays.packed import BOXES, IMAGE, MASK, MASK_STARTS, MASKS
 from headrace.storage.arrays.packed_rows import PackedSource
+from headrace.storage.files import FilesSource
 from headrace.storage.pairs import PairedSource
 
 Column = npt.NDArray[Any]
@@ -187,20 +186,19 @@ def check_size(dataset: BaseDataset, position: int, shape: Sequence[int]) -> Non
 
 
 def annotations_check(dataset: BaseDataset) -> dict[str, int]:
-    """What a plan has of targets that were given beside the images, by which other ones are
-    noticed; {}: there are none.
+    """What a plan has of targets that lie beside the samples, by which other ones are noticed; {}:
+    there are none, or they follow from the names of the files.
     """
     boxes, targets = boxes_of(dataset), dataset.targets
+    if boxes is not None:
+        return {"annotations": crc_of_columns(boxes.columns(boxes.sizes))}
     given = dataset._arguments.get("targets", FOLDERS)
-    is_known = isinstance(targets, TargetSequence) or (
-        isinstance(targets, np.ndarray) and targets.dtype.kind in "biufc"
+    by_folders = isinstance(dataset.sample_source, FilesSource) and (
+        isinstance(given, str) and given == FOLDERS
     )
-    if boxes is None and (not is_known or (isinstance(given, str) and given == FOLDERS)):
+    if targets is None or by_folders or dataset.sample_format.splits_targets:
         return {}
-    crc, columns = 0, target_arrays(targets) if boxes is None else boxes.columns(boxes.sizes)
-    for _, column in sorted(columns.items()):
-        crc = zlib.crc32(bytes_of(column).data, crc)
-    return {"annotations": crc}
+    return {"annotations": crc_of_columns(target_arrays(targets))}
 
 
 def with_mask(image: Any, mask: Any, made: bytes, dataset: BaseDataset) -> tuple[bytes, bytes]:

@@ -4,6 +4,7 @@ named by `target_named`.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.views import ColumnTargets
 from headrace.errors import ConfigError
-from headrace.storage.arrays.packed import TARGETS, PackedInfo, target_named
+from headrace.storage.arrays.packed import TARGETS, PackedInfo, bytes_of, target_named
 
 Column = npt.NDArray[Any]
 LAYOUT = 7
@@ -35,6 +36,14 @@ def target_arrays(targets: Any) -> dict[str, Column]:
         target_named(number): as_column(column, name)
         for number, (name, column) in enumerate(columns.items())
     }
+
+
+def crc_of_columns(columns: Mapping[str, Column]) -> int:
+    """One CRC of all columns."""
+    crc = 0
+    for _, column in sorted(columns.items()):
+        crc = zlib.crc32(bytes_of(column).data, crc)
+    return crc
 
 
 def said_of_columns(

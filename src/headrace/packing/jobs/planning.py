@@ -12,6 +12,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.documents import TokenizedDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
+from headrace.packing.beside.targets import as_column, crc_of_columns
 from headrace.packing.destination import Destination
 from headrace.packing.formats.layout import chunks_for
 from headrace.packing.formats.versions import versions_of
@@ -29,7 +30,8 @@ from headrace.packing.parts import (
 )
 from headrace.packing.plan import Packing, are_files, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file, refuse_for_texts
-from headrace.packing.texts import check_targets, documents_of, estimate_tokens, is_of_texts
+from headrace.packing.texts import documents_of, estimate_tokens, is_of_texts
+from headrace.storage.arrays.packed import TARGETS
 from headrace.storage.hdf5.filters import filter_versions
 
 
@@ -156,8 +158,11 @@ def _plan_texts(dataset: TokenizedDataset, shard_size: int, how: StoreOptions) -
     info, sizes = documents.info(), documents.sizes()
     checks = checks_of(documents.names, sizes)
     options = {**options_of(documents.dataset, how, shard_size), **info.text}
+    targets = documents.targets()
+    if targets is not None and not documents.are_files:
+        # of all: each part alone might seem to have targets of one kind
+        options["annotations"] = crc_of_columns({TARGETS: as_column(targets)})
     if documents.tokens is None:
-        check_targets(documents)
         estimate = estimate_tokens(documents, sizes)
         options["tokens"] = estimate.crc
         sizes = (sizes * estimate.tokens_per_byte).astype(np.int64)
