@@ -30,7 +30,7 @@ from headrace.errors import (
     WriteError,
 )
 from headrace.io.local import checksums
-from headrace.packing import pack, verify
+from headrace.packing import destination, pack, verify
 from headrace.packing import part as parts
 from headrace.packing import run as running
 from headrace.packing.part import PartFile
@@ -149,6 +149,43 @@ def test_the_file_goes_between_opening_and_locking(
         part.commit()
     assert len(calls) == 2 and (tmp_path / "out").read_bytes() == b"mine"
     assert sorted(os.listdir(tmp_path)) == (["finished", "out"] if event == "renamed" else ["out"])
+
+
+def test_a_remover_looks_between_opening_and_locking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds no lock, takes one, and removes the file: the writer makes another one."""
+    flock = fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        remover = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+        flock(remover, how)
+        (tmp_path / ".out.mine.part").unlink()
+        try:
+            flock(fd, how)
+        finally:
+            os.close(remover)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with PartFile(tmp_path / "out", token="mine") as part:
+        part.write(b"mine")
+        part.commit()
+    assert os.listdir(tmp_path) == ["out"] and (tmp_path / "out").read_bytes() == b"mine"
+
+
+def test_parts_on_their_way_to_a_store_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a live job, however long it has not written; what a killed one left is removed."""
+    monkeypatch.setattr(destination.tempfile, "gettempdir", lambda: str(tmp_path))
+    with destination._temporary("0.h5") as part:
+        left = Path(part.path).with_name(".2.h5.0123abcd.part")
+        left.touch()
+        os.utime(part.path, (0, 0))
+        with destination._temporary("1.h5"):
+            assert Path(part.path).exists() and not left.exists()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_link_under_the_temporary_name_is_not_followed(tmp_path: Path) -> None:

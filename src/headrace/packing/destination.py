@@ -24,7 +24,7 @@ from headrace.errors import (
     TargetExistsError,
     WriteError,
 )
-from headrace.io.atomic import make_folder, user_id
+from headrace.io.atomic import user_id
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
 from headrace.io.remote_files import below as url_below
@@ -390,16 +390,16 @@ class StoreDestination(Destination):
 
 @contextlib.contextmanager
 def _temporary(name: str) -> Iterator[PartFile]:
-    """A file of this user in the folder for temporary files; those that killed processes left of
-    the same name are removed.
+    """A file of this user in the folder for temporary files; those that killed processes left are
+    removed.
     """
     folder = os.path.join(tempfile.gettempdir(), f"headrace-pack-{user_id()}")
     name = name.replace("/", "-")
     with contextlib.ExitStack() as opened:
         for attempt in range(1, _ATTEMPTS + 1):
-            make_folder(folder, ".")
+            os.makedirs(folder, 0o700, exist_ok=True)
             try:
-                remove_abandoned(folder, (f".{name}.",))
+                remove_abandoned(folder, (".",))
                 file = opened.enter_context(
                     PartFile(os.path.join(folder, name), overwrite=True, token=new_token())
                 )

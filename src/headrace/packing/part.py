@@ -273,16 +273,17 @@ class PartFile:
             # file of ours
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
-                self._lock(fd)
-                # else its writer renamed or removed it between the two calls
-                if _is_at(fd, self.path):
+                # else its writer renamed or removed it between the two calls, or
+                # `remove_abandoned` looks at it
+                if self._lock(fd) and _is_at(fd, self.path):
                     return fd
             except BaseException:
                 os.close(fd)
                 raise
             os.close(fd)
 
-    def _lock(self, fd: int) -> None:
+    def _lock(self, fd: int) -> bool:
+        """Locks it; False where somebody else has a lock on the file of this one writer."""
         try:
             is_ours = try_lock(fd)
         except OSError as error:
@@ -293,12 +294,13 @@ class PartFile:
                 "%s: this file system has no locks, see that no other job writes there",
                 redact(self._folder),
             )
-        if not is_ours:
+        if not is_ours and self._token is None:
             raise WriteError(
                 f"another job is packing to {redact(self.target)} (it holds "
                 f"{redact(os.path.basename(self.path))}): "
                 "wait for it, or use another name"
             )
+        return is_ours
 
     def _explain(self, error: OSError) -> HeadraceError:
         path, reason = redact(self.target), error.strerror or str(error)
