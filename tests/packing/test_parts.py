@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,24 @@ class Dying(Numbers):
 def test_a_process_that_dies(tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="died"):
         pack(Dying(), tmp_path / "out", shard_size=200, processes=2)
+    with ProcessPoolExecutor(1) as executor:
+        executor.submit(os._exit, 9).exception()
+        with pytest.raises(WriteError, match="died"):
+            pack(Numbers(), tmp_path / "other", shard_size=200, executor=executor)
+
+
+class Elsewhere(Executor):
+    """Its processes write to a disk of their own."""
+
+    def submit(self, *_: Any) -> Future[Any]:
+        future = Future[Any]()
+        future.set_result(1)
+        return future
+
+
+def test_parts_that_are_written_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match=r"part-00000.* is not there.* share"):
+        pack(Numbers(), tmp_path / "out", shard_size=200, executor=Elsewhere())
 
 
 # --- jobs that go on ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ The manifest is written last, by whoever finds all parts finished.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
@@ -101,6 +102,12 @@ def pack_parts(
             for _ in _packed(job, left, processes, executor):
                 bar.update(1)
         status, sidecars = finished_in(folder, plan, sidecars)
+        lost = sorted(set(left).intersection(status.missing))
+        if lost:
+            raise WriteError(
+                f"{folder.shown_name(plan.name(lost[0]))} was packed by another process, and is "
+                "not there: pack to a folder that all processes share, or to a store"
+            )
     if status.is_finished and not status.joined:
         join_in(folder, plan, sidecars)
         status = replace(status, joined=True)
@@ -241,7 +248,8 @@ def _packed_in_lanes(lanes: Sequence[_Lane], job: PackJob, numbers: Sequence[int
     def submit(lane: _Lane) -> None:
         number = next(left, None)
         if number is not None:
-            waiting[lane[0].submit(lane[1], number)] = lane, number
+            with _naming_deaths(job, number):
+                waiting[lane[0].submit(lane[1], number)] = lane, number
 
     for lane in lanes:
         submit(lane)
@@ -249,7 +257,8 @@ def _packed_in_lanes(lanes: Sequence[_Lane], job: PackJob, numbers: Sequence[int
         done, _ = wait(waiting, return_when=FIRST_COMPLETED)
         for future in done:
             lane, number = waiting.pop(future)
-            result = _result(future, job, number)
+            with _naming_deaths(job, number):
+                result = future.result()
             submit(lane)
             yield result
 
@@ -258,20 +267,25 @@ def _packed_by(executor: Executor, job: PackJob, numbers: Sequence[int]) -> Iter
     waiting: dict[Future[int], int] = {}
     try:
         for number in numbers:
-            waiting[executor.submit(job.pack, number)] = number
+            with _naming_deaths(job, number):
+                waiting[executor.submit(job.pack, number)] = number
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
                 number = waiting.pop(future)
-                yield _result(future, job, number)
+                with _naming_deaths(job, number):
+                    result = future.result()
+                yield result
     finally:
         for future in waiting:
             future.cancel()
 
 
-def _result(future: Future[int], job: PackJob, number: int) -> int:
+@contextlib.contextmanager
+def _naming_deaths(job: PackJob, number: int) -> Iterator[None]:
+    """Raises a WriteError where a process has died when a part is submitted or waited for."""
     try:
-        return future.result()
+        yield
     except BrokenExecutor as error:
         raise WriteError(
             f"a process died while it packed {job.folder.shown_name(job.plan.name(number))} or "
