@@ -101,22 +101,6 @@ class TestPrefetched:
         # read once, forgotten
         assert files._prefetcher._extents == files._prefetcher._starts == {}
 
-    def test_urgent_pieces_go_first(self, server: RangeServer, files_of: Any) -> None:
-        files, url = files_of(), server.url + "/a.bin"
-        files.hold_prefetched(SIZE)
-        files.learn([url])
-        server.set(latency=0.05)
-        server.counts()
-        others = range(100_000, 600_000, 100_000)
-        files.prefetch([ByteRanges.of([(url, 0, 10)])], urgent=True)
-        files.prefetch([ByteRanges.of([(url, start, start + 10)]) for start in others])
-        files.prefetch([ByteRanges.of([(url, 900_000, 900_010)])], urgent=True)
-        for start in [0, 900_000, *others]:
-            check(files, (url, start, start + 10))
-        asked = [start for _, start, _ in server.counts()["ranges"]]
-        assert set(asked[:2]) == {0, 900_000}
-        assert len(asked) == 7
-
     def test_an_error_is_raised_by_one_read(self, server: RangeServer, files_of: Any) -> None:
         files, url = files_of(retries=0, deadline=20), server.url + "/a.bin"
         files.learn([url])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace import ImageDataset, TextDataset, pack
+from headrace import ImageDataset, pack
 from headrace.cli.main import main
 from headrace.errors import ConfigError, DataNotFoundError, SampleError, TargetExistsError
 from headrace.packing import PackPlan, pack_status
@@ -48,15 +48,6 @@ def test_it_is_what_is_packed_then(
     nbytes = sum(path.stat().st_size for path in files)
     assert 0.3 * plan.nbytes < nbytes < 1.2 * plan.nbytes + 10_000 * len(files)
     assert plan.part_samples[0] * len(files) <= 24 <= plan.part_samples[1] * len(files)
-
-
-def test_texts(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("some text\n" * 100)
-    with TextDataset(tmp_path / "a.txt", cache_dir=tmp_path / "cache") as texts:
-        for shard_size in (None, 500):
-            plan = pack(texts, tmp_path / "out", shard_size=shard_size, dry_run=True)
-            assert plan.store == "tokens" and plan.nbytes > 500 and plan.seconds is not None
-    assert not (tmp_path / "out").exists()
 
 
 def test_finished_parts_are_left_out(photos: Path, tmp_path: Path) -> None:

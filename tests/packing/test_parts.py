@@ -499,8 +499,7 @@ KILLED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "kills",
-    [pytest.param(4, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.nightly)],
+    "kills", [pytest.param(4, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize(("kind", "how"), KILLED, ids=str)
 def test_kills_lose_nothing(

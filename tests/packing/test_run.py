@@ -22,12 +22,7 @@ import torch
 from PIL import Image
 
 from headrace import HDF5Dataset, ImageDataset, pack
-from headrace.errors import (
-    ConfigError,
-    HeadraceWarning,
-    SampleError,
-    TargetExistsError,
-)
+from headrace.errors import ConfigError, HeadraceWarning, SampleError, TargetExistsError
 from headrace.packing import verify
 from tests.data.make import READABLE, UNREADABLE, make_bad
 from tests.packing.shared import check_same, images
@@ -145,10 +140,7 @@ def stored(path: Path) -> list[bytes]:
 def test_images_become_smaller(large: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {"store": "jpeg", "max_size": 100, "quality": 80}
     out = pack(ImageDataset(large, targets=None), tmp_path / "out.h5", **how)
-    with (
-        images(large, targets=None) as source,
-        images(out) as packed,
-    ):
+    with images(large, targets=None) as source, images(out) as packed:
         for index, data in enumerate(stored(out)):
             image = Image.open(io.BytesIO(data))
             assert image.size == ((60, 40) if index == 5 else (100, 67))

@@ -31,7 +31,7 @@ from headrace.storage.hdf5.packed import packed_info
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_pair, save_mask
 from tests.data.make import make_photos
-from tests.packing.cases import COLUMNS, COUNT, Own, make_labels
+from tests.packing.cases import COLUMNS, COUNT, make_labels
 from tests.packing.shared import samples_of
 
 pytestmark = pytest.mark.quick_every(2)
@@ -298,17 +298,13 @@ def labelled(folder: Path, **options: Any) -> ImageDataset:
     return ImageDataset(folder / "photos", **options)
 
 
-def test_columns_keep_types_and_classes(trees: Path) -> None:
+def test_columns_are_arrays_or_left_out(trees: Path) -> None:
     with labelled(trees) as source:
         out = pack(source, trees / "out.h5")
-    with ImageDataset(out) as packed:
-        target = packed[1][1]
-        assert [type(target[name]) for name in COLUMNS[:3]] == [int, float, bool]
-        assert packed.column_classes == {"kind": ["ash", "elm", "oak"], "seen in": ["june", "may"]}
+    with ImageDataset(out) as packed, ImageDataset(out, targets=None) as plain:
         heights = packed.label_columns["height/m"]
         assert heights.tolist() == [number / 4 for number in range(COUNT)]
-    with ImageDataset(out, targets=None) as packed:
-        assert packed[0][1] is None
+        assert plain[0][1] is None
 
 
 @pytest.mark.parametrize("how", [{}, {"shard_size": 30}, {"shard_size": 30, "format": "zarr"}])
@@ -359,27 +355,6 @@ def test_a_column_that_is_no_array_is_named(values: list[Any], trees: Path) -> N
     ):
         pack(source, trees / "out.h5")
     assert not (trees / "out.h5").exists()
-
-
-def test_targets_that_are_no_columns(tmp_path: Path) -> None:
-    class Samples(Own):
-        def __init__(self, target: Any, others: Any = None) -> None:
-            self.target = target
-            self.others = others or target
-
-        def __getitem__(self, index: int) -> Any:
-            return np.zeros(2), self.target if index < 5 else self.others
-
-    rows: list[tuple[Any, Any, str]] = [
-        ({"a": 1}, {"b": 1}, "target of sample 5"),
-        ({"a": 1, "name": "oak"}, None, "target of sample 0, 'name'"),
-        ({"a": {"b": 1}}, None, "column 'a'"),
-        ({0: 1, 1: 2}, None, "target of sample 0.* 0 is none"),
-        ({"": 1}, None, "target of sample 0.* '' is none"),
-    ]
-    for target, others, message in rows:
-        with pytest.raises(ConfigError, match=message):
-            pack(Samples(target, others), tmp_path / "out.h5")
 
 
 def test_packs_of_other_columns_are_no_dataset(trees: Path) -> None:

@@ -424,6 +424,11 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([(ZEROS, 1), (ZEROS, 1.5)], "target of sample 1 .* float64"),
     ([(ZEROS, np.zeros(2)), (ZEROS, np.zeros(3))], "target of sample 1 "),
     ([(ZEROS, "cat")], "target of sample 0 .* 'cat'"),
+    ([(ZEROS, {"a": 1}), (ZEROS, {"b": 1})], "target of sample 1"),
+    ([(ZEROS, {"a": 1, "name": "oak"})], "target of sample 0, 'name'"),
+    ([(ZEROS, {"a": {"b": 1}})], "column 'a'"),
+    ([(ZEROS, {0: 1, 1: 2})], "target of sample 0.* 0 is none"),
+    ([(ZEROS, {"": 1})], "target of sample 0.* '' is none"),
     ([(ZEROS, 1), (ZEROS, None)], "1 of 2 samples have a target"),
 ]
 

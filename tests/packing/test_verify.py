@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.packing import VerifyResult, pack, verify
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 from tests.packing.cases import CASES, make_case
-from tests.packing.shared import contents, flip
+from tests.packing.shared import contents, flip, replace_array
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -111,18 +111,6 @@ def test_a_truncated_file(packed: Path) -> None:
             verify(packed)
 
 
-def change(packed: Path, name: str, value: object) -> None:
-    """Another dataset under the name, as a program other than headrace could write it, and no
-    checksum that says so.
-    """
-    with h5py.File(packed, "a") as file:
-        said = json.loads(bytes(file.attrs["headrace"]))
-        file.attrs["headrace"] = json.dumps({**said, "checksums": {}})
-        del file.attrs["headrace_crc32"], file[name]
-        if value is not None:
-            file[name] = value
-
-
 def test_arrays_that_do_not_fit_each_other(packed: Path, tmp_path: Path) -> None:
     with h5py.File(packed) as file:
         offsets, size = file[OFFSETS][:], len(file[DATA])
@@ -138,11 +126,11 @@ def test_arrays_that_do_not_fit_each_other(packed: Path, tmp_path: Path) -> None
     ]
     for number, (name, value) in enumerate(wrong):
         copy = Path(shutil.copy(packed, tmp_path / f"{number}.h5"))
-        change(copy, name, value)
+        replace_array(copy, name, value)
         opened = ImageDataset if name == TARGETS else verify
         with pytest.raises(FormatError, match=rf"{number}\.h5"):
             opened(copy)
-    change(packed, OFFSETS, None)
+    replace_array(packed, OFFSETS, None)
     with pytest.raises(MissingNameError, match="'offsets'"):
         verify(packed)
 
@@ -153,7 +141,7 @@ def test_what_headrace_did_not_pack(packed: Path, tmp_path: Path) -> None:
     for name in ("data", "x"):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file[name] = np.zeros((3, 2))
-    change(packed, CRC, None)
+    replace_array(packed, CRC, None)
     errors = {
         **{"data.h5": FormatError, "x.h5": FormatError, "t.txt": FormatError},
         **{"out.h5": FormatError, "empty": DataNotFoundError, "none.h5": DataNotFoundError},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -169,37 +170,24 @@ def test_masks_are_drawn_beside_their_images(tmp_path: Path) -> None:
         assert not item.caption
 
 
-def test_letters_that_no_font_has_are_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.previewing.sheet._FONTS", ("DejaVuSans.ttf",))  # it has no Kanji
+def test_letters_that_no_font_has_are_escapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Any] = {}
+    for letters in ("\u6f22\u5b57", r"\u6f22\u5b57", "mill"):
+        folder = tmp_path / str(len(drawn)) / letters
+        folder.mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(folder / "a.png")
+        with monkeypatch.context() as patched:  # this font has no Kanji
+            patched.setattr("headrace.previewing.sheet._FONTS", ("DejaVuSans.ttf",))
+            sheet._fonts.cache_clear()
+            sheet._has.cache_clear()
+            shown = dataclasses.replace(preview(folder.parent), title="", facts={})
+            drawn[letters] = np.asarray(draw_sheet(shown, cell=200)).tolist()
     sheet._fonts.cache_clear()
     sheet._has.cache_clear()
-    drawn: list[tuple[str, Any]] = []
-
-    class Draw:
-        def text(self, at: Any, text: str, ink: Any, font: Any) -> None:
-            drawn.append((text, font))
-
-    def write(text: str, width: int = 400) -> None:
-        sheet._write(Draw(), (0, 0), text, (0, 0, 0), 13, width)
-
-    def has(number: int, size: int, letter: str) -> bool:
-        return letter.isascii() or (number == 1 and letter in "漢字")
-
-    write("mill, größe")
-    write("漢字 a")
-    write("漢字の水車小屋\n漢", 100)  # wider than a cell
-    monkeypatch.setattr(sheet, "_has", has)
-    write("漢字 \N{WATER WAVE}")
-    fonts = sheet._fonts(13)
-    monkeypatch.undo()
-    sheet._fonts.cache_clear()
-    sheet._has.cache_clear()
-    assert drawn[0][0].startswith("mill, gr")
-    assert drawn[1][0] == "\\u6f22\\u5b57 a"
-    cut, _, second = drawn[2][0].partition("\n")
-    assert (cut, second) == ("\\u6f22\\u5b57", "\\u6f22")
-    assert drawn[2][1].getlength(cut) <= 100
-    assert drawn[3] == ("漢字 \\U0001f30a", fonts[1])
+    kanji, escapes, mill = drawn.values()
+    assert kanji == escapes != mill
 
 
 def test_a_field_called_index_is_shown(tmp_path: Path) -> None:

@@ -114,16 +114,6 @@ class TestLimit:
         cache.put(key(2), DATA)
         assert not dead.exists()
 
-    def test_the_part_of_a_living_writer_counts(self, cache: DiskCache) -> None:
-        cache._make_folder()
-        fd = cache._reserve(key(1), 80_000)
-        assert fd is not None
-        for number in range(10, 30):
-            cache.put(key(number), DATA)
-            Path(cache.folder, "ledger").write_bytes(b"")  # each looks at the folder
-            assert nbytes_of(cache.folder)[0] <= 20_000
-        os.close(fd)
-
 
 class TestTrouble:
     def test_a_full_disk(self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:

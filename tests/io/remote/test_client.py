@@ -1,6 +1,5 @@
 """Fetching: the right bytes, or an error in time, whatever the server does."""
 
-import hashlib
 import multiprocessing
 import os
 import random
@@ -13,10 +12,8 @@ import pytest
 
 from headrace import ConfigError
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
-from headrace.io.cache.blocks import BLOCK, block_key, version_hash
-from headrace.io.cache.disk_cache import DiskCache
+from headrace.io.cache.blocks import BLOCK
 from headrace.io.files import Version
-from headrace.io.ranges import WHOLE
 from headrace.io.remote import client as module
 from headrace.io.remote import http as http_ranges
 from headrace.io.remote import timeouts
@@ -269,17 +266,6 @@ class TestCached:
         assert sum(stop - start for _, start, stop in ranges) == SIZE
         assert cached.take_counts()["disk_hits"] > 0
 
-    def test_a_damaged_block_is_fetched_again(
-        self, server: RangeServer, cached: RemoteFiles
-    ) -> None:
-        wanted = [Range(f"{server.url}/a.bin", 0, SIZE, self.version(server, cached))]
-        read(cached, wanted)
-        assert cached.cache is not None
-        for path in Path(cached.cache.folder).rglob("*.blk"):
-            path.write_bytes(path.read_bytes()[:-1] + b"?")
-        assert read(cached, wanted) == right(wanted)
-        assert cached.take_counts()["disk_damaged"] == 3
-
     def test_without_a_version_nothing_is_kept(
         self, server: RangeServer, cached: RemoteFiles
     ) -> None:
@@ -296,17 +282,3 @@ class TestCached:
         server.counts()
         assert in_threads(4, lambda _: read(cached, wanted)) == [right(wanted)] * 4
         assert server.counts()["bytes"] == SIZE
-
-    def test_names_of_blocks(self) -> None:
-        """What is kept stays of use, and other servers have other files."""
-        version, url = Version(5, '"x"'), "s3://a/b"
-        assert block_key("place", (url, 3), version) == DiskCache.key(url, ("place", 5, '"x"'), 3)
-        digest = hashlib.blake2b(b"(5, '\"x\"')", digest_size=8).digest()
-        whole = DiskCache.key(url, ("place", "whole", int.from_bytes(digest, "little")), 0)
-        assert block_key("place", (url, WHOLE), version) == whole
-        assert block_key("place", (url, WHOLE), version_hash(version)) == whole
-        one = remote_of_url(url, {"endpoint_url": "http://one"}).place
-        other = remote_of_url(url, {"endpoint_url": "http://other"}).place
-        for number in (0, WHOLE):
-            names = {block_key(place, (url, number), version) for place in (one, other)}
-            assert len(names) == 2

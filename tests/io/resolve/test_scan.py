@@ -254,19 +254,6 @@ class TestRemote:
             assert found.folders == (("top",) if begin else ("a", "a-b", "b", "café"))
             assert all(memory.isfile(os.fsdecode(found.path(i))) for i in range(4))
 
-    def test_files_and_globs(self, memory: Any) -> None:
-        for name in ("top/a/1.jpg", "top/b/1.jpg", "top/b/x.data", "odd[1]/x?.jpg", "odd1/x1.jpg"):
-            memory.pipe(f"/{name}", b"x")
-        for url, wanted in {
-            "top/b/x.data": ["x.data"],
-            "top/*/1.jpg": ["a/1.jpg", "b/1.jpg"],
-            "top/**/*": ["a/1.jpg", "b/1.jpg"],
-            "odd[1]": ["x?.jpg"],
-            "odd[1]/x?.jpg": ["x?.jpg"],
-            "odd[1]/*.jpg": ["odd1/x1.jpg"],  # nothing has this name: a pattern
-        }.items():
-            assert found_in(f"memory://{url}") == wanted, url
-
     def test_paths_of_urls(self) -> None:
         for target in ("memory", "file"):
             cached = fsspec.filesystem("simplecache", target_protocol=target)

@@ -10,12 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace.errors import (
-    DataNotFoundError,
-    FileChangedError,
-    FormatError,
-    MissingNameError,
-)
+from headrace.errors import DataNotFoundError, FileChangedError, FormatError, MissingNameError
 from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5.kind import is_hdf5
 from headrace.storage.hdf5.packed import packed_info

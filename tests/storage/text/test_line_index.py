@@ -9,13 +9,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.storage.text.line_index import (
-    BLOCK,
-    GROUP,
-    HeldArrays,
-    Places,
-    PlacesEncoder,
-)
+from headrace.storage.text.line_index import BLOCK, GROUP, HeldArrays, Places, PlacesEncoder
 
 
 def encoded(places: npt.NDArray[np.int64], pieces: int = 1) -> HeldArrays:

@@ -2,77 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import threading
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from headrace.storage.text import lines
-from headrace.storage.text.lines import LineScanner, is_blank, line_starts, strip_end
-
-newlines = st.sampled_from([None, "\n", "\r", "\r\n"])
-texts = st.text(st.sampled_from('ab\r\n"'), max_size=30).map(str.encode)
-
-
-def python_lines(text: bytes, newline: Any) -> list[bytes]:
-    """With their ends, as `open(newline=...)` splits them."""
-    opened = io.TextIOWrapper(io.BytesIO(text), "latin-1", newline=newline or "")
-    return [line.encode("latin-1") for line in opened]
-
-
-def scanned(text: bytes, size: int, newline: Any, quote: int | None = None) -> list[int]:
-    scanner, found = LineScanner(newline, quote), []
-    for start in range(0, len(text), size):
-        found += scanner.feed(np.frombuffer(text[start : start + size], np.uint8)).tolist()
-    return found + scanner.finish().tolist()
-
-
-@settings(max_examples=200)
-@given(text=texts, size=st.integers(1, 31), newline=newlines)
-@example(text=b"\r", size=1, newline=None)
-@example(text=b"\r\n", size=1, newline=None)
-@example(text=b"a\r\n\r\r\n\n", size=2, newline=None)
-def test_ends_of_lines_in_any_pieces(text: bytes, size: int, newline: Any) -> None:
-    found = scanned(text, size, newline)
-    if text and (not found or found[-1] < len(text)):  # a last line without an end
-        found.append(len(text))
-    assert found == np.cumsum([len(line) for line in python_lines(text, newline)]).tolist()
-    # between quotes no line ends
-    ends = [end for end in scanned(text, 31, newline) if text[:end].count(b'"') % 2 == 0]
-    assert scanned(text, size, newline, 34) == ends
-
-
-@settings(max_examples=120)
-@given(texts, newlines, st.integers(0, 30), st.integers(0, 30), st.integers(1, 8))
-def test_a_part_of_a_file(
-    tmp_path_factory: Any, text: bytes, newline: Any, begin: int, length: int, piece: int
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "part-of-a-file.txt"
-    path.write_bytes(text)
-    begin = min(begin, len(text))
-    end = min(begin + length, len(text))
-    seen: list[bytes] = []
-
-    def watch(some: Any) -> None:
-        seen.append(some.tobytes())
-
-    with open(path, "rb") as file, mock.patch.object(lines, "PIECE", piece):
-        parts = list(line_starts(file.fileno(), begin, end, newline, watch=watch))
-    found = np.concatenate(parts).tolist()
-    expected = python_lines(text[begin:end], newline)
-    assert found == np.cumsum([begin, *map(len, expected)]).tolist()
-    assert b"".join(seen) == text[begin:end]
-    for line, (start, stop) in zip(expected, itertools.pairwise(found), strict=True):
-        plain = line.removesuffix(newline.encode()) if newline else line.rstrip(b"\r\n")
-        assert strip_end(text[start:stop], newline) == plain
+from headrace.storage.text.lines import is_blank, line_starts
 
 
 def test_blank_lines_hold_nothing_but_their_end() -> None:

@@ -19,13 +19,7 @@ from headrace.errors import FormatError
 from headrace.storage.text import lines, records
 from headrace.storage.text.files import local_texts
 from headrace.storage.text.lines import strip_end
-from headrace.storage.text.records import (
-    QuoteCheck,
-    csv_row,
-    field_of,
-    json_places,
-    json_record,
-)
+from headrace.storage.text.records import QuoteCheck, csv_row, field_of, json_places, json_record
 from headrace.storage.text.source import LinesSource
 from tests.io.resolve.scanning import scan
 

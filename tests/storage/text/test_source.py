@@ -11,14 +11,15 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError
-from headrace.storage.text import plain
+from headrace.storage.text import lines, plain
 from headrace.storage.text import source as texts
 from headrace.storage.text.files import local_texts
 from headrace.storage.text.source import LinesSource
@@ -121,11 +122,15 @@ def test_lines_of_many_files(
 @given(
     contents=st.lists(st.text(st.sampled_from('{}1 \n\r,"'), max_size=12), min_size=1, max_size=4),
     newline=st.sampled_from([None, "\n", "\r", "\r\n"]),
+    piece=st.integers(1, 9),
     is_kept=st.booleans(),
 )
+@example(contents=["\r\n", "a\r\n\r\r\n\n"], newline=None, piece=1, is_kept=True)
+@example(contents=["\r", "a\r\n\r\r\n\n"], newline=None, piece=2, is_kept=False)
 def test_generated_files(
-    contents: list[str], newline: Any, is_kept: bool, tmp_path_factory: Any
+    contents: list[str], newline: Any, piece: int, is_kept: bool, tmp_path_factory: Any
 ) -> None:
+    """Cut into pieces anywhere."""
     files = {f"{n}.txt": text.encode() for n, text in enumerate(contents)}
     folder = write(tmp_path_factory.mktemp("generated") / "data", files)
     expected = []
@@ -135,7 +140,8 @@ def test_generated_files(
                 plain = line.removesuffix(newline) if newline else line.rstrip("\r\n")
                 expected.append((number, plain.encode()))
     kept = folder.parent / "kept" if is_kept else None
-    with_numbers = opened(folder, newline=newline, kept=kept)
+    with mock.patch.object(lines, "PIECE", piece):
+        with_numbers = opened(folder, newline=newline, kept=kept)
     numbers = with_numbers.file_numbers().tolist()
     assert list(zip(numbers, read_all(with_numbers), strict=True)) == expected
     with_numbers.close()
@@ -218,20 +224,6 @@ class TestWhileOpen:
             copy.unlink()
         opened(folder)
         assert third.read([5, 7]) == [b"marked", b"packed"]
-
-    def test_shorter_than_the_system_said(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Cut between the look at it and the read; or the system gives less than it was asked
-        for.
-        """
-        source, real = opened(folder), os.pread
-        monkeypatch.setattr(os, "pread", lambda fd, size, at: real(fd, min(size, 2), at))
-        assert read_all(source) == LINES
-        monkeypatch.setattr(os, "pread", lambda fd, size, at: b"")
-        monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: 0)
-        with pytest.raises(FormatError, match="ends before byte"):
-            source.read([0])
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
     def test_permission_revoked(self, folder: Path) -> None:

@@ -193,7 +193,7 @@ def test_missing_chunks(far: Any) -> None:
                 dataset[0]
 
 
-def test_names(far: Any) -> None:
+def test_names(folder: Path, far: Any) -> None:
     for version in (2, 3):
         assert len(far(f"named{version}.zarr")) == 3
         with pytest.raises(MissingNameError, match="'inner/only'"):
@@ -201,9 +201,6 @@ def test_names(far: Any) -> None:
     for names in ([], ["x"]):
         with pytest.raises(MissingNameError, match="names of its arrays are not known"):
             far("a.zarr", *names)
-
-
-def test_names_of_a_store_that_can_be_listed(folder: Path, far: Any) -> None:
     with pytest.raises(MissingNameError, match=r"'none'.*'checked'"):
         far("a.zarr", "none", at=f"file://{folder}")
 
