@@ -216,15 +216,6 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_takes_targets(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_coco(in_folder, 6)
-    targets = str(folder / "instances.json")
-    command = ["preview", str(folder / "images"), "--targets", targets, "-o", "a.png", "--json"]
-    assert main(command) == 0
-    told = {one["caption"] for one in json.loads(capsys.readouterr().out)["samples"]}
-    assert told == {"1 mill", "1 mill, 1 wheel", "2 mill, 1 wheel", "0 objects"}
-
-
 UPSIDE = """
 import numpy, torch
 def upside(image):

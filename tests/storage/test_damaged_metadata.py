@@ -1,5 +1,5 @@
 """Damage to what describes the data is an error that names it, or gives the same rows as the
-library. Each of these was found by fuzz.py.
+library. Each of these was found by test_fuzz.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.testing.contract import same
 from tests.data.gallery import gallery_at, write_gallery
-from tests.data.make import make_shards
 from tests.io.remote.reading import Range, read, remote_of_url, versions_of
 from tests.servers.s3 import S3Server
 
@@ -212,24 +211,6 @@ def test_buckets_with_equal_keys_are_never_mixed(server: S3Server, tmp_path: Pat
 
 
 # -- folders
-
-
-def test_shards(server: S3Server, tmp_path: Path, make_loader: Any) -> None:
-    folder = make_shards(tmp_path / "shards", (7, 0, 12))
-    client = server.client()
-    for path in folder.iterdir():
-        client.upload_file(str(path), "one", f"shards/{path.name}")
-    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "return_index": True}
-    here = StreamingDataset(folder, return_index=True)
-    expected = list(make_loader(here, batch_size=4, num_workers=0))
-    for end in ("", "/*.tar", "/part-{000..002}.tar"):
-        url = f"s3://one/shards{end}"
-        with StreamingDataset(url, storage_options=server.options, **options) as there:
-            assert there.fingerprint == here.fingerprint
-            found = list(make_loader(there, batch_size=4, num_workers=0))
-        for batch in (*found, *expected):
-            batch.pop("__url__", None)
-        assert same(found, expected), end
 
 
 ODD = ["x", "/x", "//w", "/e//x", "a::b", "zip::a", "x://y", "colon:", "q?x=1", "sp ace", " lead"]

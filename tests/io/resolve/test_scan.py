@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,10 @@ from headrace.errors import (
     ConfigError,
     DataNotFoundError,
     FormatError,
-    HeadraceError,
     HeadraceWarning,
 )
 from headrace.io.paths import chain_of, is_url, named_part, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
-from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
-from headrace.memory.per_process import PerProcess
 from tests.io.resolve.scanning import names_of, scan, touch
 
 ENDINGS = (".jpg", ".png")
@@ -283,32 +278,3 @@ class TestRemote:
                 scan(f"{kind}::memory://archive", ENDINGS)
         with pytest.raises(ConfigError, match="nosuch://"):
             open_filesystem("nosuch://alice:hunter2@bucket")
-
-
-class _Failing(fsspec.AbstractFileSystem):
-    """Fails with a message that shows the URL as it was given."""
-
-    protocol = "failing"
-    error: Callable[[str], Exception] = FileNotFoundError
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return path
-
-    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        raise type(self).error(f"Forbidden: {path}")
-
-
-def test_no_secret_shows_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in [FileNotFoundError, PermissionError, RuntimeError, OSError]:
-        with monkeypatch.context() as patch:
-            patch.setattr(_Failing, "error", error)
-            files = RemoteFiles("memory://", RemoteOptions(retries=0))
-            files._remote._filesystem.close()
-            files._remote._filesystem = PerProcess(_Failing)
-            with pytest.raises(HeadraceError) as caught:
-                scan("failing://alice:hunter2@host.org/data?sig=s3cr3t", ENDINGS, files)
-            shown = f"{caught.value} {caught.value!r} {caught.value.__cause__!r}"
-            assert "host.org/data" in shown
-            assert not any(secret in shown for secret in SECRETS)
-            assert caught.value.__suppress_context__ or caught.value.__context__ is None

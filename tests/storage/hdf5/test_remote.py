@@ -27,7 +27,6 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.hdf5 import remote as hdf5_far
-from headrace.storage.hdf5.remote import RemoteFile, _Known
 from headrace.storage.hdf5.rows import INDEX, HDF5Source, OpenHDF5
 from tests.servers.ranges import RangeServer
 
@@ -84,18 +83,6 @@ def ranges(server: RangeServer) -> list[Any]:
 
 
 # -- what is held
-
-
-def test_a_file_object_reads_as_a_file_of_a_disk(
-    server: RangeServer, opened_of: Any, folder: Path
-) -> None:
-    content = (folder / "a.h5").read_bytes()
-    far = RemoteFile(opened_of().files, server.url + "/a.h5", _Known())
-    assert far.read(-1) == content
-    far.seek(len(content) - 5)
-    buffer = bytearray(b"x" * 9)
-    far.readinto(buffer)
-    assert buffer == content[-5:] + bytes(4)  # as HDF5 reads behind the end
 
 
 # -- the index
