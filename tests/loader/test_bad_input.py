@@ -43,6 +43,7 @@ from headrace import (
     Loader,
     MultiDataLoader,
     OrderSampler,
+    StateError,
     TextCollator,
     WorkerError,
     create_dataloader,
@@ -345,6 +346,10 @@ def test_other_lengths_than_said_are_warned_of_once(make_loader: Any) -> None:
     with pytest.warns(HeadraceWarning, match="8 samples .* 10 now") as caught:
         assert [len(list(loader)) for _ in range(2)] == [2, 2]
     assert len(caught) == 1
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match="list:8.*list:10"):  # another order
+        make_loader(samples, batch_size=4, num_workers=0).load_state_dict(state)
 
 
 def test_epoch_that_is_no_integer_is_refused(make_loader: Any) -> None:

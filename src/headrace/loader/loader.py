@@ -112,7 +112,8 @@ class Loader(DataLoader[B]):
         check_picklable(config.multiprocessing_context, parts)
         self.config = config
         self._plan = make_plan(config, dataset, {})
-        self._length = length_of(dataset)  # None: unknown, or its growth was warned of
+        self._planned = length_of(dataset)  # samples that the plan knows
+        self._is_growth_said = False
         if config.drop_last and self._plan.steps() == 0 and length_of(dataset):
             warn(
                 f"drop_last=True leaves no batch: {length_of(dataset):,} samples are fewer than "
@@ -190,7 +191,7 @@ class Loader(DataLoader[B]):
         config, order = self.config, self._plan.parameters()
         order.pop("global_batch", None)  # batch_size says it in the user's words
         data = {
-            "length": length_of(self.dataset),
+            "length": self._length,
             "fingerprint": self.fingerprint,
             "batch_size": config.batch_size,
         }
@@ -286,21 +287,23 @@ class Loader(DataLoader[B]):
         self._cursor.running = iterator
         return iterator
 
+    @property
+    def _length(self) -> int | None:
+        """Number of samples that the order is of, also where the dataset has grown since; None: it
+        is not known.
+        """
+        return self._planned if isinstance(self._plan, OrderPlan) else length_of(self.dataset)
+
     def _check_growth(self) -> None:
         """Warns, once, of samples that the order does not know."""
-        length = length_of(self.dataset)
-        if (
-            isinstance(self._plan, OrderPlan)
-            and length is not None
-            and self._length is not None
-            and length > self._length
-        ):
-            warn(
-                f"{type(self.dataset).__name__} had {self._length:,} samples when this loader was "
-                f"made, and has {length:,} now: the others "
-                "are left out; make another loader"
-            )
-            self._length = None
+        planned, length = self._length, length_of(self.dataset)
+        if planned is None or length is None or length <= planned or self._is_growth_said:
+            return
+        self._is_growth_said = True
+        warn(
+            f"{type(self.dataset).__name__} had {planned:,} samples when this loader was made, and "
+            f"has {length:,} now: the others are left out; make another loader"
+        )
 
     def _start(self, iterator: EpochIterator, states: States) -> None:
         """Gives an iterator, of a dataset in these states, a pool that no other one uses."""
@@ -397,7 +400,7 @@ class Loader(DataLoader[B]):
         return (
             own
             if isinstance(own, str)
-            else f"{type(self.dataset).__name__}:{length_of(self.dataset)}"
+            else f"{type(self.dataset).__name__}:{self._length}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -419,7 +422,7 @@ class Loader(DataLoader[B]):
         state = {
             "version": VERSION,
             "fingerprint": self.fingerprint,
-            "length": length_of(self.dataset),
+            "length": self._length,
             **plan.parameters(),
             **at._asdict(),
             "samples": plan.samples_before(at.batches),
@@ -451,7 +454,7 @@ class Loader(DataLoader[B]):
         Raises:
             StateError: the state does not fit; the message has both values.
         """
-        check_data(state, self.fingerprint, length_of(self.dataset), strict)
+        check_data(state, self.fingerprint, self._length, strict)
         world_size = self.config.world_size or 1
         plan = self._plan
         differing = check_order(state, plan.parameters(), world_size, strict)
