@@ -277,7 +277,7 @@ class Loader(DataLoader[B]):
                 self._agreement.begin(self._facts_of_epoch())
             if self._pool is not None and not self._pool.is_sound:
                 self._pool = None
-            self._refit()
+            self._refit(goes_on)
             if not goes_on:
                 self._states = self._states_of_next_epoch()
             iterator = EpochIterator(self, *self._cursor.at, self._states)
@@ -316,9 +316,13 @@ class Loader(DataLoader[B]):
             self._pool = None
             iterator.start(self._free_pool(states))
 
-    def _refit(self) -> None:
+    def _refit(self, goes_on: bool) -> None:
         """Before an epoch: what the first batch of the last one said of the ring's size."""
         if self._pool is not None and not self._pool.is_free:
+            return
+        is_stream = isinstance(self._plan, IterablePlan)
+        # of so many workers is the state that a loaded epoch goes on from
+        if goes_on and (is_stream or self._states):
             return
         config = self._memory.refit(self.config, self._reasons)
         if config is not None:
@@ -326,6 +330,8 @@ class Loader(DataLoader[B]):
             # as torch's loader shows them
             for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout"):
                 self.__dict__[name] = getattr(config, name)
+            if is_stream:  # its order depends on the number of workers
+                self._plan = make_plan(config, self.dataset, {"seed": self._plan.seed})
 
     def _free_pool(self, states: States) -> WorkerPool:
         if self._pool is not None and self._pool.is_free:

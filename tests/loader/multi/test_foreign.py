@@ -26,7 +26,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from headrace import ConfigError, SampleError, StateError
+from headrace import ConfigError, HeadraceWarning, SampleError, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
@@ -352,6 +352,27 @@ def test_a_stream_is_not_resumed_with_another_number_of_workers(loader_of: Any) 
     next(iter(one))
     none.load_state_dict(one.state_dict())  # the same shares
     assert samples_of(none) == list(range(4, 30))
+
+
+class LargeCount(Count):
+    """Samples of 0.8 MB."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.full((100_000,), number) for number in super().__iter__())
+
+
+def test_workers_given_up_for_want_of_memory_are_in_a_stream_s_state(loader_of: Any) -> None:
+    options = {"prefetch_factor": 1, "max_memory_usage": "10MB", "batch_size": 2}
+    loader, other = (loader_of(LargeCount(12), num_workers=2, **options) for _ in range(2))
+    with pytest.warns(HeadraceWarning, match="in the next epoch there will be fewer"):
+        next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    assert len(list(loader)) == 5 and loader.num_workers == 2, "in the midst of an epoch"
+    with pytest.warns(HeadraceWarning, match="lowered to 1 x 1"):
+        next(iter(loader))
+    assert loader.num_workers == 1
+    with pytest.raises(StateError, match="workers was 1, is 2"):
+        other.load_state_dict(loader.state_dict())
 
 
 class Stumbles:
