@@ -422,8 +422,18 @@ class BrokenSampler(Stateful):
 def test_states_of_samplers_that_make_no_sense(loader_of: Any) -> None:
     loader = loader_of(sampler=Stateful())
     next(iter(loader))
+    state, fresh = loader.state_dict(), loader_of(sampler=Stateful())
     with pytest.raises(StateError, match="sampler_state is 7"):
-        loader.load_state_dict({**loader.state_dict(), "sampler_state": 7})
+        fresh.load_state_dict({**state, "sampler_state": 7})
+    assert fresh.state_dict()["batches"] == 0, "what is refused changes nothing"
+    with pytest.raises(StateError, match="range has no load_state_dict"):
+        loader_of(sampler=range(N)).load_state_dict(state)
+    of_iterator = loader_of(sampler=OfIterator())
+    next(iter(of_iterator))
+    other = loader_of(sampler=range(N))
+    other.load_state_dict(of_iterator.state_dict())
+    with pytest.raises(StateError, match="range_iterator has no load_state_dict"):
+        next(iter(other))
     with pytest.raises(OSError, match="no state today"):
         next(iter(loader_of(sampler=BrokenSampler())))
 
@@ -482,6 +492,15 @@ def test_a_sampler_that_counts_epochs_goes_on_with_the_next(
         resumed = loader_of(sampler=make(), **options)
         resumed.load_state_dict(copied(saving.state_dict()))
         assert numbers(resumed) == expected[epoch + 1]
+        saving.set_epoch(epoch + 1)  # before the next one begins, and when it has
+        states = [copied(saving.state_dict())]
+        iter(saving)
+        states.append(copied(saving.state_dict()))
+        assert states[0] == states[1]
+        resumed.load_state_dict(states[0])
+        assert resumed.state_dict() == states[0]
+        assert numbers(resumed) == expected[epoch + 1]
+        saving.load_state_dict(states[0])
         if make is CountsEpochs:  # nothing is left of the epoch
             resumed.load_state_dict(last)
             assert [numbers(resumed) for _ in range(2)] == [[], expected[epoch + 1]]

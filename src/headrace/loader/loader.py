@@ -470,6 +470,7 @@ class Loader(DataLoader[B]):
         at = Position(int(state["epoch"]), int(state["batches"]))
         check_samples(state, plan.samples_before(at.batches))
         states = self._states.loaded(state.get("dataset"), strict)
+        plan.load_state(*at, state.get("sampler_state"))
         if plan is not self._plan:
             self._plan, self._pool = plan, None
             self._memory.reserve_blocks(self.config, plan)
@@ -482,7 +483,6 @@ class Loader(DataLoader[B]):
         has_ended = bool(state.get("ended", plan.ends_at(at.batches)))
         self._cursor.load(at, has_ended)
         self._states, self._end = states, at if has_ended else None
-        plan.load_state(*at, state.get("sampler_state"))
         self._stats.restore_skipped(int(state.get("skipped", 0)), state.get("skipped_samples", []))
 
     # -- trainers

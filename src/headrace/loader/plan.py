@@ -198,10 +198,12 @@ class SamplerPlan(Plan):
         self._size = batch_size or 1 if batch_sampler is None else 1  # of what the source counts
         self._seeder = SampleSeeder(self._source)
         self.origin: str = f"{self._kind} {type(self._source).__name__}"
-        # by epoch and position; of batches that are on their way
-        self._states: dict[tuple[int, int], dict[str, Any]] = {}
-        # a state that was loaded, of the end of an epoch: the next one begins with it
-        self._loaded_end: Any = None
+        # by epoch and position; where the epoch began, and of batches that are on their way
+        self._states: dict[tuple[int, int], dict[str, Any] | None] = {}
+        # the sampler's state at the end of an epoch, with which the next one begins; and whether it
+        # was loaded, so that the sampler does not have it yet
+        self._end: Any = None
+        self._is_end_loaded = False
 
     def steps(self) -> int | None:
         return _steps(length_of(self._source), self._size, self._drop_last)
@@ -209,37 +211,41 @@ class SamplerPlan(Plan):
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         source: Any = self._source
         saved = self._states.get((epoch, start))
-        self._states = {} if saved is None else {(epoch, start): saved}
-        if saved is None and self._loaded_end is not None and not start:
-            source.load_state_dict(copy.deepcopy(self._loaded_end))
+        loads = saved is not None or self._is_end_loaded
+        saved = saved or self._begin_state(start)
+        self._states = {(epoch, start): saved}
+        if saved is not None and not start and loads:  # of an epoch before: `set_epoch` comes later
+            source.load_state_dict(copy.deepcopy(saved["state"]))
         for part in (source, getattr(source, "sampler", None)):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
         if saved is not None and (saved.get("ended") or self.ends_at(start)):
             return  # a sampler at its end may begin anew when it is asked again
+        self._end, self._is_end_loaded = None, False
         first_step, position, draws = 0, 0, Draws(self._seeder, self.seed, epoch, OF_SAMPLER)
         with draws():
-            if saved is not None and not saved["of_iterator"]:
+            if saved is not None and start and not saved["of_iterator"]:
                 source.load_state_dict(copy.deepcopy(saved["state"]))
             rest: Any = iter(source)
             if saved is not None:
                 first_step, position = start, saved["samples"]
                 if saved["of_iterator"]:
+                    self._check_loads(rest)
                     rest.load_state_dict(copy.deepcopy(saved["state"]))
         holder = next((part for part in (rest, source) if self._tells_state(part)), None)
-        was_at_end, self._loaded_end = saved is None and self._loaded_end is not None, None
         for step in itertools.count(first_step):
             with draws():
                 indices = self._next(rest)
-                if indices is None and was_at_end and not step:  # the state held the position too
+                # the state held the position too
+                if indices is None and saved is not None and not step:
                     rest = iter(source)
                     indices = self._next(rest)
             if indices is None:
                 if (last := self._states.get((epoch, step))) is not None:
                     last["ended"] = True
                     if not last["of_iterator"]:  # asked once more, since it may count epochs
-                        last["state"] = copy.deepcopy(source.state_dict())
+                        self._end = last["state"] = copy.deepcopy(source.state_dict())
                 return
             first, position = position, position + len(indices)
             if holder is not None:
@@ -251,6 +257,12 @@ class SamplerPlan(Plan):
                 }
             if step >= start:
                 yield BatchRequest(indices, self.seed, epoch, step, draws=range(first, position))
+
+    def _begin_state(self, position: int) -> dict[str, Any] | None:
+        """The state of the sampler at the beginning of an epoch, if one has ended before."""
+        if position or self._end is None:
+            return None
+        return {"of_iterator": False, "samples": 0, "state": self._end}
 
     def _tells_state(self, part: Any) -> bool:
         # ours counts whole batches of its own: between two of them only a replay is exact
@@ -280,7 +292,8 @@ class SamplerPlan(Plan):
             del self._states[key]
 
     def state_at(self, epoch: int, position: int) -> Any:
-        return copy.deepcopy(self._states.get((epoch, position)))
+        begins = None if (epoch, position) in self._states else self._begin_state(position)
+        return copy.deepcopy(self._states.get((epoch, position), begins))
 
     def load_state(self, epoch: int, position: int, state: Any) -> None:
         if state is not None and not (
@@ -289,14 +302,22 @@ class SamplerPlan(Plan):
             raise StateError(
                 f"load_state_dict: the state is damaged: its sampler_state is {state!r:.80}"
             )
+        if state is not None and not state["of_iterator"]:
+            self._check_loads(self._source)
         self._states = {} if state is None else {(epoch, position): copy.deepcopy(state)}
-        self._loaded_end = None
-        if (
+        self._is_end_loaded = (
             state is not None
             and not state["of_iterator"]
-            and (state.get("ended") or self.ends_at(position))
-        ):
-            self._loaded_end = copy.deepcopy(state["state"])
+            and bool(not position or state.get("ended") or self.ends_at(position))
+        )
+        self._end = copy.deepcopy(state["state"]) if self._is_end_loaded else None
+
+    def _check_loads(self, part: Any) -> None:
+        if not is_stateful(part):
+            raise StateError(
+                f"load_state_dict: the state holds one of a {self._kind}, and "
+                f"{type(part).__name__} has no load_state_dict: build the loader as it was"
+            )
 
 
 def _steps(samples: int | None, batch_size: int, drop_last: bool) -> int | None:
