@@ -348,7 +348,7 @@ def test_other_lengths_than_said_are_warned_of_once(make_loader: Any) -> None:
     assert len(caught) == 1
     state = loader.state_dict()
     loader.load_state_dict(state)
-    with pytest.raises(StateError, match="list:8.*list:10"):  # another order
+    with pytest.raises(StateError, match=r"list:8.*list:10"):  # another order
         make_loader(samples, batch_size=4, num_workers=0).load_state_dict(state)
 
 

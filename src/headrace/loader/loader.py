@@ -403,11 +403,7 @@ class Loader(DataLoader[B]):
     def fingerprint(self) -> str:
         """The fingerprint of the dataset; for a dataset of another library its type and length."""
         own = getattr(self.dataset, "fingerprint", None)
-        return (
-            own
-            if isinstance(own, str)
-            else f"{type(self.dataset).__name__}:{self._length}"
-        )
+        return own if isinstance(own, str) else f"{type(self.dataset).__name__}:{self._length}"
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state: the order, and the number of global batches that the user has
