@@ -3,7 +3,6 @@ can be got back.
 """
 
 import dataclasses
-import pickle
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -300,10 +299,3 @@ def test_no_pairs_of_variable_length() -> None:
             variable_length_collate(samples)
     with pytest.raises(ConfigError):
         variable_length_collate([])
-
-
-def test_by_name_and_pickled() -> None:
-    collate = collators.get("pad", padding="max_length", max_length=4)
-    padded = pickle.loads(pickle.dumps(collate))([[1], [2, 3]])
-    assert padded.values.shape == (2, 4)
-    assert pickle.loads(pickle.dumps(padded)).lengths.tolist() == [1, 2]

@@ -12,6 +12,8 @@ import torch
 from headrace import ConfigError, TextCollator, VisionCollator, collators, list_collate, pad_collate
 from headrace.collate import stack_collate
 from headrace.collate.registry import Collators
+from headrace.testing.contract import same
+from tests.collate.tokenizers import HuggingFace
 from tests.testing.test_contract import SquareDataset
 
 
@@ -161,6 +163,21 @@ SHOWN: list[tuple[Any, str]] = [
 def test_collators_have_a_short_repr() -> None:
     for collate, shown in SHOWN:
         assert repr(collate) == shown == repr(pickle.loads(pickle.dumps(collate)))
+
+
+def test_by_name_and_pickled() -> None:
+    image, ids = torch.full((3, 4, 5), 7, dtype=torch.uint8), [[1], [2, 3]]
+    text = {"tokenizer": HuggingFace(), "padding": "max_length", "max_length": 8}
+    given: list[tuple[str, dict[str, Any], list[Any]]] = [
+        ("pad", {"padding": "max_length", "max_length": 4}, ids),
+        ("text", text, ["river"]),
+        ("vision", {"statistics": "cifar10", "fields": "x"}, [{"x": image}]),
+    ]
+    for name, options, samples in given:
+        made = collators.get(name, **options)
+        batch = pickle.loads(pickle.dumps(made))(samples)
+        assert same(batch, type(made)(**options)(samples))
+        assert same(pickle.loads(pickle.dumps(batch)), batch)
 
 
 def test_detection_keeps_targets_in_lists() -> None:

@@ -1,6 +1,5 @@
 """Collating texts and tokens into what a language model is trained on."""
 
-import pickle
 from collections import UserDict
 from typing import Any
 
@@ -274,12 +273,6 @@ def test_masking_needs_a_mask_token() -> None:
     ):
         with pytest.raises(ConfigError, match=named):
             TextCollator(labels="masked", **options)
-
-
-def test_by_name_and_pickled() -> None:
-    options = {"tokenizer": HuggingFace(), "padding": "max_length", "max_length": 8}
-    collate = pickle.loads(pickle.dumps(collators.get("text", **options)))
-    assert collate(["river"])["input_ids"].tolist() == [[CLS, IDS["river"], SEP, *[PAD] * 5]]
 
 
 def test_document_mask_isolates_documents() -> None:

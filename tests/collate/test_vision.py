@@ -1,7 +1,6 @@
 """Collating images: normalised once, and what lies beside them is left alone."""
 
 import dataclasses
-import pickle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import CollateError, ConfigError, VisionCollator, collators
+from headrace import CollateError, ConfigError, VisionCollator
 from headrace.collate.vision import STATISTICS
 from headrace.memory.ring import Ring
 from headrace.testing.contract import same
@@ -257,10 +256,3 @@ def test_bad_arguments() -> None:
     for options in BAD_OPTIONS:
         with pytest.raises(ConfigError, match=next(iter(options))):
             VisionCollator(**options)
-
-
-def test_by_name_and_pickled() -> None:
-    image, cifar10 = picture(3, 4, 5), STATISTICS["cifar10"]
-    collate = collators.get("vision", statistics="cifar10", fields="x", lists="y")
-    batch = pickle.loads(pickle.dumps(collate))([{"x": image, "y": image}])
-    assert near(batch["x"], exact(image, *cifar10)) and type(batch["y"]) is list

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace import BaseDataset
-from headrace.errors import FileChangedError, HeadraceWarning, RemoteError
+from headrace.errors import HeadraceWarning, RemoteError
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -233,28 +233,3 @@ def test_when_the_server_is_gone_it_says_so(
     server.set(faults={fault: 1})
     with pytest.raises(RemoteError, match=rf"rows.bin, bytes .*: {said}"):
         next(iter(loader))
-
-
-@pytest.mark.parametrize(("on_error", "workers"), [("raise", 2), ("skip", 0)])
-def test_a_file_that_is_replaced_ends_the_epoch(
-    server: RangeServer,
-    dataset_of: Any,
-    make_loader: Any,
-    workers: int,
-    on_error: str,
-    rows: npt.NDArray[np.uint8],
-) -> None:
-    """Never a mix of both, and never left out."""
-    options = {"batch_size": 16, "shuffle": True, "prefetch_factor": None}
-    loader = make_loader(dataset_of(on_error=on_error), num_workers=workers, **options)
-    loader.dataset.mode.window = 0
-    given = iter(loader)
-    next(given)
-    path = server.folder / "rows.bin"
-    path.write_bytes((255 - rows).tobytes())
-    try:
-        with pytest.raises(FileChangedError, match=r"rows.bin, bytes "):
-            list(given)
-    finally:
-        path.write_bytes(rows.tobytes())
-        loader.close()

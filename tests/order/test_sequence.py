@@ -4,13 +4,10 @@ others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.order import EpochOrder
 from headrace.order.sequence import BlockSequence
 
 
@@ -38,23 +35,3 @@ def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(
     assert len(ends) + 1 == len(segments) - 1 or not places.size
     inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
     assert set(ends) == set(inside) | set(sequence.edges()[1:-1])
-
-
-@given(
-    count=st.integers(1, 400),
-    size=st.integers(1, 9),
-    missing=st.integers(0, 8),
-    seed=st.integers(),
-    interleave=st.integers(1, 9),
-)
-def test_the_order_does_not_depend_on_how_sizes_are_kept(
-    count: int, size: int, missing: int, seed: int, interleave: int
-) -> None:
-    sizes = np.full(count, size)
-    sizes[-1] -= min(missing, size - 1)
-    how: dict[str, Any] = {"shuffle": "block", "seed": seed, "blocks": sizes, "global_batch": 8}
-    how |= {"interleave": interleave, "turns": 2}
-    even, held = (EpochOrder(int(sizes.sum()), **how) for _ in range(2))
-    assert even._block_size == sizes[0]
-    held._block_size = 0
-    assert np.array_equal(even[:], held[:]) and np.array_equal(even.segments(), held.segments())

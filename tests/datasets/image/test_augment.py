@@ -14,14 +14,11 @@ import torch
 from PIL import Image
 
 from headrace import (
-    CollateError,
     ConfigError,
     ImageDataset,
-    MemoryEfficientDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
     SampleError,
-    pack,
 )
 from headrace.datasets.core.format import Chain
 from headrace.datasets.image.augment import Drawn, split_augment
@@ -194,26 +191,6 @@ class TestInADataset:
             assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), np.stack(wanted)), options
             dataset.close()
 
-    def test_packs_wrapped_datasets_and_copies_crop_alike(
-        self, large: Path, tmp_path: Path, make_loader: Callable[..., Any]
-    ) -> None:
-        plain = ImageDataset(large, transform=RECIPE)
-        pack(ImageDataset(large), tmp_path / "encoded.h5")
-        pack(ImageDataset(large, image_size=40), tmp_path / "decoded.h5", store="decoded")
-        small = ImageDataset(large, image_size=40, transform=RECIPE)
-        wanted = images_of(plain)
-        for dataset, images in (
-            (ImageDataset(tmp_path / "encoded.h5", transform=RECIPE), wanted),
-            (ImageDataset(tmp_path / "decoded.h5", transform=RECIPE), images_of(small)),
-            (plain, wanted),
-            (MemoryEfficientDataset(large, transform=RECIPE), wanted),
-            (MemoryEfficientDataset(plain), wanted),
-        ):
-            batch, _ = next(iter(make_loader(dataset, batch_size=12, shuffle=False, num_workers=0)))
-            assert torch.equal(batch, torch.stack(images))
-            assert all(map(torch.equal, images_of(dataset), images))
-            dataset.close()
-
     @pytest.mark.parametrize("steps", [RECIPE, [*RECIPE, np.asarray]], ids=["filled", "one by one"])
     def test_a_bad_sample(self, tmp_path: Path, loader_of: Any, steps: Any) -> None:
         """Its error is the one of every other dataset, though it is found late (law 6)."""
@@ -239,9 +216,3 @@ class TestInADataset:
         assert targets.tolist()[1:3] == [-1, -1]
         assert not images[1:3].any()
         assert np.array_equal(images[[0, 3, 4, 5]], sound)
-
-
-def test_what_a_batch_can_t_be_made_of_is_named(photos: Path, loader_of: Any) -> None:
-    dataset = ImageDataset(photos, transform=[*RECIPE, lambda image: image])
-    with pytest.raises(CollateError, match=r"sample \d+ \(.*photos.* PIL image .*24 x 24"):
-        next(iter(loader_of(dataset)))

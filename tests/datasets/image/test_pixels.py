@@ -22,12 +22,9 @@ from headrace.datasets.image import pixels as pixels_module
 from headrace.datasets.image import sizing
 from headrace.datasets.image.claims import Claim
 from headrace.datasets.image.pixels import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     decode_image,
     normalize,
     resize_image,
-    to_channels_first,
 )
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.datasets.shards.members import DECODERS
@@ -415,23 +412,6 @@ class TestResize:
 
 
 class TestLayoutAndValues:
-    def test_normalize(self) -> None:
-        colours = to_channels_first(np.asarray(picture(16, 16)))
-        greys = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)
-        for pixels, means, stds in (
-            (colours, IMAGENET_MEAN, IMAGENET_STD),
-            (greys, [sum(IMAGENET_MEAN) / 3], [sum(IMAGENET_STD) / 3]),
-        ):
-            before = pixels.copy()
-            found = normalize(pixels)
-            mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
-            std = torch.tensor(stds, dtype=torch.float64).view(-1, 1, 1)
-            wanted = (torch.from_numpy(before).double() / 255 - mean) / std
-            assert found.dtype is torch.float32
-            assert found.is_contiguous()
-            assert (found.double() - wanted).abs().max() < 1e-6
-            assert (pixels == before).all()
-
     def test_16_bits_are_the_nearest_of_each_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for channels in (1, 3):
             pixels = np.tile(np.arange(256, dtype=np.uint8).reshape(1, 16, 16), (channels, 1, 1))

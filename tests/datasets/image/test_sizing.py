@@ -89,13 +89,6 @@ class TestTwins:
             for size in ((25, 25), (10, 6)):  # the second is decoded at half its size
                 assert difference(data, size, Box(4, 6, 20, 12)) < 4, orientation
 
-    def test_the_planes_of_the_other_byte_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
-        wanted = pixels[..., :3].transpose(2, 0, 1)
-        assert (sizing._planes(pixels) == wanted).all()
-        monkeypatch.setattr(sizing.sys, "byteorder", "big")
-        assert (sizing._planes(pixels) == wanted).all()
-
 
 class TestScaled:
     def test_decoded_at_the_largest_fraction_that_is_no_smaller(
@@ -147,13 +140,3 @@ class TestMemory:
         for thread in threads:
             thread.join()
         assert not wrong
-
-    def test_what_is_kept_for_the_next_image(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for nbytes in (1, 31, 1000, sizing._KEPT + 1):  # JPEGs go between multiples of 32
-            pixels = sizing._Scratch().of_pixels(nbytes)
-            assert len(pixels) == nbytes
-            assert pixels.ctypes.data % 32 == 16
-        monkeypatch.setattr(sizing, "_scratch", sizing._Scratch())
-        monkeypatch.setattr(sizing, "_KEPT", 1000 * 4)  # larger ones are not kept
-        assert difference(jpeg((48, 64)), (50, 40)) == 0
-        assert sizing._scratch.pixels.nbytes == 0

@@ -145,11 +145,3 @@ def test_samples_that_can_t_be_read(kind: str, tmp_path: Path) -> None:
             slow = SampleBySample(dataset, collating(kind)).make(request).batch
             assert same(made, slow)
             assert len(made[0]) == 3
-
-
-def test_loaders_take_it(folder: Path, kind: str, make_loader: Any) -> None:
-    with opened(folder, kind, image_size=8) as dataset:
-        loader = make_loader(dataset, batch_size=5, num_workers=2, shuffle=False)
-        found = [target for _, targets in loader for target in targets]
-        assert "row by row" in str(loader.explain())
-        assert same(found, [target for _, target in dataset])

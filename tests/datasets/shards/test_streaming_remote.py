@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
-import tarfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, StreamingDataset, TarSource
-from headrace.errors import HeadraceWarning
 from headrace.io.remote.options import RemoteOptions
 from headrace.storage.text import source as texts
 from headrace.testing.contract import same
@@ -48,37 +44,6 @@ def stream(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
     yield make
     for dataset in made:
         dataset.close()
-
-
-def numbers(loader: Any) -> list[int]:
-    return [number for batch in loader for number in batch["cls"].tolist()]
-
-
-def test_each_block_is_fetched_once(
-    stream: Any, server: RangeServer, make_loader: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By ranks with two workers each, one after the other; what the lanes' ends cut, twice."""
-    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8 << 10)
-    dataset = stream(buffer_size=24)
-    blocks = dataset.blocks()
-    order = dataset.epoch_order("block", 42, 0, 16)
-    assert len(blocks) > 80
-    assert order.interleave == 8
-    seen = Counter[int]()
-    requests = 0
-    server.counts()
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "world_size": 4}
-    for rank in range(4):
-        loader = make_loader(stream(buffer_size=24), rank=rank, **options)
-        assert server.counts()["ranges"] == []
-        seen.update(numbers(loader))
-        loader.close()
-        requests += len(server.counts()["ranges"])
-    padding = -N % 4
-    assert set(seen) == set(range(N))
-    assert sum(seen.values()) == N + padding
-    most = len(blocks) + order.interleave * order.turns - 1 + padding
-    assert len(blocks) <= requests <= most
 
 
 def test_what_an_index_costs(stream: Any, server: RangeServer, tmp_path: Path) -> None:
@@ -128,14 +93,3 @@ def test_kinds_and_servers_are_not_mixed(folder: Path, server: RangeServer) -> N
     ):
         with pytest.raises(ConfigError, match=said):
             StreamingDataset([first, other])
-
-
-def test_links_are_left_out_and_told(stream: Any, folder: Path) -> None:
-    with tarfile.open(folder / "links.tar", "w") as file:
-        info, link = tarfile.TarInfo("0.cls"), tarfile.TarInfo("1.cls")
-        info.size, link.type, link.linkname = 1, tarfile.SYMTYPE, "0.cls"
-        file.addfile(info, io.BytesIO(b"4"))
-        file.addfile(link)
-    for _ in range(2):  # made, and kept
-        with pytest.warns(HeadraceWarning, match="1 members are links"):
-            stream("links.tar")

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from headrace import SampleError, TableDataset
-from headrace.testing.contract import DatasetContract
 from tests.datasets.table.test_table import WRITERS, first_batch, write, written
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
@@ -69,15 +68,3 @@ def test_dictionaries_of_any_type_and_file(tmp_path: Path) -> None:
     with TableDataset([first, second], "size", target_name="kind") as dataset:
         assert dataset.classes == [*CLASSES, "yew"]
         assert [dataset.classes[target] for _, target in dataset] == [*KINDS[:10], "yew", "ash"]
-
-
-@pytest.mark.slow
-class TestContract(DatasetContract):
-    """Of one column and its targets."""
-
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = written(tmp_path, kinds_table(), "parquet", rows=5)
-
-    def make(self, **options: Any) -> TableDataset:
-        return TableDataset(self.path, "size", target_name="kind", **options)

@@ -125,30 +125,26 @@ def test_a_text_that_is_none_is_an_error_or_left_out(tmp_path: Path) -> None:
         assert same(dataset[5]["input_ids"], texts[5]["input_ids"])
 
 
+class Counting:
+    fingerprint = "counting"
+
+    def __init__(self) -> None:
+        self.made = list[str]()
+
+    def __call__(self, text: str) -> list[int]:
+        self.made.append(text)
+        return list(text.encode())
+
+
 def test_tokens_are_kept_and_belong_to_their_files(tmp_path: Path) -> None:
-    made = list[str]()
-
-    class Counting:
-        fingerprint = "counting"
-
-        def __call__(self, text: str) -> list[int]:
-            made.append(text)
-            return list(text.encode())
-
-    def blocks() -> int:
-        made.clear()
-        how: Any = {"tokenizer": Counting(), "packing": True, "max_length": 8}
-        with TableDataset(path, text_column="text", cache_dir=tmp_path / "cache", **how) as dataset:
-            return len(dataset)
-
-    path = write(tmp_path / "a.parquet", texts_table(), rows=7)
-    count = blocks()
-    assert made == TEXTS
-    assert blocks() == count
-    assert made == []
-    write(path, texts_table(TEXTS + TEXTS), rows=7)
-    assert blocks() > count
-    assert made == TEXTS + TEXTS
+    path, how = tmp_path / "a.parquet", {"packing": True, "max_length": 8}
+    for texts, made in ((TEXTS, TEXTS), (TEXTS, []), (TEXTS[:9], TEXTS[:9])):
+        tokenizer = Counting()
+        if made:
+            write(path, texts_table(texts), rows=7)
+        kept: Any = {"cache_dir": tmp_path / "cache", "tokenizer": tokenizer, **how}
+        TableDataset(path, text_column="text", **kept).close()
+        assert tokenizer.made == made
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

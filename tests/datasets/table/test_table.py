@@ -427,14 +427,19 @@ def test_images_are_those_of_image_dataset(
         {"image_size": 8, "normalize": False},
         {"image_size": None, "color": "L"},
         {"transform": np.asarray},
+        {"transform": RandomResizedCrop(8)},
+        {"transform": RandomResizedCrop(8), "loading_mode": "cached"},
     )
     for options in given:
         plain = ImageDataset(folder_of_pictures, targets=None, **options)
         with TableDataset(path, image_column="image", target_name="label", **options) as dataset:
-            for number in (0, 13, 23):
+            for number in (0, 13, 23, 13):
                 image, target = dataset[number]
                 assert same(image, plain[number][0]), options
                 assert target == number % 3
+            if isinstance(options.get("transform"), RandomResizedCrop):
+                images, targets = first_batch(dataset, 6)
+                assert same([*images], [plain[number][0] for number in range(6)])
             if options.get("image_size"):
                 loader = loader_of(dataset, 6)
                 assert "row by row" in loader.explain()
@@ -442,25 +447,6 @@ def test_images_are_those_of_image_dataset(
                 assert images.shape == (6, 3, 8, 8)
                 assert images.dtype == torch.uint8
                 assert targets.tolist() == [0, 1, 2] * 2
-
-
-def test_crops_are_drawn_for_each_epoch(tmp_path: Path) -> None:
-    """The same in batches, in any mode, of either kind of column."""
-    options: Any = {"image_column": "image", "target_name": "label"}
-    options["transform"] = RandomResizedCrop(8)
-    plain = TableDataset(write(tmp_path / "a.parquet", pictures(False)), **options)
-    plain.set_epoch(1)
-    first = plain[3][0]
-    assert first.shape == (3, 8, 8)
-    assert same(first, plain[3][0])
-    plain.set_epoch(2)
-    assert not same(first, plain[3][0])
-    plain.set_epoch(0)
-    expected = first_batch(plain, 6)[0]
-    path = write(tmp_path / "b.parquet", pictures(True))
-    for mode in ("lazy", "cached", "streaming"):
-        with TableDataset(path, loading_mode=mode, **options) as dataset:
-            assert same(first_batch(dataset, 6)[0], expected), mode
 
 
 @pytest.mark.falls_back

@@ -163,17 +163,6 @@ def test_bad_lines_are_named_skipped_or_replaced(tmp_path: Path) -> None:
             made(dataset, collate, [0])
 
 
-@pytest.mark.falls_back
-def test_a_file_that_became_shorter_while_it_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with TextDataset(folder, unit="line") as dataset:
-        monkeypatch.setattr("headrace.io.local.files.LocalFiles.check_open", lambda *_: None)
-        (folder / "a.txt").write_bytes(b"one\n\nb")
-        with pytest.raises(SampleError, match="ends before byte"):
-            made(dataset, TextCollator(), [0, 2])
-
-
 @settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 1 << 31), max_size=9), min_size=1, max_size=6),

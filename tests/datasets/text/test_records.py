@@ -99,15 +99,6 @@ class TestUnit:
         with pytest.raises(FormatError, match=r"b.txt"):
             TextDataset(one_file(tmp_path, "b.txt", "x"), text_field="body")
 
-    def test_of_a_server(self, memory: Any) -> None:
-        memory.pipe_file("/records/a/b.jsonl", lines("x", "y").encode())
-        for url in ("memory://records/a/b.jsonl", "memory://records"):
-            dataset = TextDataset(url)
-            assert texts(dataset) == ["row 0", "row 1"]
-            assert dataset.source_of(1).endswith("a/b.jsonl, line 2")
-        whole = TextDataset("memory://records", labels="folders")
-        assert whole.class_to_idx == {"a": 0}
-
 
 class TestText:
     def test_made_by_a_callable(self, tmp_path: Path) -> None:

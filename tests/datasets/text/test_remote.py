@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace import HeadraceWarning, SampleError, TextDataset
+from headrace import TextDataset
 from headrace.storage.text import source
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
@@ -79,22 +79,6 @@ def test_warm_start_reads_each_block_once(
             assert sum(len(batch["input_ids"]) for batch in loader) == len(again)
             assert 3 < len(server.counts()["ranges"]) <= len(again.blocks()) + 2 * 2 - 1
             loader.close()
-
-
-def test_a_bad_record_is_named(server: RangeServer, folder: Path, tmp_path: Path) -> None:
-    content = b'{"text": "a"}\n\n{"text": 5}\n{nothing}\n{"text": "\xff"}\n'
-    (folder / "bad.jsonl").write_bytes(content)
-    url, options = f"{server.url}/bad.jsonl", {"unit": "record", "cache_dir": tmp_path}
-    with TextDataset(url, **options) as dataset:
-        for index, said in ((1, "line 3"), (2, "line 4"), (3, "line 5: byte 0xff at offset 47")):
-            with pytest.raises(SampleError, match=f"sample {index} .*{url}, {said}"):
-                dataset[index]
-    with TextDataset(url, on_error="skip", **options) as dataset:
-        assert len(dataset.__getitems__(range(4))) == 1
-    with pytest.warns(HeadraceWarning, match="3 of 4 documents"):
-        windows = TextDataset(url, on_error="skip", stride=4, max_length=4, **options)
-    assert len(windows) == 1
-    windows.close()
 
 
 def test_folders_of_a_bucket(memory: Any, tmp_path: Path) -> None:

@@ -115,21 +115,6 @@ def test_the_same_samples_and_order(
             assert same(found, batches(make_loader, near, shuffle=shuffle)), (mode, shuffle)
 
 
-def test_a_state_of_the_local_file_goes_on_by_url(
-    far_of: Any, folder: Path, loader_of: Any
-) -> None:
-    options: Any = {"loading_mode": "streaming", **WAYS["blocks"]}
-    loader = loader_of(TextDataset(folder / "tokens.h5", **options), shuffle="block")
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    state, rest = loader.state_dict(), [pickle.loads(pickle.dumps(batch)) for batch in iterator]
-    resumed = loader_of(far_of(**options), shuffle="block")
-    resumed.load_state_dict(state)
-    assert rest
-    assert same([pickle.loads(pickle.dumps(batch)) for batch in resumed], rest)
-
-
 def test_what_is_said_and_found(far_of: Any, folder: Path, server: RangeServer) -> None:
     far, near = far_of("classes.h5"), TextDataset(folder / "classes.h5")
     assert far.classes == ["prose", "verse"]
