@@ -2,8 +2,8 @@
 
     python tests/integration/foreign_files.py KIND FOLDER
 
-KIND is netcdf4, pytables, anndata or matlab. Each runs in a process of its own: these libraries
-bring HDF5 libraries of their own. FOLDER gets files and "expected.pickle": (file, dataset) ->
+KIND is netcdf4 or pytables. Each runs in a process of its own: these libraries bring HDF5 libraries
+of their own. FOLDER gets files and "expected.pickle": (file, dataset) ->
 array; a list of str, or of arrays; a dict of these for compounds; or None for what h5py can't read.
 """
 
@@ -182,72 +182,7 @@ def pytables(folder: Path) -> Expected:
     return found
 
 
-def anndata(folder: Path) -> Expected:
-    import anndata as library
-    import pandas as pd
-    import scipy.sparse
-
-    sparse = scipy.sparse.random(N, 30, 0.2, format="csr", dtype=np.float32, random_state=0)
-    found: Expected = {}
-    for compression in ("gzip", "lzf", None):
-        name = f"{compression}.h5ad"
-        kinds = pd.Categorical(np.array(["B", "T"])[np.arange(N) % 2])
-        names = [f"cell {i}" for i in range(N)]
-        obs = pd.DataFrame({"kind": kinds, "depth": np.arange(N) / 7}, index=names)
-        pca, layers = {"pca": numbers(5, dtype="f8")}, {"counts": sparse}
-        cells = library.AnnData(X=numbers(30), obs=obs, obsm=pca, layers=layers)
-        cells.write_h5ad(folder / name, compression=compression)
-        read = library.read_h5ad(folder / name)
-        counts = read.layers["counts"]
-        found |= {
-            (name, "X"): read.X,
-            (name, "obsm/pca"): read.obsm["pca"],
-            (name, "obs/depth"): read.obs["depth"].to_numpy(),
-            (name, "obs/kind/codes"): read.obs["kind"].cat.codes.to_numpy(),
-            (name, "obs/kind/categories"): list(read.obs["kind"].cat.categories),
-            (name, "obs/_index"): list(read.obs_names),
-            (name, "layers/counts/data"): counts.data,
-            (name, "layers/counts/indices"): counts.indices,
-            (name, "layers/counts/indptr"): counts.indptr,
-        }
-    return found
-
-
-def matlab(folder: Path) -> Expected:
-    """The layout of MATLAB's files of version 7.3, by hand: a user block, and arrays whose axes
-    are turned round.
-    """
-    import h5py
-
-    found: Expected = {}
-    with h5py.File(folder / "a.mat", "w", userblock_size=512, libver="earliest") as file:
-        matrices = {
-            "images": ("double", numbers(6, 5, dtype="f8")),
-            "labels": ("uint8", np.arange(N, dtype="u1").reshape(N, 1)),
-            "record/weights": ("int16", numbers(3, dtype="i2")),
-        }
-        how: dict[str, Any] = {"compression": "gzip", "compression_opts": 3}
-        for name, (kind, rows) in matrices.items():
-            how |= {"chunks": (8, *rows.shape[1:]), "maxshape": rows.shape}
-            one = file.create_dataset(name, data=rows, **how)
-            one.attrs["MATLAB_class"] = np.bytes_(kind)
-        small = file.create_dataset("small", data=np.arange(2 * N, dtype="f8").reshape(N, 2))
-        small.attrs["MATLAB_class"] = np.bytes_("double")
-        letters = np.array([[ord(letter) for letter in "über"]], "u2").T
-        file.create_dataset("letters", data=letters).attrs["MATLAB_class"] = np.bytes_("char")
-        cells = file.create_dataset("cells", (3, 1), h5py.ref_dtype)
-        cells[:] = [[file["images"].ref]] * 3
-        for name in (*matrices, "small", "letters"):
-            found["a.mat", name] = file[name][:]
-    found["a.mat", "cells"] = None
-    said = b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Mon Nov 16 10:00:00 2026 HDF5 "
-    with open(folder / "a.mat", "r+b") as raw:
-        raw.write((said + b"schema 1.00 .").ljust(116))
-        raw.write(bytes(8) + b"\0\2IM")
-    return found
-
-
-KINDS = {"netcdf4": netcdf4, "pytables": pytables, "anndata": anndata, "matlab": matlab}
+KINDS = {"netcdf4": netcdf4, "pytables": pytables}
 if __name__ == "__main__":
     place = Path(sys.argv[2])
     (place / "expected.pickle").write_bytes(pickle.dumps(KINDS[sys.argv[1]](place)))

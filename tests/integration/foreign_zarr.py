@@ -1,5 +1,5 @@
-"""Zarr stores that other libraries write, and what these read of them: tensorstore, anndata, and
-zarr-python with numcodecs.
+"""Zarr stores that other libraries write, and what these read of them: tensorstore, and zarr-python
+with numcodecs.
 
 `test_foreign_zarr.py` compares what headrace reads of them.
 """
@@ -21,15 +21,13 @@ CHUNKS = [4, 6, 3]
 
 
 class Case(NamedTuple):
-    """An array that another library wrote."""
+    """An array that another library wrote, what that reads of it, and whether headrace reads it
+    without zarr-python.
+    """
 
     path: Path
-    name: str
-    """Of the array in the store; "" is the root."""
     values: Any
-    """[n, ...] what that library reads: numbers, or str."""
-    is_direct: bool | None
-    """Whether headrace reads it without zarr-python; None: either way."""
+    is_direct: bool
 
 
 def data(dtype: str, shape: tuple[int, ...] = ROWS) -> Any:
@@ -121,46 +119,7 @@ def write_tensorstore(folder: Path) -> list[Case]:
             compressor = metadata.get("compressor") or {}
             is_turned_oddly = "[1, 0, 2]" in str(metadata.get("codecs"))
             is_library = compressor.get("id") == "bz2" or is_turned_oddly
-            cases.append(Case(path, "", store.read().result(), not is_library))
-    return cases
-
-
-# -- anndata
-
-
-def write_anndata(folder: Path) -> list[Case]:
-    """Matrices, embeddings, categories and strings of cells."""
-    import anndata
-    import pandas
-    import scipy.sparse
-
-    random, cases = np.random.default_rng(3), []
-    for version in (2, 3):
-        kinds = pandas.Categorical(random.choice(["T", "B", "NK"], 23))
-        cells = pandas.DataFrame({"kind": kinds, "depth": random.random(23)})
-        cells.index = [f"zelle-{number}-ß" for number in range(23)]
-        counts = scipy.sparse.random(23, 9, 0.3, format="csr", dtype=np.float32, random_state=1)
-        whole = anndata.AnnData(
-            counts.toarray(),
-            cells,
-            layers={"counts": counts},
-            obsm={"pca": random.standard_normal((23, 4))},
-        )
-        path = folder / f"anndata {version}.zarr"
-        with anndata.settings.override(zarr_write_format=version):
-            whole.write_zarr(path)
-        read = anndata.read_zarr(path)
-        layer = read.layers["counts"]
-        cases += [
-            Case(path, "X", np.asarray(read.X), True),
-            Case(path, "obsm/pca", read.obsm["pca"], True),
-            Case(path, "obs/depth", read.obs["depth"].to_numpy(), True),
-            Case(path, "obs/kind/codes", read.obs["kind"].cat.codes.to_numpy(), True),
-            Case(path, "obs/kind/categories", read.obs["kind"].cat.categories.to_list(), False),
-            Case(path, "obs/_index", read.obs_names.to_list(), False),
-            Case(path, "layers/counts/data", layer.data, True),
-            Case(path, "layers/counts/indptr", layer.indptr, True),
-        ]
+            cases.append(Case(path, store.read().result(), not is_library))
     return cases
 
 
@@ -204,5 +163,5 @@ def write_numcodecs(folder: Path) -> list[Case]:
         is_known = isinstance(compressor, known) and all(
             isinstance(one, numcodecs.Shuffle) for one in some
         )
-        cases.append(Case(path, "", array[...], is_known))
+        cases.append(Case(path, array[...], is_known))
     return cases

@@ -86,6 +86,15 @@ def test_dense_arrays_of_anndata_with_targets_of_obs(written: Any) -> None:
                 assert np.array_equal(rows, read.obsm["pca"]), name
                 assert [target for _, target in dataset] == values.tolist(), name
                 assert column == "depth" or dataset.classes == classes, name
+        counts = read.layers["counts"]
+        for array, values in (
+            ("obs/_index", read.obs_names.to_list()),
+            ("layers/counts/data", counts.data.tolist()),
+            ("layers/counts/indptr", counts.indptr.tolist()),
+        ):
+            with cls(path, array) as dataset:
+                found = [one if isinstance(one, str) else one.item() for one in dataset]
+                assert found == values, (name, array)
 
 
 @pytest.mark.parametrize("join", ["inner", "outer"])
