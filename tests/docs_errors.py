@@ -1,11 +1,12 @@
 """The misuses of docs/errors.md: each is provoked, and its message is what the page shows.
 
-`python -m tests.docs_errors --write` writes them into the page again, after one has changed.
+`python -m tests.docs_errors` writes them into the page again, after one has changed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -46,10 +47,8 @@ def make_files(folder: Path) -> None:
     for name, size in (("images/1", (16, 12)), ("images/2", (16, 12)), ("masks/1", (8, 6))):
         (folder / "street" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", size).save(folder / "street" / f"{name}.png")
-    (folder / "chats.jsonl").write_text(
-        '{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": '
-        '"hi"}]}\n'
-    )
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    (folder / "chats.jsonl").write_text(json.dumps({"messages": said}) + "\n")
     with h5py.File(folder / "run.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((4, 3)), np.zeros(4)
 
@@ -58,22 +57,15 @@ def make_files(folder: Path) -> None:
 def as_notebook(folder: Path) -> Iterator[dict[str, object]]:
     """The names of a notebook that runs in the folder, on a machine without a GPU."""
     main = types.ModuleType("__main__")
-    exec(
-        "import os, signal, h5py, torch, headrace\nfrom torch.utils.data import "
-        "RandomSampler\nfrom headrace import *",
-        main.__dict__,
-    )
+    exec("import os, signal, h5py, torch, headrace\nfrom headrace import *", main.__dict__)
+    exec("from torch.utils.data import RandomSampler", main.__dict__)
     main.__dict__["dataset"] = [(torch.zeros(3), number) for number in range(10)]
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        with (
-            mock.patch.dict(sys.modules, {"__main__": main}),
-            mock.patch("torch.cuda.is_available", return_value=False),
-        ):
-            yield main.__dict__
-    finally:
-        os.chdir(before)
+    with (
+        contextlib.chdir(folder),
+        mock.patch.dict(sys.modules, {"__main__": main}),
+        mock.patch("torch.cuda.is_available", return_value=False),
+    ):
+        yield main.__dict__
 
 
 def message_of(code: str, folder: Path) -> str:
@@ -90,12 +82,8 @@ def message_of(code: str, folder: Path) -> str:
             names.clear()
     shown = re.sub(r"\(pid \d+\)", "(pid 4711)", re.sub(r"0x[0-9a-f]+", "0x7f00", shown))
     shown = re.sub(r"[\d.,]+ k?M?G?B are left", "... are left", shown)
-    # Python 3.14
-    shown = re.sub(
-        r"it's not found as __main__\.<lambda>",
-        "attribute lookup <lambda> on __main__ failed",
-        shown,
-    )
+    of_3_14, before = "it's not found as __main__.<lambda>", "attribute lookup <lambda> on __main__"
+    shown = shown.replace(of_3_14, f"{before} failed")
     for path in (os.path.realpath(folder), str(folder)):
         shown = shown.replace(f"{path}/", "").replace(path, "/home/me")
     return f"{text}: {shown}"
@@ -114,7 +102,4 @@ def made_page(folder: Path) -> str:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         made_text = made_page(Path(made))
-    if "--write" in sys.argv:
-        PAGE.write_text(made_text, encoding="utf-8")
-    else:
-        print(made_text)
+    PAGE.write_text(made_text, encoding="utf-8")

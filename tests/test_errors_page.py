@@ -36,7 +36,7 @@ def test_messages_are_those_of_the_page(tmp_path: Path) -> None:
         if title == "A worker that dies":  # the slow test has it
             continue
         said = message_of(code, tmp_path)
-        assert said == shown, "write it: python -m tests.docs_errors --write"
+        assert said == shown, "write it: python -m tests.docs_errors"
         written = set(re.findall(r"\w+", code))
         words = set(re.findall(r"\w+", said))
         # the others are remedies

@@ -24,32 +24,22 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def tool(scripts: Any) -> Any:
-    return scripts("list_messages")
-
-
 @pytest.mark.slow
-def test_messages_that_are_provoked_are_listed(tool: Any) -> None:
-    listed: dict[str, list[str]] = {}
-    for message in tool.messages():
-        form = ".*".join(map(re.escape, message.text.split(tool.VARIES)))
-        listed.setdefault(message.kind, []).append(form)
-    headrace = [(kind, text) for kind, text in SHOWN if kind in KINDS]
-    assert len(headrace) > 40
-    assert not [
-        text
-        for kind, text in headrace
-        if not any(re.fullmatch(form, text, re.DOTALL) for form in listed[kind])
-    ]
-
-
-@pytest.mark.slow
-def test_messages_say_what_where_and_what_to_do(tool: Any) -> None:
+def test_messages_are_listed_and_say_what_where_and_what_to_do(scripts: Any) -> None:
     """As far as a program sees: a value or an argument is named, and, after a colon or a comma,
     something can be done. Some are parts of others, or have no remedy; their share may not rise.
     """
-    texts = [message.text for message in tool.messages() if message.kind in KINDS]
+    tool = scripts("list_messages")
+    messages = list(tool.messages())
+    listed: dict[str, list[str]] = {}
+    for message in messages:
+        form = ".*".join(map(re.escape, message.text.split(tool.VARIES)))
+        listed.setdefault(message.kind, []).append(form)
+    shown = [(kind, text) for kind, text in SHOWN if kind in KINDS]
+    assert len(shown) > 40
+    for kind, text in shown:
+        assert any(re.fullmatch(form, text, re.DOTALL) for form in listed[kind]), text
+    texts = [message.text for message in messages if message.kind in KINDS]
     where = re.compile(rf"{tool.VARIES}|\w+=|'\w+'|\w+_\w+|\w+\.\w+")
     remedy = re.compile(r"[:;,]|\b(use|pass|must|install)\b|did you mean|it has")
     nameless = [text for text in texts if not where.search(text)]
@@ -65,10 +55,9 @@ def test_each_kind_stands_in_the_table() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_has_the_list_at_its_mark(tool: Any) -> None:
-    assert "hooks: [tools/list_messages.py, tools/list_words.py]" in (
-        ROOT / "mkdocs.yml"
-    ).read_text(encoding="utf-8")
+def test_the_site_has_the_list_at_its_mark(scripts: Any) -> None:
+    tool, site = scripts("list_messages"), (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "hooks: [tools/list_messages.py, tools/list_words.py]" in site
     built = tool.on_page_markdown(PAGE)
     assert PAGE.count(tool.MARK) == 1 and tool.MARK not in built
     assert "## Loader\n\n**BudgetError**\n\n* `a batch of … samples takes …" in built

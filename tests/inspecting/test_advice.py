@@ -11,30 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.cli.main import main
-from headrace.inspecting import Access, inspect
+from headrace.inspecting import inspect
 from headrace.inspecting.advice import packed_name
-from headrace.inspecting.costs import gain_of_packing, rounded_down
-
-
-def access(**changed: Any) -> Access:
-    sizes: dict[str, Any] = {"nbytes": 4096, "decoded": 4_096_000, "read": 2_000_000}
-    sizes |= {"chunks": 1, "total": 10**9, "chunk_count": 244}
-    return Access("data", "a row", "pread + inflate", **{**sizes, **changed})
-
-
-def test_gains_of_packing() -> None:
-    gains = [gain_of_packing(access(decoded=size)) for size in (40_960, 409_600, 4_096_000)]
-    assert 1.0 <= gains[0] < gains[1] < gains[2]
-    assert gains[2] > 20
-    assert gain_of_packing(access(), compressed=True) < gain_of_packing(access())
-    assert gain_of_packing(access(chunks=0, decoded=0, read=4096)) == 1.0
-    assert gain_of_packing(access(by_library=True)) >= gain_of_packing(access())
-    # what stays in the cache gains nothing, and a batch shares the few chunks there are
-    assert gain_of_packing(access(total=50 << 20, chunk_count=12)) == 1.0
-    few, many = (access(chunk_count=count, decoded=500_000_000) for count in (2, 1000))
-    assert gain_of_packing(few) < gain_of_packing(many)
-    for gain, shown in {2.74: 2.5, 9.99: 9.5, 10.1: 10.0, 47.0: 40.0, 512.0: 500.0}.items():
-        assert rounded_down(gain) == shown
 
 
 def test_names_of_packs() -> None:
