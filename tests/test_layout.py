@@ -63,8 +63,8 @@ INSIDE = {
         shards options indexing unnormalized finished open memory_efficient
     """,
     "datasets/core": """
-        batch format threads warnings reader finishing options checks construction
-        budgeting loading views splitting base ways
+        batch format threads warnings reader options checks construction budgeting
+        views splitting base ways
     """,
     "datasets/image": """
         claims pixels sizing augment masks format ways joint matching coco boxes tables

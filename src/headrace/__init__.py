@@ -16,7 +16,7 @@ _HOMES = {}  # by public name: its module, and its name there
 for _line in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body:
     if isinstance(_line, ast.ImportFrom):
         _HOMES.update({_name.asname: (_line.module, _name.name) for _name in _line.names})
-__all__ = sorted(_HOMES)
+__all__: list[str] = sorted(_HOMES)
 
 
 def __dir__():

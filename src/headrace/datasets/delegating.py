@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.finishing import public_attributes
 from headrace.datasets.core.format import SampleFormat, chained, wrapped_format
 from headrace.datasets.core.views import ColumnsOfView
 from headrace.storage.source import Source
@@ -55,7 +54,7 @@ class DelegatingDataset(BaseDataset):
 
     def seeded_objects(self) -> Iterator[Any]:
         """First the inner dataset's: each generator gets the stream that it has there."""
-        inner = public_attributes(self._inner)
+        inner = self._inner.public_attributes()
         inner.update(
             transform=self.transform,
             target_transform=self.target_transform,

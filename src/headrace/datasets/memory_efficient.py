@@ -13,7 +13,6 @@ import numpy.typing as npt
 from headrace.arguments import check_names
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import OF_LOADERS, check_common
-from headrace.datasets.core.finishing import is_random_in
 from headrace.datasets.core.options import COMMON
 from headrace.datasets.core.splitting import JointTransform
 from headrace.datasets.delegating import DelegatingDataset
@@ -133,7 +132,7 @@ class MemoryEfficientDataset(DelegatingDataset):
             )
         names = [name for name, transform in given.items() if transform is not None]
         self._adds_transforms = bool(names)
-        if names and is_random_in(dataset):
+        if names and dataset.is_random:
             raise ConfigError(
                 f"{', '.join(names)}: the {type(dataset).__name__} has transforms already: give "
                 "them to one of the two"

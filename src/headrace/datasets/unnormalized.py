@@ -12,7 +12,7 @@ import torch
 
 from headrace.collate import DetectionCollator, VisionCollator, list_collate
 from headrace.collate.normalization import Normalization
-from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.base import LEFT_BEHIND, BaseDataset
 from headrace.datasets.core.batch import Collating, MadeBatch
 from headrace.datasets.core.format import Unnormalized
 from headrace.datasets.core.ways import choose_way
@@ -69,6 +69,7 @@ class OfDataset(PixelBatches):
         assert isinstance(left, Unnormalized)
         self._format, self.normalization, self._path = left
         self._view: BaseDataset = object.__new__(type(dataset))
+        self._view._forget_generators()
         self._follow()
         self._way = choose_way(self._view, collating)
 
@@ -77,7 +78,9 @@ class OfDataset(PixelBatches):
 
     def _follow(self) -> None:
         self._dataset.mode  # noqa: B018  # made once for both
-        vars(self._view).update(vars(self._dataset))
+        for name, value in vars(self._dataset).items():
+            if name not in LEFT_BEHIND:  # the view finds its generators by itself
+                vars(self._view)[name] = value
         self._view._format = self._format
 
     def sample_nbytes(self) -> int | None:

@@ -12,7 +12,6 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from headrace.collate import collators, stack_collate
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.finishing import is_random_in
 from headrace.datasets.core.threads import SHARE
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle
@@ -98,7 +97,7 @@ def _is_in_memory(dataset: Any) -> bool:
     """True if nothing is left to be done with the samples that costs more than a copy."""
     if isinstance(dataset, BaseDataset):
         return dataset.loading_mode is LoadingMode.EAGER and not (
-            dataset.holds_encoded or is_random_in(dataset)
+            dataset.holds_encoded or dataset.is_random
         )
     return isinstance(dataset, TensorDataset)
 

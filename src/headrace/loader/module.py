@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset, Subset
 
 from headrace.arguments import checks_keywords, missing_attribute, parameters_of
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.finishing import random_steps_in
+from headrace.datasets.core.splitting import random_steps_in
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import Data, DataLoaderConfig, PathOptions, check_options
 from headrace.loader.create import open_path

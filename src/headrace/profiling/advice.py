@@ -13,7 +13,6 @@ import numpy as np
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import choose_way
 from headrace.errors import HeadraceWarning
 from headrace.io.paths import redact
@@ -251,7 +250,7 @@ class Adviser:
         inside = max(found.costs.work - found.of_work()["read"], 1e-9)
         factor = min(max(inside / max(fixed, 1e-9), 0.7), 2.0)
         work = min(held * factor, found.costs.work)
-        if is_transformed(found.loader.dataset):  # nothing else becomes faster
+        if found.loader.dataset.is_transformed:  # nothing else becomes faster
             seconds, counted = found.of_work(), found.alone.a_sample("work_seconds")
             work = max(
                 work,
@@ -358,7 +357,7 @@ class Adviser:
         if not isinstance(loader, Loader):
             return
         dataset = loader.dataset
-        if isinstance(dataset, BaseDataset) and is_transformed(dataset):
+        if isinstance(dataset, BaseDataset) and dataset.is_transformed:
             share = seconds["transform"] / max(found.costs.work, 1e-12)
             is_held = found.stages.own_code == "transform" and bool(found.stages.gil)
             held = (

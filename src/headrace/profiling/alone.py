@@ -21,7 +21,6 @@ import torch
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.finishing import is_transformed
 from headrace.errors import SampleError
 from headrace.loader.device import move_to_device
 from headrace.memory.tree import map_tensors
@@ -153,7 +152,7 @@ def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]
             if not isinstance(value, SampleError)
         ]
         alone.timed_bare("decode", lambda: [format_.decode(record) for record in sound])
-    finisher, own = dataset.sample_finisher, dataset.transform or dataset.transforms
+    own = dataset.transform or dataset.transforms
     are_inputs_known = own is not None and dataset.transforms is None and not format_.splits_targets
     inputs = (
         [format_.to_input(value) for value in values if not isinstance(value, SampleError)]
@@ -161,7 +160,7 @@ def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]
         else []
     )
     samples: list[Any]
-    samples, _ = alone.timed("transform", count, lambda: finisher.finish(dataset, request, values))
+    samples, _ = alone.timed("transform", count, lambda: dataset.finish(request, values))
     if inputs and dataset.transform is not None:
         alone.timed_bare("transform", lambda: [dataset.transform(one) for one in inputs])  # type: ignore[misc]
     return samples
@@ -297,13 +296,12 @@ def _look_at_gil(
     """
     codes: dict[str, tuple[float, Callable[[], Any]]] = {}
     if isinstance(dataset, BaseDataset):
-        if is_transformed(dataset):
+        if dataset.is_transformed:
             indices = dataset.whole_indices(request).tolist()
             values = dataset.sample_reader.values(indices, dataset.sample_access)
-            finish = dataset.sample_finisher.finish
             codes["transform"] = (
                 alone.seconds.get("transform", 0.0),
-                lambda: finish(dataset, request, list(values)),
+                lambda: dataset.finish(request, list(values)),
             )
     else:
         codes["dataset"] = (

@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image
 
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import choose_way
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import open_image
@@ -35,7 +34,7 @@ def as_uint8(dataset: Any) -> ImageDataset | None:
     """
     if (
         not isinstance(dataset, ImageDataset)
-        or is_transformed(dataset)
+        or dataset.is_transformed
         or not dataset._format.normalize
     ):
         return None

@@ -26,7 +26,7 @@ from headrace import (
     StreamingDataset,
     pack,
 )
-from headrace.datasets.core import loading
+from headrace.datasets.core import base
 from headrace.datasets.shards import streaming
 from headrace.errors import DataNotFoundError, FormatError, StateError
 from headrace.io.resolve.expressions import expand_braces
@@ -115,7 +115,7 @@ def test_a_plain_dataloader_gives_each_sample_once(
 
     def of_worker(dataset: Any, worker: int, workers: int) -> list[int]:
         info = SimpleNamespace(id=worker, num_workers=workers, dataset=None)
-        monkeypatch.setattr(loading, "get_worker_info", lambda: info)
+        monkeypatch.setattr(base, "get_worker_info", lambda: info)
         return numbers(dataset)
 
     for counts in (UNEVEN, (0, 0, 5), (0, 0)):

@@ -5,42 +5,103 @@ is.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import inspect
 import operator
 import os
+import time
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.arguments import check_integer, missing_attribute
-from headrace.datasets.core import construction, loading, views
+from headrace.datasets.core import construction
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
-from headrace.datasets.core.checks import as_targets, check_common, check_source
-from headrace.datasets.core.finishing import Finisher, is_transformed, public_attributes
+from headrace.datasets.core.checks import as_targets, check_common, check_source, explain_call
 from headrace.datasets.core.format import Chain, FormatOf, JointChain, SampleFormat, chained
-from headrace.datasets.core.reader import Access, OnError, SampleReader
+from headrace.datasets.core.reader import Access, OnError, SampleReader, nothing_readable
 from headrace.datasets.core.splitting import JointTransform, Splittable, Transform
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.views import (
+    blocks_of_view,
     checked_indices,
     chosen_indices,
     fingerprint_of_view,
     targets_of_view,
 )
-from headrace.dtypes import ArraySpec
-from headrace.errors import EmptyBatchError, warn
-from headrace.memory.anonymous import SharedInt
+from headrace.datasets.core.warnings import naming
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import ConfigError, EmptyBatchError, FormatError, SampleError, warn
+from headrace.io.paths import cache_folder
+from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
+from headrace.modes.cached import Cached
+from headrace.modes.eager import Eager
+from headrace.modes.lazy import Lazy
 from headrace.modes.mode import Coming, Mode
-from headrace.order import RankBatches, World
+from headrace.modes.stored import MachineShare
+from headrace.modes.streaming import WINDOW, Streaming
+from headrace.order import EpochOrder, RankBatches, World, detect_world
+from headrace.order.base import Shuffle
+from headrace.order.epoch import DEFAULT_TURNS
+from headrace.order.lanes import lanes_for
 from headrace.order.request import BatchRequest, current_request
+from headrace.order.seeding import (
+    SampleSeeder,
+    preserved_rng,
+    rng_states,
+    warn_off_main_thread,
+)
+from headrace.order.shares import check_shared_once
 from headrace.storage.source import Source
 
+STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
+"""The steps from a record to a sample that a subclass may override; a `SampleFormat` has the
+same.
+"""
+STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
+Key = tuple[int, int, int, int]
+"""What the random numbers of a sample follow from: seed, epoch, index in the whole dataset, and
+how often the order drew it before.
+"""
+LEFT_BEHIND = ("_travelling", "_seeder", "_seeded", "_is_untried", "_has_warned")
+"""Attributes that don't travel: a copy of the dataset holds copies of the generators."""
+_WITHOUT_GENERATORS = ("sample_source", "sample_reader", "left_of_budget", "block_memory")
 
-class BaseDataset(Splittable, Dataset[Any]):
+
+class _Constructed(ABCMeta):
+    """Settles a dataset when its constructor, and those of its subclasses, are through."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            dataset: Any = super().__call__(*args, **kwargs)
+        except TypeError as error:
+            explain_call(cls, args, kwargs, error)
+            raise
+        if "block_memory" not in vars(dataset):
+            raise ConfigError(
+                f"{cls.__name__}.__init__ does not call that of its base class, which opens the "
+                "data: call super().__init__(...) "
+                "in it (of a BaseDataset with a Source); a dataset that does all by itself is a "
+                "torch.utils.data.Dataset"
+            )
+        dataset._arguments = construction.passed_arguments(cls, args, kwargs)
+        dataset._settle()
+        return dataset
+
+
+class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
     """A map-style dataset over a `Source`, in one of four loading modes. In mode "streaming" it is
     an `IterableDataset`.
 
@@ -111,11 +172,13 @@ class BaseDataset(Splittable, Dataset[Any]):
     data_path: Any = None
     """The path or paths, as passed. None for a dataset that was made from a `Source`."""
     _overridden: ClassVar[frozenset[str]] = frozenset()
-    """The steps that the class overrides (`construction.STEPS`)."""
+    """The steps of `STEPS` that the class overrides."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        construction.prepare_class(cls, BaseDataset)
+        cls._overridden = frozenset(
+            step for step in STEPS if getattr(cls, step) is not getattr(BaseDataset, step)
+        )
 
     def __init__(
         self,
@@ -140,11 +203,9 @@ class BaseDataset(Splittable, Dataset[Any]):
     ) -> None:
         check_source(source)
         check_common(locals())
-        self.transform, self.target_transform, self.transforms = (
-            chained(transform),
-            target_transform,
-            chained(transforms, "transforms"),
-        )
+        self.transform = chained(transform)
+        self.target_transform = target_transform
+        self.transforms = chained(transforms, "transforms")
         self.loading_mode = LoadingMode.of(loading_mode)
         if self.loading_mode is not LoadingMode.CACHED and cache_size is not None:
             warn(
@@ -152,12 +213,17 @@ class BaseDataset(Splittable, Dataset[Any]):
                 "effect "
                 f"in {self.loading_mode.value!r}: leave it out, or pass loading_mode='cached'"
             )
-        self.seed, self.return_index = int(seed), return_index
+        self.seed = int(seed)
+        self.return_index = return_index
         self.targets: Any = as_targets(targets, len(source))
         self.sample_source: Source = source
         self._format = sample_format or SampleFormat()
-        self._cache_size, self._cache_policy, self._hold = cache_size, cache_policy, hold
-        self._shared, self._cache_dir, self._progress = shared, cache_dir, progress
+        self._cache_size = cache_size
+        self._cache_policy = cache_policy
+        self._hold = hold
+        self._shared = shared
+        self._cache_dir = cache_dir
+        self._progress = progress
         # of a view: the indices of the whole dataset
         self._chosen: npt.NDArray[np.int64] | None = None
         self._fingerprint: str | None = None
@@ -173,7 +239,7 @@ class BaseDataset(Splittable, Dataset[Any]):
         )
         self.sample_reader = SampleReader(source, on_error, WorkerThreads())
         source.use_threads(self.sample_reader.threads.map)
-        self.sample_finisher = Finisher()
+        self._forget_generators()
 
     # -- the steps from a record to a sample, which a subclass may override; defaults: as the format
     # does them
@@ -220,11 +286,9 @@ class BaseDataset(Splittable, Dataset[Any]):
         """Bytes of one finished sample, which a loader plans its buffers by. None: they are not
         known, or differ between samples.
         """
-        return (
-            None
-            if is_transformed(self) or not len(self.sample_source)
-            else self._format.sample_nbytes()
-        )
+        if self.is_transformed or not len(self.sample_source):
+            return None
+        return self._format.sample_nbytes()
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """Length of each sample ([n] int64), in tokens or a similar measure. None: not known
@@ -310,10 +374,19 @@ class BaseDataset(Splittable, Dataset[Any]):
         """
         if isinstance(indices, BatchRequest):
             return self.make_samples(indices)[0]
-        length, around = len(self), current_request()  # of a dataset around this one
+        length = len(self)
         indices = [index + length if -length <= index < 0 else index for index in indices]
-        seed, epoch = (self.seed, self.epoch) if around is None else (around.seed, around.epoch)
-        return self.make_samples(BatchRequest(indices, seed, epoch), is_plain=around is None)[0]
+        seed, epoch, is_plain = self._random_key()
+        return self.make_samples(BatchRequest(indices, seed, epoch), is_plain)[0]
+
+    def _random_key(self) -> tuple[int, int, bool]:
+        """Seed and epoch of what is read now: those of a dataset around this one, if there is one;
+        and True if there is none.
+        """
+        around = current_request()
+        if around is None:
+            return self.seed, self.epoch, True
+        return around.seed, around.epoch, False
 
     def make_samples(
         self, request: BatchRequest, is_plain: bool = False, error: Exception | None = None
@@ -328,14 +401,7 @@ class BaseDataset(Splittable, Dataset[Any]):
         values = self.sample_reader.values(
             self.whole_indices(request).tolist(), self.sample_access, error
         )
-        return self.sample_finisher.finish(self, request, values, is_plain)
-
-    def may_repeat_draws(self, count: int) -> bool:
-        """Counts samples under a plain DataLoader. True if no epoch was set and more samples
-        were requested than the source has.
-        """
-        self._served.value += count
-        return self._epoch.value < 0 and self._served.value > len(self.sample_source)
+        return self.finish(request, values, is_plain)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates over all samples in order; in mode "streaming" over this rank's and worker's
@@ -346,8 +412,17 @@ class BaseDataset(Splittable, Dataset[Any]):
                 with contextlib.suppress(EmptyBatchError):
                     yield from self.__getitems__([index])
             return
-        is_plain = current_request() is None
-        for request in loading.stream_requests(self):
+        world = self._world or detect_world()
+        check_shared_once(self, world.world_size)
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        workers = 1 if info is None else info.num_workers
+        seed, epoch, is_plain = self._random_key()
+        order = self.epoch_order("block", seed, epoch, STREAM_GROUP * world.world_size)
+        batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
+        for step in range(worker, len(batches), workers):
+            self.prefetch((seed, epoch, worker), range(step, len(batches), workers), batches)
+            request = BatchRequest(batches.batch(step).tolist(), seed, epoch, step)
             with contextlib.suppress(EmptyBatchError):
                 yield from self.make_samples(request, is_plain)[0]
 
@@ -376,12 +451,11 @@ class BaseDataset(Splittable, Dataset[Any]):
             self.mode  # noqa: B018  # made now where it was closed or stayed behind: views share it
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._chosen, view._fingerprint = self.whole_indices(chosen), None
+        view._chosen = self.whole_indices(chosen)
+        view._fingerprint = None
         view.targets = targets_of_view(self.targets, chosen)
-        view.sample_reader, view.sample_finisher = (
-            self.sample_reader.another(is_view=True),
-            Finisher(),
-        )
+        view.sample_reader = self.sample_reader.another(is_view=True)
+        view._forget_generators()
         return view
 
     def with_transform(self, transform: Transform) -> Self:
@@ -395,15 +469,16 @@ class BaseDataset(Splittable, Dataset[Any]):
         Raises:
             ConfigError: it is neither a callable nor a list of callables.
         """
-        is_joint = self.transforms is not None or self._arguments.get("transforms") is not None
-        view, name = self.subset(np.arange(len(self))), "transforms" if is_joint else "transform"
+        view = self.subset(np.arange(len(self)))
         view._format, rest = self._with_transform(transform)
-        setattr(
-            view,
-            name,
-            JointChain(rest.steps) if name == "transforms" and isinstance(rest, Chain) else rest,
-        )
-        view._arguments = {**self._arguments, name: [] if transform is None else transform}
+        given = [] if transform is None else transform
+        if self.transforms is None and self._arguments.get("transforms") is None:
+            view.transform = rest
+            view._arguments = {**self._arguments, "transform": given}
+        else:
+            joint: Any = JointChain(rest.steps) if isinstance(rest, Chain) else rest
+            view.transforms = joint
+            view._arguments = {**self._arguments, "transforms": given}
         return view
 
     def source_of(self, index: int) -> str:
@@ -414,10 +489,9 @@ class BaseDataset(Splittable, Dataset[Any]):
     def fingerprint(self) -> str:
         """A short hash of the sample data. It is the same on every machine and in every mode."""
         if self._fingerprint is None:
-            whole = self.sample_source.fingerprint()
-            self._fingerprint = (
-                whole if self._chosen is None else fingerprint_of_view(whole, self._chosen)
-            )
+            self._fingerprint = self.sample_source.fingerprint()
+            if self._chosen is not None:
+                self._fingerprint = fingerprint_of_view(self._fingerprint, self._chosen)
         return self._fingerprint
 
     def explain(self) -> str:
@@ -455,10 +529,53 @@ class BaseDataset(Splittable, Dataset[Any]):
         """The memory budget of this process under `max_memory_usage`."""
         return self.left_of_budget.budget
 
-    blocks = views.blocks
-    lanes = views.lanes
-    _layout_nbytes = views.layout_nbytes
-    epoch_order = views.epoch_order
+    def blocks(self) -> IntArray | None:
+        """Number of consecutive samples in each storage block ([blocks] int64). None: each sample
+        is stored by itself.
+        """
+        sizes = self.sample_source.blocks()
+        if sizes is None or self._chosen is None:
+            return sizes
+        return blocks_of_view(sizes, self._chosen)
+
+    def lanes(self, blocks: int) -> tuple[int, int]:
+        """The default (interleave, turns) of an order over `blocks` blocks, which depends on the
+        layout alone.
+        """
+        return lanes_for(blocks, self._layout_nbytes())
+
+    def _layout_nbytes(self) -> int:
+        """Decoded bytes of a block that is decoded as a whole, by the layout alone; 0: blocks may
+        be cut anywhere.
+        """
+        return self.sample_source.block_nbytes
+
+    def epoch_order(
+        self,
+        shuffle: Shuffle,
+        seed: int,
+        epoch: int,
+        global_batch: int,
+        interleave: int | None = None,
+        turns: int | None = None,
+    ) -> EpochOrder:
+        """The order of one epoch of this dataset."""
+        sizes = self.blocks() if shuffle == "block" else None
+        if sizes is not None:
+            of_layout = self.lanes(len(sizes))
+            interleave = interleave or of_layout[0]
+            turns = turns or of_layout[1]
+        return EpochOrder(
+            len(self),
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            blocks=sizes,
+            global_batch=global_batch,
+            interleave=interleave,
+            turns=turns or DEFAULT_TURNS,
+            aligned=self._layout_nbytes() > 0,
+        )
 
     def prefetch(self, key: Any, steps: range, batches: RankBatches) -> None:
         """Prefetches batches of an epoch in mode "streaming".
@@ -492,10 +609,6 @@ class BaseDataset(Splittable, Dataset[Any]):
         """Index of a sample in the whole dataset, which seeds its random numbers."""
         return index if self._chosen is None else int(self._chosen[index])
 
-    def seeded_objects(self) -> Iterator[Any]:
-        """Yields the objects that may hold random generators which transforms draw from."""
-        yield from public_attributes(self).values()
-
     @property
     def mode(self) -> Mode:
         """The active loading mode. It is created at first use if it was not pickled with the
@@ -505,22 +618,325 @@ class BaseDataset(Splittable, Dataset[Any]):
             self._mode = self.make_mode()
         return self._mode
 
-    make_mode = loading.make_mode  # a class may make a mode of its own
+    def make_mode(self) -> Mode:
+        """The loading mode at work; "eager" reads its samples now. A class may make a mode of its
+        own.
+        """
+        source = self.sample_source
+        if self.loading_mode is LoadingMode.EAGER:
+            access = Access(self.sample_format, Lazy(), self.holds_encoded)
+            return Eager(
+                len(source),
+                functools.partial(self.sample_reader.load, access=access),
+                self.budget,
+                self.held_nbytes(),
+                self._progress,
+                threads=None if source.thread_safe else 1,
+                share=self.machine_share(),
+                spec=None if access.holds_encoded else access.format.value_spec(),
+            )
+        if self.loading_mode is LoadingMode.CACHED:
+            return Cached(
+                len(source),
+                self.budget,
+                self._cache_size,
+                self._cache_policy,
+                self.held_nbytes(),
+                self.machine_share(),
+            )
+        if self.loading_mode is LoadingMode.STREAMING:
+            return Streaming(min(WINDOW, self.budget.available // 32))  # of each worker
+        return Lazy()
+
+    def machine_share(self) -> MachineShare | None:
+        """Where the samples lie that all ranks of a machine share. None: each rank has its own."""
+        if self._shared == "rank":
+            return None
+        if not self._is_settled:
+            raise ConfigError(
+                "shared='machine': samples are read before the constructor is through, and so "
+                "before it is known what they are"
+            )
+        world = detect_world()
+        held = "encoded" if self.holds_encoded else "decoded"
+        key = [self.loading_mode.value, self.sample_source.fingerprint(), held, self.held_as()]
+        return MachineShare(
+            cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size
+        )
 
     def _with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
         """The format of a view with that transform, and what is left for the view to call."""
         return self._format.with_transform(transform)
 
+    # -- finishing samples
+
+    @property
+    def is_transformed(self) -> bool:
+        """True if the user gave a transform."""
+        return (
+            self.transform is not None
+            or self.target_transform is not None
+            or self.transforms is not None
+        )
+
+    @property
+    def is_random(self) -> bool:
+        """True if finishing a sample may draw random numbers."""
+        return self.sample_format.draws or self.is_transformed
+
+    def seeded_objects(self) -> Iterator[Any]:
+        """Yields the objects that may hold random generators which transforms draw from."""
+        yield from self.public_attributes().values()
+
+    def public_attributes(self) -> dict[str, Any]:
+        """The attributes that may hold random generators which transforms draw from."""
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if not (name.startswith("_") or name in _WITHOUT_GENERATORS)
+        }
+        return {**own, "on_error": self.on_error}
+
+    def _forget_generators(self) -> None:
+        """Has generators looked for again."""
+        self._seeder: SampleSeeder | None = None
+        self._seeded: tuple[Any, ...] = ()  # the transforms that the seeder knows
+        # the transforms have not been called since the seeder looked for generators
+        self._is_untried = True
+        self._has_warned = False
+
+    def finish(
+        self, request: BatchRequest, values: list[Any], is_plain: bool = False
+    ) -> tuple[list[Any], list[int]]:
+        """The samples of a batch without those that are left out, and the index of each.
+
+        Args:
+            request: names the samples.
+            values: for each the decoded value, or a SampleError. Emptied: decoded and finished
+                samples of a whole batch need not be there at once.
+            is_plain: True under a plain DataLoader, which names no epoch.
+
+        Raises:
+            SampleError: none of the samples can be read.
+        """
+        is_random = self.is_random
+        format_ = self.sample_format
+        reader = self.sample_reader
+        may_repeat = is_plain and is_random and self._may_repeat_draws(len(request))
+        failure: SampleError | None = None
+        last: Key | None = None
+        samples: list[Any] = []
+        indices: list[int] = []
+        seconds = [0.0] * len(values)
+        with self._restoring(is_random):
+            start = time.perf_counter()
+            for number, (index, value) in enumerate(zip(request, values, strict=True)):
+                values[number] = None
+                if not isinstance(value, SampleError):
+                    last = self._key(request, number)
+                    value = self._finish(format_, index, value, last if is_random else None)
+                if isinstance(value, SampleError):
+                    failure = failure or value
+                    made = reader.replacement(index, self.source_of(index), value)
+                    samples += made
+                    indices += [index] * len(made)
+                else:
+                    samples.append(value)
+                    indices.append(index)
+                now = time.perf_counter()
+                seconds[number] = now - start
+                start = now
+            reader.count_each("transform", seconds)
+            reader.counts["transform_seconds"] += sum(seconds)  # type: ignore[assignment]
+            if last is not None and may_repeat and not self._has_warned:
+                self._warn_of_repeats(last)
+        if failure is not None and not samples:
+            raise nothing_readable(failure, len(request))
+        return samples, indices
+
+    def draw(self, request: BatchRequest, value: Callable[[int], Any]) -> Sequence[Any]:
+        """What the format draws for each sample, or the SampleError that it met; `value` gives
+        that of a position in the batch.
+        """
+        format_ = self.sample_format
+        if not format_.draws:
+            return [None] * len(request)
+        seeder = self.seeder()
+        drawn: list[Any] = []
+        with self._restoring(True):
+            for number, index in enumerate(request):
+                given = value(number)
+                if isinstance(given, SampleError):
+                    drawn.append(given)
+                    continue
+                seeder(*self._key(request, number))
+                try:
+                    with naming(format_.decodes_late, self.source_of, index):
+                        drawn.append(format_.draw(given))
+                except FormatError as error:
+                    if not format_.decodes_late:
+                        raise
+                    drawn.append(self._undecodable(index, error))
+        return drawn
+
+    @contextlib.contextmanager
+    def _restoring(self, is_random: bool) -> Iterator[None]:
+        """In the training's own process: the random generators go on afterwards as if nothing
+        had been drawn.
+        """
+        if not is_random or get_worker_info() is not None:
+            yield
+            return
+        warn_off_main_thread()
+        with preserved_rng(self.seeder()):
+            yield
+
+    def _key(self, request: BatchRequest, number: int) -> Key:
+        k = request.draws[number] if request.draws else 0
+        return request.seed, request.epoch, self.seed_index(request[number]), k
+
+    def _finish(self, format_: SampleFormat, index: int, value: Any, key: Key | None) -> Any:
+        """The finished sample; or a SampleError, where it turned out here that it can't be
+        decoded. (`key`: of its random numbers.)
+        """
+        try:
+            value, target = self.split_target(index, value)
+            with naming(format_.names_warnings, self.source_of, index):
+                if key is None:
+                    value, target = format_.to_pair(value, target)
+                else:
+                    value, target = self._call_seeded(format_, value, target, key)
+            sample = self.make_sample(value, target)
+        except Exception as error:
+            if format_.decodes_late and isinstance(error, FormatError):
+                return self._undecodable(index, error)
+            error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
+            raise
+        return _with_index(sample, index) if self.return_index else sample
+
+    def _undecodable(self, index: int, error: FormatError) -> SampleError:
+        whole = int(self.whole_indices(index))
+        return self.sample_reader.failed(whole, "can't be decoded", error)
+
+    def _call_seeded(
+        self, format_: SampleFormat, value: Any, target: Any, key: Key
+    ) -> tuple[Any, Any]:
+        seeder = self.seeder()
+        untouched = copy.deepcopy((value, target)) if self._is_untried else None
+        seeder(*key)
+        made = self._call(*format_.to_pair(value, target))
+        if untouched is not None:
+            self._is_untried = False
+            now = SampleSeeder(*self.seeded_objects())
+            # some transforms make theirs when they are first called: draw again
+            if len(now.generators) != len(seeder.generators):
+                self._seeder = now
+                now(*key)
+                made = self._call(*format_.to_pair(*untouched))
+        return made
+
+    def _call(self, value: Any, target: Any) -> tuple[Any, Any]:
+        if self.transforms is not None:
+            value, target = self.transforms(value, target)
+        if self.transform is not None:
+            value = self.transform(value)
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return value, target
+
+    def seeder(self) -> SampleSeeder:
+        """Seeds whatever the transforms draw from."""
+        given = self.transforms, self.transform, self.target_transform
+        # equal ones hold other generators
+        if self._seeder is None or not all(map(operator.is_, self._seeded, given)):
+            self._seeder = SampleSeeder(*self.seeded_objects())
+            self._seeded = given
+            self._is_untried = True
+        return self._seeder
+
+    def _may_repeat_draws(self, count: int) -> bool:
+        """Counts samples under a plain DataLoader. True if no epoch was set and more samples
+        were requested than the source has.
+        """
+        self._served.value += count
+        return self._epoch.value < 0 and self._served.value > len(self.sample_source)
+
+    def _warn_of_repeats(self, key: Key) -> None:
+        """Warns if the transforms of the last sample drew anything: they draw the same in each
+        epoch that nobody names.
+        """
+        self._has_warned = True
+        after = rng_states()
+        self.seeder()(*key)
+        if rng_states() != after:
+            warn(
+                f"{type(self).__name__}: the random transforms draw the same numbers in each "
+                "epoch, since nobody says which epoch it "
+                "is: call dataset.set_epoch(epoch) before each one, or use "
+                "headrace.create_dataloader, which does"
+            )
+
+    # -- construction and pickling
+
     def _settle(self) -> None:
         self._is_settled = True
         self.block_memory.settle()
-        construction.become_iterable(self)
+        self._become_iterable()
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self.mode  # noqa: B018  # made before any worker is forked, so that all share it
 
-    __reduce_ex__ = construction.reduced
-    __getstate__ = construction.state_of
-    __setstate__ = construction.restore
+    def _become_iterable(self) -> None:
+        """Makes a dataset an `IterableDataset` exactly when it is streaming (law 8): torch decides
+        by `isinstance`, and the mode may be known only when the constructor is through.
+        """
+        if self.loading_mode is LoadingMode.STREAMING:
+            self.__class__ = construction.streaming_class(type(self))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """A dataset travels to a worker with its store, anywhere else without what is held, and
+        always as its plain class.
+        """
+        plain = getattr(type(self), "_plain_class", type(self))
+        return construction.blank, (plain,), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name not in LEFT_BEHIND}
+        if is_spawning():
+            state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
+            for name in ("targets", "_chosen"):
+                state[name] = self._mapped_by_workers(name)
+        else:
+            state["_mode"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            self.__dict__[name] = value.array if isinstance(value, SharedArray) else value
+        self._forget_generators()
+        self._become_iterable()
+
+    def _mapped_by_workers(self, name: str) -> Any:
+        """An attribute as it travels to a spawned worker: a large array is moved to where all
+        workers map it.
+        """
+        value = getattr(self, name)
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject or value.nbytes < SHARED_FROM:
+            return value
+        travelling: dict[str, tuple[Any, SharedArray]]
+        travelling = self.__dict__.setdefault("_travelling", {})
+        if name not in travelling or travelling[name][0] is not value:
+            shared = SharedArray(value)
+            travelling[name] = shared.moved(), shared
+            setattr(self, name, travelling[name][0])
+        return travelling[name][1]
 
 
-BaseDataset.__init__ = construction.settling(BaseDataset.__init__)  # type: ignore[method-assign]  # that of subclasses: `prepare_class`
+def _with_index(sample: Any, index: int) -> Any:
+    if isinstance(sample, dict):
+        if "index" in sample:
+            raise ConfigError(
+                "samples have a field 'index' of their own, which return_index=True would "
+                "replace: rename or omit it"
+            )
+        return {**sample, "index": index}
+    return (*sample, index) if type(sample) is tuple else (sample, index)

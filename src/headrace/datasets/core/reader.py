@@ -73,7 +73,9 @@ class SampleReader:
 
     def take_report(self) -> dict[str, Any]:
         """What was counted in this process since the last call."""
-        self.counts.update(self.source.take_counts())
+        of_source = self.source.take_counts()
+        if of_source:
+            self.counts.update(of_source)
         report: dict[str, Any] = dict(self.counts)
         if self.skipped:
             report["skipped_samples"] = self.skipped

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import checks_keywords
-from headrace.datasets.core.finishing import random_steps_in
+from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.views import TargetSequence, targets_of_view
+from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError, MissingNameError, warn
 from headrace.io.nearest_names import listed_names
+from headrace.order.seeding import random_names
 from headrace.order.splits import fold_parts, split_parts
 
 Transform = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
@@ -195,3 +197,17 @@ def _column_of(dataset: Splittable, given: Any, name: str) -> Any:
             f"{listed_names(columns, given, repr)}"
         )
     return targets_of_view(columns[given], dataset.whole_indices(np.arange(len(dataset))))
+
+
+def random_steps_in(dataset: Any) -> list[str]:
+    """The names of what transforms samples at random in a dataset, headrace's or another, and in
+    those inside of it.
+    """
+    holders = list[Any]()
+    for part in parts_of(dataset):
+        sample_format = getattr(part, "sample_format", None)
+        holders += sample_format.random_steps() if isinstance(sample_format, SampleFormat) else []
+        holders += [
+            getattr(part, name, None) for name in ("transforms", "transform", "target_transform")
+        ]
+    return random_names(*holders)

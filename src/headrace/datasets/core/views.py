@@ -1,4 +1,4 @@
-"""Indices, targets, fingerprints, blocks and orders of datasets and their views."""
+"""Indices, targets, fingerprints and blocks of views."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ import numpy.typing as npt
 
 from headrace.datasets.core.format import plain_target
 from headrace.dtypes import IntArray
-from headrace.order import EpochOrder
-from headrace.order.base import Shuffle
-from headrace.order.epoch import DEFAULT_TURNS
-from headrace.order.lanes import lanes_for
 
 
 class TargetSequence(Sequence[Any]):
@@ -148,63 +144,3 @@ def fingerprint_of_view(whole: str, chosen: IntArray) -> str:
     return hashlib.blake2b(
         whole.encode() + chosen.astype("<i8").tobytes(), digest_size=16
     ).hexdigest()
-
-
-# -- blocks and order: methods of `BaseDataset`, whatever it is a view of
-
-
-def blocks(self: Any) -> IntArray | None:
-    """Number of consecutive samples in each storage block ([blocks] int64). None: each sample is
-    stored by itself.
-    """
-    return _of_view(self, self.sample_source.blocks())
-
-
-def _of_view(dataset: Any, sizes: IntArray | None) -> IntArray | None:
-    return (
-        sizes
-        if sizes is None or dataset._chosen is None
-        else blocks_of_view(sizes, dataset._chosen)
-    )
-
-
-def layout_nbytes(self: Any) -> int:
-    """Decoded bytes of a block that is decoded as a whole, by the layout alone; 0: blocks may be
-    cut anywhere.
-    """
-    nbytes: int = self.sample_source.block_nbytes
-    return nbytes
-
-
-def lanes(self: Any, blocks: int) -> tuple[int, int]:
-    """The default (interleave, turns) of an order over `blocks` blocks, which depends on the
-    layout alone.
-    """
-    return lanes_for(blocks, self._layout_nbytes())
-
-
-def epoch_order(
-    self: Any,
-    shuffle: Shuffle,
-    seed: int,
-    epoch: int,
-    global_batch: int,
-    interleave: int | None = None,
-    turns: int | None = None,
-) -> EpochOrder:
-    """The order of one epoch of this dataset."""
-    sizes = self.blocks() if shuffle == "block" else None
-    if sizes is not None:
-        of_layout = self.lanes(len(sizes))
-        interleave, turns = interleave or of_layout[0], turns or of_layout[1]
-    return EpochOrder(
-        len(self),
-        shuffle=shuffle,
-        seed=seed,
-        epoch=epoch,
-        blocks=sizes,
-        global_batch=global_batch,
-        interleave=interleave,
-        turns=turns or DEFAULT_TURNS,
-        aligned=self._layout_nbytes() > 0,
-    )

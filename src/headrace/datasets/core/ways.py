@@ -17,7 +17,6 @@ import torch
 from headrace.casting import as_array, cast_into, known_dtype
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, stacked_targets
-from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.reader import nothing_readable
 from headrace.datasets.core.warnings import naming
 from headrace.dtypes import ArraySpec
@@ -81,7 +80,7 @@ def is_bare(dataset: BaseDataset) -> bool:
     """
     format_ = dataset.sample_format
     is_plain = format_.makes_plain_samples and not format_.splits_targets
-    return is_plain and not (dataset.return_index or is_transformed(dataset))
+    return is_plain and not (dataset.return_index or dataset.is_transformed)
 
 
 class SampleBySample(BatchWay):
@@ -178,7 +177,7 @@ class FromMemory(FastWay):
             rows.copy_to(out)
         else:
             drawn, made = (
-                dataset.sample_finisher.draw(dataset, request, rows.__getitem__),
+                dataset.draw(request, rows.__getitem__),
                 as_array(out),
             )
 
@@ -298,9 +297,7 @@ class RowByRow(FastWay):
         whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
         out, beside = empty_rows(len(whole), self._row), self._beside(len(whole))
         fetched, rows = reader.fetch(whole, access, error), as_array(out)
-        drawn = dataset.sample_finisher.draw(
-            dataset, request, lambda number: self._drawn_from(fetched[number].value)
-        )
+        drawn = dataset.draw(request, lambda number: self._drawn_from(fetched[number].value))
 
         def write(number: int) -> SampleError | None:
             value = drawn[number]

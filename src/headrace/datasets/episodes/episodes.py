@@ -22,7 +22,6 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.loading import machine_share
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.episodes.statistics import Statistics, statistics_of
 from headrace.datasets.episodes.ways import way_of_windows
@@ -363,7 +362,8 @@ class EpisodeDataset(BaseDataset):
         )
         if not is_plain or self.loading_mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
             return super().make_mode()
-        bands, share = source.bands(), machine_share(self)
+        bands = source.bands()
+        share = self.machine_share()
         nbytes = int(source.windows.lengths.sum()) * source.step_bytes
         inner = (
             Eager(

@@ -14,7 +14,6 @@ import torch
 from headrace.collate import DetectionCollator
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
-from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import RowByRow, SampleBySample
 from headrace.datasets.image.augment import Drawn
 from headrace.dtypes import ArraySpec
@@ -66,7 +65,7 @@ def way_of_pairs(
 
 def _is_bare(dataset: BaseDataset) -> bool:
     return dataset.sample_format.makes_plain_samples and not (
-        dataset.return_index or is_transformed(dataset)
+        dataset.return_index or dataset.is_transformed
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
-from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import FastWay, SampleBySample
 from headrace.datasets.sparse.batches import SlotArrays, SparseLayout, sparse_collate, to_batch
 from headrace.errors import SampleError
@@ -33,7 +32,7 @@ def way_of_rows(
 
 
 def _are_bare(dataset: BaseDataset) -> bool:
-    return not (dataset.return_index or is_transformed(dataset))
+    return not (dataset.return_index or dataset.is_transformed)
 
 
 class RowsTogether(FastWay):
@@ -74,9 +73,7 @@ class RowsTogether(FastWay):
         else:
             values: list[Any] = reader.values(whole.tolist(), dataset.sample_access, error)
             if any(isinstance(value, SampleError) for value in values):
-                return self._slow.collated(
-                    *dataset.sample_finisher.finish(dataset, request, values), request
-                )
+                return self._slow.collated(*dataset.finish(request, values), request)
             rows = CSRRows.joined(values)
         start = time.perf_counter()
         batch = to_batch(rows, self._columns, self._layout, arrays)

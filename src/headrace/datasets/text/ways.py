@@ -17,7 +17,6 @@ import torch
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
-from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import FastWay, SampleBySample
 from headrace.datasets.text.marked import ids_of, label_rows, labels_of, unmark
 from headrace.memory.ring import empty
@@ -81,7 +80,7 @@ def way_of_blocks(
 
 
 def _are_bare(dataset: BaseDataset) -> bool:
-    return not (dataset.return_index or is_transformed(dataset))
+    return not (dataset.return_index or dataset.is_transformed)
 
 
 def _are_ids(dataset: BaseDataset) -> bool:
@@ -120,9 +119,7 @@ class JoinedIds(FastWay):
             dataset.sample_reader.count_seconds("collate_seconds", start)
             if batch is not None:
                 return MadeBatch(batch, len(request))
-        return self._slow.collated(
-            *dataset.sample_finisher.finish(dataset, request, values), request
-        )
+        return self._slow.collated(*dataset.finish(request, values), request)
 
 
 class JoinedLines(FastWay):

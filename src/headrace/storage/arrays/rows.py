@@ -77,8 +77,9 @@ class ReadersSource(ArraySource):
     def take_counts(self) -> Counter[str]:
         counts = super().take_counts()
         for reader in self._readers:
-            counts.update(reader.counts)
-            reader.counts.clear()
+            if reader.counts:
+                counts.update(reader.counts)
+                reader.counts.clear()
         return counts
 
     def hold_chunks(self, nbytes: int) -> None:
