@@ -4,9 +4,8 @@ The text has a line for each option, then the number of batches of an epoch, the
 order, how often storage blocks are decoded or fetched, how to reduce that, and the reserved memory.
 
 If chunks are decoded, or remote blocks fetched, as a whole, each process that has samples of one
-does so. The numbers follow from the order (see `order/visits.py`), for all ranks and workers
-together. If batches take samples from everywhere (a full shuffle, weights), the numbers are
-estimated from some of them.
+does so. The numbers are estimates over all ranks and workers (see `order/visits.py`). If batches
+take samples from everywhere (a full shuffle, weights), some of them are looked at.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from headrace.loader.plan import IterablePlan, OrderPlan, Plan, SamplerPlan
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.modes import LoadingMode
 from headrace.order import BucketedOrder, EpochOrder, Order, RankBatches, ResizedOrder
-from headrace.order.visits import Visits, count_visits
+from headrace.order.visits import Visits, estimate_visits
 from headrace.sorting import distinct
 
 _ALWAYS = (
@@ -421,30 +420,20 @@ class _Job:
 
     def by_visits(self) -> Iterator[str]:
         """Of an order that goes through blocks in stretches."""
-        visits = count_visits(self._batches, self._workers, self._sizes)
-        decodes = visits.readings + visits.repeated
-        how = (
-            f"{decodes:,} {self._times} {self.span} over all ranks and workers, "
-            f"{_rate(visits)}{self._unheld}"
+        visits = estimate_visits(self._batches, self._workers, self._sizes)
+        alone = "one process"
+        if visits.rate > 1:
+            alone = f"{visits.rate:.2f} processes on average"
+        yield (
+            f"  each is {self._done} by {alone}: about {visits.readings:,} {self._times} "
+            f"{self.span} over all ranks and workers, {visits.rate:.2f} a block{self._unheld}"
         )
-        alone = (
-            "one process"
-            if visits.processes == 1
-            else f"{visits.processes:.2f} processes on average"
-        )
-        yield f"  each is {self._done} by {alone}: {how}"
-        if visits.cut:
-            cut = f"{visits.cut:,} of them are cut by the end of a lane"
-            yield (
-                f"  {cut}, and {self._done} for each part, unless the process still has it in "
-                "memory"
-            )
         if self._dataset.block_memory.stays_decoded:
             yield (
                 "  all stay decoded in each process that has read them: later epochs decode "
                 "fewer, and in the end none"
             )
-        if visits.processes > 1:
+        if visits.rate > 1:
             yield from (f"  {line}" for line in self._advice(visits))
 
     def by_batches(self) -> Iterator[str]:
@@ -558,7 +547,7 @@ class _Job:
                 turns=change.get("turns", order.turns),
                 aligned=order.aligned,
             )
-        return count_visits(
+        return estimate_visits(
             self._with(order), change.get("num_workers", self._workers), self._sizes
         )
 
@@ -572,15 +561,11 @@ def _whole(order: Order) -> EpochOrder | None:
     return order.whole if isinstance(order, ResizedOrder) else None
 
 
-def _rate(visits: Visits) -> str:
-    return f"{(visits.readings + visits.repeated) / max(1, visits.blocks):.2f} a block"
-
-
 def _would(change: dict[str, Any], changed: Visits) -> str:
     other = "" if set(change) == {"num_workers"} else " (another order of samples)"
     return (
         f"{', '.join(f'{name}={value!r}' for name, value in change.items())} would make it "
-        f"{_rate(changed)}{other}"
+        f"{changed.rate:.2f} a block{other}"
     )
 
 
