@@ -374,7 +374,8 @@ def test_an_epoch_decodes_as_many_chunks_as_it_is_said_to(
             loader = create_dataloader(
                 dataset, rank=rank, world_size=world, interleave=4, turns=2, **options
             )
-            found = re.search(r"process(?:es on average)?: about ([\d,]+) decodes", loader.explain())
+            pattern = r"process(?:es on average)?: about ([\d,]+) decodes"
+            found = re.search(pattern, loader.explain())
             assert found, loader.explain()
             said = int(found[1].replace(",", ""))  # over all ranks
             for _ in loader:
