@@ -5,6 +5,7 @@ that of the files that are read.
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import os
 import re
@@ -13,69 +14,36 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import h5py
-import numpy as np
 import pytest
 
-from headrace import (
-    HDF5Dataset,
-    HeadraceWarning,
-    ImageDataset,
-    StreamingDataset,
-    TextDataset,
-)
+from headrace import HeadraceWarning, StreamingDataset, TextDataset
 from headrace.errors import AccessError
 from headrace.io.array_file import ArrayWriter
 from headrace.io.resolve import listings
 from headrace.storage.hdf5 import chunks
-from tests.data.make import make_photos, make_tar
+from headrace.testing.contract import same
+from tests.data.gallery import make_gallery
+from tests.data.make import make_tar
 
-pa = pytest.importorskip("pyarrow")
-
-Opened = Callable[[Path, Path], Any]
-
-
-def lines(folder: Path, cache_dir: Path) -> Any:
-    (folder / "a.txt").write_text("a\nbb\n")
-    return len(TextDataset(folder / "a.txt", unit="line", cache_dir=cache_dir)[1]["input_ids"])
+Kinds = dict[str, Callable[..., Any]]
 
 
-def plain_copy(folder: Path, cache_dir: Path) -> Any:
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
+    """By name what opens a dataset of which something is kept."""
+    folder = tmp_path_factory.mktemp("kinds")
+    made = make_gallery(folder)
     (folder / "a.txt.gz").write_bytes(gzip.compress(b"a\nbb\n"))
-    return len(TextDataset(folder / "a.txt.gz", unit="line", cache_dir=cache_dir)[1]["input_ids"])
-
-
-def records(folder: Path, cache_dir: Path) -> Any:
     (folder / "a.jsonl").write_text('{"text": "a", "label": 0}\n{"text": "bb", "label": 2}\n')
-    return TextDataset(
-        folder / "a.jsonl", text_field="text", target_field="label", cache_dir=cache_dir
-    ).targets[1]
-
-
-def tokens(folder: Path, cache_dir: Path) -> Any:
-    (folder / "a.txt").write_text("abcd")
-    return len(
-        TextDataset(folder / "a.txt", unit="file", max_length=2, packing=True, cache_dir=cache_dir)
-    )
-
-
-def tar(folder: Path, cache_dir: Path) -> Any:
     make_tar(folder / "a.tar", [("0.cls", b"2")])
-    return int(next(iter(StreamingDataset(str(folder / "a.tar"), cache_dir=cache_dir)))["cls"])
-
-
-def chunk_table(folder: Path, cache_dir: Path) -> Any:
-    with h5py.File(folder / "a.h5", "w") as file:
-        file.create_dataset("data", data=np.arange(4), chunks=(1,), compression="gzip")
-    return int(HDF5Dataset(folder / "a.h5", cache_dir=cache_dir)[2])
-
-
-def listing(folder: Path, cache_dir: Path) -> Any:
-    make_photos(folder / "photos", classes=("a", "b"), per_class=1, size=(4, 4))
-    return len(ImageDataset(folder / "photos", cache_dir=cache_dir))
-
-
-KINDS = [lines, plain_copy, records, tokens, tar, chunk_table, listing]
+    fields = {"text_field": "text", "target_field": "label"}
+    kept = ("lines", "tokens", "hdf5 chunks", "image files")
+    return {
+        **{name: made[name] for name in kept},
+        "plain copy": functools.partial(TextDataset, folder / "a.txt.gz", unit="line"),
+        "records": functools.partial(TextDataset, folder / "a.jsonl", **fields),
+        "tar": functools.partial(StreamingDataset, folder / "a.tar"),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -84,28 +52,29 @@ def _all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listings, "SETTLED_NS", -(10**18))
 
 
-def test_its_parents_are_made(tmp_path: Path) -> None:
-    for kind in KINDS:
-        data, cache = tmp_path / kind.__name__ / "data", tmp_path / kind.__name__ / "a" / "b"
-        data.mkdir(parents=True)
-        assert kind(data, cache) == 2, kind
-        assert any(path.suffix == ".bin" for path in cache.iterdir()), kind
+def first_of(opened: Callable[..., Any], cache: Path) -> Any:
+    with opened(cache_dir=cache) as dataset:
+        return next(iter(dataset))
 
 
-FULL = [(kind, errno.ENOSPC) for kind in KINDS] + [(lines, errno.EDQUOT), (tar, errno.EROFS)]
+def test_its_parents_are_made(kinds: Kinds, tmp_path: Path) -> None:
+    for name, opened in kinds.items():
+        cache = tmp_path / name / "a" / "b"
+        first_of(opened, cache)
+        assert any(path.suffix == ".bin" for path in cache.iterdir()), name
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for turn, (kind, number) in enumerate(FULL):
-        full = OSError(number, os.strerror(number))
-        monkeypatch.setattr(ArrayWriter, "_put", mock.Mock(side_effect=full))
-        data, cache = tmp_path / f"{turn}", tmp_path / f"{turn}" / "cache"
-        data.mkdir()
-        reason = re.escape(os.strerror(number))
-        if kind is plain_copy:
+def test_a_disk_that_is_full(kinds: Kinds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {name: first_of(opened, tmp_path / name) for name, opened in kinds.items()}
+    full = [(name, errno.ENOSPC) for name in kinds]
+    for name, number in [*full, ("lines", errno.EDQUOT), ("tar", errno.EROFS)]:
+        error = OSError(number, os.strerror(number))
+        monkeypatch.setattr(ArrayWriter, "_put", mock.Mock(side_effect=error))
+        cache, reason = tmp_path / f"{name} {number}", re.escape(os.strerror(number))
+        if name == "plain copy":
             with pytest.raises(AccessError, match=reason):
-                kind(data, cache)
+                first_of(kinds[name], cache)
             continue
         with pytest.warns(HeadraceWarning, match=rf"^cache_dir=.*{reason}"):
-            assert kind(data, cache) == 2, kind
-        assert not any(path.suffix in (".bin", ".part") for path in cache.iterdir()), kind
+            assert same(first_of(kinds[name], cache), expected[name]), name
+        assert not any(path.suffix in (".bin", ".part") for path in cache.iterdir()), name

@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 from headrace import HDF5Dataset, ImageDataset, open_dataset, pack
-from headrace.errors import (
-    FormatError,
-    SampleError,
-)
+from headrace.errors import FormatError, SampleError
 from headrace.io.cache.blocks import block_key
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer

@@ -474,21 +474,12 @@ def tensors_of_all_kinds() -> list[torch.Tensor]:
 
 
 def arrays_of_all_kinds() -> list[Any]:
-    return [
-        np.float32(2.5),
-        np.zeros((0, 3)),
-        np.array(1.0),
-        np.arange(5000, dtype=">i4"),
-        np.asfortranarray(np.ones((3, 4))),
-        np.asfortranarray(np.ones((30, 40))),
-        np.ones((40, 60))[:, ::2],
-        np.array(["a", "bcd"]),
-        np.array([None, 1], object),
-        np.datetime64("2020-01-01"),
-        np.array([7], ">m8[s]"),
-        np.array(7, ">M8[ns]"),
-        np.zeros(2, [("a", "i4"), ("b", "f8")]),
-    ]
+    plain = [np.float32(2.5), np.zeros((0, 3)), np.array(1.0), np.arange(5000, dtype=">i4")]
+    columns = [np.asfortranarray(np.ones(shape)) for shape in ((3, 4), (30, 40))]
+    texts = [np.array(["a", "bcd"]), np.array([None, 1], object)]
+    times = [np.datetime64("2020-01-01"), np.array([7], ">m8[s]"), np.array(7, ">M8[ns]")]
+    odd = [np.ones((40, 60))[:, ::2], np.zeros(2, [("a", "i4"), ("b", "f8")])]
+    return [*plain, *columns, *texts, *times, *odd]
 
 
 def things_of_all_kinds() -> list[Any]:

@@ -1,4 +1,6 @@
-"""SparseDataset: rows of CSR matrices in HDF5 and Zarr, as AnnData lays them out."""
+"""SparseDataset: rows of CSR matrices in HDF5 and Zarr, as AnnData lays them out, and dense
+arrays of its obsm.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import itertools
 import pickle
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,8 @@ from headrace.inspecting import inspect
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.sparse import KINDS, csr_of, random_matrix, write_anndata, write_frame, write_matrix
+from tests.datasets.remote_contract import RemoteDatasetContract
+from tests.servers.ranges import RangeServer
 
 ROOT = Path(__file__).parent.parent.parent
 ROWS, COLUMNS = 40, 30
@@ -693,3 +698,150 @@ class TestCSRRowsOfSeveralFiles(DatasetContract):
 
     def make(self, **options: Any) -> SparseDataset:
         return SparseDataset(self.paths, layout="csr", columns=[5, 3, 20, 21], **options)
+
+
+# -- obsm
+
+
+CELLS = 30
+VECTORS = np.random.default_rng(3).random((CELLS, 5), np.float32)
+KMERS = random_matrix(CELLS, 7, seed=5)
+CLASSES: dict[str, type[Any]] = {"a.h5ad": HDF5Dataset, "a.zarr": ZarrDataset}
+
+
+def write_obsm(path: Path) -> Path:
+    """A file of AnnData with obsm/X_pca, and obsm/kmers, which is sparse."""
+    write_anndata(path, random_matrix(CELLS, 12))
+    is_zarr = path.suffix == ".zarr"
+    root: Any = zarr.open_group(path, mode="r+") if is_zarr else h5py.File(path, "r+")
+    (root.create_array if is_zarr else root.create_dataset)("obsm/X_pca", data=VECTORS)
+    write_matrix(root["obsm"], "kmers", KMERS)
+    if not is_zarr:
+        root.close()
+    return path
+
+
+@pytest.fixture(params=CLASSES)
+def obsm(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_obsm(tmp_path / str(request.param))
+
+
+def test_targets_of_dense_arrays(obsm: Path, tmp_path: Path, loader_of: Any) -> None:
+    cls = CLASSES[obsm.name]
+    for direct in (True, False):
+        with cls(obsm, "obsm/X_pca", target_name="obs/kind", direct=direct) as dataset:
+            assert dataset.classes == list(KINDS) and type(dataset[4][1]) is int
+            assert [target for _, target in dataset] == [row % 3 for row in range(CELLS)]
+            assert np.array_equal(np.stack([vector for vector, _ in dataset]), VECTORS)
+            vectors, kinds = next(iter(loader_of(dataset, shuffle=False)))
+            assert np.array_equal(vectors, VECTORS[:4]) and kinds.tolist() == [0, 1, 2, 0]
+            train, _ = dataset.split(0.5, stratify=True)
+            assert np.bincount(train.targets).tolist() == [5, 5, 5]
+    with HDF5Dataset(pack(dataset, tmp_path / "out.h5"), target_name="targets") as packed:
+        assert same(list(packed), list(dataset))
+        assert packed.sample_source.info.classes == list(KINDS)
+    with open_dataset(obsm, dataset_name="obsm/X_pca", target_name="/obs/kind") as opened:
+        assert type(opened) is cls and opened[4][1] == 1
+    for name, wanted in (("age", 2.0), ("batch", "b0")):
+        with cls(obsm, "obsm/X_pca", target_name=f"obs/{name}") as dataset:
+            assert dataset[4][1] == wanted and dataset.classes is None
+    for name in ("obs/nothing", "obs"):  # a table is no column
+        with pytest.raises(MissingNameError, match=f"'{name}'"):
+            cls(obsm, "obsm/X_pca", target_name=name)
+
+
+def test_sparse_matrices_in_obsm(obsm: Path) -> None:
+    with SparseDataset(obsm, "obsm/kmers", targets="kind") as dataset:
+        assert dataset.shape == (CELLS, 7) and dataset.columns is None
+        assert dataset.classes == list(KINDS) and dataset[4][1] == 1
+        assert np.array_equal(dataset[4][0], KMERS[4]) and dataset.label_columns["batch"][3] == "b1"
+
+
+def test_categories_of_several_files_are_joined_by_name(tmp_path: Path) -> None:
+    write_obsm(tmp_path / "a.h5ad")
+    with h5py.File(write_obsm(tmp_path / "b.h5ad"), "r+") as file:
+        file["obs/kind/categories"][...] = ["NK", "monocyte", "B cell"]
+    with HDF5Dataset(tmp_path, "obsm/X_pca", target_name="obs/kind") as dataset:
+        assert dataset.classes == [*KINDS, "monocyte"]
+        assert [dataset[row][1] for row in (0, 1, 2)] == [0, 1, 2]
+        assert [dataset[CELLS + row][1] for row in (0, 1, 2)] == [1, 3, 0]
+    with h5py.File(tmp_path / "c.h5ad", "w") as file:
+        file["obsm/X_pca"], file["obs/kind"] = VECTORS, np.arange(CELLS)
+    with pytest.raises(FormatError, match="'obs/kind'"):
+        HDF5Dataset(tmp_path, "obsm/X_pca", target_name="obs/kind")
+
+
+@pytest.mark.slow
+def test_obsm_through_a_server(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_obsm(tmp_path / "data" / "a.h5ad")
+    local = write_obsm(tmp_path / "a.zarr")
+    with zipfile.ZipFile(tmp_path / "data" / "a.zarr.zip", "w") as zipped:
+        for file in sorted(one for one in local.rglob("*") if one.is_file()):
+            zipped.write(file, file.relative_to(local))
+    options: dict[str, Any] = {"target_name": "obs/kind", "cache_dir": tmp_path / "cache"}
+    with RangeServer(tmp_path / "data") as server:
+        for name, cls in (("a.h5ad", HDF5Dataset), ("a.zarr.zip", ZarrDataset)):
+            for _ in range(2):  # what is cached of the first time does not lose the classes
+                with cls(f"{server.url}/{name}", "obsm/X_pca", **options) as dataset:
+                    assert dataset.classes == list(KINDS) and dataset[4][1] == 1
+                    assert np.array_equal(dataset[4][0], VECTORS[4])
+
+
+FAR = random_matrix(60, 40)
+
+
+@pytest.mark.slow
+class TestH5AD(RemoteDatasetContract):
+    """Chunks that are decoded here, of two files."""
+
+    names = ("a.h5ad", "b.h5ad")
+
+    @pytest.fixture(autouse=True)
+    def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("headrace.storage.blocks.LONGEST", 400)
+
+    def write(self, folder: Path) -> None:
+        for name in self.names:
+            write_anndata(folder / name, FAR, chunks=32, compression="gzip")
+
+    def make(self, paths: list[str], **options: Any) -> SparseDataset:
+        return SparseDataset(paths, targets="kind", layout="csr", **options)
+
+
+@pytest.mark.slow
+class TestRawH5AD(TestH5AD):
+    names = ("a.h5ad",)
+
+    def write(self, folder: Path) -> None:
+        write_anndata(folder / "a.h5ad", FAR)
+
+    def make(self, paths: list[str], **options: Any) -> SparseDataset:
+        options = {"targets": ["kind", "age"], "columns": ["gene 3", "gene 17"], **options}
+        return SparseDataset(paths[0], "layers/counts", **options)
+
+    def test_a_batch_is_two_requests(self, server: RangeServer, remote: Any, local: Any) -> None:
+        """Neighbours are fetched together: of a small file all spans of an array."""
+        dataset = remote()
+        server.counts()
+        dataset.__getitems__([50, 3, 17, 20])
+        assert server.counts()["requests"] <= 2
+
+
+@pytest.mark.slow
+class TestZarrShards(TestH5AD):
+    names = ("a.zarr",)
+    data = tuple(f"a.zarr/X/{name}/c/{n}" for name in ("indices", "data") for n in range(2))
+    has_index = False  # arrays without shards, such as indptr, have none
+
+    def write(self, folder: Path) -> None:
+        write_anndata(folder / "a.zarr", FAR, chunks=32, shards=(320,))
+
+    def make(self, paths: list[str], **options: Any) -> SparseDataset:
+        return SparseDataset(paths[0], targets="kind", layout="pairs", **options)
+
+    def test_open_dataset_finds_a_matrix(self, server: RangeServer, tmp_path: Path) -> None:
+        with open_dataset(f"{server.url}/a.zarr", cache_dir=tmp_path, targets="kind") as dataset:
+            assert type(dataset) is SparseDataset
+            rows = torch.stack([row for row, _ in dataset[2:5]])
+            assert np.array_equal(rows.numpy(), FAR[2:5])

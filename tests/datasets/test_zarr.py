@@ -156,11 +156,7 @@ def test_patches_of_whole_axes_and_of_boxes(store: Path) -> None:
 
 def test_one_extent_means_all_axes_of_space(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    for shape, expected in (
-        ((30,), (4,)),
-        ((9, 11), (4, 4)),
-        ((2, 3, 9, 11, 13), (2, 3, 4, 4, 4)),
-    ):
+    for shape, expected in (((30,), (4,)), ((9, 11), (4, 4)), ((2, 3, 9, 11, 13), (2, 3, 4, 4, 4))):
         root.create_array("plain", shape=shape, dtype="u1", overwrite=True)
         assert ZarrDataset(tmp_path / "a.zarr", "plain", patch_shape=4)[0].shape == expected
     named = np.random.default_rng(1).integers(0, 99, (9, 11, 4))
