@@ -267,13 +267,17 @@ def test_some_bits_of_each_file_are_found(any_pack: Pack) -> None:
         any_pack.check(file, size - 1, choose.randrange(8))
 
 
-@pytest.mark.slow
-def test_random_bits_are_found(any_pack: Pack) -> None:
-    """Half of them in samples, half anywhere."""
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(40, marks=pytest.mark.slow), pytest.param(1500, marks=pytest.mark.nightly)],
+)
+def test_random_bits_are_found(any_pack: Pack, count: int) -> None:
+    """Half of them in samples, half anywhere: headers, gaps, and what HDF5 leaves."""
     choose = random.Random(7)
     sizes = [file.stat().st_size for file in any_pack.files]
     places = sorted(any_pack.samples)
-    for number in range(40):
+    for number in range(count):
         if number % 2 and places:
             file, place = choose.choice(places)
         else:
@@ -281,15 +285,3 @@ def test_random_bits_are_found(any_pack: Pack) -> None:
             place = choose.randrange(file.stat().st_size)
         any_pack.check(file, place, choose.randrange(8))
     assert verify(any_pack.path).ok
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_bytes_beside_the_samples_are_protected(any_pack: Pack) -> None:
-    """Headers, gaps between them, and what HDF5 leaves."""
-    choose = random.Random(11)
-    for file in any_pack.files:
-        step = 23 if file.suffix == ".h5" else 5
-        for place in range(choose.randrange(5), file.stat().st_size, step):
-            if (file, place) not in any_pack.samples:
-                any_pack.check(file, place, choose.randrange(8))

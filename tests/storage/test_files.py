@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace import BaseDataset, DataNotFoundError, ImageDataset, SampleError
-from headrace.errors import AccessError, ConfigError, RemoteError
+from headrace.errors import AccessError, RemoteError
 from headrace.io.packed_strings import PackedNames
 from headrace.storage.files import FilesSource, fingerprint_names
 from tests.data.make import make_photos
@@ -89,28 +89,6 @@ def test_odd_names_and_an_empty_file(tmp_path: Path, memory: Any) -> None:
 
 
 # -- errors
-
-
-def test_more_than_one_file_system(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would be read from the first one only: files of the others would be missing, or be
-    taken for others.
-    """
-    memory.pipe({"/a/1.jpg": b"a1", "/b/2.jpg": b"b2"})
-    assert FilesSource(["memory://a", "memory://b"], ENDINGS).read([0, 1]) == [b"a1", b"b2"]
-    for urls in (
-        [str(tmp_path), "memory://d"],
-        ["memory://a", "file:///tmp"],
-        ["zip::memory://a.zip", "zip::memory://b.zip"],
-        ["ftp://alice:hunter2@one.org/d", "ftp://alice:hunter2@two.org/d"],
-    ):
-        filesystem = fsspec.get_filesystem_class(urls[1].split(":")[0])
-        with monkeypatch.context() as patched:
-            patched.setattr(CLIENT, lambda *_, found=filesystem: found)
-            with pytest.raises(ConfigError) as caught:
-                FilesSource(urls, ENDINGS)
-        assert "hunter2" not in str(caught.value)
 
 
 def test_a_file_that_vanishes_is_a_sample_error(tmp_path: Path, memory: Any) -> None:

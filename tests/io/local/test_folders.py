@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import FileChangedError, FormatError
+from headrace.errors import FileChangedError
 from headrace.io.handles import WorkerFiles
 from headrace.io.local import folders
 from headrace.io.local.files import changed
@@ -84,17 +84,3 @@ def test_changed_files_and_folders_are_errors(tmp_path: Path, reader: Make) -> N
     with pytest.raises(IsADirectoryError, match="a/1"):
         reader().read_into(["1"], views(9))
     assert len(os.listdir("/dev/fd")) == before
-
-
-def test_files_that_one_call_does_not_read(reader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    pread, preadv = os.pread, os.preadv
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 3), offset))
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][:3]], at))
-    assert reader().read(NAMES) == CONTENT
-    (buffer,) = views(8)
-    assert reader().read_into(["8/0"], [buffer]) == [8]
-    assert buffer.tobytes() == CONTENT[8]
-    monkeypatch.setattr(os, "pread", lambda *_: b"")
-    monkeypatch.setattr(os, "preadv", lambda *_: 0)
-    with pytest.raises(FormatError, match="8/0 ends before byte 8"):
-        reader().read(["8/0"])

@@ -14,13 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import SampleError, TextCollator, TextDataset
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.ways import choose_way
 from headrace.io.local import gather
-from headrace.io.local.files import LocalFiles
 from headrace.io.local.gather import Gatherer
-from headrace.order import BatchRequest
 
 pytestmark = pytest.mark.skipif(not gather._IS_LINUX, reason="needs anonymous files")
 CONTENT = np.random.default_rng(0).integers(32, 127, 3 << 20, np.uint8).tobytes()
@@ -101,21 +96,3 @@ def test_a_file_that_is_cut_short_is_no_signal(gatherer: Gatherer, path: str, le
     if left:
         expected = CONTENT[:200] + CONTENT[1 << 20 :][:200]
         assert gathered(gatherer, path, [0, 1 << 20], [200, 200]) == expected
-
-
-@pytest.mark.falls_back
-def test_lines_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [f"line {number} of a text {'x' * (number % 90)}" for number in range(30_000)]
-    (tmp_path / "a.txt").write_text("\n".join(lines))
-    with TextDataset(tmp_path, unit="line", max_length=None) as dataset:
-        chosen = [len(lines) - 1]
-        chosen += np.random.default_rng(1).permutation(len(lines))[:63].tolist()
-        collate = TextCollator()
-        way = choose_way(dataset, Collating(collate))
-        filled: Any = way.make(BatchRequest(chosen)).batch
-        plain = collate(dataset.__getitems__(chosen))
-        assert all(np.array_equal(filled[name], plain[name]) for name in plain)
-        monkeypatch.setattr(LocalFiles, "check_open", lambda *_: None)
-        os.truncate(tmp_path / "a.txt", 1 << 20)
-        with pytest.raises(SampleError, match="the file is cut short"):
-            way.make(BatchRequest([*chosen, len(lines) - 1]))

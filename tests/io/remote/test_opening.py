@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from headrace import HDF5Dataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
-from headrace.errors import HeadraceWarning, RemoteError
+from headrace.errors import RemoteError
 from headrace.io.remote import client as module
-from headrace.io.remote import fsspec_calls
 from headrace.io.remote.errors import judged
 from tests.io.remote.reading import Range, read, remote_of_url
 from tests.servers.plain import plain_server
@@ -107,15 +106,3 @@ def test_each_retry_is_logged(
         remote.close()
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
     assert "a.bin, bytes 0 to 5: attempt 3 failed" in caplog.records[2].getMessage()
-
-
-def test_file_systems_without_private_names() -> None:
-    """What they are used for has a public way, or is left out and said."""
-
-    class Bare:
-        protocol = "s3"
-
-    with pytest.warns(HeadraceWarning, match="_call_s3"):
-        assert not fsspec_calls._has_s3_calls("bare", hasattr(Bare, "_call_s3"))
-    assert fsspec_calls.path_in("memory://a/b", Bare()) == "/a/b"
-    assert fsspec_calls.server_of("s3://bucket/key", Bare()) == {}

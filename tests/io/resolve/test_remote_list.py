@@ -170,26 +170,6 @@ def test_a_folder_may_be_listed_though_nobody_says_what_it_is(
         served.make(served.url)
 
 
-def test_sizes_that_no_server_says(
-    tiny_photos: Path, flaky: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _put(tiny_photos)
-    # a name that looks like a URL in another
-    flaky().pipe_file("/top/x::y.jpg", flaky().cat_file(flaky().find("/top")[0]))
-    info = flaky.info
-    for known in (True, False):
-
-        def saying(*args: Any, known: bool = known, **options: Any) -> Any:
-            return {**info(*args, **options), **({} if known else {"size": None})}
-
-        monkeypatch.setattr(flaky, "info", saying)
-        with ImageDataset(
-            "flaky://top/**/*.jpg", image_size=8, loading_mode="eager", targets=None
-        ) as dataset:
-            assert (dataset.sample_source.sizes() > 0).all() == known
-            assert len(list(dataset)) == len(dataset) > 1
-
-
 def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """fsspec calls a file missing where no answer came in time."""
     url = "flaky://top/a.jpg"

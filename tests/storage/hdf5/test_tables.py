@@ -61,21 +61,6 @@ def test_a_table_is_counted_once(
         assert counted == ["/x", "/y"] and len(list(folder.iterdir())) == 2
 
 
-def test_a_table_that_is_damaged_is_not_trusted(tmp_path: Path, counted: list[str]) -> None:
-    path, cache = write(tmp_path / "a.h5", x=DATA), tmp_path / "cache"
-    rows(path, "x", cache)
-    kept = next(cache.iterdir())
-    whole = kept.read_bytes()
-    for damaged in (whole[:-9], whole[:-9] + b"\7" + whole[-8:], b"", whole):
-        kept.write_bytes(damaged)
-        if damaged == whole:  # others may have written it
-            kept.chmod(0o666)
-        counted.clear()
-        for _ in range(2):
-            assert np.array_equal(rows(path, "x", cache), DATA) and counted == ["/x"]
-        assert kept.read_bytes() == whole
-
-
 def test_offsets_beyond_the_file_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

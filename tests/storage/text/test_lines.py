@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from headrace.storage.text import lines
-from headrace.storage.text.lines import is_blank, line_starts
+from headrace.storage.text.lines import is_blank
 
 
 def test_blank_lines_hold_nothing_but_their_end() -> None:
     given = {b"\n": 1, b"\r\n": 1, b"\r": 1, b"": 1, b"\n\r": 1, b"a": 0, b" \n": 0, b"abc\n": 0}
     sizes = np.array(list(map(len, given)))
     assert is_blank(sizes, list(given).__getitem__).tolist() == list(given.values())
-
-
-def test_pieces_that_threads_read_ahead_are_those_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lines, "PIECE", 64)
-    content = np.random.default_rng(3).choice(np.frombuffer(b"abc\n\r", np.uint8), 10_000).tobytes()
-    (tmp_path / "text").write_bytes(content)
-    fd = os.open(tmp_path / "text", os.O_RDONLY)
-    try:
-        # each is copied before the next comes
-        found = [bytes(piece.data) for piece in lines.file_pieces(fd, 5, 9_990)]
-        assert b"".join(found) == content[5:9_990]
-        assert len(found) == 157
-        left = lines.file_pieces(fd, 0, len(content))
-        next(left)
-        left.close()
-        names = [thread.name for thread in threading.enumerate()]
-        assert not [name for name in names if name.startswith("headrace-lines")]
-        for read in (lines.file_pieces(fd, 0, 20_000), line_starts(fd, 0, 10_001)):
-            with pytest.raises(EOFError, match="ends at byte 10,000"):
-                list(read)
-    finally:
-        os.close(fd)
 
 
 def test_line_feeds_found_by_words_are_those_found_by_bytes() -> None:

@@ -208,23 +208,6 @@ class TestWhileOpen:
                 source.read([1])
         assert source.read([5]) == [b"marked"]
 
-    def test_a_file_that_is_replaced_or_removed(self, folder: Path) -> None:
-        """One that is open already is read on as it was; so is a copy that is made again."""
-        source, other, third = opened(folder), opened(folder), opened(folder)
-        assert source.read([0]) == [b"one"]
-        (folder / "new").write_bytes(b"NEW\nNEW\r\n\r\nthree\rfour")
-        os.replace(folder / "new", folder / "a/1.txt")
-        with pytest.raises(FileChangedError):
-            other.read([1])
-        os.unlink(folder / "a/1.txt")
-        assert source.read([1]) == [b"two"]
-        with pytest.raises(FileNotFoundError):
-            third.read([1])
-        for copy in Path(third._cache_dir).iterdir():
-            copy.unlink()
-        opened(folder)
-        assert third.read([5, 7]) == [b"marked", b"packed"]
-
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
     def test_permission_revoked(self, folder: Path) -> None:
         source = opened(folder)
