@@ -13,41 +13,13 @@ import pytest
 from headrace import ImageDataset, pack
 from headrace.cli.main import main
 from headrace.errors import ConfigError, DataNotFoundError, SampleError, TargetExistsError
-from headrace.packing import PackPlan, pack_status
-from tests.packing.shared import images
+from headrace.packing import pack_status
 
 SHARD = 16_000
 
 
 def tree(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
-
-
-@pytest.mark.quick_every(2)
-@pytest.mark.parametrize("shard_size", [None, SHARD])
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"store": "jpeg", "max_size": 32},
-        {"store": "decoded"},
-        {"store": "decoded", "compression": "gzip", "chunks": 4},
-    ],
-    ids=str,
-)
-def test_it_is_what_is_packed_then(
-    how: dict[str, Any], shard_size: int | None, photos: Path, tmp_path: Path
-) -> None:
-    how = {"shard_size": shard_size, **how}
-    plan = pack(images(photos), tmp_path / "out", dry_run=True, **how)
-    assert isinstance(plan, PackPlan) and tree(tmp_path) == []
-    assert (plan.samples, plan.kind) == (24, "image") and plan.seconds and plan.room
-    out = Path(pack(images(photos), tmp_path / "out", **how))
-    files = [out] if shard_size is None else list(out.glob("*.h5"))
-    assert plan.parts == plan.left == len(files)
-    nbytes = sum(path.stat().st_size for path in files)
-    assert 0.3 * plan.nbytes < nbytes < 1.2 * plan.nbytes + 10_000 * len(files)
-    assert plan.part_samples[0] * len(files) <= 24 <= plan.part_samples[1] * len(files)
 
 
 def test_finished_parts_are_left_out(photos: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,55 +51,43 @@ def stop(self, samples, checksums):
 PackedWriter.append = stop
 pack(*sys.argv[1:])
 """
-Start = Callable[[Path, Path], "subprocess.Popen[str]"]
 
 
-@pytest.fixture
-def start_packing() -> Iterator[Start]:
-    """Starts a process that packs, and stands still when its first samples are written."""
+@contextlib.contextmanager
+def packing(src: Path, dst: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that packs, and stands still when its first samples are written."""
     source = os.path.dirname(os.path.dirname(headrace.__file__))
     path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", STOPPED, str(src), str(dst)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with contextlib.ExitStack() as stack:
-
-        def start(src: Path, dst: Path) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", STOPPED, str(src), str(dst)]
-            process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes)
-            stack.enter_context(process)
-            stack.callback(process.kill)
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes) as process:
+        try:
             assert process.stdout is not None and process.stdout.readline() == "writing\n"
-            return process
-
-        yield start
-
-
-@pytest.mark.slow
-def test_killed_in_the_middle(photos: Path, tmp_path: Path, start_packing: Start) -> None:
-    out = tmp_path / "out.h5"
-    process = start_packing(photos, out)
-    process.kill()
-    process.wait()
-    assert os.listdir(tmp_path) == [".out.h5.part"]
-    assert (tmp_path / ".out.h5.part").stat().st_size > 0
-    pack(photos, out)
-    assert os.listdir(tmp_path) == ["out.h5"] and verify(out).ok and len(ImageDataset(out)) == 24
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
-def test_two_jobs_at_once_and_an_interrupt(
-    photos: Path, tmp_path: Path, start_packing: Start
-) -> None:
-    process = start_packing(photos, tmp_path / "out.h5")
-    with pytest.raises(WriteError, match=r"out\.h5 \(it holds \.out\.h5\.part\)"):
-        pack(photos, tmp_path / "out.h5")
-    pack(photos, tmp_path / "other.h5")  # what is held is the target, not the folder
-    # the refused job took nothing away
-    assert sorted(os.listdir(tmp_path)) == [".out.h5.part", "other.h5"]
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode != 0 and "KeyboardInterrupt" in said
-    assert os.listdir(tmp_path) == ["other.h5"]
+def test_two_jobs_at_once_an_interrupt_and_a_kill(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.h5"
+    with packing(photos, out) as process:
+        with pytest.raises(WriteError, match=r"out\.h5 \(it holds \.out\.h5\.part\)"):
+            pack(photos, out)
+        pack(photos, tmp_path / "other.h5")  # what is held is the target, not the folder
+        # the refused job took nothing away
+        assert sorted(os.listdir(tmp_path)) == [".out.h5.part", "other.h5"]
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode != 0 and "KeyboardInterrupt" in said
+        assert os.listdir(tmp_path) == ["other.h5"]
+    with packing(photos, out):
+        pass
+    assert (tmp_path / ".out.h5.part").stat().st_size > 0
+    pack(photos, out)
+    assert sorted(os.listdir(tmp_path)) == ["other.h5", "out.h5"]
+    assert verify(out).ok and len(ImageDataset(out)) == 24
 
 
 # --- the temporary file ---------------------------------------------------------------------------

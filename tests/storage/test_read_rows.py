@@ -57,7 +57,6 @@ INDICES: dict[str, Any] = {
     "nothing": slice(9, 9),
     "pairs": np.repeat(np.arange(0, 300, 10), 2),
 }
-FEW = [5, 299, 0, 5, 17, -1]
 
 
 def compact(file: h5py.File, name: str, data: np.ndarray[Any, Any]) -> None:

@@ -67,21 +67,6 @@ class TestWhen:
             watch.note(WAITED, 64, 6400)
         assert not watch.are_wanted
 
-    def test_longer_where_the_first_without_them_is_slow_again(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(hints.time, "perf_counter", lambda: seconds)
-        watch, spans = hints.Hints(), []
-        for _ in range(8):
-            seconds, span = 1.0, 0
-            watch.note(WAITED, 64, 6400)
-            seconds = 0.0
-            while watch.are_wanted:
-                watch.note(WAITED, 64, 6400)
-                span += 1
-            spans.append(span)
-        assert spans == [32, 64, 128, 256, 512, 1024, 1024, 1024]
-
     def test_waits_are_counted_at_first_and_after_slow_reads(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,7 +1,6 @@
 """Fetching: the right bytes, or an error in time, whatever the server does."""
 
 import multiprocessing
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -12,15 +11,11 @@ import pytest
 
 from headrace import ConfigError
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
-from headrace.io.cache.blocks import BLOCK
-from headrace.io.files import Version
 from headrace.io.remote import client as module
 from headrace.io.remote import http as http_ranges
 from headrace.io.remote import timeouts
 from headrace.io.remote.client import Remote
 from headrace.io.remote.errors import retry_after
-from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from tests.io.remote.reading import Range, in_threads, read, remote_of_url, versions_of
 from tests.servers.ranges import RangeServer
 
@@ -242,43 +237,3 @@ def test_retry_after() -> None:
         assert retry_after({"Retry-After": said}) == seconds, said
     assert retry_after({}) is None
     assert retry_after(None) is None
-
-
-class TestCached:
-    @pytest.fixture
-    def cached(self, server: RangeServer, tmp_path: Path) -> Iterator[RemoteFiles]:
-        options = RemoteOptions(deadline=30, cache_dir=tmp_path, disk_cache_size=20 * BLOCK)
-        files = RemoteFiles(server.url + "/a.bin", options)
-        yield files
-        files.close()
-
-    @staticmethod
-    def version(server: RangeServer, cached: RemoteFiles) -> Version:
-        return versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
-
-    def test_each_block_is_fetched_once(self, server: RangeServer, cached: RemoteFiles) -> None:
-        version = self.version(server, cached)
-        for start in (5, 900_000, 2_000_000, 300_000):
-            wanted = [Range(f"{server.url}/a.bin", start, start + 800_000, version)]
-            assert read(cached, wanted) == right(wanted)
-        ranges = [tuple(one) for one in server.counts()["ranges"]]
-        assert len(ranges) == len(set(ranges))
-        assert sum(stop - start for _, start, stop in ranges) == SIZE
-        assert cached.take_counts()["disk_hits"] > 0
-
-    def test_without_a_version_nothing_is_kept(
-        self, server: RangeServer, cached: RemoteFiles
-    ) -> None:
-        wanted = some(server, 1)
-        assert read(cached, wanted) == right(wanted)
-        assert cached.cache is not None
-        assert not os.path.exists(cached.cache.folder)
-
-    def test_several_readers_fetch_a_block_once(
-        self, server: RangeServer, cached: RemoteFiles
-    ) -> None:
-        server.set(latency=0.1)
-        wanted = [Range(f"{server.url}/a.bin", 0, SIZE, self.version(server, cached))]
-        server.counts()
-        assert in_threads(4, lambda _: read(cached, wanted)) == [right(wanted)] * 4
-        assert server.counts()["bytes"] == SIZE

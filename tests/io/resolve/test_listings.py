@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,38 +224,6 @@ class TestFile:
 
 
 class TestCacheDir:
-    @pytest.mark.parametrize(
-        ("function", "code"), [("touch", 0), ("os.mkdir", errno.EROFS), ("os.fsync", errno.ENOSPC)]
-    )
-    def test_that_cannot_be_written_to_is_a_warning(
-        self, place: Place, function: str, code: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise OSError(code, "refused")
-
-        if function == "touch":
-            place.cache.touch()
-        else:
-            monkeypatch.setattr(function, refuse)
-        said = "Not a directory" if function == "touch" else "refused"
-        with pytest.warns(HeadraceWarning, match=f"cache_dir=.*{said}") as caught:
-            source = FilesSource(place.root, ENDINGS, RemoteOptions(cache_dir=place.cache))
-        assert names_of(source.listing) == NAMES
-        assert caught[0].filename == __file__
-        assert not place.cache.is_dir() or place.files == []
-
-    def test_that_can_only_be_read_still_serves(
-        self, kept: Place, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def read_only(*_: Any, **__: Any) -> Any:
-            raise OSError(errno.EROFS, "Read-only file system")
-
-        monkeypatch.setattr("tempfile.mkstemp", read_only)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert kept.names() == NAMES
-        assert kept.count == 1
-
     def test_inside_of_the_data_is_refused(self, place: Place) -> None:
         """Writing there would change the folder that is listed, and so each listing would be the
         last one's end.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
@@ -210,12 +209,6 @@ class TestLifeOfACopy:
         assert copy_of(path) == b"ONE\ntwo\n"
         assert len(made) == 4
 
-    def test_where_none_can_be_made(self, path: Path) -> None:
-        (path.parent / "file").write_text("no folder")
-        for cache in (path.parent / "file", path.parent / "file" / "below"):
-            with pytest.raises(AccessError, match=rf"a.txt.gz .*{cache}"):
-                copy_of(path, cache=cache)
-
     def test_an_error_of_the_text_is_not_taken_for_one_of_its_copy(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -229,11 +222,3 @@ class TestLifeOfACopy:
         monkeypatch.setattr(plain, "pieces_of", broken)
         with pytest.raises(AccessError, match=r"a.txt.gz can't be read: Input/output error$"):
             copy_of(path)
-
-    def test_two_at_the_same_time(self, path: Path) -> None:
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            found = pool.map(copy_of, [path] * 8, chunksize=1)
-            pool.close()
-            pool.join()
-        assert found == [b"one\ntwo\n"] * 8
-        assert len(kept(path)) == 1

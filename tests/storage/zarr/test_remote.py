@@ -30,9 +30,7 @@ from tests.servers.ranges import RangeServer
 
 N = 40
 ROWS = np.random.default_rng(0).integers(-1000, 1000, (N, 6, 5)).astype("i4")
-VOLUME = np.random.default_rng(1).integers(-500, 500, (2, 9, 11, 13)).astype("i2")
 CHECKED = [ZstdCodec(), Crc32cCodec()]
-OTHER_MODES = ("lazy", "eager", "cached")
 ARRAYS: dict[str, Any] = {
     "raw of a row": {"chunks": (1, 6, 5), "compressors": None},
     "raw": {"chunks": (4, 6, 5), "compressors": None},
