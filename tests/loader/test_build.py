@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import (
     ConcatDataset,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     Subset,
@@ -346,6 +347,29 @@ class Scaled:
 
     def __call__(self, value: Any) -> Any:
         return value * self.scale[0]
+
+
+class Shared(Dataset[int]):
+    """Holds what multiprocessing shares with processes that it starts."""
+
+    def __init__(self, context: Any) -> None:
+        self.value, self.queue = context.Value("i", 7), context.Queue()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.value.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_shared_values_travel_to_workers(make_loader: Any, start: str) -> None:
+    options = {"num_workers": 1, "multiprocessing_context": start}
+    loader = make_loader(Shared(multiprocessing.get_context(start)), **options)
+    assert next(iter(loader)).tolist() == [7] * 4
+    with pytest.raises(ConfigError, match=r"made for forked processes.*get_context"):
+        make_loader(Shared(multiprocessing.get_context("fork")), **options)
 
 
 def test_large_arrays_can_be_pickled() -> None:

@@ -27,7 +27,7 @@ import pickle
 import sys
 import threading
 import time
-from multiprocessing import forkserver, spawn
+from multiprocessing import forkserver, spawn, synchronize
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -56,6 +56,10 @@ MAIN_SCRIPT = "HEADRACE_MAIN_SCRIPT"
 and `sys.path`, as JSON.
 """
 _PYTHON_SERVES_MAIN = sys.version_info >= (3, 13, 1) or (3, 13) > sys.version_info >= (3, 12, 8)
+_SHARED = tuple(
+    f"multiprocessing.{name}" for name in ("heap", "queues", "sharedctypes", "synchronize")
+)
+"""Modules whose objects are pickled only while a process is started."""
 _NAMED = 3  # threads that are named in a sentence
 
 
@@ -284,9 +288,24 @@ class _Trial(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, SharedArray | AnonymousMemory):
             return object, ()
+        if _is_shared(value):
+            if (
+                isinstance(value, synchronize.SemLock)
+                and value._semlock.name is None
+                and sys.platform != "win32"
+            ):
+                raise pickle.PicklingError(
+                    f"a {type(value).__name__} of multiprocessing was made for forked processes; "
+                    "make it by multiprocessing.get_context('spawn')"
+                )
+            return list, ([part for part in vars(value).values() if _is_shared(part)],)
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             self.of_main.append(value.__qualname__)
         return NotImplemented
+
+
+def _is_shared(value: Any) -> bool:
+    return type(value).__module__ in _SHARED
 
 
 def check_picklable(context: Any, parts: dict[str, Any]) -> None:
