@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -502,6 +503,10 @@ def test_datasets_and_paths_with_batch_sizes(multi_of: Any, photos: Path) -> Non
     }
     multi = multi_of(loaders, shuffle=False)
     assert [loader.config.batch_size for loader in multi.loaders.values()] == [4, 2, 3, None]
+    with pytest.raises(ConfigError, match="batch_size"):
+        multi_of({"a": (Numbers(10), -4)}, strategy="sequential")
+    sized = multi_of({"a": (Numbers(10), np.int64(4))}, steps=np.int64(5))
+    assert [type(value) for value in sized.state_dict().values()].count(np.int64) == 0
     batches = seen(itertools.islice(iter(multi), 3))
     assert batches == [("a", [0, 1, 2, 3]), ("b", [100, 101]), ("c", [7, 8, 9])]
     paths = multi_of({"a": (photos, 3), "b": str(photos)}, image_size=8, batch_size=4)

@@ -18,9 +18,10 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from headrace.arguments import checks_keywords, parameters_of
+from headrace.arguments import check_integer, checks_keywords, parameters_of
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.build import resolve
@@ -98,7 +99,8 @@ class MultiDataLoader:
         _check_loaders(loaders)
         if isinstance(strategy, str):
             strategy = cast(Strategy, strategy.lower())
-        check_schedule(strategy, weights, pattern, epoch_length, steps, cycle_short_loaders)
+        check_schedule(strategy, weights, pattern, epoch_length, cycle_short_loaders)
+        steps = check_integer("steps", steps, 1, optional=True)
         self._strategy, self._epoch_length, self._given_steps = strategy, epoch_length, steps
         self._cycles = cycle_short_loaders
         self._names = list(loaders)
@@ -439,7 +441,8 @@ def _split_sizes(loaders: Any) -> tuple[dict[str, Any], dict[str, int | None]]:
         first, *rest = value
         is_dataset = isinstance(first, (Dataset, DataLoader))
         is_size = len(rest) == 1 and (
-            rest[0] is None or (isinstance(rest[0], int) and not isinstance(rest[0], bool))
+            rest[0] is None
+            or (isinstance(rest[0], (int, np.integer)) and not isinstance(rest[0], bool))
         )
         is_pair = (
             isinstance(value, tuple)
@@ -452,7 +455,8 @@ def _split_sizes(loaders: Any) -> tuple[dict[str, Any], dict[str, int | None]]:
                 "the loader alone"
             )
         if is_pair:
-            given[name], sizes[name] = first, rest[0]
+            given[name] = first
+            sizes[name] = check_integer("batch_size", rest[0], 1, optional=True)
         elif is_dataset:
             raise ConfigError(
                 f"loaders: {name!r} is a {type(value).__name__}: pass one dataset, or a tuple "

@@ -191,7 +191,7 @@ class MultiIterator:
 
 
 def check_schedule(
-    strategy: Any, weights: Any, pattern: Any, epoch_length: Any, steps: Any, cycles: Any
+    strategy: Any, weights: Any, pattern: Any, epoch_length: Any, cycles: Any
 ) -> None:
     """Raises a ConfigError for the first argument of a `MultiDataLoader` that makes no sense, or
     that its strategy doesn't read.
@@ -204,7 +204,6 @@ def check_schedule(
         raise ConfigError(f"pattern is for strategy='alternating', not for {strategy!r}")
     if epoch_length not in ("sum", "max", "min"):
         raise ConfigError(f"epoch_length must be 'sum', 'max' or 'min', not {epoch_length!r}")
-    check_integer("steps", steps, 1, optional=True)
     check_flag("cycle_short_loaders", cycles)
 
 
