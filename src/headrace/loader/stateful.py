@@ -188,7 +188,9 @@ class States:
         parts = pickle.loads(state)
         if "at_end" in parts:
             return state
-        return pickle.dumps({"dataset": parts["dataset"]}) if len(parts) == 2 else None
+        if len(parts) < 2:
+            return None
+        return pickle.dumps({"dataset": parts["dataset"], "at_end": True})
 
     def onto(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         """The requests of an epoch, of which the first one of each worker carries what it gets
