@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import sys
 from multiprocessing import process, spawn
 from typing import Any
@@ -40,12 +41,15 @@ def _import_main(path: str, search: list[str]) -> None:
 def _listened_to() -> str | None:
     """The path of the socket that this process listens to."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as listening:
-            if listening.family == socket.AF_UNIX and listening.getsockopt(
-                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-            ):
-                path = listening.getsockname()
-                return path if isinstance(path, str) and os.path.isabs(path) else None
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue  # a socket that can't be made would leave its descriptor open
+            with socket.socket(fileno=os.dup(int(name))) as listening:
+                if listening.family == socket.AF_UNIX and listening.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+                ):
+                    path = listening.getsockname()
+                    return path if isinstance(path, str) and os.path.isabs(path) else None
     return None
 
 
