@@ -518,6 +518,19 @@ class Unbuildable(Exception):
         super().__init__(f"{first} and {second}")
 
 
+class OfWorker(Exception):
+    """One whose module is found in the worker alone."""
+
+    def __reduce__(self) -> Any:
+        return made_in, (os.getpid(), str(self))
+
+
+def made_in(pid: int, text: str) -> OfWorker:
+    if os.getpid() != pid:
+        raise ModuleNotFoundError("No module named 'plugin'")
+    return OfWorker(text)
+
+
 Nameless = type("NowhereError", (Exception,), {})
 
 
@@ -527,6 +540,7 @@ def test_errors_that_are_hard_to_pass_on(loader_of: Any, workers: int) -> None:
         (StopIteration("of an empty list"), RuntimeError, "StopIteration.*of an empty list"),
         (Unbuildable("one", "two"), Unbuildable, "one and two"),
         (Nameless("not found by its name"), WorkerError if workers else Nameless, "by its name"),
+        (OfWorker("a bad disk"), *((WorkerError, "'plugin'") if workers else (OfWorker, "disk"))),
     ):
         loader = loader_of(Failing(error), shuffle=False, num_workers=workers)
         batches, errors = take_all(iter(loader))
@@ -534,6 +548,7 @@ def test_errors_that_are_hard_to_pass_on(loader_of: Any, workers: int) -> None:
         assert errors[0].__notes__[-1].endswith("epoch 0, batch 1")
         with pytest.raises(kind, match=message):
             raise errors[0]
+        assert not workers or str(error) in str(errors[0].__cause__)
 
 
 @WORKERS

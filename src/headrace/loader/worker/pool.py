@@ -153,7 +153,14 @@ def failure_of(delivered: Delivered) -> BaseException | None:
         error = failure
     else:
         data, text, worker = failure
-        error, where = pickle.loads(data), f"worker {worker}, {where}"
+        where = f"worker {worker}, {where}"
+        try:
+            error = pickle.loads(data)
+        except Exception as trouble:  # as where the worker alone finds the module of its class
+            error = WorkerError(
+                f"an error of a worker can't be unpickled here ({type(trouble).__name__}: "
+                f"{trouble}); the traceback above names it"
+            )
         error.__cause__ = RemoteTraceback(text)
     if isinstance(error, StopIteration):  # which would end the user's loop
         cause, error = error, RuntimeError(f"a sample's code raised StopIteration: {error}")
