@@ -27,7 +27,7 @@ import pickle
 import sys
 import threading
 import time
-from multiprocessing import forkserver, spawn, synchronize
+from multiprocessing import forkserver, spawn
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -289,11 +289,9 @@ class _Trial(pickle.Pickler):
         if isinstance(value, SharedArray | AnonymousMemory):
             return object, ()
         if _is_shared(value):
-            if (
-                isinstance(value, synchronize.SemLock)
-                and value._semlock.name is None
-                and sys.platform != "win32"
-            ):
+            # without a name: it was removed as the lock was made
+            is_nameless = getattr(getattr(value, "_semlock", None), "name", "") is None
+            if is_nameless and sys.platform != "win32":
                 raise pickle.PicklingError(
                     f"a {type(value).__name__} of multiprocessing was made for forked processes; "
                     "make it by multiprocessing.get_context('spawn')"
