@@ -1,6 +1,4 @@
-"""Writes demonstrations: HDF5 files as robomimic and LIBERO lay them out, and replay buffers of
-Diffusion Policy; and damages them.
-"""
+"""Demonstrations as robomimic and LIBERO lay them out, and replay buffers of Diffusion Policy."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ LENGTHS = (7, 12, 5, 1, 9, 20, 3, 8, 6, 11, 4, 10)
 
 
 def write_demos(path: Path, lengths: Sequence[int] = LENGTHS, seed: int = 0, **images: Any) -> Path:
-    """A file of demonstrations of these lengths, in which demo_10 comes before demo_2 as HDF5 sorts
-    names; `images` are options of their datasets.
-    """
+    """Demonstrations of these lengths, demo_10 before demo_2; `images` are options of images."""
     draws = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
         data = file.create_group("data")

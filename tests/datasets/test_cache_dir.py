@@ -1,6 +1,4 @@
-"""What is kept in `cache_dir`: its parents are made, and a full disk is the disk's fault, never
-that of the files that are read.
-"""
+"""What is kept in `cache_dir`: its parents are made, and a full disk is the disk's fault."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Columns of text: what is a number, and what a name that looks like one, in all places that
-read them.
-"""
+"""Columns of text: what is a number, and what a name that looks like one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`dtype=` of 16 bits: batches by every way hold the bytes of single samples, and those are what
-torch makes of wider numbers.
-"""
+"""`dtype=` of 16 bits: batches by every way hold what torch makes of wider single samples."""
 
 from __future__ import annotations
 
@@ -31,7 +29,6 @@ from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import SampleBySample, choose_way
 from headrace.order.request import BatchRequest
 from headrace.testing.contract import same
-from tests.data.labelled import make_masks
 from tests.data.sparse import random_matrix, write_anndata
 from tests.datasets.demonstrations import write_demos
 
@@ -53,15 +50,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_masks(tmp_path_factory.mktemp("photos") / "masks", size=(40, 30)) / "images"
-
-
 def by_the_fast_way(dataset: Any, indices: list[int] = INDICES) -> Any:
-    """A batch by the way that is chosen, which makes no samples, after it was compared with that
-    of single samples, in two epochs.
-    """
+    """A batch by the way that is chosen, compared with that of single samples, in two epochs."""
     collating = Collating(stack_collate)
     for epoch in range(2):
         request = BatchRequest(indices, 7, epoch)

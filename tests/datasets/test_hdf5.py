@@ -1,6 +1,4 @@
-"""HDF5Dataset as users see it: several files, names, dtypes, and files that are not as they
-should be.
-"""
+"""HDF5Dataset: several files, names, dtypes, and files that are not as they should be."""
 
 from __future__ import annotations
 
@@ -382,9 +380,7 @@ def test_the_only_dataset_is_found_by_itself(tmp_path: Path) -> None:
 
 
 def test_coordinates_and_references_are_no_candidates(tmp_path: Path) -> None:
-    """Of netCDF-4, MATLAB 7.3 and AnnData with a dense X, nobody has to name the array that
-    samples are read from.
-    """
+    """The array need not be named in netCDF-4, MATLAB 7.3 and AnnData."""
     netcdf = write(tmp_path / "a.nc", temperature=rows(), time=np.arange(N))
     with h5py.File(netcdf, "r+") as file:
         file["time"].make_scale("time")

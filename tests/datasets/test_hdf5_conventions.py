@@ -1,6 +1,4 @@
-"""HDF5Dataset along other axes, and on files of netCDF-4, MATLAB 7.3 and pandas: their layouts by
-hand; written by these libraries in tests/integration/.
-"""
+"""HDF5Dataset along other axes, and on files as netCDF-4, MATLAB 7.3 and pandas lay them out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Samples of remote HDF5 files are those of local ones, in every mode; and what becomes of what
-goes wrong on the way.
-"""
+"""Remote HDF5 files, above all packs: what is asked for, and what goes wrong on the way."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from headrace import HDF5Dataset, ImageDataset, open_dataset, pack
 from headrace.errors import FormatError, SampleError
 from headrace.io.cache.blocks import block_key
 from headrace.testing.contract import same
+from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.slow
@@ -66,18 +65,6 @@ def far_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8_000)
-
-
-@pytest.fixture
-def epoch_of(make_loader: Any) -> Callable[..., Any]:
-    """Copies: a batch lies in a buffer that is used again."""
-
-    def epoch(dataset: Any, **options: Any) -> list[Any]:
-        options = {"shuffle": "block", "num_workers": 0, **options}
-        loader = make_loader(dataset, batch_size=8, interleave=2, turns=2, **options)
-        return [pickle.loads(pickle.dumps(batch)) for batch in loader]
-
-    return epoch
 
 
 # -- one value, one order
@@ -172,16 +159,17 @@ def test_wrong_bytes_do_not_stay_on_the_disk(far_of: Any, folder: Path, store: s
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(("store", "workers"), [("encoded", 0), ("decoded", 0), ("decoded", 2)])
 def test_an_epoch_with_wrong_bytes_is_right(
-    server: RangeServer, far_of: Any, folder: Path, epoch_of: Any, store: str, workers: int
+    server: RangeServer, far_of: Any, folder: Path, loader_of: Any, store: str, workers: int
 ) -> None:
     far = far_of(f"{store}.h5", of=ImageDataset, loading_mode="streaming")
     # else one worker may fetch again while the other has not met its first
     most = 1 if workers else 4
     server.set(faults={"wrong": 1}, most=most)
-    found = epoch_of(far, num_workers=workers)
+    epoch = RemoteDatasetContract.epoch
+    found = epoch(loader_of, far, num_workers=workers)
     assert server.counts()["faults"]["wrong"] == most
     with ImageDataset(folder / f"{store}.h5") as near:
-        assert same(found, epoch_of(near))
+        assert same(found, epoch(loader_of, near))
 
 
 def test_a_dataset_that_was_closed_reads_on(far_of: Any, folder: Path) -> None:

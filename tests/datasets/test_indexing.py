@@ -1,6 +1,4 @@
-"""An index beside a shard spares the first run all but a few round trips, and is refused where
-it does not fit.
-"""
+"""An index beside a shard spares the first run most round trips, and is refused elsewhere."""
 
 import json
 from pathlib import Path
@@ -23,6 +21,7 @@ from headrace import (
 from headrace.errors import DataNotFoundError, HeadraceWarning
 from headrace.testing.contract import same
 from tests.data.make import make_tar
+from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.servers.ranges import RangeServer
 from tools.write_index import main
 
@@ -53,16 +52,6 @@ def server(shards: Path) -> Any:
         yield server
 
 
-def epoch(loader_of: Any, dataset: Any) -> list[Any]:
-    samples = [
-        s for b in loader_of(dataset, batch_size=8, collate_fn="list", shuffle=False) for s in b
-    ]
-    for sample in samples:
-        if isinstance(sample, dict):
-            sample.pop("__url__", None)
-    return samples
-
-
 def test_a_folder_of_shards(
     shards: Path, server: RangeServer, tmp_path: Path, loader_of: Any
 ) -> None:
@@ -77,6 +66,7 @@ def test_a_folder_of_shards(
         with StreamingDataset(f"{server.url}/{pattern}", cache_dir=cache, **options) as far:
             assert server.counts()["requests"] == 3 * 2  # the version of each shard, and its index
             with StreamingDataset(str(shards / pattern), **options) as near:
+                epoch = RemoteDatasetContract.epoch
                 assert same(epoch(loader_of, far), epoch(loader_of, near)), kind
             assert server.counts()["requests"] <= 3 * 5
     for name in ("data", "labels"):  # one index for all datasets of a file

@@ -1,6 +1,4 @@
-"""MemoryEfficientDataset: any dataset keeps headrace's laws once it is wrapped, and stays what
-it was.
-"""
+"""MemoryEfficientDataset: any dataset keeps headrace's laws, and stays what it was."""
 
 from __future__ import annotations
 
@@ -45,7 +43,6 @@ from headrace.testing import DatasetContract
 from headrace.testing.contract import RandomProbe, same
 from tests.data.make import make_photos
 from tests.datasets.core.test_base import Squares
-from tests.testing.test_contract import bad_photos
 
 # Without a loader nobody names the epoch, and here samples are read over and over.
 pytestmark = pytest.mark.filterwarnings(
@@ -176,9 +173,7 @@ class Stream(IterableDataset[Any]):
 
 
 class OwnFormat(BaseDataset):
-    """A format of a user's: it decodes, presents, assembles, and holds a generator beside its
-    transforms.
-    """
+    """It decodes, presents, assembles, and holds a generator beside its transforms."""
 
     fork_safe = False
     collate = "list"
@@ -293,22 +288,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # --- the laws -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-class TestPathContract(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, photos: Path) -> None:
-        self.path = photos
-
-    def make(self, **options: Any) -> BaseDataset:
-        return MemoryEfficientDataset(
-            self.path, image_size=(24, 32), transform_input="numpy", **options
-        )
-
-    def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]]:
-        bad = bad_photos(self.path.parent / "bad-photos-wrapped")
-        return MemoryEfficientDataset(bad, image_size=32, **options), [2, 13]
 
 
 @pytest.mark.slow

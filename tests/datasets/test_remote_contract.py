@@ -1,6 +1,4 @@
-"""The contract of remote datasets: what is read by ranges, whole files, and shards. The sources of
-other formats have theirs in tests/storage/, and test_s3.py reads all formats.
-"""
+"""Remote datasets read by ranges, as whole files and as shards; and what a server denies."""
 
 from __future__ import annotations
 

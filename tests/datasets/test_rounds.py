@@ -1,9 +1,4 @@
-"""Workers start on arrays by every start method, whatever the parent has read before, and never
-hang.
-
-Each round is a new iterator with new workers, all of whose batches are compared. Before and in
-between the parent reads from the dataset, through the library that may not survive a fork.
-"""
+"""Workers start on arrays whatever the parent has read through h5py and zarr, and never hang."""
 
 from __future__ import annotations
 

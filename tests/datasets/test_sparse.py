@@ -1,6 +1,4 @@
-"""SparseDataset: rows of CSR matrices in HDF5 and Zarr, as AnnData lays them out, and dense
-arrays of its obsm.
-"""
+"""SparseDataset: CSR matrices in HDF5 and Zarr, as AnnData lays them out; and its obsm."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +38,7 @@ from headrace.inspecting import inspect
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.sparse import KINDS, csr_of, random_matrix, write_anndata, write_frame, write_matrix
+from tests.datasets.demonstrations import spoil
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.servers.ranges import RangeServer
 
@@ -79,7 +77,6 @@ def gzipped(files: dict[str, Path]) -> Path:
 
 @pytest.fixture
 def stored(files: dict[str, Path]) -> Path:
-    """A store of Zarr."""
     return files["Zarr, zstd"]
 
 
@@ -197,9 +194,7 @@ def test_other_groups_and_the_older_attributes(tmp_path: Path, gzipped: Path, st
 
 
 def test_tables_of_older_files(tmp_path: Path) -> None:
-    """AnnData 0.6 wrote a table as one array of compounds, 0.7 categories in a group of their
-    own.
-    """
+    """AnnData 0.6 wrote tables as arrays of compounds, 0.7 categories in a group of their own."""
     kinds = np.arange(ROWS) % 3
     with h5py.File(tmp_path / "6.h5ad", "w") as file:
         write_matrix(file, "X", DENSE, old=True)
@@ -288,59 +283,39 @@ def test_labels_of_files_that_change_meanwhile(tmp_path: Path) -> None:
         plates.split(0.5, stratify="kind")
 
 
-Change = Callable[[h5py.File], object]
-
-
-def _changed(path: Path, change: Change) -> Path:
-    with h5py.File(write_anndata(path, DENSE), "r+") as file:
-        change(file)
-    return path
-
-
-def _set(name: str, place: Any, value: Any) -> Change:
-    def change(file: h5py.File) -> None:
-        file[name][place] = value
-
-    return change
-
-
-def _replace(name: str, values: Any) -> Change:
-    def change(file: h5py.File) -> None:
-        del file[name]
-        file[name] = values
-
-    return change
-
-
-def _attribute(name: str, attribute: str, value: Any) -> Change:
-    return lambda file: file[name].attrs.modify(attribute, value)
-
-
 def test_tables_that_are_damaged(tmp_path: Path) -> None:
-    for change, named in (
-        (lambda file: file.pop("obs/kind/categories"), "obs/kind .* categories"),
-        (lambda file: file.pop("obs/kind/codes"), "obs/kind .* codes"),
-        (_set("obs/kind/codes", 6, 3), "obs/kind: row 6 has code 3, and there are 3"),
-        (_set("obs/kind/codes", 6, -2), "obs/kind: row 6 has code -2"),
-        (_replace("obs/kind/codes", np.zeros(ROWS)), "obs/kind: .*float64"),
-        (_replace("obs/kind/codes", np.zeros(9, "i1")), r"obs/kind has shape \[9\]"),
-        (_attribute("obs/kind", "encoding-type", "unheard-of"), "obs/kind .*'unheard-of'"),
-        (_attribute("var", "_index", "names"), "'var' has no 'names'"),
-        (_replace("var/_index", np.arange(5)), "'var' names 5 columns, and 'X' has 30"),
-    ):
+    path, codes = tmp_path / "a.h5ad", np.arange(ROWS, dtype="i1") % 3
+    above, below = (np.where(np.arange(ROWS) == 6, code, codes) for code in (3, -2))
+    arrays: list[tuple[str, Any, str]] = [
+        ("obs/kind/categories", None, "obs/kind .* categories"),
+        ("obs/kind/codes", None, "obs/kind .* codes"),
+        ("obs/kind/codes", above, "obs/kind: row 6 has code 3, and there are 3"),
+        ("obs/kind/codes", below, "obs/kind: row 6 has code -2"),
+        ("obs/kind/codes", np.zeros(ROWS), "obs/kind: .*float64"),
+        ("obs/kind/codes", np.zeros(9, "i1"), r"obs/kind has shape \[9\]"),
+        ("var/_index", np.arange(5), "'var' names 5 columns, and 'X' has 30"),
+    ]
+    for name, values, named in arrays:
         with pytest.raises(FormatError, match=named):
-            SparseDataset(_changed(tmp_path / "a.h5ad", change), targets="kind")
+            SparseDataset(spoil(write_anndata(path, DENSE), name, values), targets="kind")
+    for name, attribute, value, named in (
+        ("obs/kind", "encoding-type", "unheard-of", "obs/kind .*'unheard-of'"),
+        ("var", "_index", "names", "'var' has no 'names'"),
+    ):
+        with h5py.File(write_anndata(path, DENSE), "r+") as file:
+            file[name].attrs[attribute] = value
+        with pytest.raises(FormatError, match=named):
+            SparseDataset(path, targets="kind")
 
 
 def test_rows_without_a_value(tmp_path: Path) -> None:
-    def add(file: h5py.File) -> None:
+    path = write_anndata(tmp_path / "a.h5ad", DENSE)
+    with h5py.File(path, "r+") as file:
         file["obs/kind/codes"][:5] = -1
         for name, missing in (("whole", -1), ("holes", 3)):
             group = file.create_group(f"obs/{name}")
             group.attrs.update({"encoding-type": "nullable-integer", "encoding-version": "0.1.0"})
             group["values"], group["mask"] = np.arange(ROWS), np.arange(ROWS) == missing
-
-    path = _changed(tmp_path / "a.h5ad", add)
     with pytest.warns(HeadraceWarning, match="5 of 40 rows .*'kind'.* -1"):
         dataset = SparseDataset(path, targets="kind")
     assert dataset.targets[:6].tolist() == [-1] * 5 + [2] and dataset.classes == [*KINDS]
@@ -541,8 +516,10 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_groups_that_are_none(tmp_path: Path, gzipped: Path, stored: Path) -> None:
-    columnwise = _changed(tmp_path / "a.h5ad", _attribute("X", "encoding-type", "csc_matrix"))
-    lacking = _changed(tmp_path / "b.h5ad", lambda file: file["X"].pop("indices"))
+    columnwise = write_anndata(tmp_path / "a.h5ad", DENSE)
+    with h5py.File(columnwise, "r+") as file:
+        file["X"].attrs["encoding-type"] = "csc_matrix"
+    lacking = spoil(write_anndata(tmp_path / "b.h5ad", DENSE), "X/indices", None)
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file["images"] = np.zeros((3, 3))
     cases: list[tuple[Path, str, type[Exception], str]] = [

@@ -67,9 +67,7 @@ def loaders(make_loader: Any) -> Loaders:
 
 
 def check(host: Any, device: Any, epochs: int = 1) -> list[Any]:
-    """Both give the same bits, and all batches of the one were normalised on the device; returns
-    them.
-    """
+    """Both give the same bits; all batches, which are returned, were normalised on the device."""
     all_batches, dtypes = [], []
     for _ in range(epochs):
         plain, batches = list(host), list(device)

@@ -1,6 +1,4 @@
-"""ZarrDataset as users see it: rows, patches of a volume, labels, and stores that are not as
-they should be.
-"""
+"""ZarrDataset: rows, patches of a volume, labels, and stores that are not as they should be."""
 
 from __future__ import annotations
 

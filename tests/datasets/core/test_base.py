@@ -1,6 +1,4 @@
-"""BaseDataset: a sample is the same by every way of access, and a format of one's own is as good
-as ours.
-"""
+"""BaseDataset: a sample is the same by every way of access, in formats of one's own too."""
 
 from __future__ import annotations
 
@@ -35,6 +33,7 @@ from headrace import (
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory.anonymous import SharedInt
 from headrace.order.request import BatchRequest
+from headrace.testing.contract import RandomProbe
 
 MODES = ["lazy", "eager", "cached", "streaming"]
 MAP_MODES = MODES[:3]
@@ -89,23 +88,11 @@ class SquaresDataset(BaseDataset):
         return np.array([number, number**2])
 
 
-class Draws:
-    """A transform that draws from every generator there is, the global ones and its own."""
+class Draws(RandomProbe):
+    """What it draws from every kind of generator, as numbers."""
 
-    def __init__(self) -> None:
-        self.own = [np.random.default_rng(), random.Random()]
-        self.torch = {"generator": torch.Generator()}
-
-    def __call__(self, value: Any) -> tuple[float, ...]:
-        return (
-            float(value[0]),
-            random.random(),
-            float(np.random.rand()),
-            float(torch.rand(1)),
-            float(self.own[0].random()),
-            self.own[1].random(),
-            float(torch.rand(1, generator=self.torch["generator"])),
-        )
+    def __call__(self, value: Any) -> Any:
+        return (float(value[0]), *super().__call__(value)["draws"].tolist())
 
 
 class SelfAugmenting(SquaresDataset):

@@ -1,6 +1,4 @@
-"""Misuses of datasets: each is found before anything is read, in the words of the class that the
-user called.
-"""
+"""Misuses of datasets are found before anything is read, in the words of the class called."""
 
 from __future__ import annotations
 
@@ -42,23 +40,11 @@ CLASSES: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_bad_options_are_named_before_anything_is_read(cls: Any) -> None:
-    for option, value in (
-        ("seed", "a"),
-        ("seed", 1.5),
-        ("on_error", "ignore"),
-        ("on_error", None),
-        ("max_memory_usage", "much"),
-        ("hold", "all"),
-        ("transform", [None]),
-        ("transform", RandomHorizontalFlip),
-        ("target_transform", RandomHorizontalFlip),
-        ("transforms", RandomHorizontalFlip),
-        ("transforms", 3),
-        ("loading_mode", "fast"),
-        ("cache_size", "a"),
-        ("shared", "all"),
-        ("cache_policy", "mru"),
-    ):
+    texts = {"seed": "a", "on_error": "ignore", "max_memory_usage": "much", "hold": "all"}
+    texts |= {"loading_mode": "fast", "cache_size": "a", "shared": "all", "cache_policy": "mru"}
+    others = [("seed", 1.5), ("on_error", None), ("transform", [None]), ("transforms", 3)]
+    steps = [(option, RandomHorizontalFlip) for option in ("target_transform", "transforms")]
+    for option, value in (*texts.items(), *others, *steps):
         with pytest.raises(ConfigError, match=option):
             cls(NOWHERE, **{option: value})
     with pytest.raises(ConfigError, match=r"RandomHorizontalFlip\(\.\.\.\)"):
@@ -71,7 +57,6 @@ def test_bad_options_are_named_before_anything_is_read(cls: Any) -> None:
 def test_options_are_passed_by_name(tmp_path: Path) -> None:
     for cls, given, option in (
         (ImageDataset, [224], "image_size=224"),
-        (ImageDataset, ["Cached"], "loading_mode='Cached'"),
         (ImageDataset, ["labels.csv"], "targets='labels.csv'"),
         (TextDataset, [str, 8], r"tokenizer=\.\.\."),
         (StreamingDataset, [1000], "buffer_size=1000"),
@@ -147,9 +132,7 @@ def test_all_datasets_know_their_data_path(photos: Path, tmp_path: Path) -> None
 
 
 class Column:
-    """What a column of pandas shows, as far as it is used: comparisons go through its elements,
-    and it has no truth value.
-    """
+    """As a column of pandas: comparisons go through its elements, and it has no truth value."""
 
     def __init__(self, values: Any, index: Any = None) -> None:
         self.values, self.index = np.asarray(values), range(len(values)) if index is None else index

@@ -1,6 +1,4 @@
-"""A batch by any way is the one that its single samples make, and each dataset has the way that
-fits it.
-"""
+"""A batch by any way is the one that its single samples make; each dataset has its way."""
 
 from __future__ import annotations
 
@@ -213,9 +211,7 @@ def test_images(photos: Path, mode: str) -> None:
 
 
 class TestFallbacks:
-    """A fast way that fails is counted, and the batch is made by the slow one, which names the
-    sample at fault.
-    """
+    """A fast way that fails is counted; the slow one makes the batch, and names the sample."""
 
     class Failing(Arrays, RowSource):
         def __init__(self, array: np.ndarray[Any, Any], bad: int | None = None) -> None:

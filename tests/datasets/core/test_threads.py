@@ -20,7 +20,6 @@ from tests.datasets.core.test_filling import Arrays
 
 @pytest.fixture
 def threads() -> Iterator[WorkerThreads]:
-    """Which end with the test."""
     made = WorkerThreads()
     yield made
     if made._pool is not None:
