@@ -23,7 +23,7 @@ from headrace.errors import (
 )
 from headrace.io import index as index_module
 from headrace.io.files import Files
-from headrace.io.index import IndexKind, index_bytes, index_of
+from headrace.io.index import IndexKind, index_of
 from headrace.io.local.files import LocalFiles
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
@@ -240,29 +240,6 @@ def test_an_index_is_made_once(server: RangeServer, files_of: Any, tmp_path: Pat
     kept.write_bytes(content)
     with pytest.raises(AssertionError, match="anew"):
         index_of(files_of(), url, KEPT)
-
-
-def test_an_index_beside_the_file(server: RangeServer, files_of: Any, folder: Path) -> None:
-    url, arrays = server.url + "/a.bin", [np.arange(80, dtype=np.uint8), np.arange(3)]
-    beside = folder / "a.bin.index"
-    beside.write_bytes(index_bytes(arrays, KIND, SIZE))
-    files = files_of()
-    files.learn([url, server.url + "/b.bin"], beside=lambda _: True)
-    server.counts()
-    found = index_of(files, url, KEPT)
-    assert all(np.array_equal(a, b) for a, b in zip(found, arrays, strict=True))
-    assert server.counts()["requests"] == 0
-    with pytest.raises(DataNotFoundError, match="none"):
-        files.learn([server.url + "/none.bin"], beside=True)
-    for content in (index_bytes(arrays, KIND, SIZE + 1), b"nonsense"):
-        beside.write_bytes(content)
-        files = files_of()
-        files.learn([url], beside=lambda _: True)
-        with pytest.warns(HeadraceWarning, match=r"a.bin: .*of another version"):
-            assert len(index_of(files, url, KIND)) == 2
-        for kept in Path(files.options.cache_dir).glob("headrace-test*"):
-            kept.unlink()
-    beside.unlink()
 
 
 def test_where_no_index_can_be_kept(

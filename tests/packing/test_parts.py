@@ -388,15 +388,13 @@ def test_places(photos: Path, tmp_path: Path) -> None:
         pack_status(tmp_path)
 
 
-def test_a_damaged_plan(photos: Path, packed: Path, out: Path, format: str) -> None:
-    plan = json.loads((out / "plan.json").read_text())
-    changes: list[dict[str, Any]] = [
-        *({"version": 99}, {"count": -1}, {"edges": plan["edges"][::-1]}, {"kind": 3}, {"more": 1})
-    ]
-    for text in ['{"version": 1', *(json.dumps({**plan, **change}) for change in changes)]:
-        (out / "plan.json").write_text(text)
-        with pytest.raises(FormatError, match=r"plan\.json"):
-            pack(photos, out, shard_size=SHARD, format=format)
+def test_a_plan_that_is_lost_is_made_again(
+    photos: Path, packed: Path, out: Path, format: str
+) -> None:
+    whole = (out / "plan.json").read_bytes()
+    (out / "plan.json").write_bytes(whole[:20])
+    with pytest.raises(FormatError, match=r"plan\.json"):
+        pack(photos, out, shard_size=SHARD, format=format)
     (out / "plan.json").unlink()
     pack(photos, out, shard_size=SHARD, format=format)
     assert contents(out) == contents(packed)

@@ -155,26 +155,6 @@ def test_images_become_smaller(large: Path, tmp_path: Path) -> None:
 # --- unreadable images ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store", [*STORES, "jpeg"])
-def test_unreadable_images_are_left_out(store: Any, copy: Path, tmp_path: Path) -> None:
-    (copy / "gradient" / "a.jpg").write_bytes(
-        (copy / "circle" / "circle_000.jpg").read_bytes()[:300]
-    )
-    (copy / "noise" / "z.jpg").write_bytes(b"")
-    source = images(copy, on_error="skip")
-    with pytest.warns(HeadraceWarning, match=r"2 of 26 .*a\.jpg.*z\.jpg"):
-        out = pack(source, tmp_path / "out.h5", store=store)
-    kept = [
-        number for number in range(26) if source.samples[number][0][-5:] not in ("a.jpg", "z.jpg")
-    ]
-    packed = images(out)
-    assert len(packed) == 24 and packed.fingerprint == source.subset(kept).fingerprint
-    if store != "jpeg":
-        check_same(packed, source.subset(kept))
-    with pytest.raises(SampleError, match=r"a\.jpg"):
-        pack(images(copy), tmp_path / "out.h5", store=store, overwrite=True)
-
-
 def test_a_header_is_all_that_may_be_checked(copy: Path, tmp_path: Path) -> None:
     shutil.copy(make_bad(tmp_path / "odd")["truncated_jpeg"], copy / "gradient" / "a.jpg")
     with pytest.raises(SampleError, match=r"a\.jpg"):

@@ -249,38 +249,6 @@ def test_targets_of_a_pack_stay(masks: Path, coco: Path, tmp_path: Path) -> None
         pack(HDF5Dataset(one), tmp_path / "out")
 
 
-# --- commands -------------------------------------------------------------------------------------
-
-
-def test_commands_with_masks_and_boxes(
-    masks: Path, coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, other = str(tmp_path / "one.h5"), str(tmp_path / "other.h5")
-    options = ["--targets", str(masks / "masks"), "--store", "decoded", "--size", "20"]
-    assert main(["pack", str(masks / "images"), one, *options]) == 0
-    options = ["--targets", str(coco / "instances.json"), "--masks"]
-    assert main(["pack", str(coco / "images"), other, *options]) == 0
-    assert main(["verify", one]) == 0
-    assert same(list(ImageDataset(one)), list(with_masks(masks, image_size=20)))
-    assert same(list(ImageDataset(other, image_size=20)), list(with_boxes(coco, image_size=20)))
-    for path, kind in ((one, "images with masks"), (other, "images with boxes")):
-        capsys.readouterr()
-        assert main(["info", path]) == 0 and kind in capsys.readouterr().out
-        assert main(["preview", path, "-o", str(tmp_path / "sheet.png")]) == 0
-
-
-@pytest.mark.parametrize("how", [{"shard_size": SHARD}, {"shard_size": SHARD, "format": "zarr"}])
-def test_info_counts_objects(
-    how: Any, coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with with_boxes(coco) as source:
-        labels = np.concatenate([target["labels"] for target in source.targets])
-        out = pack(source, tmp_path / "out", **how)
-    assert main(["info", "--json", str(out)]) == 0
-    counts = json.loads(capsys.readouterr().out)["classes"]
-    assert counts == {"mill": int((labels == 3).sum()), "wheel": int((labels == 7).sum())}
-
-
 # --- columns --------------------------------------------------------------------------------------
 
 ZARR: dict[str, Any] = {"shard_size": 3000, "format": "zarr"}
@@ -365,18 +333,36 @@ def test_packs_of_other_columns_are_no_dataset(trees: Path) -> None:
         ImageDataset(str(trees / "*.h5"))
 
 
-def test_commands_with_columns(trees: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = str(trees / "out.h5")
-    options = ["--targets", str(trees / "labels.jsonl"), "--overwrite", "--no-progress"]
-    for names in (["--target-name", "kind", "--target-name", "sound"], []):
-        assert main(["pack", str(trees / "photos"), out, *options, *names]) == 0
-        with ImageDataset(out) as packed:
-            assert set(packed[0][1]) == ({"kind", "sound"} if names else {*COLUMNS})
-    with labelled(trees) as source:
-        store = pack(source, trees / "out", **ZARR)
-    for path in (out, str(store)):
+def test_commands_with_targets(
+    masks: Path, coco: Path, trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small: Any = {"image_size": 20}
+    boxes = [coco / "images", "--targets", coco / "instances.json", "--masks"]
+    boxes += ["--shard-size", str(SHARD)]
+    of_masks = [masks / "images", "--targets", masks / "masks", "--store", "decoded", "--size", 20]
+    columns = [trees / "photos", "--targets", trees / "labels.jsonl"]
+    two = ["--target-name", "kind", "--target-name", "sound"]
+    told = ["kind (3 classes), height/m, sound, seen in (2 classes)", "kind (3 classes), sound"]
+    jobs: list[tuple[ImageDataset, list[Any], str]] = [
+        (with_masks(masks, **small), of_masks, "images with masks"),
+        (with_boxes(coco, **small), boxes, "images with boxes"),
+        (with_boxes(coco, **small), [*boxes, "--format", "zarr"], "images with boxes"),
+        (labelled(trees, **small), columns, told[0]),
+        (labelled(trees, target_name=["kind", "sound"], **small), [*columns, *two], told[1]),
+    ]
+    for number, (source, options, said) in enumerate(jobs):
+        out = str(tmp_path / f"{number}")
+        images, *others = map(str, options)
+        assert main(["pack", images, out, *others, "--no-progress"]) == 0
+        with source, ImageDataset(out, **small) as packed:
+            assert same(samples_of(packed), samples_of(source))
         capsys.readouterr()
-        assert main(["info", path]) == 0
-        shown = " ".join(capsys.readouterr().out.split())
-        assert "kind (3 classes), height/m, sound, seen in (2 classes)" in shown
-    assert main(["preview", out, "-o", str(trees / "sheet.png")]) == 0
+        assert main(["info", out]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
+        assert main(["preview", out, "-o", str(tmp_path / "sheet.png")]) == 0
+        if "boxes" in said:
+            labels = np.concatenate([target["labels"] for target in source.targets])
+            counts = {"mill": int((labels == 3).sum()), "wheel": int((labels == 7).sum())}
+            capsys.readouterr()
+            assert main(["info", "--json", out]) == 0
+            assert json.loads(capsys.readouterr().out)["classes"] == counts

@@ -15,14 +15,8 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.contents import READERS
 from tests.io.resolve.scanning import names_of, scan, touch
 
-HIDDEN = (
-    "__MACOSX/1.jpg",
-    ".git/a.jpg",
-    "cats/.cache/c.jpg",
-    "._x.jpg",
-    "cats/._y.jpg",
-    "cats/.nfs0001.jpg",
-)
+HIDDEN = ["__MACOSX/1.jpg", ".git/a.jpg", "cats/.cache/c.jpg", "._x.jpg", "cats/._y.jpg"]
+HIDDEN += ["cats/.nfs0001.jpg"]
 
 
 def test_a_folder_of_another_kind_says_what_is_there(tmp_path: Path, memory: Any) -> None:

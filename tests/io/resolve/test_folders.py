@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headrace.errors import AccessError
 from headrace.io.resolve.folders import FILE, FOLDER, NOTHING, OTHER, list_folder
-from tests.io.resolve.scanning import scan, touch
+from tests.io.resolve.scanning import touch
 
 ENDINGS = (b".jpg",)
 
@@ -25,54 +22,7 @@ def listed(root: Path) -> list[str]:
     return [os.fsdecode(name) for name in list_folder(os.fsencode(root), ENDINGS).names]
 
 
-# Bytes on both sides of "/", and names that are the beginning of others.
-parts = st.text("ab !-.é\x01~", min_size=1, max_size=3).filter(
-    lambda part: not part.startswith(".")
-)
-trees = st.lists(st.lists(parts, min_size=1, max_size=4).map("/".join), min_size=1, max_size=12)
-
-
-def grow(root: Path, tree: list[str]) -> list[str]:
-    """Makes the files that can be made: where one is a folder already, or its folder a file, it
-    is left out.
-    """
-    made = ["same.jpg"]
-    touch(root, *made)
-    for name in tree:
-        try:
-            touch(root, f"{name}.jpg")
-            made.append(f"{name}.jpg")
-        except OSError:
-            continue
-    return list(dict.fromkeys(made))
-
-
 class TestOrder:
-    @pytest.mark.slow
-    @settings(max_examples=100)
-    @given(st.lists(trees, min_size=2, max_size=4), st.data())
-    def test_of_several_roots_and_of_equal_names(
-        self, grown: list[list[str]], data: st.DataObject
-    ) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            roots = [Path(folder, str(number)) for number in range(len(grown))]
-            made = [grow(root, tree) for root, tree in zip(roots, grown, strict=True)]
-            for root, tree in zip(roots, made, strict=True):
-                assert listed(root) == sorted(tree, key=lambda name: name.encode().split(b"/"))
-            numbers = st.integers(0, len(roots) - 1)
-            entries = data.draw(st.lists(numbers, min_size=2, max_size=5))
-            wanted = sorted(
-                (name.encode().split(b"/"), number, os.fsencode(roots[root] / name))
-                for number, root in enumerate(entries)
-                for name in made[root]
-            )
-            found = scan([roots[entry] for entry in entries], (".jpg",))
-            assert [found.path(number) for number in range(len(found.names))] == [
-                path for *_, path in wanted
-            ]
-            assert set(found.roots) == {str(roots[entry]) for entry in entries}
-            assert (found.root_of is None) == (len(found.roots) == 1)
-
     def test_files_and_folders_sort_together(self, tmp_path: Path) -> None:
         wanted = ["B/c.jpg", "a/1.jpg", "a/b/3.jpg", "a/b-.jpg", "a/b.jpg/2.jpg", "a b/1.jpg"]
         wanted += ["a-b.jpg", "a.jpg", "b.jpg", "d/" * 300 + "x.jpg", "é/1.jpg"]

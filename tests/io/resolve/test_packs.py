@@ -92,18 +92,10 @@ def test_manifests_that_no_pack_writes(packed, tmp_path, memory):
 
 def test_plans_that_no_pack_writes(packed):
     plan = json.loads((packed / "plan.json").read_bytes())
-    for name, value in [
-        ("count", -1),
-        ("edges", "x"),
-        ("edges", []),
-        ("edges", [0, 5]),
-        ("nbytes", [None]),
-        ("options", 5),
-        ("classes", [5]),
-        ("kind", 5),
-        ("samples", "x"),
-        ("version", -1),
-    ]:
+    rows = [("edges", edges) for edges in ("x", [], [0, 5], plan["edges"][::-1])]
+    rows += [("version", -1), ("version", 99), ("count", -1), ("nbytes", [None]), ("options", 5)]
+    rows += [("classes", [5]), ("kind", 5), ("samples", "x"), ("more", 1)]
+    for name, value in rows:
         (packed / "plan.json").write_text(json.dumps({**plan, name: value}))
         with pytest.raises(FormatError, match=r"plan\.json"):
             pack_status(packed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import pickle
 import random
@@ -304,36 +303,3 @@ def test_a_line_of_more_than_2_gb(tmp_path: Path) -> None:
     (line,) = opened(tmp_path / "a.txt").read([1])
     assert len(line) == size
     assert not np.frombuffer(line, np.uint8).any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["txt.gz", "quoted.csv"])
-def test_indexing_a_large_file_takes_little_memory(kind: str, tmp_path: Path) -> None:
-    """With a table that is kept."""
-    rows = {"csv": '%d,"a text, and more of it"\n', "quoted.csv": '%d,a 5" disk\n'}
-    row = rows.get(kind, "line %d of a text, and more of it\n")
-    some = "".join(row % n for n in range(30_000)).encode()
-    path, target = tmp_path / f"a.{kind}", (40 << 20) if kind == "quoted.csv" else (150 << 20)
-    opens: Any = gzip.open if kind == "txt.gz" else open
-    with opens(path, "wb") as file:
-        if kind.endswith("csv"):
-            file.write(b"id,text\n")
-        for _ in range(target // len(some)):
-            file.write(some)
-    small = write(tmp_path / "small", {"a.csv": b"text", "b.jsonl": b""})
-    code = f"""
-        import resource
-        from headrace import TextDataset
-        from headrace.storage.text import source as texts  # imports are not counted
-        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        TextDataset({str(small)!r}, unit="record", cache_dir={str(tmp_path / "k")!r})
-        before = peak()
-        unit = "record" if {kind!r}.endswith("csv") else "line"
-        dataset = TextDataset({str(path)!r}, unit=unit, cache_dir={str(tmp_path / "kept")!r})
-        print(len(dataset), peak() - before)
-    """
-    count, grown = map(int, run(code).split())
-    assert count == target // len(some) * 30_000
-    # Pages of mapped files count as the process's own, though the system may take them back at any
-    # time: the first look maps the table.
-    assert grown < 50_000, f"{grown} kB"

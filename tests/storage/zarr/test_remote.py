@@ -24,7 +24,7 @@ from headrace import (
     ZarrDataset,
     open_dataset,
 )
-from headrace.errors import AccessError, FileChangedError, FormatError, RemoteError
+from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
@@ -216,10 +216,6 @@ def test_what_is_no_store(server: RangeServer, far: Any, folder: Path) -> None:
         ZarrDataset([f"{server.url}/a.zarr", str(folder / "a.zarr")], "zstd")
     with pytest.raises(DataNotFoundError, match=r"none\*\.zarr"):
         far("none*.zarr", at=f"file://{folder}")
-    for fault, kind in (("403", AccessError), ("503", RemoteError)):
-        server.set(faults={fault: 1})
-        with pytest.raises(kind):
-            far("a.zarr", "zstd", retries=0)
 
 
 def test_who_may_not_read_a_chunk_is_told_so(server: RangeServer, far: Any) -> None:
