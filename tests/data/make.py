@@ -114,6 +114,21 @@ def make_photos(
     return folder
 
 
+def image_bytes(image: Any, form: str = "PNG", **options: Any) -> bytes:
+    """An image, or pixels, as Pillow encodes them."""
+    stream = io.BytesIO()
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def turned(orientation: int) -> Image.Exif:
+    """EXIF that says how an image is turned."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def _save(pixels: Pixels, path: Path) -> None:
     if path.suffix.lower() in (".jpg", ".jpeg"):
         Image.fromarray(pixels).save(path, "JPEG", quality=90)

@@ -163,39 +163,6 @@ def test_a_stopped_process_in_the_door_is_an_error_and_no_hang(tmp_path: Path) -
         pass
 
 
-def _race(folder: Path, start: Any, results: Any, number: int) -> None:
-    start.wait()
-    store = open_machine_store(folder, "key", N, CAPACITY)
-    for i in range(N):
-        store.put((i + number) % N, content((i + number) % N))
-    wrong = sum(
-        not (found is MISSING or (found == content(i)).all())
-        for i in range(N)
-        if (found := store.get(i)) is not None
-    )
-    results.put((wrong, os.stat(store._memory.fd).st_ino, len(store)))
-    start.wait()  # nobody leaves before all have it
-
-
-@pytest.mark.slow
-def test_many_that_start_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    start, results = context.Barrier(5), context.SimpleQueue()
-    processes = [
-        context.Process(target=_race, args=(tmp_path, start, results, k * 9)) for k in range(4)
-    ]
-    for process in processes:
-        process.start()
-    start.wait(60)
-    found = [results.get() for _ in processes]
-    start.wait(60)
-    for process in processes:
-        process.join(30)
-    assert {wrong for wrong, _, _ in found} == {0} and len({inode for _, inode, _ in found}) == 1
-    assert max(held for _, _, held in found) == N  # each sample once
-    assert files(tmp_path) == []
-
-
 def _fill_and_stay(folder: Path, channel: Any, number: int) -> None:
     channel.send("here")
     store = open_machine_store(folder, "key", N, CAPACITY)

@@ -87,22 +87,6 @@ def dataset_of(server: RangeServer) -> Iterator[Any]:
 
 
 @pytest.mark.quick_every(2)
-@pytest.mark.parametrize(("workers", "shuffle"), [(0, "block"), (2, "block"), (2, True)])
-def test_all_samples_come_in_the_order_of_local_ones(
-    dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8], shuffle: Any, workers: int
-) -> None:
-    dataset = dataset_of(return_index=True)
-    loader = make_loader(dataset, batch_size=16, num_workers=workers, shuffle=shuffle)
-    for epoch in range(2):
-        given = list(loader)
-        indices = np.concatenate([index.numpy() for _, index in given])
-        assert sorted(indices.tolist()) == list(range(ROWS))
-        assert np.array_equal(indices, dataset.epoch_order(shuffle, 42, epoch, 16)[:])
-        for batch, index in given:
-            assert np.array_equal(batch.numpy(), rows[index.numpy()])
-
-
-@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("workers", [0, 3])
 def test_each_block_is_fetched_once(
     server: RangeServer, dataset_of: Any, make_loader: Any, workers: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import struct
 import threading
@@ -20,7 +19,7 @@ from headrace.datasets.image.claims import FREE, Claim, jpeg_nbytes, pillow_nbyt
 from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import load_image
 from headrace.errors import FormatError
-from tests.data.make import make_tar
+from tests.data.make import image_bytes, make_tar
 
 BUDGET = 300_000_000
 
@@ -39,9 +38,7 @@ def png(height: int, width: int) -> bytes:
 
 def jpeg(height: int, width: int, **options: Any) -> bytes:
     """A JPEG of one block whose header says that it is larger."""
-    stream = io.BytesIO()
-    Image.new("RGB", (16, 16)).save(stream, "JPEG", **options)
-    data = stream.getvalue()
+    data = image_bytes(Image.new("RGB", (16, 16)), "JPEG", **options)
     frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0") + 5
     return data[:frame] + struct.pack(">HH", height, width) + data[frame + 4 :]
 
@@ -109,10 +106,9 @@ def test_ordinary_images_ask_nobody() -> None:
     def left() -> int:
         raise AssertionError
 
-    stream = io.BytesIO()
-    Image.new("RGB", (1000, 1000)).save(stream, "JPEG")
-    assert decode_image(stream.getvalue(), left=left).shape == (1000, 1000, 3)
-    assert load_image(stream.getvalue(), "RGB", (8, 8), True, left=left).shape == (3, 8, 8)
+    data = image_bytes(Image.new("RGB", (1000, 1000)), "JPEG")
+    assert decode_image(data, left=left).shape == (1000, 1000, 3)
+    assert load_image(data, "RGB", (8, 8), True, left=left).shape == (3, 8, 8)
     Claim(left).take(4000, 4000, FREE)
 
 

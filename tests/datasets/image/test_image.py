@@ -119,13 +119,9 @@ class TestSamples:
                 ImageDataset(photos, **{option: value})
 
     def test_the_users_own_is_writable(self, forms: Path) -> None:
-        for options in (
-            {},
-            {"normalize": False},
-            {"image_size": None, "normalize": False},
-            {"image_size": (14, 20), "normalize": False},
-        ):
-            dataset = ImageDataset(forms, targets=None, **options)  # type: ignore[arg-type]
+        plain: Any = {"normalize": False}
+        for options in ({}, plain, *({**plain, "image_size": size} for size in (None, (14, 20)))):
+            dataset = ImageDataset(forms, targets=None, **options)
             for index in range(len(dataset)):
                 before = dataset[index][0]
                 dataset[index][0].add_(1)
@@ -155,17 +151,11 @@ class TestTransforms:
                 image[:] = 0
             return before
 
-        for mode in MAP_MODES:
+        for mode in ("lazy", "eager", "cached"):
             for kind, hold in (("pil", "decoded"), ("tensor", "encoded"), ("numpy", "decoded")):
-                with ImageDataset(
-                    forms,
-                    transform=spoil,
-                    loading_mode=mode,  # type: ignore[arg-type]
-                    targets=None,
-                    transform_input=kind,  # type: ignore[arg-type]
-                    hold=hold,  # type: ignore[arg-type]
-                    progress=False,
-                ) as dataset:
+                how: Any = {"loading_mode": mode, "transform_input": kind, "hold": hold}
+                how |= {"transform": spoil, "targets": None, "progress": False}
+                with ImageDataset(forms, **how) as dataset:
                     first = [image for image, _ in dataset]
                     assert all(image.any() for image in first)
                     assert same([image for image, _ in dataset], first), (mode, kind)

@@ -66,21 +66,11 @@ class TestFolders:
     def test_of_several_roots_are_one_class_if_they_have_one_name(self, tmp_path: Path) -> None:
         files_of(tmp_path / "one", ["cat/1.jpg", "dog/1.jpg"])
         files_of(tmp_path / "two", ["cat/2.jpg", "ant/1.jpg"])
-        files = scan([tmp_path / "one", tmp_path / "two"], (".jpg",))
-        targets, classes = folder_targets(files)
+        targets, classes = folder_targets(scan([tmp_path / "one", tmp_path / "two"], (".jpg",)))
         assert classes == ["ant", "cat", "dog"]
-        assert targets is not None
-        found = [classes[target] for target in targets]
-        assert found == [name.partition(b"/")[0].decode() for name in files.names]
+        assert np.sort(targets).tolist() == [0, 1, 1, 2]
 
-    @given(
-        st.lists(
-            st.lists(st.text("ab -.\0", min_size=1, max_size=2), min_size=1, max_size=3).map(
-                "/".join
-            ),
-            min_size=1,
-        )
-    )
+    @given(st.lists(st.from_regex(r"[ab \-.\x00]{1,2}(/[ab \-.\x00]{1,2}){0,2}\Z"), min_size=1))
     def test_are_those_of_each_name(self, listed: list[str]) -> None:
         """Runs of names are not looked at one by one: the answer is as if they were."""
         names = sorted(map(str.encode, listed), key=lambda name: name.replace(b"/", b"\0"))
@@ -89,9 +79,8 @@ class TestFolders:
         if all(folder is None for folder in folders):
             assert folder_targets(files) == (None, [])
         elif None in folders:
-            with pytest.raises(
-                ConfigError, match=rf"^{folders.count(None)} of {len(names)} "
-            ) as caught:
+            said = rf"^{folders.count(None)} of {len(names)} "
+            with pytest.raises(ConfigError, match=said) as caught:
                 folder_targets(files)
             assert redact(files.path(folders.index(None))) in str(caught.value)
         else:
@@ -113,9 +102,6 @@ class TestFolders:
         assert len(classes) == 300
         assert targets is not None
         assert np.array_equal(targets, np.arange(n) // 1000)
-        flat = [b"!/1.jpg", *(b"%08d.jpg" % number for number in range(70_001))]
-        with pytest.raises(ConfigError, match=r"70,001 of 70,002 .*root/00000000\.jpg"):
-            folder_targets(files_named(flat))
 
     def test_a_class_folder_without_files(self, tmp_path: Path) -> None:
         files_of(tmp_path)
@@ -263,8 +249,8 @@ class TestGiven:
                 ImageDataset(tmp_path / "own", targets=wrong, unused_targets=how)  # type: ignore[arg-type]
 
 
-def csv(folder: Path, text: str | bytes) -> str:
-    path = folder / "targets.txt"
+def csv(folder: Path, text: str | bytes, name: str = "targets.txt") -> str:
+    path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
 
@@ -371,21 +357,16 @@ def records_of(table: Table) -> list[dict[str, Any]]:
 
 
 def as_json(table: Table, folder: Path) -> str:
-    path = folder / "labels.json"
-    path.write_text(json.dumps(records_of(table)))
-    return str(path)
+    return csv(folder, json.dumps(records_of(table)), "labels.json")
 
 
 def as_lines(table: Table, folder: Path) -> str:
-    path = folder / "labels.jsonl"
-    path.write_text("\n".join(map(json.dumps, records_of(table))))
-    return str(path)
+    return csv(folder, "\n".join(map(json.dumps, records_of(table))), "labels.jsonl")
 
 
 def as_object(table: Table, folder: Path) -> str:
-    path = folder / "object.json"
-    path.write_text(json.dumps({record.pop("file"): record for record in records_of(table)}))
-    return str(path)
+    records = {record.pop("file"): record for record in records_of(table)}
+    return csv(folder, json.dumps(records), "object.json")
 
 
 def as_parquet(table: Table, folder: Path) -> str:
@@ -439,9 +420,8 @@ class TestTables:
             twice = {name: [*values, values[0]] for name, values in TABLE.items()}
             assert given_targets(form(twice, tmp_path), files).targets[0]["age"] == 3
             twice["age"][-1] = 9
-            with pytest.raises(
-                ConfigError, match=r"rows \d and \d .* bird/1\.jpg .*'?3'? and '?9'?"
-            ):
+            said = r"rows \d and \d .* bird/1\.jpg .*'?3'? and '?9'?"
+            with pytest.raises(ConfigError, match=said):
                 given_targets(form(twice, tmp_path), files)
 
     def test_the_column_of_files_is_found_by_what_it_holds(

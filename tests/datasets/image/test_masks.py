@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,11 @@ from headrace.errors import FormatError
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.labelled import make_masks, make_pair, save_mask
-from tests.data.make import noise
+from tests.data.make import image_bytes as encoded
+from tests.data.make import noise, turned
 
 CLASSES = np.arange(20 * 30, dtype=np.int32).reshape(20, 30)
 CROP = [RandomResizedCrop(12), RandomHorizontalFlip()]
-
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, form, **options)
-    return stream.getvalue()
-
-
-def turned_exif() -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return exif
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +57,7 @@ class TestDecoding:
                 assert np.array_equal(mask, CLASSES % count), (mode, form)
                 assert mask.flags.writeable
         numbers = (CLASSES % 256).astype(np.uint8)  # EXIF does not turn a mask
-        data = encoded(Image.fromarray(numbers), exif=turned_exif())
+        data = encoded(Image.fromarray(numbers), exif=turned(6))
         assert np.array_equal(decode_mask(data), numbers)
 
     def test_colours_broken_and_large_files_are_refused(self) -> None:
@@ -201,7 +189,7 @@ class TestBadPairs:
             with pytest.raises(SampleError, match=message):
                 opened(made, **options)[1]
         Image.fromarray(noise(np.random.default_rng(0), (32, 24))).save(
-            made / "images" / "a" / "004.png", exif=turned_exif()
+            made / "images" / "a" / "004.png", exif=turned(6)
         )
         with pytest.raises(SampleError, match=r"24 x 32 .* 32 x 24; its EXIF"):
             opened(made)[2]

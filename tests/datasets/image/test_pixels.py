@@ -29,7 +29,8 @@ from headrace.datasets.image.pixels import (
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.datasets.shards.members import DECODERS
 from headrace.errors import FormatError
-from tests.data.make import READABLE, SIZE, UNREADABLE, corners, make_bad
+from tests.data.make import READABLE, SIZE, UNREADABLE, corners, make_bad, turned
+from tests.data.make import image_bytes as encoded
 
 COLORS = ["RGB", "L"]
 FORMS = ["JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF"]
@@ -53,18 +54,6 @@ def assert_as_pillow(data: bytes, what: Any = None) -> None:
         assert decoded.dtype == np.uint8
         assert decoded.flags.c_contiguous
         np.testing.assert_array_equal(decoded, by_pillow(data, color), err_msg=f"{what}, {color}")
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def exif_of(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif
 
 
 def tiff(values: np.ndarray[Any, Any], bits: int | None = None, white: int | None = None) -> bytes:
@@ -139,7 +128,7 @@ class TestJPEG:
         for image, options in (
             (whole, {}),
             (whole, {"progressive": True}),
-            (whole, {"exif": exif_of(6)}),
+            (whole, {"exif": turned(6)}),
             (whole.convert("L"), {}),
             (whole.convert("CMYK"), {}),
         ):
@@ -150,6 +139,10 @@ class TestJPEG:
         struct.pack_into(">HH", larger, larger.index(b"\xff\xc0") + 5, 300, 400)
         with pytest.raises(FormatError):
             decode_image(bytes(larger))
+
+
+def floats(*values: float) -> bytes:
+    return encoded(np.array([values], np.float32), "TIFF")
 
 
 class TestFormats:
@@ -206,18 +199,11 @@ class TestFormats:
             assert decode_image(data, "L")[0, :, 0].tolist() == grey
             assert (decode_image(data) == decode_image(data, "L")).all()
         for data in (
-            floats(-0.1, 0.5),
-            floats(0, 300),
-            floats(0.5, np.nan),
-            tiff(np.array([[-1000, 0, 3000]], np.int16)),
-            tiff(np.array([[-1000, 0, 3000]], np.int32)),
+            *(floats(*values) for values in ((-0.1, 0.5), (0, 300), (0.5, np.nan))),
+            *(tiff(np.array([[-1000, 0, 3000]], kind)) for kind in (np.int16, np.int32)),
         ):
             with pytest.raises(FormatError, match="grey of "):
                 decode_image(data)
-
-
-def floats(*values: float) -> bytes:
-    return encoded(Image.fromarray(np.array([values], np.float32)), "TIFF")
 
 
 class TestOrientation:
@@ -228,7 +214,7 @@ class TestOrientation:
         # a picture without any symmetry
         image = Image.fromarray(np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3))
         for orientation in (*range(10), 700):
-            exif = exif_of(orientation)
+            exif = turned(orientation)
             for data in (
                 encoded(image, "JPEG", exif=exif, quality=100, subsampling=0),
                 encoded(image, "PNG", exif=exif),
@@ -238,7 +224,7 @@ class TestOrientation:
                 assert_as_pillow(data, orientation)
 
     def test_late_exif_and_xmp_count(self) -> None:
-        late = encoded(picture(31, 17), "JPEG", exif=exif_of(6))
+        late = encoded(picture(31, 17), "JPEG", exif=turned(6))
         at = late.index(b"\xff\xe1")  # behind a colour profile of 130 kB
         late = late[:at] + (b"\xff\xe2\xff\xff" + bytes(65533)) * 2 + late[at:]
         tag = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'

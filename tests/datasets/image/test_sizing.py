@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from PIL import Image
 from headrace.datasets.image import sizing
 from headrace.datasets.image.pixels import decode_image, resize_image
 from headrace.datasets.image.sizing import Box, image_shape, load_image
-from tests.data.make import READABLE, make_bad
+from tests.data.make import READABLE, image_bytes, make_bad, turned
 
 Pixels = np.ndarray[Any, Any]
 
@@ -27,9 +26,7 @@ def jpeg(size: tuple[int, int], seed: int = 0, mode: str = "RGB", **options: Any
     rng = np.random.default_rng(seed)
     ramp = np.linspace(0, 255, height * width * 3).reshape(height, width, 3)
     pixels = np.clip(ramp + rng.normal(0, 10, ramp.shape), 0, 255).astype(np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(stream, "JPEG", quality=92, **options)
-    return stream.getvalue()
+    return image_bytes(Image.fromarray(pixels).convert(mode), "JPEG", quality=92, **options)
 
 
 def plainly(
@@ -82,9 +79,7 @@ class TestTwins:
 
     def test_parts_of_turned_images_are_those_that_people_see(self) -> None:
         for orientation in range(1, 9):
-            exif = Image.Exif()
-            exif[0x0112] = orientation
-            data = jpeg((40, 60), exif=exif)
+            data = jpeg((40, 60), exif=turned(orientation))
             assert image_shape(data) == decode_image(data).shape[:2]
             for size in ((25, 25), (10, 6)):  # the second is decoded at half its size
                 assert difference(data, size, Box(4, 6, 20, 12)) < 4, orientation

@@ -5,7 +5,6 @@ files that are not as they should be.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 import os
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from headrace import (
     BudgetError,
@@ -37,6 +35,7 @@ from headrace import (
 )
 from headrace.inspecting import inspect
 from headrace.testing.contract import DatasetContract, same
+from tests.data.make import image_bytes
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.datasets.text.chat_tokenizer import CHATML, ChatTokenizer
 from tests.servers.ranges import RangeServer
@@ -390,9 +389,7 @@ def test_a_small_table_stays_decoded_in_blocks(tmp_path: Path, usage: str, decod
 
 def encoded(number: int, size: tuple[int, int] = (20, 14), kind: str = "PNG") -> bytes:
     pixels = np.random.default_rng(number).integers(0, 255, (*size[::-1], 3), np.uint8)
-    data = io.BytesIO()
-    Image.fromarray(pixels).save(data, kind)
-    return data.getvalue()
+    return image_bytes(pixels, kind)
 
 
 def pictures(as_struct: bool, n: int = 24) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from headrace import TextDataset
-from headrace.storage.text import source
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
@@ -58,27 +57,6 @@ def test_parts_are_those_of_local_files(
             assert same(samples(far), samples(near))
             assert len(far) > 3
         assert bool(server.counts()["ranges"]) == (attempt == 0)
-
-
-def test_warm_start_reads_each_block_once(
-    server: RangeServer,
-    folder: Path,
-    tmp_path: Path,
-    make_loader: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(source, "block_length", lambda _: 300)
-    for name in ("a/1.txt", "a/3.jsonl"):
-        reach: Any = {"cache_dir": tmp_path, "unit": "record" if "json" in name else "line"}
-        TextDataset(f"{server.url}/{name}", **reach).close()
-        server.counts()
-        with TextDataset(f"{server.url}/{name}", loading_mode="streaming", **reach) as again:
-            assert server.counts()["ranges"] == []
-            lanes: Any = {"shuffle": "block", "interleave": 2, "turns": 2, "num_workers": 2}
-            loader = make_loader(again, batch_size=4, **lanes)
-            assert sum(len(batch["input_ids"]) for batch in loader) == len(again)
-            assert 3 < len(server.counts()["ranges"]) <= len(again.blocks()) + 2 * 2 - 1
-            loader.close()
 
 
 def test_folders_of_a_bucket(memory: Any, tmp_path: Path) -> None:
