@@ -166,9 +166,7 @@ def test_eighty_ten_ten() -> None:
     st.integers(0, 2**40),
     st.sampled_from(["right", "left"]),
 )
-def test_the_seed_decides_and_labels_are_what_was(
-    ids: list[list[int]], seed: int, side: str
-) -> None:
+def test_the_seed_decides_labels_are_what_was(ids: list[list[int]], seed: int, side: str) -> None:
     collate = masked(mlm_probability=0.5, padding_side=side)
     torch.manual_seed(seed)
     batch = collate(ids)

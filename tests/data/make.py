@@ -276,10 +276,8 @@ def exif_jpeg(orientation: int) -> Writer:
         7: turn.TRANSVERSE,
         8: turn.ROTATE_270,
     }
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     image = _CORNERS.transpose(stored[orientation]) if orientation in stored else _CORNERS
-    return saving(image, "JPEG", quality=95, subsampling=0, exif=exif)
+    return saving(image, "JPEG", quality=95, subsampling=0, exif=turned(orientation))
 
 
 def _grey16() -> Image.Image:

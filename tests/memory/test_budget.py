@@ -4,12 +4,9 @@ messages that help.
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,24 +16,10 @@ from headrace.errors import BudgetError, ConfigError
 from headrace.memory import budget as module
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import Limit, memory_limits
+from tests.memory.forks import in_child, needs_fork
 
 MB = 10**6
 LIMITS = [Limit("wide", 4000 * MB, 0), Limit("tight", 1200 * MB, 200 * MB)]  # 1 GB of headroom
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
-
-def in_child(check: Callable[[], bool]) -> bool:
-    """Run `check` in a forked child and say whether it returned True."""
-    child = os.fork()
-    if child == 0:
-        correct = False
-        signal.alarm(60)  # a child that hangs is a failure, not a wait
-        try:
-            correct = check()
-        finally:
-            os._exit(0 if correct else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_sizes() -> None:
@@ -188,9 +171,7 @@ class TestShare:
 
 
 class TestLedger:
-    def test_the_headroom_is_measured_once_at_first_use(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_headroom_is_measured_once_at_first_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
 
         def measure(notes: list[str]) -> list[Limit]:

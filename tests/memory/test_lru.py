@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-import signal
 import sys
-import threading
 import types
 from array import array
 from collections import OrderedDict
@@ -21,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.errors import ConfigError
 from headrace.memory.lru import LRUCache, held_bytes
+from tests.memory.forks import held_by_a_thread, in_child, needs_fork
 
 
 class TestHeldBytes:
@@ -81,27 +79,12 @@ class TestLRUCache:
         assert len(cache) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@needs_fork
 def test_a_fork_drops_what_a_thread_was_changing() -> None:
     cache = new(10)
     cache.put("a", b"1")
-    taken, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with cache._lock:
-            taken.set()
-            leave.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    taken.wait()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # a child that hangs is a failure, not a wait
-        os._exit(0 if not len(cache) and cache.put("b", b"2") and cache.get("b") == b"2" else 1)
-    leave.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with held_by_a_thread(cache._lock):
+        assert in_child(lambda: not len(cache) and cache.put("b", b"2") and cache.get("b") == b"2")
     assert len(cache) == 1
 
 

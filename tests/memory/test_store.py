@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from headrace.memory import store as module
 from headrace.memory.rows import encode
 from headrace.memory.store import MISSING, POLICIES, SampleStore
 from headrace.testing.contract import same
+from tests.memory.forks import held_by_a_thread
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="a store is a process's own on Windows")
 both_policies = pytest.mark.parametrize("policy", POLICIES)
@@ -199,9 +199,7 @@ class TestManyAtOnce:
         assert used(store) == {0, 1, 2}
         assert same(store.get(1), content(1)) and same(store.get(2), content(2))
 
-    def test_a_sample_evicted_while_copied_is_missing(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_sample_evicted_while_read_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = SampleStore(2, BIG)
         store.put(0, content(0))
         copies_at = module.copies_at
@@ -253,22 +251,13 @@ class TestManyAtOnce:
         forked.
         """
         store = SampleStore(4, 8192)
-        entered, leave = threading.Event(), threading.Event()
-
-        def hold() -> None:
-            with store._lock.of_threads():
-                entered.set()
-                leave.wait(30)
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        entered.wait(30)
-        with _workers(_put_in_worker, [(store,)]) as (child,):
+        with (
+            held_by_a_thread(store._lock.of_threads()),
+            _workers(_put_in_worker, [(store,)]) as (child,),
+        ):
             child.join(20)
-            exitcode = child.exitcode
-        leave.set()
-        thread.join()
-        assert exitcode == 0 and used(store) == {1, 2}
+            assert child.exitcode == 0
+        assert used(store) == {1, 2}
 
 
 def _put_in_worker(store: SampleStore) -> None:

@@ -440,9 +440,7 @@ class TestStreaming:
 
 class TestPickles:
     @pytest.mark.parametrize(("mode", "reads"), [("eager", 40), ("cached", 2)])
-    def test_a_plain_pickle_leaves_what_is_held_behind(
-        self, dataset_of: Any, mode: str, reads: int
-    ) -> None:
+    def test_a_pickle_leaves_what_is_held(self, dataset_of: Any, mode: str, reads: int) -> None:
         dataset = dataset_of(mode, Numbers(40, 10_000))
         assert values(dataset, range(40)) == list(range(40))
         data = pickle.dumps(dataset)

@@ -34,9 +34,7 @@ def test_places_are_a_bijection_and_lanes_are_segments_of_it(
 
 
 @given(**COUNTS)
-def test_a_batch_draws_from_the_lanes_of_its_turn_evenly(
-    n: int, batch: int, interleave: int, turns: int
-) -> None:
+def test_batches_draw_evenly_from_lanes(n: int, batch: int, interleave: int, turns: int) -> None:
     lanes = Lanes(n, batch, interleave, turns)
     for step in range(-(-n // batch)):
         numbers = lanes.lane_of(np.arange(step * batch, min((step + 1) * batch, n)))

@@ -147,9 +147,7 @@ def test_seed_everything_returns_what_a_plain_dataloader_takes() -> None:
 
 
 @pytest.mark.slow
-def test_seed_everything_makes_torch_deterministic_if_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_seed_everything_makes_torch_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)

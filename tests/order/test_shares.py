@@ -61,9 +61,7 @@ def sampler(world_size: int) -> OrderSampler:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_stream_is_shared_out_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int
-) -> None:
+def test_a_shared_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int) -> None:
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file.create_dataset("data", data=range(40))
     with HDF5Dataset(tmp_path / "rows.h5", loading_mode="streaming") as dataset:

@@ -79,9 +79,7 @@ def test_slurm_says_how_many_share_the_machine(monkeypatch: pytest.MonkeyPatch) 
             assert detect_world().local_world_size == expected, (of_step, of_job)
 
 
-def test_arguments_win_and_the_launcher_gives_local_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_arguments_win_and_the_launcher_gives_local_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert detect_world(1, 2) == World(1, 2, 0, 1, "arguments")
     set_variables(monkeypatch, TORCHRUN)
     assert detect_world(0, 1) == World(0, 1, 1, 2, "arguments")

@@ -168,9 +168,7 @@ class TestInADataset:
             else:  # decoded at half its size
                 assert (image - wanted).abs().mean() < 0.3  # noise, shifted by up to half a pixel
 
-    def test_decoded_images_are_cropped_too(
-        self, large: Path, make_loader: Callable[..., Any]
-    ) -> None:
+    def test_decoded_images_are_cropped(self, large: Path, make_loader: Callable[..., Any]) -> None:
         assert ImageDataset(large, transform=RECIPE).holds_encoded
         for options in (
             {"hold": "decoded"},

@@ -145,9 +145,7 @@ class TestGeometry:
         assert place([[3, 3, 3.25, 3.5]]) == [[3, 3, 3.25, 3.5]]
 
     @given(st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([None, (10, 11), (40, 33)]))
-    def test_a_box_covers_the_same_pixels_as_its_mask(
-        self, seed: int, flip: bool, crop: Any
-    ) -> None:
+    def test_a_box_covers_the_pixels_of_its_mask(self, seed: int, flip: bool, crop: Any) -> None:
         """Against a mask that is cropped, resized and mirrored pixel by pixel."""
         rng = np.random.default_rng(seed)
         left, top = rng.integers(0, 28), rng.integers(0, 20)

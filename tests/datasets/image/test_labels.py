@@ -424,9 +424,7 @@ class TestTables:
             with pytest.raises(ConfigError, match=said):
                 given_targets(form(twice, tmp_path), files)
 
-    def test_the_column_of_files_is_found_by_what_it_holds(
-        self, files: FileSet, tmp_path: Path
-    ) -> None:
+    def test_the_column_of_files_is_told_by_values(self, files: FileSet, tmp_path: Path) -> None:
         # files are called so, too
         turned = {"patient": TABLE["patient"], "age": [9, 1, 2, 3, 3], "file": NAMES}
         labels = given_targets(as_csv(turned, tmp_path), files)
@@ -442,9 +440,7 @@ class TestTables:
         with pytest.raises(ConfigError, match="'file'"):
             given_targets(as_json({"file": NAMES}, tmp_path), files)
 
-    def test_lists_and_separated_texts_are_several_classes(
-        self, files: FileSet, tmp_path: Path
-    ) -> None:
+    def test_lists_and_split_texts_are_many_classes(self, files: FileSet, tmp_path: Path) -> None:
         tags = [["red"], ["red", "big"], [], ["big", "big"], ["old"]]
         wanted = [[0, 0, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
         for form in (as_json, as_object, as_parquet):
@@ -486,9 +482,7 @@ class TestTables:
         series = checked_targets(frame.set_index("file")["species"], "folder")
         assert given_targets(series, files).targets.tolist() == [1, 3, 2, 2, 0]
 
-    def test_integers_beyond_64_bits_matter_only_as_targets(
-        self, files: FileSet, tmp_path: Path
-    ) -> None:
+    def test_integers_beyond_64_bits_are_no_targets(self, files: FileSet, tmp_path: Path) -> None:
         studies = [1 << 63, 1 << 70, 1, 2, 3]
         path = as_csv({**without("age", "weight"), "study": studies}, tmp_path)
         assert given_targets(path, files, target_name="species").columns["study"] == studies

@@ -309,9 +309,7 @@ class TestBad:
                 np.testing.assert_array_equal(decoded, whole, err_msg=f"{form}, {cut}")
 
     @given(st.integers(0, 10_000), st.integers(0, 255), st.sampled_from(FORMS))
-    def test_a_wrong_byte_is_refused_or_read_as_an_image(
-        self, position: int, value: int, form: str
-    ) -> None:
+    def test_a_wrong_byte_is_refused_or_read(self, position: int, value: int, form: str) -> None:
         data = bytearray(encoded(picture(24, 16), form))
         data[position % len(data)] = value
         with warnings.catch_warnings():

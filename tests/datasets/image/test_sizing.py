@@ -86,7 +86,7 @@ class TestTwins:
 
 
 class TestScaled:
-    def test_decoded_at_the_largest_fraction_that_is_no_smaller(
+    def test_decoded_at_the_smallest_size_that_is_enough(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         data, decode = jpeg((400, 300)), sizing.simplejpeg.decode_jpeg

@@ -108,9 +108,7 @@ def numbers(dataset: Any) -> list[int]:
     return [number_of(sample) for sample in dataset]
 
 
-def test_a_plain_dataloader_gives_each_sample_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_dataloader_gives_all_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks and workers without processes; each rank gets as many samples."""
 
     def of_worker(dataset: Any, worker: int, workers: int) -> list[int]:

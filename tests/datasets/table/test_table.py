@@ -415,9 +415,7 @@ def folder_of_pictures(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("as_struct", [False, True])
-def test_images_are_those_of_image_dataset(
-    as_struct: bool, folder_of_pictures: Path, tmp_path: Path
-) -> None:
+def test_images_of_image_dataset(as_struct: bool, folder_of_pictures: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", pictures(as_struct))
     given: tuple[dict[str, Any], ...] = (
         {},

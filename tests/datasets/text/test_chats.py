@@ -84,9 +84,7 @@ def loader_of(dataset: Any, batch_size: int, **options: Any) -> Any:
 class TestLabels:
     @pytest.mark.parametrize("is_fast", [True, False])
     @pytest.mark.parametrize("template", [CHATML, MARKED])
-    def test_only_assistants_turns_are_labels(
-        self, template: str, is_fast: bool, tmp_path: Path
-    ) -> None:
+    def test_answers_alone_are_labels(self, template: str, is_fast: bool, tmp_path: Path) -> None:
         dataset = opened(write(tmp_path, CHAT), tokenizer=ChatTokenizer(template, is_fast))
         assert ChatTokenizer().decode(dataset[0]["input_ids"]) == dataset.text_of(0)
         assert dataset.text_of(0).count("<|im_start|>") == 5

@@ -44,9 +44,7 @@ def samples(dataset: TextDataset) -> list[Any]:
 
 
 @pytest.mark.parametrize("what", PARTS)
-def test_parts_are_those_of_local_files(
-    what: str, server: RangeServer, folder: Path, tmp_path: Path
-) -> None:
+def test_parts_of_local_files(what: str, server: RangeServer, folder: Path, tmp_path: Path) -> None:
     names = [name for name in CONTENTS if (".txt" in name) == (what in ("windows", "blocks"))]
     near = TextDataset([folder / name for name in names], cache_dir=tmp_path, **PARTS[what])
     for attempt in range(2):  # tokens are made, and kept

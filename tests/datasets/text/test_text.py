@@ -257,9 +257,7 @@ class TestBadInput:
         with pytest.raises(DataNotFoundError, match=r"\.jsonl"):
             TextDataset(write(tmp_path / "images", {"a.png": b""}))
 
-    def test_a_text_that_is_too_large(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_text_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(plain, "LARGE", 1000)
         folder = write(tmp_path / "data", {"a.txt": "x" * 400_000, "b.txt": "sound"})
         for unit in ("file", "line"):

@@ -93,9 +93,7 @@ def batches(make_loader: Any, dataset: Any, **options: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "way"), [("classes.h5", "whole"), *(("tokens.h5", way) for way in WAYS)]
 )
-def test_the_same_samples_and_order(
-    name: str, way: str, far_of: Any, folder: Path, make_loader: Any
-) -> None:
+def test_the_same_samples(name: str, way: str, far_of: Any, folder: Path, make_loader: Any) -> None:
     near = TextDataset(folder / name, **WAYS[way])
     for mode in ("lazy", "cached", "streaming"):
         far = far_of(name, loading_mode=mode, **WAYS[way])
@@ -161,9 +159,7 @@ def test_a_later_start_asks_for_versions_alone(server: RangeServer, far_of: Any)
     assert (counts["ranges"], counts["requests"]) == ([], 1)
 
 
-def test_a_streaming_epoch_asks_for_each_block_once(
-    server: RangeServer, far_of: Any, make_loader: Any
-) -> None:
+def test_each_block_is_fetched_once(server: RangeServer, far_of: Any, make_loader: Any) -> None:
     """Windows too, of which each token is read several times."""
     for way, options in WAYS.items():
         far = far_of(loading_mode="streaming", **options)
