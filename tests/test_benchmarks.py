@@ -1,12 +1,11 @@
-"""`benchmarks/run_all.py` runs all benchmarks and reports what they gave, what failed and what
-was skipped.
+"""`benchmarks/run_all.py` reports what benchmarks gave, what failed and what was skipped; trainings
+give the same in all modes, and stay within their budget (law 5).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.data.make import make_photos
+from tests.test_examples import MODES, TINY
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HANGS = """
@@ -25,20 +27,6 @@ with open(__file__ + ".left", "w") as file:
 time.sleep(600)
 """
 """A script that starts a process in a session of its own, and makes a temporary folder."""
-TERMINATED = """
-import os, sys, time
-from folders import temporary_folder
-with temporary_folder() as folder:
-    child = os.fork()
-    if child == 0:  # a signal that comes before Python's own work after a fork is lost
-        print(folder, os.getpid(), flush=True)
-        while True:  # a signal that comes just before a sleep is handled after it
-            time.sleep(0.05)
-    os.waitpid(child, 0)
-    print("alone", flush=True)
-    while True:
-        time.sleep(0.05)
-"""
 
 
 @pytest.fixture
@@ -133,18 +121,6 @@ def test_what_fails_or_hangs_is_said_and_leaves_nothing(run: Any, tmp_path: Path
     assert not psutil.pid_exists(int(pid)) and not Path(folder).exists()
 
 
-def test_a_terminated_script_removes_its_folder() -> None:
-    command = [sys.executable, "-c", TERMINATED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS) as process:
-        assert process.stdout is not None
-        folder, child = process.stdout.readline().split()
-        os.kill(int(child), signal.SIGTERM)
-        assert process.stdout.readline() == "alone\n" and Path(folder).is_dir()
-        process.terminate()
-        assert process.wait(10) == 128 + signal.SIGTERM
-    assert not Path(folder).exists()
-
-
 @pytest.mark.slow
 def test_a_real_benchmark_is_kept(tmp_path: Path) -> None:
     options = ["--quick", "--only", "monitoring", "--out", tmp_path]
@@ -152,3 +128,58 @@ def test_a_real_benchmark_is_kept(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0 and "monitoring: ok" in done.stdout, done.stdout + done.stderr
     assert json.loads((tmp_path / "monitoring.json").read_text())["result"]["batch_us"] > 0
+
+
+# -- benchmarks/training.py
+
+
+@pytest.fixture
+def script(deterministic_torch: None, scripts: Any) -> Any:
+    return scripts("training")
+
+
+@pytest.mark.slow
+def test_training_in_all_modes(
+    script: Any, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script.main([str(photos), "--epochs", "1", *TINY]) == 0
+    output = capsys.readouterr().out
+    lines = f"\n{output}".partition("\nmode ")[2].partition("\n\n")[0].splitlines()[1:]
+    rows = [re.split(r"  +", line.strip()) for line in lines]
+    assert tuple(row[0] for row in rows) == MODES and len({row[6] for row in rows}) == 1
+    assert "losses equal in all modes: yes" in output
+
+
+@pytest.mark.slow
+def test_a_batch_that_is_overwritten_is_said(
+    script: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step, steps = script.Learner.step, []
+
+    def overwrite_one(learner: Any, images: Any, targets: Any, sums: Any) -> None:
+        step(learner, images, targets, sums)
+        steps.append(sums)
+        if len(steps) == 2:  # of the first mode
+            images[3, 0, 7, 9] += 1e-6
+            sums.loss += 1e-9
+
+    monkeypatch.setattr(script.Learner, "step", overwrite_one)
+    assert script.main([str(photos), "--epochs", "1", *TINY]) == 1
+    assert capsys.readouterr().out.count("batch 1 of epoch 1 differs") == len(MODES) - 1
+
+
+# -- benchmarks/memory.py
+
+BUDGET = 300_000_000  # batches of 64 float32 images of 224 x 224 take 38.5 MB each
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PSS is Linux's")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_job_stays_within_its_budget(scripts: Any, workers: int, tmp_path: Path) -> None:
+    photos, measure = str(make_photos(tmp_path, per_class=256)), scripts("memory").measure
+    idle = measure(photos, "idle", workers, "1GB")["growth"]
+    for mode in MODES:
+        one = measure(photos, mode, workers, f"{BUDGET}B")
+        assert one["refused"] is None
+        assert 50e6 < one["growth"] - idle < 1.05 * BUDGET, mode

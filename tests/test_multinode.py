@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from headrace.order import World
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "train_multinode.py"
+STREAMS = SCRIPT.with_name("stream_multinode.py")
 TINY = ["--global-batch", "6", "--image-size", "16", "--workers", "0", "--device", "cpu"]
 MAY_ISOLATE = (
     sys.platform == "linux"
@@ -72,6 +74,10 @@ def that_count(folder: Path) -> dict[tuple[int, int], list[int]]:
                 if (line["epoch"], line["step"]) < end:
                     found.setdefault((line["epoch"], line["step"]), []).extend(line["indices"])
     return found
+
+
+def in_any_order(found: dict[tuple[int, int], list[int]]) -> dict[tuple[int, int], list[int]]:
+    return {at: sorted(indices) for at, indices in found.items()}
 
 
 def orders(
@@ -142,65 +148,6 @@ def test_a_global_batch_that_does_not_fit_is_refused(
     assert "use batch_size=6" in capsys.readouterr().err
 
 
-# -- the ledger
-
-
-def write_ledger(folder: Path, files: dict[str, list[dict[str, Any]]]) -> Path:
-    folder.mkdir(exist_ok=True)
-    for name, lines in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-def head(life: int, rank: int, world_size: int, step: int = 0) -> dict[str, Any]:
-    world = {"life": life, "rank": rank, "world_size": world_size}
-    return {**world, "samples": 6, "epoch": 0, "step": step}
-
-
-def step(number: int, *indices: int, padding: tuple[int, ...] = ()) -> dict[str, Any]:
-    return {"epoch": 0, "step": number, "indices": indices, "padding": padding}
-
-
-def test_the_balance_finds_what_is_missing_and_what_came_twice(
-    example: Any, tmp_path: Path
-) -> None:
-    first = {
-        "life-1-rank-0": [head(1, 0, 2), step(0, 0), step(1, 1), step(2, 2)],
-        "life-1-rank-1": [head(1, 1, 2), step(0, 3), step(1, 4)],
-    }
-    good = write_ledger(
-        tmp_path / "good",
-        {**first, "life-2-rank-0": [head(2, 0, 1, 2), step(2, 2, 5, padding=(0,))]},
-    )
-    with open(good / "life-1-rank-0.jsonl", "a") as file:
-        file.write('{"epoch": 0, "ste')  # killed while it wrote
-    lives = example.read_lives(good)
-    [sums] = example.balance(lives)
-    assert (sums.steps, sums.samples, sums.padding) == (3, 6, 1)
-    assert (sums.missing, sums.duplicated) == (0, 0)
-    assert "life 2 did them again" in "\n".join(example.report(lives))
-    for name, begin, missing, duplicated in (("late", 3, 0, 1), ("early", 1, 2, 0)):
-        bad = write_ledger(
-            tmp_path / name, {**first, "life-2-rank-0": [head(2, 0, 1, begin), step(2, 2, 5)]}
-        )
-        [sums] = example.balance(example.read_lives(bad))
-        assert (sums.missing, sums.duplicated) == (missing, duplicated)
-        assert example.main(["--count", "--out", str(tmp_path / "none")]) == 2
-        shutil.copytree(bad, tmp_path / name / "ledger")
-        assert example.main(["--count", "--out", str(tmp_path / name)]) == 1
-
-
-def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Path) -> None:
-    one = write_ledger(tmp_path / "ledger", {"life-1-rank-1": [head(1, 1, 3)]})
-    with pytest.raises(ValueError, match=r"\[0, 2\]"):
-        example.read_lives(one)
-    assert example.main(["--count", "--out", str(tmp_path)]) == 2
-    example.forget(one, 2)
-    assert list(one.iterdir())
-    example.forget(one, 1)
-    assert not list(one.iterdir())
-
-
 # -- two nodes
 
 
@@ -260,14 +207,9 @@ def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options:
     assert min(begins) <= last < (1, 19)
     counted = that_count(out / "ledger")
     for epoch in range(2):
-        seen = Counter(
-            index for (e, _), indices in counted.items() if e == epoch for index in indices
-        )
-        assert seen == Counter(range(samples))
-    expected = orders(out / f"photos-{samples}", 24, 2)
-    assert {at: sorted(indices) for at, indices in counted.items()} == {
-        at: sorted(indices) for at, indices in expected.items()
-    }
+        seen = [counted[at] for at in counted if at[0] == epoch]
+        assert sorted(itertools.chain(*seen)) == list(range(samples))
+    assert in_any_order(counted) == in_any_order(orders(out / f"photos-{samples}", 24, 2))
     assert said.rstrip().endswith("all epochs: missing 0, duplicated 0")
     assert "ended by itself with status 1" in said and "lost the other ranks: rank" in said
     if MAY_ISOLATE:
@@ -321,9 +263,36 @@ def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
         return [f"status {job.returncode}: {text}" for job, text in zip(jobs, said, strict=True)]
 
     assert all(text.startswith("status 0") for text in run("--epochs", "1"))
-    counted = {at: sorted(indices) for at, indices in that_count(tmp_path / "ledger").items()}
-    assert counted == {at: sorted(indices) for at, indices in orders(photos, 6, 1).items()}
+    assert in_any_order(that_count(tmp_path / "ledger")) == in_any_order(orders(photos, 6, 1))
     for text in run("--epochs", "2", outs=(tmp_path / "elsewhere", tmp_path)):
         assert text.startswith("status 2") and "[(1, 0, 0), (2, 0, 4)]" in text
     for text in run("--seed", "7", "--epochs", "2"):
         assert text.startswith("status 2") and "seed was 42, is 7" in text
+
+
+# -- shards, examples/stream_multinode.py
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_streaming_job_that_loses_a_node_is_exactly_once(tmp_path: Path) -> None:
+    command = [sys.executable, str(STREAMS), "--demo", "--images", "400", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    logs = "".join(log.read_text() for log in (tmp_path / "demo").glob("*.log"))
+    said = done.stdout + done.stderr + logs
+    assert done.returncode == 0, said
+    assert "life 1: 4 ranks" in done.stdout, said
+    assert re.search(r"node 1: SIGKILL to its \d+ processes", done.stdout), said
+    assert re.search(r"node 0: ended by itself with status [1-9]", done.stdout), said
+    begin = re.search(r"life 2: 2 ranks, \d+ steps, from epoch 0 step (\d+)", done.stdout)
+    assert begin and int(begin[1]) > 0, said  # it went on, and did not begin anew
+    assert "all epochs: missing 0, duplicated 0" in done.stdout
+    sent = re.search(r"the server sent ([\d.]+) MB .* for 2 epochs of ([\d.]+) MB", done.stdout)
+    assert sent and float(sent[1]) >= float(sent[2]) > 0  # through the server, and not around it
+
+
+def test_without_shards_it_says_what_it_wants() -> None:
+    done = subprocess.run(
+        [sys.executable, str(STREAMS)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 2 and "name the shards, or take --demo" in done.stderr

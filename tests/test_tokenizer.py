@@ -208,13 +208,6 @@ class TestArrays:
         assert [ids.dtype for ids in found] == [np.uint16, np.int32, np.int32]
         assert [ids.tolist() for ids in found] == [[65535], [65536], [2**31 - 1]]
 
-    def test_truncated(self) -> None:
-        for tokenizer in (CharTokenizer(), encode, HuggingFace(), Tokenizers(), Tiktoken()):
-            whole = token_arrays(tokenizer, TEXTS)
-            for length in (3, 100):
-                cut = token_arrays(tokenizer, TEXTS, length)
-                assert [len(ids) for ids in cut] == [min(length, len(ids)) for ids in whole]
-
     def test_what_tokenizers_must_not_give(self) -> None:
         for gives in ([-1], [2**31], [-(2**40)]):
             with pytest.raises(ConfigError, match="must be at least 0, and fit int32"):

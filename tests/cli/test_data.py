@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from headrace import TextDataset
 from headrace.cli.main import main
+from tests.datasets.table.test_table import encoded
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def png(number: int) -> bytes:
-    data = io.BytesIO()
-    Image.fromarray(np.full((32, 32, 3), 20 * number, np.uint8)).save(data, "png")
-    return data.getvalue()
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +35,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
 
 def test_images_of_a_table(told: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    images = [{"bytes": png(number), "path": f"{number}.png"} for number in range(6)]
+    images = [{"bytes": encoded(number), "path": f"{number}.png"} for number in range(6)]
     pq.write_table(pa.table({"image": images, "label": [0, 1] * 3}), "images.parquet")
     options = ["images.parquet", "--image-column", "image", "--target-name", "label"]
     shown = told("preview", "-o", "a.png", *options)
@@ -83,7 +75,7 @@ def test_labelled_records(told: Any) -> None:
 def test_hints_name_flags_of_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos").mkdir()
     for number in range(4):
-        Path(f"photos/{number}.png").write_bytes(png(number) if number else b"no image")
+        Path(f"photos/{number}.png").write_bytes(encoded(number) if number else b"no image")
     preview = ["preview", "photos", "-o", "a.png"]
     assert main(preview) == 1 and "pass --skip-bad" in capsys.readouterr().err
     assert main([*preview, "--skip-bad", "-q"]) == 0

@@ -22,7 +22,7 @@ def make_pair(number: int, size: tuple[int, int]) -> tuple[Array, Array, tuple[i
     rng = np.random.default_rng(number)
     image, mask = (
         rng.integers(0, 100, (height, width, 3), np.uint8),
-        np.zeros((height, width), np.uint8),
+        np.zeros((height, width), "u1"),
     )
     left, top = int(rng.integers(0, width // 2)), int(rng.integers(0, height // 2))
     right, bottom = left + int(rng.integers(4, width // 2)), top + int(rng.integers(4, height // 2))
@@ -41,29 +41,18 @@ def make_masks(folder: Path, count: int = 24, size: tuple[int, int] = (32, 24)) 
         name = f"{'ab'[number % 2]}/{number:03d}"
         for part in ("images", "masks"):
             (folder / part / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(
-            folder / "images" / f"{name}.{('png', 'JPG')[number % 4 == 3]}", quality=95
-        )
-        save_mask(
-            folder / "masks" / f"{name}.{('png', 'tif')[number % 5 == 4]}",
-            mask,
-            ("P", "L", "I;16")[number % 3],
-        )
+        photo = folder / "images" / f"{name}.{('png', 'JPG')[number % 4 == 3]}"
+        Image.fromarray(image).save(photo, quality=95)
+        path = folder / "masks" / f"{name}.{('png', 'tif')[number % 5 == 4]}"
+        save_mask(path, mask, ("P", "L", "I;16")[number % 3])
     return folder
 
 
 def save_mask(path: Path, mask: Array, mode: str) -> None:
     """Writes class numbers as an image of mode "P", "L", "1", "I;16" or "I"."""
-    if mode in ("P", "L"):
-        image = Image.fromarray(mask.astype(np.uint8))
-        if mode == "P":
-            image.putpalette(
-                np.random.default_rng(0).integers(0, 256, 768).astype(np.uint8).tobytes()
-            )
-    else:
-        image = Image.fromarray(
-            mask.astype({"1": np.bool_, "I;16": np.uint16, "I": np.int32}[mode])
-        )
+    image = Image.fromarray(mask.astype({"1": "?", "I;16": "u2", "I": "i4"}.get(mode, "u1")))
+    if mode == "P":
+        image.putpalette(np.random.default_rng(0).integers(0, 256, 768).astype("u1").tobytes())
     image.save(path)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from PIL import Image
 import headrace
 from headrace.inspecting import inspect
 from headrace.io.remote.options import RemoteOptions
+from tests.data.make import make_tar
 from tests.datasets.text.chat_tokenizer import ChatTokenizer
 from tests.inspecting.opening import opened
 from tests.servers.ranges import RangeServer
@@ -143,12 +142,8 @@ def test_the_field_of_the_text_is_named(tmp_path: Path) -> None:
 
 
 def shard(path: Path, samples: int) -> None:
-    with tarfile.open(path, "w") as tar:
-        for number in range(samples):
-            for ending, data in (("jpg", b"x" * 2000), ("cls", b"3")):
-                member = tarfile.TarInfo(f"{number:04}.{ending}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    pair = (("jpg", b"x" * 2000), ("cls", b"3"))
+    make_tar(path, [(f"{n:04}.{ending}", data) for n in range(samples) for ending, data in pair])
 
 
 def test_tar_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

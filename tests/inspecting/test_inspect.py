@@ -59,77 +59,52 @@ def test_a_file_that_is_not_what_it_says(tmp_path: Path) -> None:
             inspect(tmp_path / name)
 
 
-def _zarr(path: Path, array: np.ndarray, **changes: Any) -> None:
-    zarr.create_array(path, data=array, chunks=array.shape)
-    metadata = json.loads((path / "zarr.json").read_text())
-    (path / "zarr.json").write_text(json.dumps(metadata | changes))
-
-
-def _dates(path: Path) -> None:
-    _zarr(path, np.arange(3).astype("M8[s]"))
-
-
-def _pcodec(path: Path) -> None:
-    _zarr(path, np.ones(3), codecs=[{"name": "numcodecs.pcodec", "configuration": {}}])
-
-
-def _cells(path: Path) -> None:
-    with h5py.File(path, "w", userblock_size=512) as file:
+def write_unreadable(folder: Path) -> dict[str, str]:
+    """Files that h5py, zarr and NumPy read, and headrace does not: what is said of each."""
+    codecs = [{"name": "numcodecs.pcodec", "configuration": {}}]
+    for name, array, changes in (
+        ("dates.zarr", np.arange(3).astype("M8[s]"), {}),
+        ("codec.zarr", np.ones(3), {"codecs": codecs}),
+    ):
+        zarr.create_array(folder / name, data=array, chunks=array.shape)
+        metadata = folder / name / "zarr.json"
+        metadata.write_text(json.dumps(json.loads(metadata.read_text()) | changes))
+    for name in ("two", "two_arrays"):
+        (folder / name).mkdir()
+    np.save(folder / "two_arrays/a.npy", np.ones((3, 2)))
+    np.save(folder / "two_arrays/b.npy", np.ones((3, 4)))
+    arrays: list[tuple[str, Any, int]] = [("references.h5", h5py.ref_dtype, 2)]
+    arrays += [("fields.h5", [("a", np.longdouble)], 2), ("two/a.h5", "f4", 2)]
+    for name, dtype, width in [*arrays, ("two/b.h5", "f4", 4)]:
+        with h5py.File(folder / name, "w") as file:
+            file.create_dataset("x", (3, width), dtype)
+    with h5py.File(folder / "cells.mat", "w", userblock_size=512) as file:
         file["x"] = np.ones(3)
         file["x"].attrs["MATLAB_class"] = np.bytes_(b"cell")
-
-
-def _hdf5(path: Path, dtype: Any, shape: tuple[int, ...] = (3, 2)) -> None:
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", shape, dtype)
-
-
-def _references(path: Path) -> None:
-    _hdf5(path, h5py.ref_dtype)
-
-
-def _fields(path: Path) -> None:
-    _hdf5(path, [("a", np.longdouble)])
-
-
-def _two(folder: Path) -> None:
-    folder.mkdir()
-    _hdf5(folder / "a.h5", "f4")
-    _hdf5(folder / "b.h5", "f4", (3, 4))
-
-
-def _two_arrays(folder: Path) -> None:
-    folder.mkdir()
-    np.save(folder / "a.npy", np.ones((3, 2)))
-    np.save(folder / "b.npy", np.ones((3, 4)))
-
-
-UNREADABLE: list[tuple[str, Any, str]] = [
-    ("dates.zarr", _dates, r"dates\.zarr holds datetime64\[s\]"),
-    ("codec.zarr", _pcodec, r"codec\.zarr .*pcodec"),
-    ("cells.mat", _cells, "cell array of MATLAB"),
-    ("references.h5", _references, "holds references"),
-    ("fields.h5", _fields, "long doubles"),
-    ("two", _two, "can't be one dataset"),
-    ("two_arrays", _two_arrays, "can't be one dataset"),
-]
+    return {
+        "dates.zarr": r"dates\.zarr holds datetime64\[s\]",
+        "codec.zarr": r"codec\.zarr .*pcodec",
+        "cells.mat": "cell array of MATLAB",
+        "references.h5": "holds references",
+        "fields.h5": "long doubles",
+        "two": "can't be one dataset",
+        "two_arrays": "can't be one dataset",
+    }
 
 
 def test_what_does_not_open_is_not_printed(tmp_path: Path) -> None:
-    for number, (name, make, said) in enumerate(UNREADABLE):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        make(folder / name)
-        report = inspect(folder / name)
+    for name, said in write_unreadable(tmp_path).items():
+        report = inspect(tmp_path / name)
         assert report.opens_as is None
         assert not report.advice
         assert any(re.search(f"it can't be opened: .*{said}", note) for note in report.notes)
         with pytest.raises(FormatError, match=said):
-            open_dataset(folder / name)
+            open_dataset(tmp_path / name)
 
 
 def test_long_doubles_open_as_another_dtype(tmp_path: Path) -> None:
-    _hdf5(tmp_path / "a.h5", np.longdouble)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.ones((3, 2), np.longdouble)
     np.save(tmp_path / "a.npy", np.ones((3, 2), np.clongdouble))
     for name, dtype in (("a.h5", torch.float64), ("a.npy", torch.complex128)):
         with opened(inspect(tmp_path / name)) as dataset:

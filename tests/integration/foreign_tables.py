@@ -1,9 +1,9 @@
-"""Writes HDF5 files with pandas, PyTables, xarray and netCDF4, and beside each what that library
-reads of it, decoded.
+"""Writes HDF5 files with pandas, xarray and netCDF4, and beside each what that library reads of it,
+decoded.
 
     python tests/integration/foreign_tables.py KIND FOLDER
 
-KIND is pandas, xarray or pytables. Each runs in a process of its own: these libraries bring HDF5
+KIND is pandas or xarray. Each runs in a process of its own: these libraries bring HDF5
 libraries of their own. FOLDER gets files and "expected.pickle": a list of (file, arguments of
 HDF5Dataset, samples), a sample being an array, a str, or a dict of these.
 """
@@ -158,46 +158,7 @@ def xarray(folder: Path) -> list[Case]:
     return cases
 
 
-def pytables(folder: Path) -> list[Case]:
-    import tables
-
-    class Row(tables.IsDescription):  # type: ignore[misc]
-        name = tables.StringCol(9)
-        number = tables.Float64Col(shape=(2, 3))
-        count = tables.Int32Col()
-
-    cases: list[Case] = []
-    with tables.open_file(folder / "a.h5", "w") as file:
-        zlib, blosc = tables.Filters(5, "zlib"), tables.Filters(5, "blosc:lz4")
-        how: dict[str, Any] = {"filters": zlib, "chunkshape": (5, 3)}
-        sideways = file.create_earray("/", "sideways", tables.UInt16Atom(), (7, 0), **how)
-        sideways.append(RANDOM.integers(0, 99, (7, N)).astype("u2"))
-        how = {"filters": blosc, "chunkshape": (5, 8, 6)}
-        cube = file.create_carray("/", "cube", obj=RANDOM.normal(size=(5, N, 6)), **how)
-        plain = file.create_array("/", "plain", RANDOM.normal(size=(4, 3, N)))
-        how = {"filters": zlib, "chunkshape": 8, "createparents": True}
-        table = file.create_table("/deep", "table", Row, **how)
-        for i in range(N):
-            row = table.row
-            row["name"], row["number"], row["count"] = f"name {i}", RANDOM.normal(size=(2, 3)), i
-            row.append()
-        table.flush()
-        for node, axis in ((sideways, 1), (cube, 1), (plain, -1), (plain, 1)):
-            options = {"dataset_name": node._v_pathname[1:], "axis": axis}
-            cases.append(("a.h5", options, list(np.moveaxis(node.read(), axis, 0))))
-        rows = table.read()
-        samples = [
-            {
-                name: one.decode() if isinstance(one := row[name], bytes) else np.asarray(one)
-                for name in rows.dtype.names
-            }
-            for row in rows
-        ]
-        cases.append(("a.h5", {"dataset_name": "deep/table"}, samples))
-    return cases
-
-
-KINDS = {"pandas": pandas, "xarray": xarray, "pytables": pytables}
+KINDS = {"pandas": pandas, "xarray": xarray}
 if __name__ == "__main__":
     place = Path(sys.argv[2])
     (place / "expected.pickle").write_bytes(pickle.dumps(KINDS[sys.argv[1]](place)))

@@ -30,7 +30,7 @@ FILES = {
     "pytables": ("tables", "PyTables HDF5", 29),
 }
 """Package, format and least number of arrays of each kind of foreign_files.py."""
-TABLES = {"pandas": ("tables", 13), "xarray": ("netCDF4", 60), "pytables": ("tables", 5)}
+TABLES = {"pandas": ("tables", 13), "xarray": ("netCDF4", 60)}
 """Package and least number of cases of each kind of foreign_tables.py."""
 
 
