@@ -17,6 +17,7 @@ from tests.servers.ranges import RangeServer
 
 DRAWS = np.random.default_rng(0)
 PARTS = {"chunks": (4, 3, 5)}
+GROWING = {**PARTS, "compression": "gzip", "maxshape": (11, 13, None)}
 
 
 def rows_of(dataset: Any) -> Any:
@@ -30,15 +31,8 @@ def equal(found: Any, expected: Any) -> bool:
 # -- axes
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {},
-        {**PARTS, "compression": "gzip", "maxshape": (11, 13, None)},
-        pytest.param(PARTS, marks=pytest.mark.slow),
-        pytest.param({**PARTS, "compression": "lzf"}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.quick_every(2)
+@pytest.mark.parametrize("layout", [{}, PARTS, GROWING, {**PARTS, "compression": "lzf"}])
 def test_samples_along_any_axis(
     tmp_path: Path, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,24 @@ class TestTextFiles(RemoteFaultContract):
         return TextDataset(paths, unit="file", **options)
 
 
+@pytest.mark.slow
+class TestRecords(RemoteDatasetContract):
+    names = ("a.jsonl", "b.csv")
+
+    @pytest.fixture(autouse=True)
+    def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("headrace.storage.blocks.LONGEST", 100)
+
+    def write(self, folder: Path) -> None:
+        lines = [f'{{"text": "row {n}", "n": {n}}}\n' for n in range(30)]
+        (folder / "a.jsonl").write_text("".join(lines))
+        fields = [f'{n},"a ""{n}""\n{n}"\n' for n in range(15)]
+        (folder / "b.csv").write_text("n,text\n" + "".join(fields))
+
+    def make(self, paths: list[str], **options: Any) -> TextDataset:
+        return TextDataset(paths, unit="record", **{"progress": False, **options})
+
+
 class TestHDF5(RemoteFaultContract):
     """Rows that are decoded here, beside such that h5py reads."""
 

@@ -126,21 +126,6 @@ def test_constant_padding_is_the_fill_value(tmp_path: Path) -> None:
         assert np.array_equal(found.transpose(0, 2, 1, 3).reshape(8, 8), expected)
 
 
-def test_joint_transforms_get_both(store: Path) -> None:
-    def flip(patch: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return (patch.flip(-1), labels.flip(-1)) if torch.rand(()) < 0.5 else (patch, labels)
-
-    options: dict[str, Any] = {"target_name": "labels", "patch_shape": (4, 4, 5)}
-    plain = ZarrDataset(store, "volume", **options)
-    flipped = 0
-    mirrored = ZarrDataset(store, "volume", transforms=flip, **options)
-    for found, (patch, labels) in zip(mirrored, plain, strict=True):
-        is_flipped = same(found, (patch.flip(-1), labels.flip(-1)))
-        flipped += is_flipped
-        assert is_flipped or same(found, (patch, labels))
-    assert 0 < flipped < len(plain)
-
-
 def test_patches_of_whole_axes_and_of_boxes(store: Path) -> None:
     dataset = ZarrDataset(store, "volume", patch_shape=(1, -1, -1))
     assert len(dataset) == 9 and torch.equal(dataset[4], torch.from_numpy(VOLUME[:, 4:5]))
