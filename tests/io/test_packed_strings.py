@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
+from headrace.io.packed_strings import PackedNames, order_of_parts
 
 listed_names = st.lists(st.binary(max_size=20))
 
@@ -43,19 +43,6 @@ class TestPackedNames:
             assert all(chunks)
 
 
-@given(st.lists(listed_names))
-def test_builder_takes_names_one_by_one_and_joined(lists: list[list[bytes]]) -> None:
-    builder = NamesBuilder()
-    for number, listed in enumerate(lists):
-        if number % 2:
-            builder.extend(listed)
-        else:
-            builder.add_joined(b"".join(listed), np.array([len(n) for n in listed], np.int64))
-    wanted = [name for listed in lists for name in listed]
-    assert len(builder) == len(wanted)
-    assert list(builder.build()) == wanted
-
-
 # Bytes on both sides of "/", and what stands for it.
 odd_names = st.lists(
     st.lists(
@@ -83,11 +70,3 @@ class TestOrder:
             listed[at : at + 2] = listed[at : at + 2][::-1]
             order = order_of_parts(PackedNames(listed))
             assert (order is None) == (at == 69_999)
-
-
-def test_names_that_end_in_some_letters() -> None:
-    names = [b"a.csv", b"B.CSV", b"csv", b".csv", b"", b"a.csv.gz", b"x/a.cSv", b"a_csv"]
-    names.append("é.csv".encode())
-    wanted = [name.lower().endswith(b".csv") for name in names]
-    assert PackedNames(names).end_in(b".csv").tolist() == wanted
-    assert PackedNames().end_in(b".csv").tolist() == []

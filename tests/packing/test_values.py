@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,7 @@ def pieces(samples: Any) -> list[Any]:
 
 def check(source: Any, folder: Path, expected: Any = None, kind: Any = None) -> tuple[Path, Path]:
     """Packs to one file and to about four parts, and compares samples and fingerprints."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
     wanted = pieces(samples_of(source) if expected is None else expected)
     options = {"target_name": "targets"} if wanted[0][1] is not None else {}
     one = pack(source, folder / "one.h5")
@@ -135,18 +137,17 @@ def check(source: Any, folder: Path, expected: Any = None, kind: Any = None) -> 
 @pytest.mark.parametrize("mode", ["lazy", "eager", "streaming"])
 def test_own_datasets_without_their_transforms(mode: Any, tmp_path: Path) -> None:
     source = own(targets=LABELS, transform=fail, target_transform=fail, loading_mode=mode)
-    check(source, tmp_path, expected=zip(ROWS, LABELS.tolist(), strict=True))
-    with HDF5Dataset(tmp_path / "one.h5", target_name="targets") as packed:
+    one, _ = check(source, tmp_path, expected=zip(ROWS, LABELS.tolist(), strict=True))
+    with HDF5Dataset(one, target_name="targets") as packed:
         assert packed.targets.dtype == np.int16
 
 
 def test_split_targets_views_and_same_bytes(tmp_path: Path) -> None:
-    (tmp_path / "view").mkdir()
     one, _ = check(own(Split), tmp_path)
     for number, workers in enumerate((1, 4)):
         again = pack(own(Split), tmp_path / f"{number}.h5", workers=workers)
         assert again.read_bytes() == one.read_bytes()
-    check(own(Split).subset([7, 3, 3, 20]), tmp_path / "view")
+    check(own(Split).subset([7, 3, 3, 20]), tmp_path)
 
 
 @pytest.mark.quick_every(1)
@@ -177,9 +178,8 @@ def test_wrapped_datasets(photos: Path, tmp_path: Path) -> None:
         "subsets": (held.subset([*range(7, 19), 3]), images),
         "torch": (ConcatDataset([Subset(whole, [3, 1]), whole.subset([9, 8, 2])]), None),
     }
-    for name, (source, kind) in views.items():
-        (tmp_path / name).mkdir()
-        check(source, tmp_path / name, kind=kind)
+    for source, kind in views.values():
+        check(source, tmp_path, kind=kind)
 
 
 SAMPLES: dict[str, list[Any]] = {
@@ -201,11 +201,10 @@ SAMPLES: dict[str, list[Any]] = {
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize("what", SAMPLES)
 def test_torch_datasets(what: str, tmp_path: Path) -> None:
-    (tmp_path / "joined").mkdir()
     source = Samples(SAMPLES[what])
     check(source, tmp_path)
     joined = ConcatDataset([Subset(source, range(9)), Subset(source, [*range(9, 30), 1, 0])])
-    check(joined, tmp_path / "joined")
+    check(joined, tmp_path)
 
 
 @pytest.mark.quick_every(4)
@@ -271,9 +270,8 @@ def test_datasets_of_hdf5(name: Any, rows: Path, tmp_path: Path) -> None:
     names = list(name) if isinstance(name, tuple) else name
     with HDF5Dataset(rows, names, target_name="labels") as source:
         check(source, tmp_path)
-    (tmp_path / "alone").mkdir()
     with HDF5Dataset(rows, names) as source:
-        check(source, tmp_path / "alone")
+        check(source, tmp_path)
 
 
 def test_views_casts_and_several_files(rows: Path, tmp_path: Path) -> None:
@@ -287,10 +285,9 @@ def test_views_casts_and_several_files(rows: Path, tmp_path: Path) -> None:
         "halves": Halves(rows, "rows"),
         "files": HDF5Dataset([rows, rows.with_name("other.h5")], "rows", **named),
     }
-    for name, source in sources.items():
-        (tmp_path / name).mkdir()
+    for source in sources.values():
         with source:
-            check(source, tmp_path / name)
+            check(source, tmp_path)
 
 
 def test_a_pack_is_packed_again_by_its_path(rows: Path, tmp_path: Path) -> None:
@@ -368,9 +365,8 @@ def test_shards_of_hdf5_and_texts(photos: Path, tmp_path: Path) -> None:
         (pack(photos, tmp_path / "images.h5"), samples_of(ImageDataset(photos)), ImageDataset),
     ]
     for path, expected, kind in shards:
-        (tmp_path / path.stem / path.suffix[1:]).mkdir(parents=True)
         with StreamingDataset(path) as source:
-            check(source, tmp_path / path.stem / path.suffix[1:], expected, kind)
+            check(source, tmp_path, expected, kind)
 
 
 # --- what can't be packed -------------------------------------------------------------------------

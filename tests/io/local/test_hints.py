@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-import zarr
 
-from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset
+from headrace import HDF5Dataset
 from headrace.io.local import hints
 from headrace.io.local.hints import HINTS
+from tests.data.gallery import gallery_at, write_gallery
 
 pytestmark = [
     pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told"),
@@ -90,41 +91,22 @@ class TestWhen:
         assert watch.are_wanted
 
 
-def _images(photos: Path, tmp_path: Path) -> Any:
-    return ImageDataset(photos, image_size=8, targets=None)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of all formats; more lines than are read at once."""
+    made = tmp_path_factory.mktemp("gallery")
+    write_gallery(made)
+    lines = (f"line {number} {'x' * (number % 70)}\n" for number in range(200_000))
+    (made / "texts" / "lines.txt").write_text("".join(lines))
+    return made
 
 
-def _rows(photos: Path, tmp_path: Path, **how: Any) -> Any:
-    for number in range(3):
-        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            file.create_dataset("x", data=ROWS[20 * number : 20 * number + 20], **how)
-    return HDF5Dataset(sorted(tmp_path.glob("*.h5")), "x")
-
-
-def _chunks(photos: Path, tmp_path: Path) -> Any:
-    return _rows(photos, tmp_path, chunks=(4, 40, 25), compression="gzip")
-
-
-def _zarr(photos: Path, tmp_path: Path) -> Any:
-    zarr.create_array(str(tmp_path / "a.zarr"), data=ROWS, chunks=(4, 40, 50), shards=(20, 40, 50))
-    return ZarrDataset(tmp_path / "a.zarr")
-
-
-def line(number: int) -> str:
-    return f"line {number} {'x' * (number % 70)}\n"
-
-
-def _lines(photos: Path, tmp_path: Path) -> Any:
-    (tmp_path / "a.txt").write_text("".join(map(line, range(200_000))))
-    return TextDataset(tmp_path / "a.txt", unit="line", max_length=None, cache_dir=tmp_path)
-
-
-@pytest.mark.parametrize("kind", [_images, _chunks, _zarr, _lines])
-def test_samples_are_the_same(
-    kind: Callable[..., Any], tiny_photos: Path, tmp_path: Path, told: Any
-) -> None:
-    with kind(tiny_photos, tmp_path) as dataset:
-        order = np.random.default_rng(1).permutation(len(dataset))[:50].tolist()
+@pytest.mark.parametrize("name", ["image files", "chunks", "zarr shards", "lines"])
+def test_samples_are_the_same(name: str, folder: Path, tmp_path: Path, told: Any) -> None:
+    makers = gallery_at(folder, tmp_path)
+    makers["chunks"] = partial(HDF5Dataset, folder / "arrays.h5", "chunked")
+    with makers[name](loading_mode="lazy") as dataset:
+        order = np.random.default_rng(1).integers(0, len(dataset), 50).tolist()
         told.clear()
         HINTS._left = 0
         with pytest.MonkeyPatch.context() as patch:
@@ -143,7 +125,10 @@ def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(
     def refuse(*_: Any) -> None:
         raise OSError(29, "Illegal seek")
 
-    with _rows(tmp_path, tmp_path) as dataset:
+    for number, rows in enumerate(np.split(ROWS, 3)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = rows
+    with HDF5Dataset(tmp_path / "*.h5", "x") as dataset:
         dataset.__getitems__([0])  # opened
         told.clear()
         dataset.__getitems__([41, 3, 22, 4])
@@ -164,22 +149,23 @@ def test_of_nothing(tmp_path: Path, told: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(_images, "photos/1.jpg"), (_rows, "1.h5"), (_lines, "a.txt")]
+    ("name", "file"),
+    [
+        ("image files", "photos/circle/circle_001.PNG"),
+        ("hdf5 rows", "arrays.h5"),
+        ("lines", "texts/lines.txt"),
+    ],
 )
 def test_an_error_is_that_of_the_sample(
-    kind: Callable[..., Any], name: str, tiny_photos: Path, tmp_path: Path, told: Any
+    name: str, file: str, folder: Path, tmp_path: Path, told: Any
 ) -> None:
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for number in range(3):
-        shutil.copy(next(tiny_photos.rglob("*.jpg")), photos / f"{number}.jpg")
-    with kind(photos, tmp_path) as dataset:
-        said = []
+    copy, said = Path(shutil.copytree(folder, tmp_path / "copy")), []
+    with gallery_at(copy, tmp_path)[name](loading_mode="lazy") as dataset:
         for is_told in (False, True):
             dataset.close()
-            os.truncate(tmp_path / name, 10)
+            os.truncate(copy / file, 10)
             HINTS._left = int(is_told)
             with pytest.raises(Exception) as caught:
-                dataset.__getitems__([0, 25, 50] if kind is _rows else [0, 1, 2])
+                dataset.__getitems__([0, 1, 2])
             said.append((type(caught.value), str(caught.value)))
         assert said[0] == said[1]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import AccessError
-from headrace.io.resolve.folders import FILE, FOLDER, NOTHING, OTHER, list_folder
+from headrace.io.resolve.folders import list_folder
 from tests.io.resolve.scanning import touch
 
 ENDINGS = (b".jpg",)
@@ -42,41 +42,6 @@ class TestOrder:
 
         monkeypatch.setattr(os, "scandir", scandir)
         assert [listed(tmp_path) for _ in range(5)] == [made] * 5
-
-
-class TestListing:
-    def test_knows_the_folders_and_their_times(self, tmp_path: Path) -> None:
-        touch(tmp_path, "b/deep/x.jpg", "a/x.txt", "c.jpg")
-        found = list_folder(os.fsencode(tmp_path), ENDINGS)
-        assert sorted(found.folders) == [b"", b"a", b"b", b"b/deep"]
-        for name, times in zip(found.folders, found.times.tolist(), strict=True):
-            status = os.stat(os.path.join(os.fsencode(tmp_path), name))
-            assert times == [status.st_mtime_ns, status.st_ctime_ns]
-        (tmp_path / "empty").mkdir()
-        found = list_folder(os.fsencode(tmp_path / "empty"), ENDINGS)
-        assert (len(found.names), list(found.folders), found.times.shape) == (0, [b""], (1, 2))
-
-    def test_knows_the_links_and_where_they_lead(self, tmp_path: Path) -> None:
-        data = tmp_path / "data"
-        touch(data, "real/x.jpg", "x.jpg")
-        touch(tmp_path, "elsewhere/y.jpg", "elsewhere/notes.txt")
-        targets = {
-            "file.jpg": ("../elsewhere/y.jpg", FILE),
-            "notes": ("../elsewhere/notes.txt", OTHER),
-            "folder": ("../elsewhere", FOLDER),
-            "gone.jpg": ("nothing", NOTHING),
-            "self": ("self", NOTHING),
-            "text.jpg": ("../elsewhere/notes.txt", FILE),
-            "real/up": ("..", FOLDER),
-        }
-        for name, (target, _) in targets.items():
-            (data / name).symlink_to(target)
-        found = list_folder(os.fsencode(data), ENDINGS)
-        kinds = dict(zip(map(os.fsdecode, found.links), found.kinds.tolist(), strict=True))
-        assert kinds == {name: kind for name, (_, kind) in targets.items()}
-        # the last is a loop: looked at, not into
-        assert sorted(found.folders) == [b"", b"folder", b"real", b"real/up"]
-        assert listed(data) == ["file.jpg", "folder/y.jpg", "real/x.jpg", "text.jpg", "x.jpg"]
 
 
 class TestThreads:

@@ -55,17 +55,3 @@ def test_distances_of_any_size() -> None:
 )
 def test_groups_of_different_widths(stretches: list[tuple[int, int]], pieces: int) -> None:
     check(np.concatenate([np.full(count, size) for count, size in stretches]), pieces)
-
-
-def test_bytes_a_line() -> None:
-    """One for lines below 256 bytes, two below 65,536; a long one among them widens its group
-    alone. More than are encoded at once.
-    """
-    lengths = np.full(100 * GROUP - 1, 100)
-    narrow = check(lengths, 7).long.size
-    assert narrow == 1.125 * 100 * GROUP
-    lengths[5] = 1 << 40
-    assert check(lengths).long.size == narrow + 7 * GROUP
-    assert check(np.full(10 * GROUP - 1, 60_000)).long.size == 2.125 * 10 * GROUP
-    assert check(np.empty(0, np.int64)).long.size > 0
-    assert encoded(np.empty(0, np.int64)).long.size == 0
