@@ -125,7 +125,7 @@ INSIDE = {
     """,
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types
-included.
+aside.
 """
 
 
@@ -140,16 +140,19 @@ def units_in(folder: Path) -> set[str]:
 
 
 @functools.cache
-def nodes_of(path: Path) -> list[Any]:
-    """What a file imports and calls, inside functions too."""
+def nodes_of(path: Path, types: bool = True) -> list[Any]:
+    """What a file imports and calls, inside functions too; for type checkers alone, or not."""
+    tree = ast.parse(path.read_text())
+    if not types:
+        tree.body = [node for node in tree.body if not ast.unparse(node).startswith("if TYPE_C")]
     kinds = (ast.Import, ast.ImportFrom, ast.Call)
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
-def modules(path: Path) -> set[str]:
+def modules(path: Path, types: bool = True) -> set[str]:
     """The modules that a file imports, and the names out of them."""
     found: set[str] = set()
-    for node in nodes_of(path):
+    for node in nodes_of(path, types):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -177,7 +180,7 @@ def test_sub_rooms_are_ordered() -> None:
         prefix = "headrace." + room.replace("/", ".") + "."
         for place, unit in enumerate(order):
             for path in files_of(f"{room}/{unit}"):
-                inside = [name for name in modules(path) if name.startswith(prefix)]
+                inside = [name for name in modules(path, types=False) if name.startswith(prefix)]
                 used = {name.removeprefix(prefix).split(".")[0] for name in inside}
                 assert used & set(order) <= set(order[: place + 1]), path
 

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from headrace.arguments import described
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.format import HasTargets, SampleFormat
+from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import up
@@ -50,7 +50,9 @@ class FinishedFormat(SampleFormat):
     def __init__(self, needs_pairs: bool) -> None:
         self._needs_pairs = needs_pairs
 
-    def split_target(self, value: PackedSample, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+    def split_target(
+        self, value: PackedSample, index: int, dataset: BaseDataset
+    ) -> tuple[Any, Any]:
         sample = value.open()
         if type(sample) is tuple and len(sample) == 2:
             return sample

@@ -16,8 +16,8 @@ from headrace.datasets.arrays import (
     joined_rows,
     labelled_targets,
 )
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.format import HasTargets
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
@@ -63,7 +63,7 @@ class LabelledPatches(ArrayFormat):
         patch, labels = record
         return patch if self.dtype is None else cast(patch, self.dtype), labels
 
-    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         return value[0], self.to_input(value[1])
 
 

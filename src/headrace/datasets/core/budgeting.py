@@ -39,8 +39,9 @@ class DatasetBudget:
         )
 
     def __call__(self) -> int:
-        info, available = get_worker_info(), self._available()
-        return available if info is None else available // info.num_workers
+        info = get_worker_info()
+        workers = 1 if info is None else info.num_workers
+        return self._available() // workers
 
     def _available(self) -> int:
         return self.budget.available if self._at_spawn is None else self._at_spawn
@@ -62,7 +63,9 @@ class BlockMemory:
     """
 
     def __init__(self, source: Source, streams: bool, budget: DatasetBudget) -> None:
-        self._source, self._streams, self._budget = source, streams, budget
+        self._source = source
+        self._streams = streams
+        self._budget = budget
         self._chunks: Reservation | None = None
         self._prefetched: Reservation | None = None
         self._held = 0
@@ -79,7 +82,8 @@ class BlockMemory:
         Raises:
             BudgetError: not even one chunk fits the budget.
         """
-        block, budget = self._source.block_nbytes, self._budget.budget
+        block = self._source.block_nbytes
+        budget = self._budget.budget
         if block > budget.limit:
             raise BudgetError(
                 f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is "
@@ -88,8 +92,11 @@ class BlockMemory:
                 "max_memory_usage"
             )
         if block:
-            decoded, most = self._source.decoded_nbytes, budget.available // 8
-            self.hold_chunks(min(max(CHUNK_BYTES, block, decoded if decoded <= most else 0), most))
+            most = budget.available // 8
+            wanted = max(CHUNK_BYTES, block)
+            if self._source.decoded_nbytes <= most:
+                wanted = max(wanted, self._source.decoded_nbytes)
+            self.hold_chunks(min(wanted, most))
         two = self.remote_nbytes(2)
         if two:
             self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
@@ -108,7 +115,8 @@ class BlockMemory:
         """Meanwhile all samples are read in order: a block stays decoded until they have passed
         it, if the budget has room for one.
         """
-        before, block = self._held, self._source.block_nbytes
+        before = self._held
+        block = self._source.block_nbytes
         if block <= before:
             yield
             return

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +17,13 @@ from headrace.datasets.core.batch import BatchWay
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 
+if TYPE_CHECKING:
+    from headrace.datasets.core.base import BaseDataset
+
 Failed = Callable[[int, str, Exception], SampleError]
 """Raises or returns the error of a sample, given its position in the batch, a few words ("can't
 be decoded"), and the cause.
 """
-
-
-class HasTargets(Protocol):
-    """The part of a dataset that a format uses."""
-
-    @property
-    def targets(self) -> Any: ...
-
-    def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]: ...
 
 
 class SampleFormat:
@@ -96,19 +90,21 @@ class SampleFormat:
 
     # -- from value to sample
 
-    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         """Splits a value into input value and target. Default: the value, and a copy of its
         entry in the dataset's `targets`.
         """
-        return value, None if dataset.targets is None else plain_target(dataset.targets[index])
+        if dataset.targets is None:
+            return value, None
+        return value, plain_target(dataset.targets[index])
 
     def to_input(self, value: Any) -> Any:
         """Converts an input value to what the transform receives. Without a transform this is the
         sample's input. Default: the value itself, writable.
         """
-        return (
-            value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
-        )
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            return value.copy()
+        return value
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         """Converts input value and target to what transforms receive; a format may draw random
@@ -222,14 +218,12 @@ class FormatOf(SampleFormat):
         overridden: frozenset[str],
         chosen: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._dataset, self._base, self._overridden, self._chosen = (
-            dataset,
-            base,
-            overridden,
-            chosen,
-        )
+        self._dataset = dataset
+        self._base = base
+        self._overridden = overridden
+        self._chosen = chosen
         vars(self).update({name: getattr(base, name) for name in _NEVER_OVERRIDDEN})
-        decodes, presents = "decode" in overridden, "to_input" in overridden
+        decodes = "decode" in overridden
         self.decodes_batches: bool = base.decodes_batches and not decodes
         self.stores_values: bool = base.stores_values and not decodes
         self.casts_to = None if decodes else base.casts_to
@@ -237,29 +231,25 @@ class FormatOf(SampleFormat):
         self.makes_plain_samples: bool = (
             base.makes_plain_samples and "make_sample" not in overridden
         )
-        self.copies: bool = base.copies and not presents
-
-    def _of(self, step: str) -> Any:
-        """What does a step: the dataset, where its class overrides it."""
-        return self._dataset if step in self._overridden else self._base
+        self.copies: bool = base.copies and "to_input" not in overridden
+        self._decoder = dataset if decodes else base
+        self._presenter = dataset if "to_input" in overridden else base
 
     def decode(self, record: Any) -> Any:
-        return self._of("decode").decode(record)
+        return self._decoder.decode(record)
 
     def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        chosen = self._chosen
-        return self._base.decode_batch(
-            items if chosen is None else [(int(chosen[index]), record) for index, record in items],
-            failed,
-        )
+        if self._chosen is not None:
+            items = [(int(self._chosen[index]), record) for index, record in items]
+        return self._base.decode_batch(items, failed)
 
     def value_spec(self) -> ArraySpec | None:
-        if "decode" in self._overridden and "value_spec" not in self._overridden:
-            return None
-        spec = self._of("value_spec").value_spec()
-        return None if spec is None else ArraySpec(*spec)
+        if "value_spec" in self._overridden:
+            spec = self._dataset.value_spec()
+            return None if spec is None else ArraySpec(*spec)
+        return None if "decode" in self._overridden else self._base.value_spec()
 
-    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         if "split_target" not in self._overridden:
             return self._base.split_target(value, index, dataset)
         split: tuple[Any, Any] = self._dataset.split_target(
@@ -268,14 +258,12 @@ class FormatOf(SampleFormat):
         return split
 
     def to_input(self, value: Any) -> Any:
-        return self._of("to_input").to_input(value)
+        return self._presenter.to_input(value)
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
-        return (
-            (self.to_input(value), target)
-            if "to_input" in self._overridden
-            else self._base.to_pair(value, target)
-        )
+        if "to_input" in self._overridden:
+            return self._dataset.to_input(value), target
+        return self._base.to_pair(value, target)
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
         if "make_sample" in self._overridden:
@@ -283,11 +271,9 @@ class FormatOf(SampleFormat):
         return self._base.make_sample(value, target, has_target)
 
     def packed_value(self, value: Any) -> Any:
-        return (
-            value
-            if self._overridden & {"decode", "split_target"}
-            else self._base.packed_value(value)
-        )
+        if self._overridden & {"decode", "split_target"}:
+            return value
+        return self._base.packed_value(value)
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
         return None if "to_input" in self._overridden else self._base.input_spec(value)
@@ -297,9 +283,8 @@ class FormatOf(SampleFormat):
 
     def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
         view = self._dataset.with_transform(transform)
-        return wrapped_format(
-            view
-        ), view.transform if self._dataset.transforms is None else view.transforms
+        rest = view.transform if self._dataset.transforms is None else view.transforms
+        return wrapped_format(view), rest
 
     def unnormalized(self) -> Unnormalized | str | None:
         left = self._base.unnormalized()
@@ -319,11 +304,10 @@ def wrapped_format(dataset: Any) -> SampleFormat:
     """The format of a dataset or view, for a dataset around it that numbers its samples as it
     does.
     """
-    is_as_given = not dataset._overridden and dataset._chosen is None
     format_: SampleFormat = dataset._format
-    return (
-        format_ if is_as_given else FormatOf(dataset, format_, dataset._overridden, dataset._chosen)
-    )
+    if not dataset._overridden and dataset._chosen is None:
+        return format_
+    return FormatOf(dataset, format_, dataset._overridden, dataset._chosen)
 
 
 def plain_target(target: Any) -> Any:
@@ -332,11 +316,9 @@ def plain_target(target: Any) -> Any:
     """
     if isinstance(target, np.generic):
         return target.item()
-    return (
-        target
-        if target is None or isinstance(target, (int, float, str, bytes))
-        else copy.deepcopy(target)
-    )
+    if target is None or isinstance(target, (int, float, str, bytes)):
+        return target
+    return copy.deepcopy(target)
 
 
 class Chain:
@@ -370,23 +352,17 @@ def chained(transform: Any, name: str = "transform") -> Any:
     Raises:
         ConfigError: it is something else.
     """
-    steps = (
-        transform
-        if isinstance(transform, (list, tuple))
-        else []
-        if transform is None
-        else [transform]
-    )
+    if transform is None:
+        return None
+    steps = transform if isinstance(transform, (list, tuple)) else [transform]
     for step in steps:
         if not callable(step):
             raise ConfigError(
                 f"{name} must be a callable, or a list of callables, and {step!r} is none"
             )
         check_callable(name, step)
-    return (
-        None
-        if not steps
-        else steps[0]
-        if len(steps) == 1
-        else (JointChain if name == "transforms" else Chain)(steps)
-    )
+    if not steps:
+        return None
+    if len(steps) == 1:
+        return steps[0]
+    return JointChain(steps) if name == "transforms" else Chain(steps)

@@ -62,7 +62,10 @@ class SampleReader:
     def __init__(
         self, source: Source, on_error: OnError, threads: WorkerThreads, is_view: bool = False
     ) -> None:
-        self.source, self.on_error, self.threads, self._is_view = source, on_error, threads, is_view
+        self.source = source
+        self.on_error = on_error
+        self.threads = threads
+        self._is_view = is_view
         self.reset_report()
 
     def another(self, is_view: bool = False) -> SampleReader:
@@ -151,36 +154,40 @@ class SampleReader:
         self, indices: list[int], access: Access, error: Exception | None = None
     ) -> list[Fetched]:
         """What is cached of samples, and the records of the others."""
-        counts, mode = self.counts, access.mode
+        counts = self.counts
+        mode = access.mode
         cached = mode.get(indices)
         missing = [i for i, value in zip(indices, cached, strict=True) if value is MISSING]
         counts["cache_hits"] += len(indices) - len(missing)
         counts["cache_misses"] += len(missing)
         start = time.perf_counter()
-        read = (
-            functools.partial(mode.read, read=self.source.read)
-            if mode.prefetches_records(self.source)
-            else self.source.read
-        )
+        read: Callable[[Sequence[int]], list[Any]] = self.source.read
+        if mode.prefetches_records(self.source):
+            read = functools.partial(mode.read, read=self.source.read)
         records = self.records(missing, read, error) if missing else []
         self.count_seconds("read_seconds", start)
         counts["bytes_read"] += sum(
             size_of(record) for record in records if hasattr(record, "__len__")
         )
-        left, pairs = iter(records), zip(indices, cached, strict=True)
-        return [
-            Fetched(i, next(left), True) if value is MISSING else Fetched(i, value, False)
-            for i, value in pairs
-        ]
+        left = iter(records)
+        fetched = []
+        for index, value in zip(indices, cached, strict=True):
+            if value is MISSING:
+                fetched.append(Fetched(index, next(left), True))
+            else:
+                fetched.append(Fetched(index, value, False))
+        return fetched
 
     def value(self, fetched: Fetched, access: Access) -> Any:
         """The decoded value of a sample, which the mode may admit; or a SampleError."""
         index, value, is_record = fetched
-        if is_record:
-            value = value if access.holds_encoded else self.decoded(index, value, access.format)
-            if not isinstance(value, SampleError):
-                access.mode.admit(index, value)
-        return self.decoded(index, value, access.format) if access.holds_encoded else value
+        if is_record and not access.holds_encoded:
+            value = self.decoded(index, value, access.format)
+        if is_record and not isinstance(value, SampleError):
+            access.mode.admit(index, value)
+        if access.holds_encoded:
+            value = self.decoded(index, value, access.format)
+        return value
 
     def decoded(self, index: int, record: Any, format_: SampleFormat) -> Any:
         """The decoded value of a record; or a SampleError, which a record may be already."""

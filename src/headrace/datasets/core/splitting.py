@@ -106,20 +106,15 @@ class Splittable:
             if isinstance(fraction, (Sequence, np.ndarray))
             else [fraction, 1 - fraction]
         )
-        labels, members = _labels_of(self, stratify), _column_of(self, groups, "groups")
+        labels = _labels_of(self, stratify)
+        members = _column_of(self, groups, "groups")
         if val_transform is None:
             self._warn_if_random("split: all views")
-        first, *others = map(
-            self.subset, split_parts(len(self), fractions, seed, stratify=labels, groups=members)
-        )
-        return (
-            first,
-            *(
-                others
-                if val_transform is None
-                else [view.with_transform(val_transform) for view in others]
-            ),
-        )
+        parts = split_parts(len(self), fractions, seed, stratify=labels, groups=members)
+        views = [self.subset(part) for part in parts]
+        if val_transform is not None:
+            views[1:] = [view.with_transform(val_transform) for view in views[1:]]
+        return tuple(views)
 
     @checks_keywords
     def folds(
@@ -137,17 +132,16 @@ class Splittable:
         """
         if val_transform is None:
             self._warn_if_random("folds: the validation views too")
-        labels, members = _labels_of(self, stratify), _column_of(self, groups, "groups")
-        parts, everything = (
-            fold_parts(len(self), k, seed, stratify=labels, groups=members),
-            np.arange(len(self)),
-        )
-        pairs = [(self.subset(np.delete(everything, part)), self.subset(part)) for part in parts]
-        return (
-            pairs
-            if val_transform is None
-            else [(train, val.with_transform(val_transform)) for train, val in pairs]
-        )
+        labels = _labels_of(self, stratify)
+        members = _column_of(self, groups, "groups")
+        everything = np.arange(len(self))
+        pairs = []
+        for part in fold_parts(len(self), k, seed, stratify=labels, groups=members):
+            train, val = self.subset(np.delete(everything, part)), self.subset(part)
+            if val_transform is not None:
+                val = val.with_transform(val_transform)
+            pairs.append((train, val))
+        return pairs
 
     def _warn_if_random(self, views: str) -> None:
         names = random_steps_in(self)
@@ -169,11 +163,9 @@ def _labels_of(dataset: Splittable, stratify: Any) -> Any:
             "sample"
         )
     if stratify is True and isinstance(dataset.targets, TargetSequence):
-        columns = (
-            f", or the name of one of its columns ({', '.join(dataset.label_columns)})"
-            if dataset.label_columns
-            else ""
-        )
+        columns = ""
+        if dataset.label_columns:
+            columns = f", or the name of one of its columns ({', '.join(dataset.label_columns)})"
         raise ConfigError(
             f"stratify=True: a target of this {type(dataset).__name__} is no single label: pass a "
             f"label for each sample{columns}"
@@ -206,7 +198,8 @@ def random_steps_in(dataset: Any) -> list[str]:
     holders = list[Any]()
     for part in parts_of(dataset):
         sample_format = getattr(part, "sample_format", None)
-        holders += sample_format.random_steps() if isinstance(sample_format, SampleFormat) else []
+        if isinstance(sample_format, SampleFormat):
+            holders += sample_format.random_steps()
         holders += [
             getattr(part, name, None) for name in ("transforms", "transform", "target_transform")
         ]

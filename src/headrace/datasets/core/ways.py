@@ -42,36 +42,35 @@ def choose_way(dataset: BaseDataset, collating: Collating) -> BatchWay:
     if not (collating.stacks and is_bare(dataset)):
         return slow
     way: BatchWay = slow
-    stored, value = _stored_inputs(dataset), dataset.sample_format.value_spec()
+    format_ = dataset.sample_format
+    stored = _stored_inputs(dataset)
+    value = format_.value_spec()
     if stored is not None:
-        way = StraightFromStorage(dataset, slow, stored, dataset.sample_format.casts_to)
+        way = StraightFromStorage(dataset, slow, stored, format_.casts_to)
     elif value is not None:
-        row = dataset.sample_format.input_spec(value)
+        row = format_.input_spec(value)
         if row is not None and _is_known(row):
             way = RowByRow(dataset, slow, value, row)
-    return (
-        FromMemory(dataset, slow, way)
-        if dataset.mode.caches_samples and not dataset.holds_encoded
-        else way
-    )
+    if dataset.mode.caches_samples and not dataset.holds_encoded:
+        return FromMemory(dataset, slow, way)
+    return way
 
 
 def _stored_inputs(dataset: BaseDataset) -> ArraySpec | None:
     """Shape and dtype of the records, if they are inputs as they are stored, or cast, and are
     read for one batch at a time.
     """
-    format_, source = dataset.sample_format, dataset.sample_source
+    format_ = dataset.sample_format
+    source = dataset.sample_source
     is_stored = format_.stores_values or format_.casts_to is not None
-    if (
-        not (is_stored and format_.copies)
-        or format_.draws
-        or dataset.mode.prefetches_records(source)
-    ):
+    if not (is_stored and format_.copies) or format_.draws:
         return None
-    spec = source.array_spec if isinstance(source, RowSource) else None
-    return (
-        spec if spec is not None and _is_known(spec) and format_.input_spec(spec) == spec else None
-    )
+    if dataset.mode.prefetches_records(source) or not isinstance(source, RowSource):
+        return None
+    spec = source.array_spec
+    if spec is None or not _is_known(spec) or format_.input_spec(spec) != spec:
+        return None
+    return spec
 
 
 def is_bare(dataset: BaseDataset) -> bool:
@@ -89,7 +88,8 @@ class SampleBySample(BatchWay):
     name = "sample by sample"
 
     def __init__(self, dataset: BaseDataset, collating: Collating) -> None:
-        self._dataset, self.collating = dataset, collating
+        self._dataset = dataset
+        self.collating = collating
 
     def make(self, request: BatchRequest, error: Exception | None = None) -> MadeBatch:
         with outside_slot():
@@ -115,7 +115,9 @@ class FastWay(BatchWay):
     def __init__(
         self, dataset: BaseDataset, slow: SampleBySample, rest: BatchWay | None = None
     ) -> None:
-        self._dataset, self._slow, self._rest = dataset, slow, rest or slow
+        self._dataset = dataset
+        self._slow = slow
+        self._rest = rest or slow
         self.writes_in_place: bool = self._rest.writes_in_place
 
     def make(self, request: BatchRequest, error: Exception | None = None) -> MadeBatch:
@@ -142,7 +144,8 @@ class FastWay(BatchWay):
         """The batch of inputs, with targets if samples have any: as stacking the samples makes
         it.
         """
-        dataset, targets = self._dataset, self._dataset.targets
+        dataset = self._dataset
+        targets = dataset.targets
         if (
             isinstance(targets, np.ndarray)
             and targets.ndim == 1
@@ -167,19 +170,20 @@ class FromMemory(FastWay):
     name = "from memory"
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        dataset, format_ = self._dataset, self._dataset.sample_format
+        dataset = self._dataset
+        format_ = dataset.sample_format
         rows = dataset.mode.rows(dataset.whole_indices(request))
-        spec = None if rows is None else format_.input_spec(rows.spec)
-        if rows is None or spec is None or not _is_known(spec):
+        if rows is None:
+            return self._rest.make(request, error)
+        spec = format_.input_spec(rows.spec)
+        if spec is None or not _is_known(spec):
             return self._rest.make(request, error)
         out = empty_rows(len(request), spec)
         if format_.copies and not format_.draws:
             rows.copy_to(out)
         else:
-            drawn, made = (
-                dataset.draw(request, rows.__getitem__),
-                as_array(out),
-            )
+            drawn = dataset.draw(request, rows.__getitem__)
+            made = as_array(out)
 
             def write(number: int) -> None:
                 format_.write_input(rows[number], drawn[number], made[number, ...])
@@ -213,67 +217,66 @@ class StraightFromStorage(FastWay):
         cast_to: np.dtype[Any] | None = None,
     ) -> None:
         super().__init__(dataset, slow)
-        self._stored, self._spec, self.writes_in_place = (
-            spec,
-            ArraySpec(spec.shape, cast_to or spec.dtype),
-            True,
-        )
+        self.writes_in_place = True
+        self._stored = spec
+        self._spec = ArraySpec(spec.shape, cast_to or spec.dtype)
         self._buffers = None if self._spec == spec else RecycledBuffers()
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        dataset, wanted = self._dataset, self._dataset.whole_indices(request).tolist()
-        mode, counts, source = (
-            dataset.mode,
-            dataset.sample_reader.counts,
-            cast(RowSource, dataset.sample_source),
-        )
+        dataset = self._dataset
+        mode = dataset.mode
+        reader = dataset.sample_reader
+        source = cast(RowSource, dataset.sample_source)
+        wanted = dataset.whole_indices(request).tolist()
         out = empty_rows(len(wanted), self._spec)
-        rows, held = as_array(out), mode.get(wanted)
+        rows = as_array(out)
+        held = mode.get(wanted)
         missing = [number for number, value in enumerate(held) if value is MISSING]
         start = time.perf_counter()
         try:
-            if self._buffers is not None:
-                self._read_and_cast(
-                    source,
-                    [wanted[number] for number in missing],
-                    [rows[number, ...] for number in missing],
-                )
-            elif len(missing) == len(wanted) and rows.ndim > 1:
+            if self._buffers is None and len(missing) == len(wanted) and rows.ndim > 1:
                 source.read_into(wanted, rows)
             else:
-                source.read_into(
-                    [wanted[number] for number in missing],
-                    [rows[number, ...] for number in missing],
-                )
+                indices = [wanted[number] for number in missing]
+                targets = [rows[number, ...] for number in missing]
+                if self._buffers is None:
+                    source.read_into(indices, targets)
+                else:
+                    self._read_and_cast(source, self._buffers, indices, targets)
         except Exception as caught:
             return self.fall_back(request, caught)
-        dataset.sample_reader.count_seconds("read_seconds", start)
+        reader.count_seconds("read_seconds", start)
         if mode.caches_samples or len(missing) < len(wanted):
             for number, value in enumerate(held):
                 if value is MISSING:
                     mode.admit(wanted[number], rows[number, ...])
                 else:
                     rows[number] = value
-        counts["cache_hits"] += len(wanted) - len(missing)
-        counts["cache_misses"] += len(missing)
-        counts["bytes_read"] += len(missing) * self._stored.nbytes
+        reader.counts["cache_hits"] += len(wanted) - len(missing)
+        reader.counts["cache_misses"] += len(missing)
+        reader.counts["bytes_read"] += len(missing) * self._stored.nbytes
         return self.with_targets(out, request)
 
     def _read_and_cast(
-        self, source: RowSource, indices: list[int], rows: list[npt.NDArray[Any]]
+        self,
+        source: RowSource,
+        buffers: RecycledBuffers,
+        indices: list[int],
+        rows: list[npt.NDArray[Any]],
     ) -> None:
         """Reads records into memory that is used again, and casts each into its row of the
         batch.
         """
-        stored, count = self._stored, len(indices)
+        count = len(indices)
         if not count:
             return
-        assert self._buffers is not None
+        stored = self._stored
         nbytes = count * stored.nbytes
-        read = np.frombuffer(self._buffers.take(nbytes), stored.dtype).reshape(count, *stored.shape)
-        source.read_into(
-            indices, read if stored.shape else [read[number, ...] for number in range(count)]
-        )
+        read = np.frombuffer(buffers.take(nbytes), stored.dtype).reshape(count, *stored.shape)
+        if stored.shape:
+            source.read_into(indices, read)
+        else:
+            source.read_into(indices, [read[number, ...] for number in range(count)])
         self._dataset.sample_reader.threads.copy(
             lambda number: cast_into(read[number, ...], rows[number]), count, nbytes
         )
@@ -290,13 +293,19 @@ class RowByRow(FastWay):
         self, dataset: BaseDataset, slow: SampleBySample, value: ArraySpec | None, row: ArraySpec
     ) -> None:
         super().__init__(dataset, slow)
-        self._value, self._row, self.writes_in_place = value, row, True
+        self.writes_in_place = True
+        self._value = value
+        self._row = row
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        dataset, access = self._dataset, self._dataset.sample_access
-        whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
-        out, beside = empty_rows(len(whole), self._row), self._beside(len(whole))
-        fetched, rows = reader.fetch(whole, access, error), as_array(out)
+        dataset = self._dataset
+        reader = dataset.sample_reader
+        access = dataset.sample_access
+        count = len(request)
+        out = empty_rows(count, self._row)
+        rows = as_array(out)
+        beside = self._beside(count)
+        fetched = reader.fetch(dataset.whole_indices(request).tolist(), access, error)
         drawn = dataset.draw(request, lambda number: self._drawn_from(fetched[number].value))
 
         def write(number: int) -> SampleError | None:
@@ -305,24 +314,17 @@ class RowByRow(FastWay):
                 value = reader.value(fetched[number], access)
             if isinstance(value, SampleError):
                 return value
+            index, whole = request[number], fetched[number].number
             return self._write(
-                request[number],
-                fetched[number].number,
-                value,
-                drawn[number],
-                rows[number, ...],
-                beside,
-                number,
+                index, whole, value, drawn[number], rows[number, ...], beside, number
             )
 
         start = time.perf_counter()
-        failures = reader.timed("decode", write, len(whole))
+        failures = reader.timed("decode", write, count)
         reader.count_seconds("decode_seconds", start)
-        return (
-            self._readable(failures, request, out, beside)
-            if any(failures)
-            else self._batch(out, beside, request)
-        )
+        if any(failures):
+            return self._readable(failures, request, out, beside)
+        return self._batch(out, beside, request)
 
     def _beside(self, count: int) -> Any:
         """Room for what lies beside the inputs of so many samples."""
@@ -361,7 +363,8 @@ class RowByRow(FastWay):
         number: int,
     ) -> SampleError | None:
         """Writes a sample into its row; or gives its error. (`whole`: its number in the source.)"""
-        dataset, format_ = self._dataset, self._dataset.sample_format
+        dataset = self._dataset
+        format_ = dataset.sample_format
         if (
             self._value is not None
             and isinstance(value, np.ndarray)
@@ -392,33 +395,33 @@ class RowByRow(FastWay):
         beside: Any,
     ) -> MadeBatch:
         """The batch without the samples that can't be read, or with stand-ins for them."""
-        dataset, replacement = self._dataset, self._dataset.sample_reader.replacement
-        stand_ins = [
-            replacement(index, dataset.source_of(index), failure) if failure is not None else []
-            for index, failure in zip(request, failures, strict=True)
-        ]
+        dataset = self._dataset
+        stand_ins: dict[int, list[Any]] = {}
+        for number, failure in enumerate(failures):
+            if failure is not None:
+                index = request[number]
+                stand_ins[number] = dataset.sample_reader.replacement(
+                    index, dataset.source_of(index), failure
+                )
         if callable(dataset.on_error):
-            samples = [
-                stand_in[0]
-                if stand_in
-                else dataset.make_sample(out[number], self._target(index, beside, number))
-                for number, (index, stand_in) in enumerate(zip(request, stand_ins, strict=True))
-            ]
+            samples = []
+            for number, index in enumerate(request):
+                if number in stand_ins:
+                    samples += stand_ins[number]
+                else:
+                    target = self._target(index, beside, number)
+                    samples.append(dataset.make_sample(out[number], target))
             return self._slow.collated(samples, request, request)
-        rows, good = (
-            as_array(out),
-            [number for number, failure in enumerate(failures) if failure is None],
-        )
+        good = [number for number in range(len(request)) if number not in stand_ins]
         if not good:
-            raise nothing_readable(
-                next(failure for failure in failures if failure is not None), len(request)
-            )
+            first = next(failure for failure in failures if failure is not None)
+            raise nothing_readable(first, len(request))
+        rows = as_array(out)
         for to, number in enumerate(good):
             if to != number:
                 rows[to] = rows[number]
-        return self._batch(
-            out[: len(good)], self._moved(beside, good), [request[number] for number in good]
-        )
+        indices = [request[number] for number in good]
+        return self._batch(out[: len(good)], self._moved(beside, good), indices)
 
 
 def _is_known(spec: ArraySpec) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.datasets.core.format import HasTargets
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
 from headrace.datasets.image.joint import JointFormat, cut_mask
@@ -52,7 +52,7 @@ class BoxFormat(JointFormat):
     def pixels(self, value: Any) -> npt.NDArray[np.uint8]:
         return super().pixels(value if self.is_encoded else value[0])
 
-    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         value, shape = (value, image_shape(value, self.left)) if self.is_encoded else value
         shape, targets = (int(shape[0]), int(shape[1])), dataset.targets
         assert isinstance(targets, CocoTargets)

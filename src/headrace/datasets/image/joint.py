@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay
-from headrace.datasets.core.format import HasTargets
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.format import ImageFormat
@@ -88,7 +88,7 @@ class MaskFormat(JointFormat):
     def pixels(self, value: Any) -> Mask:
         return super().pixels(value[0])
 
-    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         if not self.is_encoded:
             return value[0], value[1]
         image, mask = value

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay
-from headrace.datasets.core.format import HasTargets, SampleFormat, plain_target
+from headrace.datasets.core.format import SampleFormat, plain_target
 from headrace.datasets.sparse.batches import SparseLayout, to_sample
 from headrace.datasets.sparse.ways import way_of_rows
 from headrace.dtypes import ArraySpec
@@ -30,7 +31,7 @@ class SparseFormat(SampleFormat):
     def __init__(self, columns: int, dtype: np.dtype[Any], layout: SparseLayout) -> None:
         self.columns, self.dtype, self.layout = columns, dtype, layout
 
-    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         targets = dataset.targets
         if isinstance(targets, np.ndarray) and targets.dtype.names is not None:
             row = targets[index]

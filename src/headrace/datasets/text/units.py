@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay
-from headrace.datasets.core.format import Failed, HasTargets, SampleFormat
+from headrace.datasets.core.format import Failed, SampleFormat
 from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.text.marked import ids_of, label_rows, labels_of
 from headrace.datasets.text.options import TextOptions
@@ -291,7 +292,7 @@ class RecordTexts(TokenizedTexts):
     def _value(self, ids: Any, target: Any) -> Any:
         return ids if self.options.target_field is None else (ids, target)
 
-    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         return value if self.splits_targets else super().split_target(value, index, dataset)
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
