@@ -231,7 +231,13 @@ def test_batches_order_padding_and_what_is_dropped() -> None:
         (SquareDataset(), {"num_samples": 30}, "num_samples=30 positions of it\n"),
         (SquareDataset(), {"num_samples": 90}, "after the last sample it begins again"),
         (SquareDataset(), {"bucket_by_length": range(42)}, "samples of like length"),
-        (Stream(), {}, "as many batches as there are", "order: the IterableDataset's own"),
+        (
+            Stream(),
+            {},
+            "as many batches as there are",
+            "order: the IterableDataset's own",
+            "if it has a state_dict",
+        ),
     ):
         text = explained(dataset, **options)
         for part in expected:

@@ -223,7 +223,9 @@ def test_garbage_is_refused(loader_of: Any) -> None:
         "shuffle": ("circle", None),
         "samples": (3, None),
         "skipped": ("many",),
-        "skipped_samples": (3,),
+        "skipped_samples": (3, [5], [{"index": 5}]),
+        "interleave": (0, "3"),
+        "turns": (-1,),
     }.items():
         garbage += [{**good, name: value} for value in values]
     for state in garbage:

@@ -229,16 +229,13 @@ def _epoch(plan: Plan, config: DataLoaderConfig) -> Iterator[str]:
             yield from _dropped(
                 (length_of(config.sampler) or 0) % (config.batch_size or 1), ", the sampler's last"
             )
+        whose = "the sampler's"
         if isinstance(plan, IterablePlan):
-            yield (
-                "order: the IterableDataset's own, and depends on the number of workers; to "
-                "resume it is gone through again"
-            )
-        else:
-            yield (
-                "order: the sampler's; to resume it is asked for its state, if it has a "
-                "state_dict, or gone through again"
-            )
+            whose = "the IterableDataset's own, and depends on the number of workers"
+        yield (
+            f"order: {whose}; to resume it is asked for its state, if it has a state_dict, or gone "
+            "through again"
+        )
         return
     batches = plan.batches
     order, world = batches.order, batches.world_size

@@ -549,7 +549,8 @@ class Loader(DataLoader[B]):
         * With bucket_by_length: padding_fraction, the fraction of padding in the batches so far, by
           their attention_mask. For batches without one: in the first 1,000 batches of the epoch, by
           the known lengths; padding_fraction_unbucketed is then that of a plain shuffle.
-        * If samples were skipped: skipped_samples, the first 1,000 as (index, path, error).
+        * If samples were skipped: skipped_samples, the first 1,000, each a dict of index, path and
+          error.
         """
         if self.config.enable_monitoring and self._stats.batches < 2:
             self._stats.look(self._pids)

@@ -56,6 +56,8 @@ _LEAST = {
     "length": 0,
     "samples": 0,
     "global_batch": 1,
+    "interleave": 1,
+    "turns": 1,
 }
 _COMPARED = ("shuffle", "seed", "interleave", "turns", "workers")
 
@@ -199,6 +201,11 @@ def _check_form(state: Any) -> None:
             or (name == "shuffle" and value not in _SHUFFLES)
         ):
             raise StateError(f"load_state_dict: the state is damaged: its {name} is {value!r}")
+    for entry in state.get("skipped_samples", []):
+        if not (isinstance(entry, dict) and {"index", "path", "error"} <= entry.keys()):
+            raise StateError(
+                f"load_state_dict: the state is damaged: its skipped_samples have {entry!r:.80}"
+            )
 
 
 def check_order(
