@@ -392,3 +392,21 @@ def test_an_epoch_decodes_as_many_chunks_as_it_is_said_to(
     # epoch, or may have pushed another out; each lane's end cuts one at most.
     assert abs(said - real) <= (4 * 2 - 1) * world * max(1, workers)
     assert real >= CHUNKS * (world if shuffle is False else 1)
+
+
+def test_another_view_s_loader_leaves_an_epoch_its_chunks(
+    chunked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.loader.budget.CHUNK_BYTES", 1)
+    with HDF5Dataset(chunked) as dataset:
+        train, val = dataset.subset(range(30 * HEIGHT)), dataset.subset(range(30 * HEIGHT, 640))
+        options: dict[str, Any] = {"num_workers": 0, "batch_size": 6}
+        loader = create_dataloader(train, shuffle="block", interleave=4, turns=2, **options)
+        other = create_dataloader(val, shuffle=False, **options)
+        for _ in loader:
+            pass
+        assert loader.get_stats()["chunks_decoded"] < 40
+        reserved = dataset.budget.reserved
+        del loader, other
+        create_dataloader(val, shuffle=False, **options)
+        assert dataset.budget.reserved < reserved

@@ -205,15 +205,19 @@ class LoaderMemory:
             block = dataset.sample_source.block_nbytes
             if not block:
                 continue
-            dataset.block_memory.hold_chunks(0)
+            blocks = dataset.block_memory
+            blocks.hold_chunks(0, owner=self)
             if dataset.loading_mode is LoadingMode.EAGER:
                 continue
+            # is reserved for loaders of views of the same data, and shared with them
+            shared = blocks.chunk_nbytes
+            free = self.budget.available + shared
             if lanes.is_block:
-                wanted = max(block * lanes.blocks, self._small(dataset, processes))
+                wanted = max(block * lanes.blocks, self._small(dataset, processes, free))
             else:
-                wanted = max(block, CHUNK_BYTES, self._decoded(dataset, processes, lanes))
-            self._shrink_caches(wanted * processes, [dataset])
-            left = self.budget.available // processes
+                wanted = max(block, CHUNK_BYTES, self._decoded(dataset, processes, lanes, free))
+            self._shrink_caches(wanted * processes - shared, [dataset])
+            left = (self.budget.available + shared) // processes
             if lanes.is_block and wanted > left:
                 raise BudgetError(
                     f"shuffle='block': each of {processes} processes has {lanes.open} blocks open "
@@ -231,11 +235,11 @@ class LoaderMemory:
                     "write smaller chunks, or raise "
                     f"max_memory_usage.\n{self.budget.explain()}"
                 )
-            dataset.block_memory.hold_chunks(
-                min(wanted, left if lanes.is_block else left // 2), processes
+            blocks.hold_chunks(
+                min(wanted, left if lanes.is_block else left // 2), processes, owner=self
             )
 
-    def _small(self, dataset: BaseDataset, processes: int) -> int:
+    def _small(self, dataset: BaseDataset, processes: int, free: int) -> int:
         """Bytes of all blocks, if they may stay decoded under a block shuffle, so that later epochs
         find them: where all processes together have no more of them than blocks are open at most,
         and half of the budget has room for that; else 0.
@@ -243,15 +247,15 @@ class LoaderMemory:
         decoded = (
             dataset.sample_source.decoded_nbytes if dataset.loading_mode is LoadingMode.LAZY else 0
         )
-        return decoded if decoded * processes <= min(OPEN_BYTES, self.budget.available // 2) else 0
+        return decoded if decoded * processes <= min(OPEN_BYTES, free // 2) else 0
 
-    def _decoded(self, dataset: BaseDataset, processes: int, lanes: _Lanes) -> int:
+    def _decoded(self, dataset: BaseDataset, processes: int, lanes: _Lanes, free: int) -> int:
         """Bytes of all blocks, if a random order comes back to each of them until its end, and half
         of the budget has room for them in each process; else 0.
         """
         decodes_again = lanes.is_random and dataset.loading_mode is LoadingMode.LAZY
         decoded = dataset.sample_source.decoded_nbytes if decodes_again else 0
-        left = self.budget.available // processes // 2
+        left = free // processes // 2
         if decoded <= left:
             return decoded
         warn(
@@ -268,9 +272,9 @@ class LoaderMemory:
         """The same for remote blocks that are fetched as a whole. Where they don't fit, each batch
         fetches its own ranges: more requests, and the same samples.
         """
-        dataset.block_memory.prefetch(0)
+        dataset.block_memory.prefetch(0, owner=self)
         wanted = dataset.block_memory.remote_nbytes(lanes.blocks) if lanes.is_block else 0
-        left = self.budget.available // processes
+        left = (self.budget.available + dataset.block_memory.prefetched_nbytes) // processes
         if wanted > left:
             warn(
                 f"shuffle='block': each of {processes} processes would hold {lanes.open} blocks "
@@ -281,7 +285,7 @@ class LoaderMemory:
                 "max_memory_usage"
             )
             wanted = 0
-        dataset.block_memory.prefetch(wanted, processes)
+        dataset.block_memory.prefetch(wanted, processes, owner=self)
 
 
 class _Lanes:

@@ -5,7 +5,8 @@ one large image at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,9 @@ class BlockMemory:
         self._chunks: Reservation | None = None
         self._prefetched: Reservation | None = None
         self._held = 0
+        # bytes and processes, by the loader that asked for them
+        self._chunks_of: MutableMapping[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._prefetched_of: MutableMapping[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
         self.stays_decoded = False
@@ -101,10 +105,24 @@ class BlockMemory:
         if two:
             self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
 
-    def hold_chunks(self, nbytes: int, processes: int = 1) -> None:
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes that are reserved for decoded chunks."""
+        return 0 if self._chunks is None else self._chunks.nbytes
+
+    @property
+    def prefetched_nbytes(self) -> int:
+        """Bytes that are reserved for remote blocks."""
+        return 0 if self._prefetched is None else self._prefetched.nbytes
+
+    def hold_chunks(self, nbytes: int, processes: int = 1, owner: Any = None) -> None:
         """Each of so many processes may cache `nbytes` of decoded chunks; a BudgetError, if they
         don't fit.
+
+        Of the numbers of several owners the largest count, as long as these live and all fit.
         """
+        free = self._budget.budget.available + self.chunk_nbytes
+        nbytes, processes = _largest(self._chunks_of, owner, (nbytes, processes), free)
         self._chunks = self._reserve(self._chunks, nbytes * processes, "decoded chunks")
         self._source.hold_chunks(nbytes)
         self._held = nbytes
@@ -127,10 +145,12 @@ class BlockMemory:
         finally:
             self.hold_chunks(before)
 
-    def prefetch(self, nbytes: int, processes: int = 1) -> None:
+    def prefetch(self, nbytes: int, processes: int = 1, owner: Any = None) -> None:
         """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it
-        fetches what each batch takes.
+        fetches what each batch takes. Owners: as for `hold_chunks`.
         """
+        free = self._budget.budget.available + self.prefetched_nbytes
+        nbytes, processes = _largest(self._prefetched_of, owner, (nbytes, processes), free)
         self.prefetches_whole = nbytes > 0
         self._prefetched = self._reserve(
             self._prefetched, nbytes * processes, "blocks fetched ahead"
@@ -160,4 +180,24 @@ class BlockMemory:
 
     def __getstate__(self) -> dict[str, Any]:
         # of the process that made them
-        return {**self.__dict__, "_chunks": None, "_prefetched": None}
+        own = dict.fromkeys(("_chunks", "_prefetched", "_chunks_of", "_prefetched_of"))
+        return {**self.__dict__, **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._chunks_of = weakref.WeakKeyDictionary()
+        self._prefetched_of = weakref.WeakKeyDictionary()
+
+
+def _largest(
+    asked: MutableMapping[Any, tuple[int, int]], owner: Any, own: tuple[int, int], free: int
+) -> tuple[int, int]:
+    """Bytes and processes: the largest that owners have asked for, where `free` has room for them;
+    else this one's own.
+    """
+    if owner is None:
+        return own
+    asked[owner] = own
+    nbytes = max(nbytes for nbytes, _ in asked.values())
+    processes = max(processes for _, processes in asked.values())
+    return (nbytes, processes) if nbytes * processes <= free else own
