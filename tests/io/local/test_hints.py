@@ -91,6 +91,14 @@ class TestWhen:
         assert watch.are_wanted
 
 
+def write_rows(folder: Path, **how: Any) -> None:
+    """Three files."""
+    folder.mkdir(exist_ok=True)
+    for number, rows in enumerate(np.split(ROWS, 3)):
+        with h5py.File(folder / f"{number}.h5", "w") as file:
+            file.create_dataset("x", data=rows, **how)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files of all formats; more lines than are read at once."""
@@ -98,13 +106,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_gallery(made)
     lines = (f"line {number} {'x' * (number % 70)}\n" for number in range(200_000))
     (made / "texts" / "lines.txt").write_text("".join(lines))
+    write_rows(made / "chunks", chunks=(4, 40, 25), compression="gzip")
     return made
 
 
 @pytest.mark.parametrize("name", ["image files", "chunks", "zarr shards", "lines"])
 def test_samples_are_the_same(name: str, folder: Path, tmp_path: Path, told: Any) -> None:
     makers = gallery_at(folder, tmp_path)
-    makers["chunks"] = partial(HDF5Dataset, folder / "arrays.h5", "chunked")
+    makers["chunks"] = partial(HDF5Dataset, folder / "chunks", "x")
     with makers[name](loading_mode="lazy") as dataset:
         order = np.random.default_rng(1).integers(0, len(dataset), 50).tolist()
         told.clear()
@@ -125,9 +134,7 @@ def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(
     def refuse(*_: Any) -> None:
         raise OSError(29, "Illegal seek")
 
-    for number, rows in enumerate(np.split(ROWS, 3)):
-        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            file["x"] = rows
+    write_rows(tmp_path)
     with HDF5Dataset(tmp_path / "*.h5", "x") as dataset:
         dataset.__getitems__([0])  # opened
         told.clear()
