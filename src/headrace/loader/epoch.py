@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from headrace.datasets.unnormalized import Images
 from headrace.errors import HeadraceError, WorkerError
-from headrace.loader.config import DataLoaderConfig
 from headrace.loader.device import Conversion, Deliveries, transfer_to
 from headrace.loader.plan import IterablePlan
 from headrace.loader.state import Position
 from headrace.loader.stateful import States
 from headrace.loader.worker.pool import WorkerPool, death_of, failure_of, is_of_workers
 from headrace.memory.ring import Delivered
-from headrace.monitor.hooks import Hooks
-from headrace.monitor.stats import LoadingStats
+
+if TYPE_CHECKING:
+    from headrace.loader.loader import Loader
 
 logger: logging.Logger = logging.getLogger("headrace.loader")
-
-
-class Owner(Protocol):
-    """The loader of an iterator, which is told what becomes of its batches."""
-
-    config: DataLoaderConfig
-    _images: Images
-    _stats: LoadingStats
-    _hooks: Hooks
-
-    def __len__(self) -> int: ...
-    def _start(self, iterator: EpochIterator, states: States) -> None: ...
-    def _received(self, delivered: Delivered, states: States, at: Position) -> None: ...
-    def _ended(self, at: Position) -> None: ...
-    def _broke(self, pool: WorkerPool) -> None: ...
 
 
 class EpochIterator:
@@ -43,7 +27,7 @@ class EpochIterator:
     dropped frees its pool. An iterator without a pool asks its loader for one with its first batch.
     """
 
-    def __init__(self, loader: Owner, epoch: int, start: int, states: States) -> None:
+    def __init__(self, loader: Loader, epoch: int, start: int, states: States) -> None:
         self.pool: WorkerPool | None = None
         self._loader, self._epoch, self._step, self._states = loader, epoch, start, states
         self._exhausted = 0  # workers in a row that had nothing left

@@ -5,7 +5,7 @@ their rows of the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,29 +15,20 @@ from headrace.collate import DetectionCollator
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
 from headrace.datasets.core.ways import RowByRow, SampleBySample
-from headrace.datasets.image.augment import Drawn
 from headrace.dtypes import ArraySpec
 from headrace.errors import SampleError
 from headrace.memory.ring import empty
 
-
-class PairFormat(Protocol):
-    """What a format of images with masks or boxes does for these ways."""
-
-    def image_in(self, value: Any) -> Any:
-        """The image in a value or record."""
-
-    def write_input(self, value: Any, drawn: Drawn | None, out: npt.NDArray[Any]) -> None:
-        """Writes the image of a value into its row."""
-
-    def placed(self, target: Any, drawn: Drawn | None) -> Any:
-        """What becomes of a target by the draws for its image: a mask [H, W], or a dict of
-        boxes.
-        """
+if TYPE_CHECKING:
+    from headrace.datasets.image.joint import JointFormat
 
 
 def way_of_pairs(
-    dataset: BaseDataset, collating: Collating, format_: PairFormat, row: ArraySpec, has_masks: bool
+    dataset: BaseDataset,
+    collating: Collating,
+    format_: JointFormat,
+    row: ArraySpec,
+    has_masks: bool,
 ) -> BatchWay | None:
     """The way to batches of images of one size with their masks or boxes; None: samples are made
     one by one.
@@ -73,7 +64,7 @@ class _Pairs(RowByRow):
     """Images in their rows, and what lies in them."""
 
     def __init__(
-        self, dataset: BaseDataset, collating: Collating, format_: PairFormat, row: ArraySpec
+        self, dataset: BaseDataset, collating: Collating, format_: JointFormat, row: ArraySpec
     ) -> None:
         super().__init__(dataset, SampleBySample(dataset, collating), None, row)
         self._format = format_

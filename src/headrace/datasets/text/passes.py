@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ import numpy.typing as npt
 from headrace.datasets.cells import float_in, integer_in
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.reader import Access, SampleReader, raise_if_of_the_machine
-from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.tokenizing import Tokenising
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError, warn
@@ -27,6 +26,9 @@ from headrace.modes.lazy import Lazy
 from headrace.storage.text.line_index import Arrays, HeldArrays
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import ArrayTokens, Tokens
+
+if TYPE_CHECKING:
+    from headrace.datasets.text.units import TokenizedTexts
 
 _VERSION = 2
 _PATIENCE_S = 60.0  # for another process that makes the same pass, while it writes nothing
@@ -52,21 +54,8 @@ class RecordTargets(NamedTuple):
     classes: list[str]
 
 
-class Texts(Protocol):
-    """Documents that are tokenised when they are read."""
-
-    source: Any
-    options: TextOptions
-    is_marked: bool
-
-    @property
-    def identity(self) -> str | None: ...
-
-    def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]: ...
-
-
 def tokens_of(
-    texts: Texts,
+    texts: TokenizedTexts,
     whole: SampleFormat,
     reader: SampleReader,
     end_token: int | None,
@@ -144,7 +133,7 @@ def tokens_of(
     return tokens, f"{source.fingerprint()}:{making.fingerprint}"
 
 
-def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arrays:
+def record_columns(texts: TokenizedTexts, reader: SampleReader, is_opening: bool) -> Arrays:
     """The characters of the text of each record, and their targets, see `targets_in`. One pass over
     all records; where their index is kept in `cache_dir`, this is too.
 
@@ -246,7 +235,7 @@ class _Numbers(dict[str, int]):
 
 
 def _all_columns(
-    texts: Texts, reader: SampleReader, expect: Callable[[range], None] | None
+    texts: TokenizedTexts, reader: SampleReader, expect: Callable[[range], None] | None
 ) -> HeldArrays:
     """What `record_columns` gives. A pass that meets a target of another kind begins again, and
     looks for the next kind.
@@ -260,7 +249,7 @@ def _all_columns(
 
 
 def _pass(
-    texts: Texts,
+    texts: TokenizedTexts,
     reader: SampleReader,
     kinds: list[str | None],
     expect: Callable[[range], None] | None,
@@ -306,7 +295,10 @@ def _pass(
 
 
 def _texts_of_one_number(
-    texts: Texts, reader: SampleReader, targets: npt.NDArray[Any], cells: npt.NDArray[np.int64]
+    texts: TokenizedTexts,
+    reader: SampleReader,
+    targets: npt.NDArray[Any],
+    cells: npt.NDArray[np.int64],
 ) -> tuple[str, str] | None:
     """Two cells of different texts that became one number; None: there are none.
 
@@ -337,7 +329,7 @@ def _no_targets(kind: str | None, count: int) -> npt.NDArray[Any]:
 
 
 def _records(
-    texts: Texts, reader: SampleReader, expect: Callable[[range], None] | None
+    texts: TokenizedTexts, reader: SampleReader, expect: Callable[[range], None] | None
 ) -> Iterator[tuple[int, str, Any, bool]]:
     """Number, text and target of each record that can be read, and whether all that it holds is
     text.
