@@ -19,7 +19,6 @@ from headrace import (
     BudgetError,
     ConfigError,
     DataNotFoundError,
-    FileChangedError,
     FormatError,
     HDF5Dataset,
     MissingNameError,
@@ -197,37 +196,6 @@ def test_open_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 # -- bad input
-
-
-@pytest.mark.falls_back
-def test_a_chunk_that_is_damaged_names_its_samples(tmp_path: Path, make_loader: Any) -> None:
-    path = write(tmp_path / "a.h5", data=(rows(), {**PACKED, "fletcher32": True}))
-    with h5py.File(path) as file:
-        place = file["data"].id.get_chunk_info(2).byte_offset + 20
-    content = path.read_bytes()
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    with pytest.raises(SampleError, match=r"sample 16 .*a\.h5, chunk \(2, 0, 0\) of 'data'"):
-        HDF5Dataset(path)[16]
-    dataset = HDF5Dataset(path, on_error="skip")
-    loader = make_loader(dataset, batch_size=16, shuffle=False, num_workers=2)
-    assert sum(len(batch) for batch in loader) == N - 8 and loader.get_stats()["skipped"] == 8
-
-
-def test_a_file_that_is_changed_under_the_reader(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", data=(rows(), PACKED))
-    dataset = HDF5Dataset(path)
-    assert np.array_equal(dataset[3], rows()[3])
-    os.replace(write(tmp_path / "b.h5", data=(rows(seed=2), PACKED)), path)
-    assert np.array_equal(dataset[30], rows()[30]), "what is open goes on"
-    dataset.close()
-    with pytest.raises(FileChangedError):
-        dataset[30]
-    dataset = HDF5Dataset(path)
-    assert np.array_equal(dataset[3], rows(seed=2)[3])
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(FileChangedError):
-        dataset[30]
 
 
 WRITER = """

@@ -405,11 +405,9 @@ def set_transform(worker: int) -> None:
     info.dataset.transform = shift
 
 
-@pytest.mark.parametrize("method", ["fork", slow("spawn")])
-def test_a_transform_that_a_worker_sets(folder: Path, loaders: Loaders, method: str) -> None:
-    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method}
+def test_a_transform_that_a_worker_sets(folder: Path, loaders: Loaders) -> None:
     make = functools.partial(of_classes, folder)
-    check_host(*loaders(make, worker_init_fn=set_transform, **options))
+    check_host(*loaders(make, worker_init_fn=set_transform, num_workers=1))
 
 
 def test_a_closed_dataset_is_opened_again_once(folder: Path, loaders: Loaders) -> None:
