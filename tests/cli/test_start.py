@@ -38,6 +38,9 @@ def imported(program: str, *arguments: str) -> list[set[str]]:
 
 
 HELP = """
+import argparse
+argparse.ArgumentParser().format_help()
+print("imported:", *sys.modules)
 from headrace.cli.main import main
 for arguments in (["--help"], *([verb, "--help"] for verb in sys.argv[1:])):
     try:
@@ -45,14 +48,11 @@ for arguments in (["--help"], *([verb, "--help"] for verb in sys.argv[1:])):
     except SystemExit:
         print("\\nimported:", *sys.modules)
 """
-ARGPARSE = (
-    "import argparse; argparse.ArgumentParser().format_help(); print('imported:', *sys.modules)"
-)
 
 
 def test_help_imports_nothing_heavy() -> None:
-    pythons = imported(ARGPARSE)[0]  # Python 3.14's argparse imports dataclasses, for its colours
-    of_verbs = imported(HELP, *VERBS)
+    # Python 3.14's argparse imports dataclasses, for its colours
+    pythons, *of_verbs = imported(HELP, *VERBS)
     assert len(of_verbs) == len(VERBS) + 1
     for verb, names in zip(("headrace", *VERBS), of_verbs, strict=True):
         assert not (names & HEAVY) - pythons, verb

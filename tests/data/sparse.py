@@ -51,24 +51,15 @@ def write_matrix(
     """Writes a CSR group into an open h5py or zarr group; returns it."""
     made = group.create_group(name) if name else group
     for key, values in csr_of(dense).items():
-        if isinstance(group, h5py.Group):
-            made.create_dataset(
-                key,
-                data=values,
-                chunks=None if chunks is None else (min(chunks, len(values)),),
-                **options,
-            )
-        else:
-            made.create_array(
-                key, data=values, **({} if chunks is None else {"chunks": (chunks,)}), **options
-            )
+        how = dict(options)
+        if chunks is not None:
+            how["chunks"] = (min(chunks, len(values)) if _is_hdf5(group) else chunks,)
+        _write_array(made, key, values, **how)
     if old:
         made.attrs["h5sparse_format"], made.attrs["h5sparse_shape"] = "csr", np.array(dense.shape)
     else:
-        shape = np.array(dense.shape) if isinstance(group, h5py.Group) else list(dense.shape)
-        made.attrs.update(
-            {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape}
-        )
+        said = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0"}
+        made.attrs.update({**said, "shape": list(dense.shape)})
     return made
 
 
@@ -86,21 +77,14 @@ def write_frame(
 ) -> None:
     """Writes a table: columns of numbers, lists of str, or (codes, categories)."""
     frame, columns = root.create_group(name), columns or {}
-    frame.attrs.update(
-        {
-            "encoding-type": "dataframe",
-            "encoding-version": "0.2.0",
-            "_index": "_index",
-            "column-order": list(columns),
-        }
-    )
+    said = {"encoding-type": "dataframe", "encoding-version": "0.2.0"}
+    frame.attrs.update({**said, "_index": "_index", "column-order": list(columns)})
     write_strings(frame, "_index", index)
     for key, values in columns.items():
         if isinstance(values, tuple):
             made = frame.create_group(key)
-            made.attrs.update(
-                {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False}
-            )
+            said = {"encoding-type": "categorical", "encoding-version": "0.2.0"}
+            made.attrs.update({**said, "ordered": False})
             _write_array(made, "codes", np.asarray(values[0], np.int8))
             write_strings(made, "categories", values[1])
         elif isinstance(values, list):
@@ -109,11 +93,13 @@ def write_frame(
             _write_array(frame, key, np.asarray(values))
 
 
-def _write_array(group: Any, name: str, values: np.ndarray[Any, Any]) -> None:
-    if isinstance(group, h5py.Group):
-        group[name] = values
-    else:
-        group.create_array(name, data=values)
+def _is_hdf5(group: Any) -> bool:
+    return isinstance(group, h5py.Group)
+
+
+def _write_array(group: Any, name: str, values: np.ndarray[Any, Any], **options: Any) -> None:
+    make = group.create_dataset if _is_hdf5(group) else group.create_array
+    make(name, data=values, **options)
 
 
 def write_anndata(
@@ -128,20 +114,12 @@ def write_anndata(
     root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
     write_matrix(root, "X", dense, **options)
     write_matrix(root.create_group("layers"), "counts", (2 * dense).astype("i4"), **options)
-    kinds = np.arange(rows) % len(KINDS)
-    write_frame(
-        root,
-        "obs",
-        [f"cell {n}" for n in range(rows)],
-        {
-            "kind": (kinds, KINDS),
-            "age": np.arange(rows, dtype="f4") / 2,
-            "batch": [f"b{n % 2}" for n in range(rows)],
-        },
-    )
-    write_frame(
-        root, "var", names or [f"gene {n}" for n in range(columns)], {"mean": dense.mean(0)}
-    )
+    kinds: Any = np.arange(rows) % len(KINDS)
+    obs: dict[str, Any] = {"kind": (kinds, KINDS), "age": np.arange(rows, dtype="f4") / 2}
+    obs["batch"] = [f"b{n % 2}" for n in range(rows)]
+    write_frame(root, "obs", [f"cell {n}" for n in range(rows)], obs)
+    genes = names or [f"gene {n}" for n in range(columns)]
+    write_frame(root, "var", genes, {"mean": dense.mean(0)})
     if not is_zarr:
         root.close()
     return path

@@ -39,7 +39,6 @@ def _accelerator(**options: Any) -> Any:
 
 
 def prepared() -> Any:
-    """The loader is prepared: it stays as it is."""
     accelerator = _accelerator()
     with loader_of(num_workers=1) as loader:
         # twice, and what it marks does no harm
@@ -71,12 +70,10 @@ def _unmarked(dispatch: bool | None = None) -> Any:
 
 
 def sharded_again() -> Any:
-    """The loader's parts are sharded again."""
     return _unmarked()
 
 
 def dispatched() -> Any:
-    """The first process is to read for all, and has a share only."""
     return _unmarked(dispatch=True)
 
 
@@ -154,7 +151,6 @@ def fitted(epochs: int, options: dict[str, Any] | None = None, **of_loader: Any)
 
 
 def passed_loaders() -> Any:
-    """Loaders are passed to fit, without a LightningDataModule."""
     return fitted(2)
 
 
@@ -169,7 +165,6 @@ def own_sampler() -> Any:
 
 
 def main(case: str) -> None:
-    """Runs one case."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -177,9 +172,8 @@ def main(case: str) -> None:
         except HeadraceError as error:
             found = {"error": f"{type(error).__name__}: {error}"}
     found["warnings"] = [str(w.message) for w in caught if w.category.__name__ == "HeadraceWarning"]
-    (Path(os.environ["BOOK"]) / f"{case}-rank{os.environ['RANK']}.json").write_text(
-        json.dumps(found)
-    )
+    path = Path(os.environ["BOOK"]) / f"{case}-rank{os.environ['RANK']}.json"
+    path.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
