@@ -139,14 +139,7 @@ CASES = [
 
 
 class Case(NamedTuple):
-    """A source, and its pack.
-
-    Attributes:
-        source: opens the source.
-        open: opens the pack, or another one of the same source.
-        path: the pack.
-        options: those that it was packed with.
-    """
+    """What opens a source and its packs, its pack, and the options that it was packed with."""
 
     source: Callable[..., Any]
     open: Callable[..., Any]

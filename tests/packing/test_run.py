@@ -215,38 +215,26 @@ def test_an_existing_file_is_kept(photos: Path, tiny_photos: Path, tmp_path: Pat
 
 
 def test_options_that_make_no_sense(photos: Path, tmp_path: Path) -> None:
-    rows: list[tuple[dict[str, Any], str]] = [
-        ({"workers": 0}, "workers"),
-        ({"workers": "two", "dry_run": True}, "workers"),
-        ({"store": "webp"}, "'encoded', 'jpeg' or 'decoded'"),
-        ({"store": "jpeg", "max_size": 0}, "max_size"),
-        ({"store": "jpeg", "quality": 101}, "quality"),
-        ({"quality": 80}, "store='jpeg'"),
-        ({"store": "decoded", "check": "header"}, "check"),
-        ({"store": "jpeg", "check": "header"}, "check"),
-        ({"check": "none"}, "check"),
-        ({"end_token": 1}, "end_token"),
-        ({"format": "parquet"}, "format"),
-    ]
-    for options, word in rows:
-        with pytest.raises(ConfigError, match=word):
-            pack(images(photos), tmp_path / "out.h5", **options)
-    assert leftovers(tmp_path) == []
-
-
-def test_stores_that_make_no_sense(photos: Path, tmp_path: Path) -> None:
     encoded = pack(photos, tmp_path / "e.h5")
     decoded = pack(images(photos), tmp_path / "d.h5", store="decoded")
-    rows = [
-        (ImageDataset(encoded, image_size=None), "decoded", "image_size="),
-        (ImageDataset(decoded), "encoded", "store='decoded'"),
-        (HDF5Dataset(decoded), "encoded", "store='decoded'"),
-        (HDF5Dataset(encoded), "decoded", "ImageDataset"),
+    rows: list[tuple[Any, dict[str, Any], str]] = [
+        (photos, {"workers": 0}, "workers"),
+        (photos, {"workers": "two", "dry_run": True}, "workers"),
+        (photos, {"store": "webp"}, "'encoded', 'jpeg' or 'decoded'"),
+        (photos, {"store": "jpeg", "max_size": 0}, "max_size"),
+        (photos, {"store": "jpeg", "quality": 101}, "quality"),
+        (photos, {"quality": 80}, "store='jpeg'"),
+        (images(photos), {"store": "decoded", "check": "header"}, "check"),
+        (photos, {"store": "jpeg", "check": "header"}, "check"),
+        (photos, {"check": "none"}, "check"),
+        (photos, {"end_token": 1}, "end_token"),
+        (photos, {"format": "parquet"}, "format"),
+        (ImageDataset(encoded, image_size=None), {"store": "decoded"}, "image_size="),
+        (ImageDataset(decoded), {"store": "encoded"}, "store='decoded'"),
+        (HDF5Dataset(decoded), {"store": "encoded"}, "store='decoded'"),
+        (HDF5Dataset(encoded), {"store": "decoded"}, "ImageDataset"),
     ]
-    for source, store, word in rows:
+    for source, options, word in rows:
         with pytest.raises(ConfigError, match=word):
-            pack(source, tmp_path / "out.h5", store=store)
+            pack(source, tmp_path / "out.h5", **options)
     assert leftovers(tmp_path) == ["d.h5", "e.h5"]
-
-
-# --- how it works ---------------------------------------------------------------------------------

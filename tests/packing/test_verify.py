@@ -200,12 +200,7 @@ PACKS = [case for case in CASES if case[1] != "header"]
 
 
 class Pack:
-    """A sound pack.
-
-    Attributes:
-        files: those of it.
-        samples: the number of the sample that a byte of a file lies in.
-    """
+    """A sound pack: its files, and the number of the sample that a byte of a file lies in."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -34,13 +34,7 @@ _CHUNKS = (3, 2)  # with edges along both axes
 
 @dataclass(frozen=True)
 class Specimen:
-    """A file or a folder of files, with one dataset that is called "x".
-
-    Attributes:
-        name: for people.
-        kind: HDF5, FOLDER or ZIP.
-        files: contents by path; those of a folder lie below it, and a single file is called "a".
-    """
+    """One dataset, "x", in a folder of files, or in a single one, which is called "a"."""
 
     name: str
     kind: str

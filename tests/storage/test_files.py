@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ from headrace.errors import AccessError, RemoteError
 from headrace.io.packed_strings import PackedNames
 from headrace.storage.files import FilesSource, fingerprint_names
 from tests.data.make import make_photos
+from tests.io.remote.reading import in_threads
 from tests.servers.plain import plain_server
 
 ENDINGS = (".jpg", ".png")
@@ -56,15 +56,7 @@ def test_records_are_the_bytes_of_files(memory: Any, tmp_path: Path, kind: str) 
     assert source.location(0) == shown and source.blocks() is None
     assert source.sizes().tolist() == [len(content) for content in CONTENTS]
     assert source.fingerprint() == FilesSource(tmp_path / "d", ENDINGS).fingerprint()
-    seen: list[list[bytes]] = []
-    threads = [
-        threading.Thread(target=lambda: seen.append(source.read([0, 1, 2]))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == [CONTENTS] * 8
+    assert in_threads(8, lambda _: source.read([0, 1, 2])) == [CONTENTS] * 8
     assert pickle.loads(pickle.dumps(source)).read([0, 1, 2]) == CONTENTS
 
 

@@ -213,16 +213,6 @@ def test_a_worker_has_connections_and_counts_of_its_own(
     assert read(remote, wanted) == right(wanted)
 
 
-def test_a_file_system_that_is_not_asynchronous(memory: Any) -> None:
-    memory.pipe("/x/a.bin", CONTENT["a.bin"])
-    remote = remote_of_url("memory://x/a.bin")
-    assert versions_of(remote, ["memory://x/a.bin"])[0].size == SIZE
-    assert read(remote, [Range("memory://x/a.bin", 5, 50)]) == [CONTENT["a.bin"][5:50]]
-    with pytest.raises(DataNotFoundError):
-        read(remote, [Range("memory://x/b.bin", 5, 50)])
-    remote.close()
-
-
 def test_options_that_make_no_sense() -> None:
     for name, value in (("retries", -1), ("retries", True), ("deadline", 0)):
         with pytest.raises(ConfigError, match=name):
