@@ -1,6 +1,4 @@
-"""Images are normalised on a device as on the host: the same arithmetic, in whatever layout and
-dtype.
-"""
+"""Images are normalised on a device as on the host, in whatever layout and dtype."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Padding collate functions: sequences of different lengths become one tensor, from which they
-can be got back.
-"""
+"""Padding: sequences of different lengths become one tensor, from which they can be got back."""
 
 import dataclasses
 from collections import OrderedDict
@@ -35,7 +33,6 @@ class Example:
 
 
 def listed(batch: Any) -> dict[str, Any]:
-    """The tensors of a batch as lists, by name."""
     return {name: value.tolist() for name, value in batch.items()}
 
 
@@ -244,7 +241,6 @@ REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
     ({"max_length": 2}, [[1], [1, 2, 3]], "sample 1 is 3 long"),
     ({}, [{"a": torch.zeros(1)}, {"a": [1]}], "['a'] is"),
     ({}, [np.zeros(1), np.zeros(1, "f4")], ".to(torch.float64)"),
-    ({}, [torch.zeros(1), torch.zeros(1, 2)], "sample 1 is float32 [1, 2]"),
     ({"fields": "a"}, [{"a": torch.tensor(1)}], "sample 0 at ['a'] is int64 []"),
     ({"fields": "a"}, [{"a": [[1], [1, 2]]}], "sample 0 at ['a']"),
     ({}, [{"a": [1], "b": [1]}, {"a": [1]}], "sample 1 has the keys ['a']"),
@@ -256,7 +252,6 @@ REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
     ({"pad_value": {"b": 1}}, [{"a": [1]}], "'b'"),
     ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 is no value of int64"),
     ({"pad_value": 1e6}, [np.zeros(1, "f2")], "float16"),
-    ({"pad_value": 1j}, [[1.5]], "float64"),
     ({}, [{"x": {"a": [1], "attention_mask": 3}}], "'attention_mask' already at ['x']"),
     ({}, [[1], [2**63]], "9223372036854775808"),
     ({}, [], ""),
@@ -274,8 +269,6 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"padding": "longer"},
     {"truncation": 1, "max_length": 3},
     {"max_length": 0},
-    {"max_length": True},
-    {"max_length": 1.5},
     {"max_length": None, "padding": "max_length"},
     {"max_length": None, "truncation": True},
     {"pad_to_multiple_of": 0},
@@ -283,7 +276,6 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"pad_value": "0"},
     {"pad_value": {"a": None}},
     {"fields": [1.5]},
-    {"fields": True},
 ]
 
 

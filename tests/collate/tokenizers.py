@@ -1,6 +1,4 @@
-"""Tokenizers with the faces of well-known ones, of which a word is a token: tests of collators
-import none.
-"""
+"""Tokenizers with the faces of well-known ones, of which a word is a token."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ class TestAnonymousMemory:
 
 
 def change_all(memory: AnonymousMemory, numbers: list[SharedInt], pipe: Connection) -> None:
-    """In a worker: what it sees, and once more when the parent has changed it; it changes all
-    itself.
-    """
+    """In a worker: says what it sees, twice, and changes it itself."""
     array = memory.array(0, 8, np.int64)
     for _ in range(2):
         pipe.send((array[:4].tolist(), sum(number.value for number in numbers)))
@@ -153,9 +151,7 @@ def make_an_int(pipe: Connection) -> None:
 
 
 def tell_of(arrays: list[SharedArray], pipe: Connection) -> None:
-    """In a worker: what arrived, whether it may be written to, and what a worker of this worker
-    would get.
-    """
+    """In a worker: what arrived, and what a worker of this worker would get."""
     context = multiprocessing.get_context("spawn")
     values = [described(one.array) for one in arrays]
     if pipe.recv() == "go on":

@@ -1,6 +1,4 @@
-"""A ledger that threads, forks and the garbage collector can't bring out of balance, and
-messages that help.
-"""
+"""A ledger that threads, forks and the garbage collector can't bring out of balance."""
 
 from __future__ import annotations
 
@@ -190,9 +188,7 @@ class TestLedger:
 
 def test_reservation_closed_while_growing_is_returned() -> None:
     class Closing(MemoryBudget):
-        """Stands for another thread, which closes the reservation at the moment when the budget
-        is asked.
-        """
+        """Another thread closes the reservation when the budget is asked."""
 
         victim: Reservation | None = None
 

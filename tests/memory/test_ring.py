@@ -1,6 +1,4 @@
-"""The ring: a batch comes out of its slot as it went in, and a slot is free exactly when nobody
-looks at it any more.
-"""
+"""A batch comes out of its slot as it went in; a slot is free when nobody looks at it any more."""
 
 from __future__ import annotations
 

@@ -119,8 +119,6 @@ def test_the_policy_changes_for_all_processes() -> None:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Any order of puts and gets: what comes out is what went in, and the numbers add up."""
-
     @initialize(
         policy=st.sampled_from(POLICIES),
         capacity=st.integers(0, 8192),
@@ -247,9 +245,7 @@ class TestManyAtOnce:
 
     @posix
     def test_a_fork_while_a_thread_writes(self) -> None:
-        """The child must not wait for a lock that a thread of the parent held when it was
-        forked.
-        """
+        """The child must not wait for a lock that a thread of the parent held."""
         store = SampleStore(4, 8192)
         with (
             held_by_a_thread(store._lock.of_threads()),

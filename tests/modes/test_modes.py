@@ -37,10 +37,7 @@ MB = 1_000_000
 
 
 class Numbers(Source):
-    """Record i is an array full of i. Counts the records read, in all processes.
-
-    Exact as long as one process reads at a time.
-    """
+    """Record i is an array full of i. Counts the records read, by one process at a time."""
 
     lock = threading.Lock()
 
@@ -61,13 +58,10 @@ class Numbers(Source):
 
 
 def budget_of(nbytes: int) -> MemoryBudget:
-    """A budget with a ledger of its own."""
     return MemoryBudget(1.0, limits=[Limit("the test's", nbytes, 0)])
 
 
 class Load:
-    """What eager calls: notes which samples it was asked for."""
-
     def __init__(self, make: Callable[[int], Any] = lambda i: np.full(125, i)) -> None:
         self.make, self.asked = make, Counter[int]()
         self.lock = threading.Lock()
@@ -84,7 +78,6 @@ def values(dataset: Any, indices: Sequence[int]) -> list[int]:
 
 @pytest.fixture
 def dataset_of() -> Iterator[Callable[..., Any]]:
-    """Makes datasets of numbers, and closes them at the end."""
     made: list[BaseDataset] = []
 
     def make(mode: str, source: Source | None = None, **options: Any) -> Any:

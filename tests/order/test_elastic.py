@@ -57,9 +57,7 @@ def is_too_short(n: int, world_size: int, drop_last: bool, pad: bool) -> bool:
 
 
 def cuts_of(n: int, world_size: int, drop_last: bool, pad: bool, global_batch: int) -> list[int]:
-    """The positions at which steps begin, and the end of the last, as the module's docstring has
-    it.
-    """
+    """Where steps begin, and the end of the last: see the module's docstring."""
     full, tail = divmod(n, global_batch)
     cuts = [step * global_batch for step in range(full + 1)]
     if drop_last or tail == 0:

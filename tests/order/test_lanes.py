@@ -76,9 +76,7 @@ def test_aligned_lanes_are_a_bijection_of_whole_blocks(
 
 
 def test_each_segment_has_one_reader() -> None:
-    """Shards of 16 MB with rows of 27,648 bytes; whoever takes a sample of a segment fetches all
-    of it.
-    """
+    """Whoever takes a sample of a segment fetches all of it."""
     for world_size in [1, 4]:
         shards, row, of_shard = 4, 27_648, 16_000_000 // 27_648
         height = block_length(shards * 16_000_000) // row

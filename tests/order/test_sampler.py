@@ -14,8 +14,6 @@ from headrace.order import EpochOrder, OrderSampler, RankBatches
 
 
 class Numbers(Dataset[int]):
-    """A map-style dataset whose samples are their indices."""
-
     def __init__(self, n: int) -> None:
         self.n = n
 

@@ -1,6 +1,4 @@
-"""The sequence of blocks of an epoch: each block in one piece, and those of one size as all
-others.
-"""
+"""The sequence of blocks of an epoch: each block in one piece."""
 
 from __future__ import annotations
 

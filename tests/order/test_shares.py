@@ -32,9 +32,7 @@ class Shard(BatchSampler):
 
 
 class Wrapper(DistributedSampler[int]):
-    """Shares out the indices of another sampler, as Lightning does where it finds one that is
-    not distributed.
-    """
+    """Shares out another sampler's indices, as Lightning does where it is not distributed."""
 
     def __init__(self, sampler: Any) -> None:
         super().__init__(sampler, num_replicas=2, rank=0, shuffle=False)
@@ -45,9 +43,7 @@ class Wrapper(DistributedSampler[int]):
 
 
 class StreamShard(IterableDataset[Any]):
-    """Every other sample of an iterable dataset; how many processes there are stands in its
-    state.
-    """
+    """Every other sample of an iterable dataset."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.state = dataset, SimpleNamespace(num_processes=2)
@@ -86,8 +82,6 @@ def test_a_sampler_s_subclass_and_other_loops_share_nothing_out() -> None:
             yield from super().__iter__()
 
     class Trainer:
-        """A loop that knows the world, as all do."""
-
         world_size = 2
 
         def run(self, loader: Any) -> int:

@@ -1,6 +1,4 @@
-"""Names of files from macOS, whose accents are decomposed, match labels that are written
-otherwise.
-"""
+"""Names of files from macOS, whose accents are decomposed, match labels written otherwise."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""ImageDataset: folders become the samples that users of torchvision expect, and a bad one a
-clear error.
-"""
+"""ImageDataset: folders become samples as torchvision has them, and a bad one an error."""
 
 from __future__ import annotations
 
@@ -45,7 +43,6 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One image of each format, 20 x 14."""
     folder = tmp_path_factory.mktemp("forms")
     image = Image.fromarray(noise(np.random.default_rng(1), (20, 14)))
     for form in ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF"):

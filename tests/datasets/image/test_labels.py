@@ -303,8 +303,6 @@ class TestCSV:
             ("bird/1.jpg;3\n", "';'"),
             (ROWS + "lonely\n", "row 6 "),
             ("", r"bird/1\.jpg"),
-            ("file,label\n", r"bird/1\.jpg"),
-            ("other.jpg,3\n", r"bird/1\.jpg"),
             (ROWS.replace("\n", ",more,columns\n"), "4 columns"),
             ("file,label,age\nbird/1.jpg,3\n", "row 2 .* 2 cells.* 3 columns"),
             ("file,label\nbird/1.jpg,3,4\n", "row 2 .* 3 cells.* 2 columns"),
@@ -319,7 +317,6 @@ class TestCSV:
             ("[" * 100_000, "JSON"),
             ('{"images": ' * 50_000, "JSON"),
             ("bird/1.jpg,\xe9t\xe9\n".encode("latin-1"), str(tmp_path)),
-            (bytes(range(256)), str(tmp_path)),
         ):
             with pytest.raises(HeadraceError, match=named):
                 given_targets(csv(tmp_path, text), files)

@@ -1,6 +1,4 @@
-"""Decoding images: each is what Pillow says it is, and each bad one is refused in one clear
-line.
-"""
+"""Decoded images are what Pillow says they are, and bad ones are refused in one clear line."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ def assert_as_pillow(data: bytes, what: Any = None) -> None:
 
 
 def tiff(values: np.ndarray[Any, Any], bits: int | None = None, white: int | None = None) -> bytes:
-    """Grey without compression as a TIFF, written by hand: [H, W] integers of 16 or 32 bits, or
-    uint16 packed to 12.
-    """
+    """Grey as a TIFF without compression: integers of 16 or 32 bits, or uint16 packed to 12."""
     height, width = values.shape
     pixels = values.astype(values.dtype.newbyteorder("<")).tobytes()
     if bits == 12:

@@ -1,6 +1,4 @@
-"""Images with masks and boxes, batch by batch: the bytes of samples that are made one by one and
-stacked.
-"""
+"""Batches of images with masks and boxes: the bytes of samples made one by one."""
 
 from __future__ import annotations
 

@@ -47,14 +47,10 @@ class Lazily(StreamingDataset):
 
 
 class Eagerly(StreamingDataset):
-    """As above."""
-
     _in_mode = LoadingMode.EAGER
 
 
 class Cachingly(StreamingDataset):
-    """As above."""
-
     _in_mode = LoadingMode.CACHED
 
 
@@ -70,8 +66,6 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.quick_every(4)
 class TestContract(DatasetContract):
-    """Streaming by default."""
-
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self.path = tmp_path_factory.getbasetemp() / "contract-shards"
@@ -330,7 +324,6 @@ def test_bad_arguments(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", (2,))
     for option, value in (
         ("buffer_size", 0),
-        ("buffer_size", True),
         ("loading_mode", "lazy"),
         ("shared", "machine"),
         ("decode", 3),

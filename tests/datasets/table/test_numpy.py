@@ -1,6 +1,4 @@
-"""TableDataset over .npy and .npz files: rows straight into their batch, and arrays that can't
-be read in place.
-"""
+"""TableDataset over .npy and .npz files, and arrays that can't be read in place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Windows, blocks and rows of the texts and chats of a table are those of the same texts as
-.jsonl.
-"""
+"""Windows, blocks and rows of a table's texts and chats are those of the same texts as .jsonl."""
 
 from __future__ import annotations
 

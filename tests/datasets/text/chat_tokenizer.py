@@ -1,6 +1,4 @@
-"""A tokenizer that does with chats what HuggingFace's do, by Jinja, and whose tokens are
-characters and special words.
-"""
+"""A tokenizer with chats as HuggingFace's, whose tokens are characters and special words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Chats: which tokens are labels, by every kind of template and tokenizer, and an error wherever
-that can't be told.
-"""
+"""Chats: which tokens are labels, and an error wherever that can't be told."""
 
 from __future__ import annotations
 
@@ -414,8 +412,6 @@ class TestBlocksAndPacks:
 
 @pytest.mark.slow
 class TestChatsKeepTheLaws(DatasetContract):
-    """24 chats in two files."""
-
     @pytest.fixture(autouse=True)
     def _data(self, tmp_path: Path) -> None:
         self.path, self.bad = tmp_path / "data", tmp_path / "bad"

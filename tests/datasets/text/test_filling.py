@@ -1,6 +1,4 @@
-"""Batches of texts padded all at once are, bit for bit, what collating their single samples
-gives.
-"""
+"""Batches of texts padded all at once are, bit for bit, those of their single samples."""
 
 from __future__ import annotations
 

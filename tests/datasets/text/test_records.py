@@ -1,6 +1,4 @@
-"""Records of texts: when they are the unit, which text and target they have, and how long they
-are.
-"""
+"""Records of texts: when they are the unit, their texts, targets and lengths."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rows of whole chats and documents (``packing="bfd"``): what is in them, each once an epoch,
-and resumed elsewhere.
-"""
+"""Rows of whole chats and documents (``packing="bfd"``): what is in them."""
 
 from __future__ import annotations
 
@@ -51,7 +49,6 @@ def rows_in(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 
 def chats_in(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The ids and labels of each document of a row, which must be as `TextDataset` says."""
     assert {name: column.dtype for name, column in row.items()} == COLUMNS
     assert {len(column) for column in row.values()} == {LENGTH}
     documents, found = row["document_ids"], []

@@ -1,6 +1,4 @@
-"""The tokens of a packed file that is far away are those of a copy on this machine: as documents,
-windows, blocks and rows; and what goes wrong on the way is named.
-"""
+"""Packed tokens by URL are those of a local file; what goes wrong on the way is named."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tokens.h5: uint16, of records with a target, some of them empty; classes.h5: int32, of
-    files in class folders; rows.h5: no texts.
-    """
+    """tokens.h5 of records with targets; classes.h5 of class folders; rows.h5: no texts."""
     made, texts = tmp_path_factory.mktemp("served"), tmp_path_factory.mktemp("texts")
     draws, letters = random.Random(0), "abcdé \n"
     rows = [
