@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -78,16 +79,10 @@ def values(dataset: Any, indices: Sequence[int]) -> list[int]:
 
 @pytest.fixture
 def dataset_of() -> Iterator[Callable[..., Any]]:
-    made: list[BaseDataset] = []
-
-    def make(mode: str, source: Source | None = None, **options: Any) -> Any:
-        options = {"loading_mode": mode, "progress": False, **options}
-        made.append(BaseDataset(Numbers() if source is None else source, **options))
-        return made[-1]
-
-    yield make
-    for dataset in made:
-        dataset.close()
+    with ExitStack() as stack:
+        yield lambda mode, source=None, **options: stack.enter_context(
+            BaseDataset(source or Numbers(), loading_mode=mode, progress=False, **options)
+        )
 
 
 def test_names_of_modes_in_any_case() -> None:

@@ -1,6 +1,7 @@
 """Streaming loaders fetch each remote block once, ahead, and give the samples of a local one."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +73,16 @@ def folder(rows: npt.NDArray[np.uint8], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def dataset_of(server: RangeServer) -> Iterator[Any]:
-    made: list[Far] = []
+    with ExitStack() as stack:
 
-    def make(retries: int = 20, deadline: float = 30, **options: Any) -> Far:
-        url = server.url + "/rows.bin"
-        files = RemoteFiles(url, RemoteOptions(retries=retries, deadline=deadline))
-        files.learn([url])
-        made.append(Far(Rows(url, files), **{"loading_mode": "streaming", **options}))
-        return made[-1]
+        def make(retries: int = 20, deadline: float = 30, **options: Any) -> Far:
+            url = server.url + "/rows.bin"
+            files = RemoteFiles(url, RemoteOptions(retries=retries, deadline=deadline))
+            files.learn([url])
+            dataset = Far(Rows(url, files), loading_mode="streaming", **options)
+            return stack.enter_context(dataset)
 
-    yield make
-    for dataset in made:
-        dataset.close()
+        yield make
 
 
 @pytest.mark.quick_every(2)

@@ -1,14 +1,8 @@
 """World sizes share the same global batches, and each goes on from any step of any other.
 
-Exhaustively, on orders and samplers, without data and without processes. What is promised:
-
-* pad=True, or drop_last: step s holds the same samples on every world size that divides the global
-  batch, in the same order (rank r has the positions that leave r), and any step may be gone on
-  from. Padding comes last, and is the epoch's own beginning.
-* pad=False: the samples come in the same order, and steps begin at the same places, but for the
-  last two: where the tail is smaller than the world size, the full batch before it hands its last
-  samples over (with a batch size of 1 it takes the tail in). So a state may be gone on from where a
-  step of the other world size begins at its place, or the epoch is through; else it is refused.
+With pad=False the last two steps may begin elsewhere: where the tail is smaller than the world
+size, the full batch before it hands its last samples over (with a batch size of 1 it takes the tail
+in). A state from there is refused where no step of the other world size begins at its place.
 """
 
 from __future__ import annotations

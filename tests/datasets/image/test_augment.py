@@ -20,8 +20,7 @@ from headrace import (
     RandomResizedCrop,
     SampleError,
 )
-from headrace.datasets.core.format import Chain
-from headrace.datasets.image.augment import Drawn, split_augment
+from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.pixels import decode_image, normalize, resize_image
 from headrace.datasets.image.sizing import Box
 from headrace.order.seeding import sample_seeds
@@ -127,31 +126,27 @@ class TestSteps:
             with pytest.raises(ConfigError):
                 RandomHorizontalFlip(p)
 
-    def test_only_the_head_of_a_list_is_built_in(self) -> None:
-        class Own(RandomResizedCrop):
-            pass
-
-        crop, flip = RECIPE
-        own = Own(8)
-        for given, taken, left in (
-            (None, (None, None), None),
-            (str, (None, None), str),
-            (own, (None, None), own),  # it may do something else
-            (crop, (crop, None), None),
-            ([flip], (None, flip), None),
-            ([crop, flip], (crop, flip), None),
-            ([crop, str], (crop, None), str),
-            ([flip, crop], (None, flip), crop),
-            ([str, crop], (None, None), "chain"),
-        ):
-            augment, rest = split_augment(given)
-            assert ((augment.crop, augment.flip) if augment else (None, None)) == taken
-            assert isinstance(rest, Chain) if left == "chain" else rest is left
-        with pytest.raises(ConfigError, match="'crop'"):
-            split_augment([RandomHorizontalFlip(), "crop"])
-
 
 class TestInADataset:
+    def test_only_the_head_of_a_list_is_built_in(self, large: Path) -> None:
+        class Own(RandomResizedCrop):
+            def __call__(self, image: Any) -> Any:
+                return self
+
+        own, (crop, flip) = Own(8), RECIPE
+        given: list[Any] = [own, [own], [flip, own], [crop, flip, own], [np.asarray, own]]
+        for steps in given:
+            assert ImageDataset(large, transform=steps)[0][0] is own
+        steps = [RandomHorizontalFlip(1), crop]
+        dataset = ImageDataset(large, transform=steps)
+        random.seed(sample_seeds(42, 0, 0)[0])
+        image: Any = Image.fromarray(dataset.pixels_of(0))
+        for step in steps:
+            image = step(image)
+        assert np.array_equal(dataset[0][0], image)
+        with pytest.raises(ConfigError, match="'crop'"):
+            ImageDataset(large, transform=[RandomHorizontalFlip(), "crop"])
+
     def test_the_sample_is_the_part_that_was_drawn(self, large: Path) -> None:
         dataset = ImageDataset(large, transform=RECIPE)
         for index in range(len(dataset)):

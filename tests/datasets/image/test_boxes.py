@@ -32,7 +32,6 @@ from headrace import (
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.boxes import place_boxes
 from headrace.datasets.image.sizing import Box
-from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.labelled import coco_of, make_coco
 from tests.data.make import turned
@@ -133,16 +132,6 @@ def place(boxes: Any, drawn: Drawn | None = None, crop: Any = None) -> list[list
 
 
 class TestGeometry:
-    def test_boxes_are_mirrored_moved_scaled_and_clipped(self) -> None:
-        assert place([[2, 3, 10, 20]], Drawn(None, True)) == [[22, 3, 30, 20]]
-        drawn = Drawn(Box(6, 8, 12, 16), False)
-        boxes = [[2, 3, 10, 20], [8, 6, 24, 18], [10, 8, 12, 9]]
-        assert place(boxes, drawn, (24, 32)) == [[0, 0, 4, 24], [0, 0, 32, 24], [4, 4, 8, 6]]
-        # those of which less than a pixel is left go
-        boxes = [[0, 0, 8, 6], [0, 0, 8.9, 20], [0, 0, 9, 7], [23.5, 7, 30, 9]]
-        assert place(boxes, drawn) == [[0, 0, 1, 1]]
-        assert place([[3, 3, 3.25, 3.5]]) == [[3, 3, 3.25, 3.5]]
-
     @given(st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([None, (10, 11), (40, 33)]))
     def test_a_box_covers_the_pixels_of_its_mask(self, seed: int, flip: bool, crop: Any) -> None:
         """Against a mask that is cropped, resized and mirrored pixel by pixel."""
@@ -294,26 +283,3 @@ class TestBadAnnotations:
             assert len(opened(change(made, add))[0][1]["boxes"]) == 1
         with pytest.raises(ConfigError, match="target_name"):
             opened(made, target_name="bbox")
-
-
-@pytest.mark.quick_every(4)
-class TestContract(DatasetContract):
-    """Of crops; their twin of whole images is that of masks."""
-
-    @pytest.fixture(autouse=True)
-    def _data(self, coco: Path) -> None:
-        self.folder = coco
-
-    def make(self, **options: Any) -> ImageDataset:
-        steps: list[Any] = [RandomResizedCrop(8), RandomHorizontalFlip()]
-        if "transform" in options:
-            steps.append(options.pop("transform"))
-        return opened(self.folder, transform=steps, **options)
-
-    def make_bad(self, **options: Any) -> tuple[ImageDataset, list[int]]:
-        bad = self.folder.parent / f"{self.folder.name}_bad"
-        if not bad.exists():
-            make_coco(bad)
-            (bad / "images" / "001.png").write_bytes(b"nothing")
-            Image.new("RGB", (9, 9)).save(bad / "images" / "009.png")
-        return opened(bad, transform=[RandomResizedCrop(8)], **options), [1, 9]

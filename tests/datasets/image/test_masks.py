@@ -21,7 +21,6 @@ from headrace import (
 )
 from headrace.datasets.image.masks import decode_mask, resize_nearest
 from headrace.errors import FormatError
-from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.labelled import make_masks, make_pair, save_mask
 from tests.data.make import image_bytes as encoded
@@ -238,21 +237,3 @@ class TestBadPairs:
             Image.new("L", (8, 8)).save(tmp_path / part / "1.jpg")
         with pytest.warns(HeadraceWarning, match=r"1\.jpg"):
             assert opened(tmp_path)[0][1].unique().tolist() == [0]
-
-
-@pytest.mark.quick_every(4)
-class TestContract(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, pairs: Path) -> None:
-        self.folder = pairs
-
-    def make(self, **options: Any) -> ImageDataset:
-        return opened(self.folder, image_size=8, **options)
-
-    def make_bad(self, **options: Any) -> tuple[ImageDataset, list[int]]:
-        bad = self.folder.parent / f"{self.folder.name}_bad"
-        if not bad.exists():
-            make_masks(bad)
-            (bad / "masks" / "a" / "002.png").write_bytes(b"nothing")
-            save_mask(bad / "masks" / "b" / "001.png", np.zeros((9, 9)), "L")
-        return opened(bad, image_size=8, **options), [1, 12]

@@ -352,15 +352,10 @@ class TestResize:
     def test_is_pillows_within_a_grey_level_a_direction(
         self, h: int, w: int, to_h: int, to_w: int, channels: int
     ) -> None:
-        """Both make two passes, and round to grey levels after each. Exact halves, and what is as
-        near to one as torch's weights of 16 bits are rough, torch may round down where Pillow
-        rounds up. So a pass differs by a level at most; and after both it may be two: at 20 x 20 ->
-        42 x 42 two neighbours of the first pass are 218.5 and 253.5, torch goes on with 218 and
-        253, Pillow with 219 and 254; of these the second pass makes 230.5 and 231.5, and so 230 and
-        232. Nothing here is random, or depends on threads.
+        """Both make two passes, and round after each; torch, of weights of 16 bits, may round a
+        half down where Pillow rounds up. So a pass differs by a level at most, and both by two.
 
-        Not compared with torch's own floating-point path, which is wrong for images that are one
-        pixel wide (2.13).
+        Torch's own floating-point path is wrong for images that are one pixel wide (2.13).
         """
         image = picture(w, h, channels)
         found = resize_image(np.asarray(image).reshape(h, w, channels), (to_h, to_w))

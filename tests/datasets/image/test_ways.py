@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from headrace import (
     DetectionCollator,
@@ -22,6 +23,7 @@ from headrace.collate import list_collate, stack_collate
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import SampleBySample, choose_way
 from headrace.order.request import BatchRequest
+from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_masks, save_mask
 
@@ -115,14 +117,43 @@ def test_others_are_made_one_by_one(folder: Path, kind: str) -> None:
         assert not way.make(BatchRequest([1, 2], 0, 0)).batch[0].any()
 
 
-def test_samples_that_can_t_be_read(kind: str, tmp_path: Path) -> None:
-    """Of sample 2 the image, or its mask, can't be read."""
+def make_bad(folder: Path, kind: str) -> list[int]:
+    """Of sample 2 the image, or its mask, can't be read; a size of sample 9 or 12 differs."""
     if kind == "masks":
-        make_masks(tmp_path / "masks", 12)
-        save_mask(tmp_path / "masks/masks/a/004.tif", np.zeros((9, 9)), "L")
-    else:
-        make_coco(tmp_path / "boxes", 6)
-        (tmp_path / "boxes/images/002.jpg").write_bytes(b"nothing")
+        make_masks(folder / "masks")
+        (folder / "masks/masks/a/004.tif").write_bytes(b"nothing")
+        save_mask(folder / "masks/masks/b/001.png", np.zeros((9, 9)), "L")
+        return [2, 12]
+    make_coco(folder / "boxes")
+    (folder / "boxes/images/002.jpg").write_bytes(b"nothing")
+    Image.new("RGB", (9, 9)).save(folder / "boxes/images/009.png")
+    return [2, 9]
+
+
+@pytest.mark.quick_every(4)
+class TestContract(DatasetContract):
+    """Of resized images with masks, and of crops with boxes."""
+
+    @pytest.fixture(autouse=True)
+    def _data(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+
+    def make(self, **options: Any) -> ImageDataset:
+        if self.kind == "masks":
+            return opened(self.folder, "masks", image_size=8, **options)
+        steps = [*CROP, *([options.pop("transform")] if "transform" in options else [])]
+        return opened(self.folder, "boxes", transform=steps, **options)
+
+    def make_bad(self, **options: Any) -> tuple[ImageDataset, list[int]]:
+        folder = self.folder / "bad"
+        if not (folder / self.kind).exists():
+            make_bad(folder, self.kind)
+        bad = [2, 12 if self.kind == "masks" else 9]
+        return opened(folder, self.kind, **SIZED, **options), bad
+
+
+def test_samples_that_can_t_be_read(kind: str, tmp_path: Path) -> None:
+    make_bad(tmp_path, kind)
     for options in (SIZED, {"transform": CROP}):
         with opened(tmp_path, kind, on_error="skip", **options) as dataset:
             fast, slow = batches(dataset, kind, [1, 2, 0, 3])

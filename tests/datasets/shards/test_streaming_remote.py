@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stream(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
-    made: list[StreamingDataset] = []
-
-    def make(urls: str = "part-{000..006}.tar", **options: Any) -> StreamingDataset:
-        options = {"cache_dir": tmp_path / "cache", "retries": 20, "deadline": 20, **options}
-        made.append(StreamingDataset(f"{server.url}/{urls}", **options))
-        return made[-1]
-
-    yield make
-    for dataset in made:
-        dataset.close()
+    reach: Any = {"cache_dir": tmp_path / "cache", "retries": 20, "deadline": 20}
+    with ExitStack() as stack:
+        yield lambda urls, **options: stack.enter_context(
+            StreamingDataset(f"{server.url}/{urls}", **reach, **options)
+        )
 
 
 def test_what_an_index_costs(stream: Any, server: RangeServer, tmp_path: Path) -> None:

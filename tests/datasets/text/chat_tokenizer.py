@@ -9,7 +9,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_TOKEN = re.compile(r"<\|[a-z_]+\|>|.", re.DOTALL)
+_TOKEN = r"<\|[a-z_]+\|>|."
 _WORDS = ["<|im_start|>", "<|im_end|>", "<|pad|>"]
 
 CHATML = (
@@ -71,26 +71,17 @@ class ChatTokenizer:
     ) -> dict[str, Any]:
         assert not add_special_tokens, "a template writes its special tokens itself"
         assert not return_offsets_mapping or self.is_fast, "slow tokenizers have no offsets"
-        pattern = (
-            re.compile(f"{re.escape(self.joins)}|{_TOKEN.pattern}", re.DOTALL)
-            if self.joins
-            else _TOKEN
-        )
-        found = list(pattern.finditer(text))
-        ids = [self._id(match[0]) for match in found]
-        return {
-            "input_ids": ids,
-            **(
-                {"offset_mapping": [match.span() for match in found]}
-                if return_offsets_mapping
-                else {}
-            ),
-        }
+        pattern = f"{re.escape(self.joins)}|{_TOKEN}" if self.joins else _TOKEN
+        found = list(re.finditer(pattern, text, re.DOTALL))
+        encoded: dict[str, Any] = {"input_ids": [self._id(match[0]) for match in found]}
+        if return_offsets_mapping:
+            encoded["offset_mapping"] = [match.span() for match in found]
+        return encoded
 
     def _id(self, token: str) -> int:
-        return (
-            _WORDS.index(token) + 1 if token in _WORDS else 9 if len(token) > 1 else ord(token) + 16
-        )
+        if token in _WORDS:
+            return _WORDS.index(token) + 1
+        return 9 if len(token) > 1 else ord(token) + 16
 
     def decode(self, ids: Any) -> str:
         return "".join(
@@ -99,24 +90,16 @@ class ChatTokenizer:
         )
 
     def apply_chat_template(
-        self,
-        messages: Any,
-        *,
-        tools: Any,
-        tokenize: bool,
-        add_generation_prompt: bool,
-        chat_template: str | None = None,
-        **options: Any,
+        self, messages: Any, *, tokenize: bool, chat_template: str | None = None, **options: Any
     ) -> str:
         assert not tokenize
+        assert {"tools", "add_generation_prompt"} <= options.keys()
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation]
         )
         environment.globals["raise_exception"] = _raise
         template = environment.from_string(chat_template or self.chat_template)
-        return template.render(
-            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
-        )
+        return template.render(messages=messages, **options)
 
 
 def _raise(message: str) -> None:
