@@ -361,7 +361,9 @@ def test_arguments(photos: Path, tmp_path: Path) -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"part": "3/3"}, "part must"),
         ({"part": "one"}, "part must"),
+        ({"part": 3}, "part must.* 3"),
         ({"parts": "3:3"}, "parts must"),
+        ({"parts": range(3)}, "parts must"),
         ({"parts": "0:1000"}, "the plan has"),
         ({"part": "0/2", "parts": "0:1"}, "exclude each other"),
         ({"shard_size": 0}, "1 byte"),

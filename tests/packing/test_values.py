@@ -416,6 +416,11 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([ZEROS, ZEROS.astype("f4")], r"sample 1 .* float32 of shape \[3\], .* float64 of shape"),
     ([np.zeros((3, 2)), np.zeros((3, 3))], r"sample 1 .*\[3, 3\], and sample 0 .*\[3, 2\]"),
     ([{"x": ZEROS}, {"x": ZEROS[:2]}], "sample 1 "),
+    ([{0: ZEROS}], "sample 0 .* 0 is none"),
+    ([{0: ZEROS, "x": ZEROS}], "sample 0 .* 0 is none"),
+    ([{"x": {"": ZEROS}}], "sample 0, 'x', .* '' is none"),
+    ([{}], "sample 0 "),
+    ([{"x": {}}], "sample 0, 'x'"),
     ([{"x": ZEROS}, {"y": ZEROS}], "sample 1 "),
     ([(ZEROS, 1), (ZEROS, 1.5)], "target of sample 1 .* float64"),
     ([(ZEROS, np.zeros(2)), (ZEROS, np.zeros(3))], "target of sample 1 "),
@@ -435,6 +440,13 @@ def test_samples_that_can_not_be_packed(shard_size: int | None, tmp_path: Path) 
         with pytest.raises(ConfigError, match=message):
             pack(Samples(samples), tmp_path / "out", shard_size=shard_size)
         assert shard_size or os.listdir(tmp_path) == []
+
+
+def test_integers_that_no_dtype_holds_are_refused(tmp_path: Path) -> None:
+    """NumPy would round them."""
+    source = own(targets=[*range(29), 2**63 + 1])
+    with pytest.raises(ConfigError, match="numbers of one dtype"):
+        pack(source, tmp_path / "out.h5")
 
 
 def test_streams_and_options_of_others(tmp_path: Path) -> None:

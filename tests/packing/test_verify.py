@@ -24,10 +24,11 @@ from headrace.errors import (
     MissingNameError,
     SampleError,
 )
-from headrace.packing import VerifyResult, pack, verify
+from headrace.packing import VerifyResult, pack, pack_status, verify
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 from tests.packing.cases import CASES, make_case
 from tests.packing.shared import contents, flip, replace_array
+from tests.servers.plain import plain_server
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -168,6 +169,15 @@ def test_processes_verify_parts(parts: Path) -> None:
     for path, processes in ((parts, 0), (files[0], 2)):
         with pytest.raises(ConfigError, match="processes"):
             verify(path, processes=processes)
+    with pytest.raises(DataNotFoundError, match="does not exist"):
+        verify(parts / "missing.h5", processes=2)
+
+
+def test_web_servers_list_no_sizes(parts: Path) -> None:
+    with plain_server(parts.parent) as url:
+        for asks in (verify, pack_status):
+            with pytest.raises(ConfigError, match="HTTP does not list the sizes"):
+                asks(f"{url}/parts")
 
 
 def test_a_sample_of_the_last_part_is_named_and_repaired(photos: Path, parts: Path) -> None:

@@ -321,14 +321,14 @@ def share_of(part: str | None, parts: str | None) -> tuple[int, int] | range | N
     if part is not None and parts is not None:
         raise ConfigError("part and parts exclude each other")
     if part is not None:
-        match = re.fullmatch(r"(\d+)/(\d+)", part, re.ASCII)
+        match = re.fullmatch(r"(\d+)/(\d+)", str(part), re.ASCII)
         if match is None or not int(match[1]) < int(match[2]):
             raise ConfigError(
                 f"part must be 'i/N' with i from 0 to N - 1, such as '3/8', not {part!r}"
             )
         return int(match[1]), int(match[2])
     if parts is not None:
-        match = re.fullmatch(r"(\d+):(\d+)", parts, re.ASCII)
+        match = re.fullmatch(r"(\d+):(\d+)", str(parts), re.ASCII)
         if match is None or not int(match[1]) < int(match[2]):
             raise ConfigError(f"parts must be 'a:b' with a < b, such as '0:16', not {parts!r}")
         return range(int(match[1]), int(match[2]))

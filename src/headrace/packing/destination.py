@@ -297,8 +297,14 @@ class StoreDestination(Destination):
             )
 
     def sizes(self, below: str | None = None) -> dict[str, int]:
+        filesystem = self._filesystem.get()
+        if type(filesystem).__name__ == "HTTPFileSystem":
+            raise ConfigError(
+                f"{self.shown}: HTTP does not list the sizes of files: name the folder itself, or "
+                "its URL in a store such as s3://"
+            )
+
         def listed() -> dict[str, int]:
-            filesystem = self._filesystem.get()
             filesystem.invalidate_cache()
             if below is not None:
                 start = path_in(self._url, filesystem).rstrip("/") + "/"

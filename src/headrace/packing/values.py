@@ -45,7 +45,7 @@ class Look(NamedTuple):
         return cls(
             row.shape,
             row.dtype,
-            as_target(f"the target of {what}", target) if has_target else None,
+            as_row(f"the target of {what}", target) if has_target else None,
             values,
         )
 
@@ -217,10 +217,12 @@ def as_row(what: str, value: Any) -> Array:
     name.
 
     Raises:
-        ConfigError: it is neither an array, a tensor, a number, nor a dict of these.
+        ConfigError: it is neither an array, a tensor, a number, nor a dict of these, whose names
+            are texts.
     """
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not value:
         return as_array(what, value)
+    check_names(value, what)
     if value.keys() >= set(RESERVED):
         raise ConfigError(
             f"{what} can't be packed: it is that of a tar, a dict with "
@@ -228,21 +230,11 @@ def as_row(what: str, value: Any) -> Array:
             "give what is to be packed by split_target, such as value['jpg'], value['cls'] "
             "(docs/packing.md)"
         )
-    fields = {
-        str(name): as_row(f"{what.rstrip(',')}, {name!r},", value[name]) for name in sorted(value)
-    }
+    fields = {name: as_row(f"{what.rstrip(',')}, {name!r},", value[name]) for name in sorted(value)}
     row = np.zeros((), [(name, field.dtype, field.shape) for name, field in fields.items()])
     for name, field in fields.items():
         row[name] = field
     return row
-
-
-def as_target(what: str, value: Any) -> Array:
-    """The array of a target: a number or an array; of a dict of these a compound."""
-    if not isinstance(value, dict) or not value:
-        return as_array(what, value)
-    check_names(value, what)
-    return as_row(what, value)
 
 
 def as_array(what: str, value: Any) -> Array:

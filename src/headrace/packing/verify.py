@@ -96,12 +96,13 @@ def verify(
     threads = threads_for(workers, processes)
     if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
         return _verify_parts(destination_of(path, storage_options), threads, processes, progress)
-    if os.path.exists(os.path.expanduser(os.fspath(path))):
-        check_regular(os.path.expanduser(os.fspath(path)))
-    if processes != 1:
-        raise ConfigError(
-            f"{redact(path)} is one file: processes is for packs of several parts, use workers"
-        )
+    file = os.path.expanduser(os.fspath(path))
+    if os.path.exists(file):
+        check_regular(file)
+        if processes != 1:
+            raise ConfigError(
+                f"{redact(path)} is one file: processes is for packs of several parts, use workers"
+            )
     return verify_file(path, threads, progress)
 
 

@@ -116,16 +116,18 @@ def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Colum
         column = np.asarray(targets)
     except ValueError:  # rows of different lengths
         column = np.empty(0, object)
-    alike = isinstance(targets, np.ndarray) or len({type(t) for t in targets}) <= 1
+    types = set() if isinstance(targets, np.ndarray) else {type(t) for t in targets}
     rows = (
         column.ndim == 1
         or isinstance(targets, np.ndarray)
         or all(isinstance(t, np.ndarray) for t in targets)
     )
-    if column.dtype.kind not in "biufc" or not alike or not rows:
+    # NumPy rounds integers that neither int64 nor uint64 holds together
+    is_rounded = int in types and column.dtype.kind == "f"
+    if column.dtype.kind not in "biufc" or len(types) > 1 or not rows or is_rounded:
         what = "these targets" if name is None else f"the column {name!r} of these targets"
         raise ConfigError(
-            f"{what} can't be packed: they must be numbers of one kind, or NumPy arrays of one "
+            f"{what} can't be packed: they must be numbers of one dtype, or NumPy arrays of one "
             "shape, or dicts of these with the same "
             "names; choose such columns of a table of labels by target_name=, or pack without any "
             "(images: targets=None; texts: no "
