@@ -291,13 +291,6 @@ def test_compounds_of_hdf5_are_columns(how: dict[str, Any], tmp_path: Path) -> N
             assert packed[1][1].keys() == {"speed", "gear", "at"}
 
 
-def test_one_column_keeps_the_old_layout(trees: Path) -> None:
-    with labelled(trees, target_name="kind") as source:
-        info = packed_info(pack(source, trees / "out.h5"))
-    assert info is not None and (info.version, info.target_columns) == (1, None)
-    assert info.classes == ["ash", "elm", "oak"]
-
-
 @pytest.mark.parametrize("how", [{"shard_size": 3000}, ZARR])
 def test_other_labels_are_another_plan(how: dict[str, Any], trees: Path) -> None:
     with labelled(trees) as source:

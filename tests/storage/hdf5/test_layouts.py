@@ -129,16 +129,6 @@ def test_what_is_not_read_directly_has_no_layout(
             assert opened and not kept(tmp_path), (name, options)
 
 
-def test_large_layouts_are_not_kept(
-    far_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.storage.hdf5.layouts._MOST", 3 * 24 + 3 * 8 * N - 1)
-    far_of("raw", target_name="targets")
-    assert not kept(tmp_path)
-    far_of("raw")
-    assert len(kept(tmp_path)) == 1
-
-
 def test_damaged_layouts_are_not_used(far_of: Any, tmp_path: Path, opened: list[str]) -> None:
     first = far_of("raw")[2 * N]
     (file,) = kept(tmp_path)

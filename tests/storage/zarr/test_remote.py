@@ -156,14 +156,6 @@ def test_opening_with_an_index_takes_few_requests(server: RangeServer, far: Any)
     assert np.array_equal(pickle.loads(pickle.dumps(dataset))[39], ROWS[39])
 
 
-def test_many_shard_indices_are_read_together(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.storage.zarr.shards._MADE", 3)
-    for mode in ("lazy", "streaming"):
-        dataset = far("a.zarr", "checked", loading_mode=mode)
-        assert np.array_equal(np.stack(dataset.__getitems__([*range(N)])), ROWS)
-        assert len(list(dataset)) == N and dataset.sample_source.locating_needs_io
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_chunk_files_and_blocks_of_shards_are_fetched_once(
     server: RangeServer, far: Any, make_loader: Any, workers: int
