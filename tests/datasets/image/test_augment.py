@@ -18,7 +18,6 @@ from headrace import (
     ImageDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    SampleError,
 )
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.pixels import decode_image, normalize, resize_image
@@ -183,29 +182,3 @@ class TestInADataset:
             images, _ = next(iter(loader))
             assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), np.stack(wanted)), options
             dataset.close()
-
-    @pytest.mark.parametrize("steps", [RECIPE, [*RECIPE, np.asarray]], ids=["filled", "one by one"])
-    def test_a_bad_sample(self, tmp_path: Path, loader_of: Any, steps: Any) -> None:
-        """Its error is the one of every other dataset, though it is found late (law 6)."""
-        root = make_photos(tmp_path / "p", per_class=4, size=(96, 128))
-        paths = [Path(path) for path, _ in ImageDataset(root).samples]
-        paths[1].write_bytes(paths[1].read_bytes()[:500])  # a header, and no more
-        Image.new("RGB", (16, 16)).save(paths[2], "DDS")  # whose decoder raises another error
-        good = ImageDataset(root, transform=steps, seed=5)
-        sound = np.stack([np.asarray(good[index][0]) for index in (0, 3, 4, 5)])
-
-        def loaded(on_error: Any) -> Any:
-            dataset = ImageDataset(root, transform=steps, on_error=on_error)
-            return loader_of(dataset, batch_size=6, shuffle=False)
-
-        with pytest.raises(SampleError, match=rf"sample 1 .*{paths[1].name}"):
-            list(loaded("raise"))
-        loader = loaded("skip")
-        batches = [images for images, _ in loader]
-        assert [len(images) for images in batches] == [4, 6]
-        assert np.array_equal(batches[0], sound)
-        assert [entry["index"] for entry in loader.get_stats()["skipped_samples"]] == [1, 2]
-        images, targets = next(iter(loaded(lambda *_: (good[0][0] * 0, -1))))
-        assert targets.tolist()[1:3] == [-1, -1]
-        assert not images[1:3].any()
-        assert np.array_equal(images[[0, 3, 4, 5]], sound)

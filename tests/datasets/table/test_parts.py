@@ -21,6 +21,7 @@ from headrace import (
 )
 from headrace.testing.contract import same
 from headrace.tokenizer import CharTokenizer
+from tests.collate.tokenizers import Counting
 from tests.datasets.table.test_table import (
     CALLS,
     chats_table,
@@ -121,17 +122,6 @@ def test_a_text_that_is_none_is_an_error_or_left_out(tmp_path: Path) -> None:
     with TextDataset(write_texts(tmp_path), **how) as texts:
         assert len(dataset) == len(texts)
         assert same(dataset[5]["input_ids"], texts[5]["input_ids"])
-
-
-class Counting:
-    fingerprint = "counting"
-
-    def __init__(self) -> None:
-        self.made = list[str]()
-
-    def __call__(self, text: str) -> list[int]:
-        self.made.append(text)
-        return list(text.encode())
 
 
 def test_tokens_are_kept_and_belong_to_their_files(tmp_path: Path) -> None:

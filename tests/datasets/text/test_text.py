@@ -26,7 +26,7 @@ from headrace import (
 )
 from headrace.storage.text import plain
 from headrace.testing import DatasetContract
-from tests.collate.tokenizers import HuggingFace, SentencePiece, Tiktoken, Tokenizers
+from tests.collate.tokenizers import Counting, HuggingFace, SentencePiece, Tiktoken, Tokenizers
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -332,30 +332,20 @@ class TestBadInput:
 
 class TestAround:
     def test_tokens_are_made_once(self, folder: Path) -> None:
-        made: list[str] = []
+        def made_by(name: str = "1", **how: Any) -> list[str]:
+            tokenizer = Counting(name)
+            how = {"packing": True, "max_length": 5, **how}
+            opened.append(TextDataset(folder, tokenizer=tokenizer, **how))
+            return tokenizer.made
 
-        class Counting:
-            def __init__(self, fingerprint: str = "counting 1") -> None:
-                self.fingerprint = fingerprint
-
-            def __call__(self, text: str) -> list[int]:
-                made.append(text)
-                return [ord(c) for c in text]
-
-        options: Any = {"tokenizer": Counting(), "max_length": 5}
-        for how in ({"packing": True}, {"stride": 2}, {"packing": True}):
-            TextDataset(folder, **options, **how)
-        assert made == FILES
+        opened: list[Any] = []
+        assert made_by() == FILES
+        assert made_by(packing=False, stride=2) == made_by() == []
         (folder / "prose/b.md").write_text("other")
-        changed = TextDataset(folder, packing=True, **options)
-        assert len(made) == 6
-        assert bytes(changed[1]["input_ids"].tolist()) == b"wo\not"
-        TextDataset(folder, unit="line", packing=True, **options)
-        assert len(made) == 11
-        TextDataset(folder, packing=True, end_token=1, **options)
-        options["tokenizer"] = Counting("counting 2")
-        TextDataset(folder, packing=True, **options)
-        assert len(made) == 17
+        assert made_by() == [FILES[0], "other", FILES[2]]
+        assert bytes(opened[-1][1]["input_ids"].tolist()) == b"wo\not"
+        for how, count in (({"unit": "line"}, 5), ({"end_token": 1}, 3), ({"name": "2"}, 3)):
+            assert len(made_by(**how)) == count
 
     def test_held_tokens_count_in_the_budget(self, tmp_path: Path) -> None:
         """Those of a tokenizer that can't be known again are not kept on the disk."""
