@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import AccessError
 from headrace.io.resolve.folders import list_folder
 from tests.io.resolve.scanning import touch
 
@@ -42,24 +41,3 @@ class TestOrder:
 
         monkeypatch.setattr(os, "scandir", scandir)
         assert [listed(tmp_path) for _ in range(5)] == [made] * 5
-
-
-class TestThreads:
-    def test_the_first_of_several_errors_ends_all(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        touch(tmp_path, *(f"{number:03d}/deep/x.jpg" for number in range(200)))
-        real, seen = os.scandir, []
-
-        def scandir(path: Any) -> Any:
-            seen.append(path)
-            if path.endswith((b"/003", b"/004", b"/017")):
-                time.sleep(0.05 if path.endswith(b"/003") else 0)
-                raise PermissionError(13, "no")
-            time.sleep(0.002)
-            return real(path)
-
-        monkeypatch.setattr(os, "scandir", scandir)
-        with pytest.raises(AccessError, match=r"/003"):
-            listed(tmp_path)
-        assert len(seen) < 250
