@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
@@ -12,6 +13,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     SequentialSampler,
+    TensorDataset,
 )
 
 from headrace import (
@@ -179,6 +181,8 @@ def test_what_makes_no_sense_is_refused() -> None:
     for function in FUNCTIONS:
         with pytest.raises(ConfigError, match=r"length= and samples="):
             function(loader, length=3, samples=3)
+        with pytest.raises(ConfigError, match="no dataset"):
+            function(TensorDataset(torch.zeros(8)))
         for config in (loader.config, {"batch_size": 4}):
             with pytest.raises(ConfigError, match="loader first"):
                 function(config, loader)

@@ -246,7 +246,9 @@ def options_of(dataset: BaseDataset, how: StoreOptions, shard_size: int) -> dict
 
 def rows_as_json(rows: Rows) -> dict[str, Any]:
     """`Rows` as the options of a plan hold them."""
-    dtype = [list(field) for field in rows.dtype.descr] if rows.dtype.names else rows.dtype.str
+    dtype: Any = rows.dtype.str
+    if rows.dtype.names:
+        dtype = json.loads(json.dumps(rows.dtype.descr))  # lists, as they are when it is read
     values = {} if rows.values is None else {"values": rows.values}
     return {"store": rows.store, "dtype": dtype, "shape": list(rows.shape), **values}
 
