@@ -45,7 +45,6 @@ from tests.servers.ranges import RangeServer
 ROOT = Path(__file__).parent.parent.parent
 ROWS, COLUMNS = 40, 30
 DENSE = random_matrix(ROWS, COLUMNS)
-MODES = ("lazy", "eager", "cached", "streaming")
 FORMS: tuple[Any, ...] = ("dense", "csr", "pairs")
 BLOSC = zarr.codecs.BloscCodec(cname="lz4", clevel=3)
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
