@@ -27,6 +27,7 @@ from headrace.errors import (
     TargetExistsError,
 )
 from headrace.packing import verify
+from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.packed import packed_info
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_pair, save_mask
@@ -180,6 +181,26 @@ def test_other_targets_are_another_plan(kind: str, tmp_path: Path) -> None:
         pack(made[kind]("b"), out, part="1/2", **how)
     pack(made[kind]("a"), out, part="1/2", **how)
     assert verify(out).ok
+
+
+def test_a_share_asks_for_its_own_sizes(
+    masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows are compounds, which the plan has as JSON."""
+    asked: list[int] = []
+    sizes = FilesSource.sizes
+
+    def counted(self: FilesSource, indices: Any = None) -> Any:
+        asked.extend(indices)
+        return sizes(self, indices)
+
+    how: dict[str, Any] = {"store": "decoded", "shard_size": 2000}
+    with with_masks(masks, image_size=8) as source:
+        pack(source, tmp_path / "out", part="0/2", **how)
+    monkeypatch.setattr(FilesSource, "sizes", counted)
+    with with_masks(masks, image_size=8) as source:
+        pack(source, tmp_path / "out", part="1/2", **how)
+    assert 0 < len(set(asked)) < COUNT and verify(tmp_path / "out").ok
 
 
 def test_a_changed_mask_is_an_error(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.arguments import check_integer, checks_keywords
 from headrace.errors import ConfigError
@@ -37,7 +37,7 @@ def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | N
 
     Raises:
         ConfigError: the dataset has no length and neither `length` nor `samples` is given; both are
-            given; or `samples` is given for a `MultiDataLoader`.
+            given; `samples` is given for a `MultiDataLoader`; or `loader` is a dataset.
     """
     if isinstance(loader, DataLoaderConfig) or isinstance(length, DataLoader | MultiDataLoader):
         raise ConfigError("a loader holds its own options: pass the loader first, and no config")
@@ -50,6 +50,11 @@ def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | N
         )
     if length is not None:
         return length
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise ConfigError(
+            f"pass a loader, and no dataset: the length of a {type(loader).__name__} is a number "
+            "of samples"
+        )
     if samples is None:
         known = length_of(loader)
         if known is None:
