@@ -346,7 +346,9 @@ def remove_abandoned(folder: str, prefixes: tuple[str, ...]) -> None:
     """Removes the temporary files with one of these prefixes whose writers are gone: nobody
     holds a lock on them.
     """
-    with os.scandir(folder) as listing:
+    names: list[str] = []
+    # another job may have removed the folder, which was empty
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as listing:
         names = [
             entry.name
             for entry in listing
