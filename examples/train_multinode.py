@@ -1,11 +1,12 @@
 """Trains a small network on images on many nodes, and goes on with another number of them when one
 is lost.
 
-    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 --master-addr HOST --master-port 29500
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 --master-addr HOST --master-port 29500 \\
+        examples/train_multinode.py photos/train
     # the same job, with the node that is left
-    examples/train_multinode.py photos/train torchrun --nnodes 1 --nproc-per-node 4
+    torchrun --nnodes 1 --nproc-per-node 4 examples/train_multinode.py photos/train
     # what all lives of the job have seen
-    examples/train_multinode.py photos/train python examples/train_multinode.py --count
+    python examples/train_multinode.py --count
     python examples/train_multinode.py --demo  # all of it on this machine: see below
 
 `--global-batch` stays what it is; a rank takes its share of it, so any number of ranks that divides
