@@ -12,6 +12,7 @@ from PIL import Image
 
 import headrace
 from headrace.inspecting import inspect
+from headrace.inspecting.texts import inspect_texts
 from headrace.io.remote.options import RemoteOptions
 from tests.data.make import make_tar
 from tests.datasets.text.chat_tokenizer import ChatTokenizer
@@ -99,6 +100,8 @@ def test_records_are_counted(tmp_path: Path, own_cache: None) -> None:
             assert (report.fingerprint is None) == is_packed
         kind = "int" if "json" in name else "str"
         assert report.details["fields"] == {"text": "str", "label": kind}
+    (tmp_path / "long.csv").write_text(f"text,label\n{'a' * 200_000},1\n")
+    assert inspect(tmp_path / "long.csv").details["fields"] == {"text": "str", "label": "str"}
 
 
 def test_chats_are_told_by_their_messages(tmp_path: Path) -> None:
@@ -168,6 +171,12 @@ def test_remote_files_are_those_of_this_machine(tmp_path: Path) -> None:
     Image.new("1", (30, 20)).save(tmp_path / "a.bmp")
     reach = RemoteOptions(cache_dir=tmp_path / "cache")
     with RangeServer(tmp_path) as server:
+        urls = []
+        for name in ("a.json", "b.json"):
+            (tmp_path / name).write_text('[{"text": "a row"}]')
+            urls.append(f"{server.url}/{name}")
+        report = inspect_texts(urls, reach)
+        assert report.samples_are == "one record a sample" and report.files == 2
         for name, samples in (("a.tar", 30), ("a.jsonl", 50), ("a.bmp", 1)):
             near, far = inspect(tmp_path / name), inspect(f"{server.url}/{name}", reach=reach)
             assert near.samples == far.samples == samples

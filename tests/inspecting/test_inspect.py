@@ -22,6 +22,7 @@ from PIL import Image
 from headrace import open_dataset
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, RemoteError
 from headrace.inspecting import inspect
+from headrace.inspecting.formats import sniffed
 from headrace.io.remote.options import RemoteOptions
 from tests.inspecting.opening import opened
 
@@ -34,6 +35,18 @@ def test_an_empty_folder_and_an_unknown_one(tmp_path: Path) -> None:
     report = inspect(tmp_path)
     assert report.format == "a folder of no known format"
     assert "1 .xyz" in report.notes[0]
+
+
+def test_formats_by_plugin_are_images(tmp_path: Path) -> None:
+    for name, head in [
+        ("a.avif", b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf"),
+        ("a.heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"),
+        ("a.jxl", b"\xff\x0a\x00"),
+    ]:
+        (tmp_path / name).write_bytes(head)
+        report = inspect(tmp_path / name)
+        assert (report.format, report.samples) == ("images", 1)
+    assert sniffed(b"MM\x00+") == "BigTIFF image"
 
 
 def test_a_file_that_is_not_what_it_says(tmp_path: Path) -> None:
@@ -51,6 +64,7 @@ def test_a_file_that_is_not_what_it_says(tmp_path: Path) -> None:
         ("a.txt", b"PK\x03\x04" + bytes(99), "is a zip"),
         ("a.csv", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         ("b.csv", bitmap.getvalue(), "is a BMP image"),
+        ("d.mp4.png", b"\0\0\0\x14ftypisom" + bytes(99), "is a MP4 video"),
         ("c.nc", b"CDF\x01" + bytes(99), "is a netCDF-3"),
         ("picture", png, "is an image: give it an ending"),
     ]:

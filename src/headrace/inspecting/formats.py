@@ -21,6 +21,7 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"II*\x00", "TIFF image"),
     (0, b"MM\x00*", "TIFF image"),
     (0, b"II+\x00", "BigTIFF image"),
+    (0, b"MM\x00+", "BigTIFF image"),
     (8, b"WEBP", "WebP image"),
     (128, b"DICM", "DICOM image"),
     (344, b"n+1\x00", "NIfTI image"),

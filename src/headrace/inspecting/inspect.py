@@ -25,6 +25,7 @@ from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.packs import is_pack
 from headrace.io.resolve.resolver import kind_of
 from headrace.storage.hdf5.kind import HDF5, is_hdf5
+from headrace.storage.image_formats import format_by_content
 from headrace.storage.kinds import IMAGES, TEXTS
 from headrace.storage.table.files import TABLES
 from headrace.storage.tar.source import TARS
@@ -115,7 +116,8 @@ def _of_file(place: str, dataset_name: str | None, reach: RemoteOptions) -> Repo
     head = head_of(place)
     if not head:
         raise FormatError(f"{redact(place)} is empty (0 bytes): fetch or write it again")
-    found = sniffed(head)
+    by_plugin = format_by_content(head)
+    found = sniffed(head) if by_plugin is None else f"{by_plugin.name} image"
     named = next((kind for kind in KINDS if kind.fits(place)), None)
     if is_hdf5(place):
         report = inspect_hdf5(place, reach, dataset_name)

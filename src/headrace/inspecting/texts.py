@@ -16,7 +16,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.inspecting import advice
@@ -67,11 +66,11 @@ def inspect_texts(data_path: Any, reach: RemoteOptions) -> Report:
         report.details["file sizes"] = spread_of(sizes)
         heads = [
             (name, head)
-            for name, head in _heads(source, sizes, evenly(len(source), ASKED).tolist())
+            for name, head in _heads(source, evenly(len(source), ASKED).tolist())
             if head
         ]
         _tell_encoding(report, heads)
-        unit = _unit(report, files, lambda number: next(_heads(source, sizes, [number]))[1])
+        unit = _unit(report, files, lambda number: next(_heads(source, [number]))[1])
         if unit == "record":
             _tell_records(report, files, heads, reach)
         elif unit == "file":
@@ -110,12 +109,8 @@ def _through_copy(names: list[str]) -> str:
 # -- what is in them
 
 
-def _heads(
-    source: FilesSource, sizes: npt.NDArray[np.int64], some: list[int]
-) -> Iterator[tuple[str, bytes]]:
-    """Names, and the first bytes of some files, decompressed. (`sizes`: as `sizes_of` gives
-    them.)
-    """
+def _heads(source: FilesSource, some: list[int]) -> Iterator[tuple[str, bytes]]:
+    """Names, and the first bytes of some files, decompressed."""
     files = source.listing
     if files.server is None:
         for number in some:
@@ -125,7 +120,8 @@ def _heads(
     urls = [files.url(number) for number in some]
     found = files.server.read(
         ByteRanges.of(
-            (url, 0, min(_HEAD, size)) for url, size in zip(urls, sizes.tolist(), strict=True)
+            (url, 0, min(_HEAD, size or 0))
+            for url, size in zip(urls, files.server.sizes(urls), strict=True)
         )
     )
     for url, data in zip(urls, found, strict=True):
@@ -300,10 +296,11 @@ def _fields(name: str, head: bytes, encoding: str) -> dict[str, str] | None:
     text = codecs.getincrementaldecoder(encoding)("replace").decode(head).removeprefix("\ufeff")
     ending = os.path.splitext(without_compression(without_query(name)))[1].lower()
     if ending in records.DELIMITERS:
-        rows = list(
-            itertools.islice(csv.reader(io.StringIO(text), delimiter=records.DELIMITERS[ending]), 2)
-        )
-        return {key: "str" for key in rows[0]} if rows else None
+        names: list[str] = []
+        with contextlib.suppress(csv.Error):  # a cell that is no name, since it is far too long
+            reader = csv.reader(io.StringIO(text), delimiter=records.DELIMITERS[ending])
+            names = next(reader, [])
+        return dict.fromkeys(names, "str") or None
     line = next((line for line in text.splitlines() if line.strip()), "")
     try:
         record = json.loads(line) if ending != ".json" else _first_in_list(text)
