@@ -364,6 +364,17 @@ def test_the_warning_has_the_numbers() -> None:
         assert Host(1_000_000, 1000).largest(64) == 1000
 
 
+def test_a_step_that_leaks_ends_it() -> None:
+    host = Host(1_000_000, 10_000)
+
+    def leaking(size: int) -> None:
+        if len(host.sizes) == 2:  # as often as one size runs
+            raise MemoryError
+        host.sizes.append(size)
+
+    assert host.largest(64, leaking) == 64
+
+
 def test_devices_and_neighbours_end_it_too() -> None:
     host, device = Host(10**8, 1), Step(5000)
 

@@ -159,10 +159,12 @@ class _Search:
         one does; 0: none.
         """
         fits, fails, number = 0, limit + 1, start
+        has_halved = False
         while fails - fits > 1:
             allowed = self._room.most(number * self._unit) // self._unit
             # how much of it each sample takes, a smaller size says
-            if allowed < number and fits > 1 and self._room.sizes == 1:
+            if allowed < number and fits > 1 and self._room.sizes == 1 and not has_halved:
+                has_halved = True
                 self._try(fits // 2 * self._unit)
                 continue
             if allowed < number:
