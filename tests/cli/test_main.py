@@ -283,6 +283,8 @@ def test_verify_goes_on_after_a_file_that_can_t_be_read(
     told = json.loads(capsys.readouterr().out)
     assert not told["ok"] and told["files"][1]["samples"] == 24
     assert told["files"][0]["error"]["type"] == "DataNotFoundError"
+    assert main(["verify", "memory://gone.h5?token=secret", "sound.h5", "--json"]) == 2
+    assert "secret" not in capsys.readouterr().out
 
 
 def test_index_prints_what_it_wrote(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import zarr
 from headrace import open_dataset
 from headrace.cli.main import main
 from headrace.errors import ConfigError
-from headrace.profiling.compare import ModeRate, compare_modes
+from headrace.profiling.compare import ModeRate, _files_below, compare_modes
 from tests.data.make import make_tar
 
 compare = partial(compare_modes, seconds=0.2, batch_size=50, num_workers=0)
@@ -62,6 +63,8 @@ def test_modes_that_can_not_be_timed_are_notes(rows: Path, tmp_path: Path) -> No
 def test_what_can_not_be_timed(rows: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seconds"):
         compare(rows, seconds=0)
+    os.mkfifo(tmp_path / "pipe")
+    assert str(tmp_path / "pipe") not in _files_below(str(tmp_path))
     zarr.create_array(tmp_path / "b.zarr", shape=(0, 4), dtype="u1")
     with pytest.raises(ConfigError, match="no samples"):
         compare(tmp_path / "b.zarr")

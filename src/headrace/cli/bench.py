@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace, output: Output) -> int:
     """Measures, and prints a line a mode as soon as it is known."""
+    from headrace.io.paths import redact
     from headrace.profiling.compare import compare_modes
 
     options = {
@@ -70,9 +71,10 @@ def run(given: argparse.Namespace, output: Output) -> int:
         for name in ("dataset_name", "encoding")
         if getattr(given, name) is not None
     }
+    path = redact(given.path)
     output.show_lines(
         [
-            f"{output.paint(visible(given.path), 'bold')}: batches of {given.batch_size}, about "
+            f"{output.paint(visible(path), 'bold')}: batches of {given.batch_size}, about "
             f"{given.seconds:g} s"
         ]
     )
@@ -86,7 +88,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
         **options,
     )
     output.show_lines(_summary(found, output))
-    output.show_json({"path": given.path, **fields_of(found)})
+    output.show_json({"path": path, **fields_of(found)})
     return 0
 
 

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace, output: Output) -> int:
     """Verifies each file, and prints a line for it."""
+    from headrace.io.paths import redact
     from headrace.packing import verify
 
     results, codes = list[Any](), list[int]()
@@ -64,12 +65,12 @@ def run(given: argparse.Namespace, output: Output) -> int:
         except (HeadraceError, OSError) as error:
             if len(given.paths) == 1:
                 raise
-            message = one_line(error)
+            message, shown = one_line(error), redact(path)
             results.append(
-                {"path": path, "error": {"type": type(error).__name__, "message": message}}
+                {"path": shown, "error": {"type": type(error).__name__, "message": message}}
             )
             codes.append(exit_code_of(error))
-            output.show_lines([f"{visible(path)}: not verified: {message}"])
+            output.show_lines([f"{visible(shown)}: not verified: {message}"])
             continue
         results.append(result)
         codes.append(0 if result.ok else 1)

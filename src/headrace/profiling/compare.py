@@ -284,4 +284,5 @@ def _files_below(place: str) -> Iterator[str]:
         yield place
     elif os.path.isdir(place):
         for folder, _, names in os.walk(place):
-            yield from (os.path.join(folder, name) for name in sorted(names))
+            paths = (os.path.join(folder, name) for name in sorted(names))
+            yield from filter(os.path.isfile, paths)  # not a pipe, which may never end
