@@ -32,6 +32,7 @@ def test_cache_lists_and_prunes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert main([*cache, *options]) == 0 and shown in capsys.readouterr().out
     assert not os.path.exists(file.path)
+    assert main([*cache, "--older", "1h"]) == 2 and "--prune" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
         main([*cache, "--prune", "--older", "30"])
     assert caught.value.code == 2 and "30" in capsys.readouterr().err, "an age has a unit"

@@ -41,6 +41,16 @@ def test_help_has_examples_and_fits_forty_columns(
     assert all(f"\n    {verb} " in shown for verb in VERBS)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+def test_a_full_disk_is_one_line() -> None:
+    for options in ([], ["--json"]):
+        command = [sys.executable, "-m", "headrace", "env", "--no-gpu", *options]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 2 and "No space left" in done.stderr, options
+        assert "Traceback" not in done.stderr
+
+
 def test_json_is_one_document(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.output import Output, visible
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.io.cache.contents import CacheEntry
@@ -27,6 +28,7 @@ examples:
   %(prog)s --dir /scratch/kept --prune     remove what was not used for 30 days
   %(prog)s --prune --older 0d              remove all that no running job shares
 """
+_OLDER = 30 * 86400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -45,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--older",
         type=_age,
-        default=30 * 86400,
         metavar="AGE",
         help="with --prune: unused for AGE, such as 12h, 30d (default: 30d)",
     )
@@ -63,9 +64,12 @@ def run(given: argparse.Namespace, output: Output) -> int:
     from headrace.io.cache.contents import cache_entries, remove_entries
     from headrace.io.paths import cache_folder
 
+    if given.older is not None and not given.prune:
+        raise ConfigError("--older says what --prune removes: pass both")
     folder = str(cache_folder(given.dir))
     entries = cache_entries(folder)
-    removed = remove_entries(entries, given.older) if given.prune else []
+    older = _OLDER if given.older is None else given.older
+    removed = remove_entries(entries, older) if given.prune else []
     gone = {entry.path for entry in removed}
     left = [entry for entry in entries if entry.path not in gone]
     told: dict[str, Any] = {

@@ -4,6 +4,7 @@ only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -82,9 +83,11 @@ class Output:
 
     def show_error(self, error: BaseException, message: str, code: int) -> None:
         """Prints an error as JSON, where JSON is wanted; people read it elsewhere."""
-        self.show_json(
-            {"error": {"type": type(error).__name__, "message": message, "exit_code": code}}
-        )
+        # the error may be that nothing can be printed, such as to a full disk
+        with contextlib.suppress(OSError):
+            self.show_json(
+                {"error": {"type": type(error).__name__, "message": message, "exit_code": code}}
+            )
 
     def _print(self, text: str) -> None:
         if self._is_ascii and not self.as_json:
