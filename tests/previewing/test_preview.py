@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -105,6 +106,22 @@ def test_shards_of_other_sizes_are_told(tmp_path: Path) -> None:
     assert all("cls 1" in item.caption and item.value is not None for item in shown.items)
 
 
+def test_shards_in_order(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(40):
+            member = tarfile.TarInfo(f"{number:02}.cls")
+            member.size = 2
+            tar.addfile(member, io.BytesIO(f"{number:02}".encode()))
+    shown = preview(str(tmp_path / "a.tar"), count=4, shuffle=False)
+    assert [item.caption for item in shown.items] == [f"key 0{n}, cls {n}" for n in range(4)]
+
+
+def test_complex_values_are_their_amounts(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = np.full((2, 4, 4), 3 + 4j, "c8")
+    assert {float(item.value.max()) for item in preview(tmp_path / "a.h5").items} == {5.0}
+
+
 def test_arrays_of_any_shape_are_pictures() -> None:
     for shape, dtype, count in [
         ((3, 9, 8), "u1", 1),
@@ -125,6 +142,7 @@ def test_arrays_of_any_shape_are_pictures() -> None:
         for picture in pictures:
             assert (picture.dtype, picture.ndim, picture.shape[2]) == (np.uint8, 3, 3)
     array = np.array([[0.0, np.nan], [np.inf, 1.0]], "f4")
+    assert pictures_of(array, (0.0, 1.0), is_labels=True)[0][0].tolist() == [[0, 0, 0], [0, 0, 0]]
     assert value_range([array]) == (0.0, 1.0)
     assert pictures_of(array, (0.0, 1.0))[0][..., 0].tolist() == [[0, 0], [255, 255]]
 
@@ -244,6 +262,7 @@ def test_wrong_use_is_told(
     for arguments, said in [
         (["-o", "a.txt"], ".png"),
         (["-o", "none/a.png"], "the folder none does not exist"),
+        (["-o", str(photos / "a.png")], "is a part of the data"),
         (["-o", "a.png", "--transform", "os"], "MODULE:NAME"),
         (["-o", "a.png", "--transform", "no_such_module:x"], "no_such_module"),
         (["-o", "a.png", "--transform", "os:sep"], "can't be called"),

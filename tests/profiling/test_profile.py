@@ -28,6 +28,7 @@ from headrace import (
     Source,
     create_dataloader,
     profile_dataloader,
+    suggest_num_workers,
 )
 from headrace.cli.main import main
 from headrace.loader import data
@@ -166,6 +167,15 @@ def test_the_loader_is_left_as_it_is() -> None:
     assert loader.state_dict() == state and loader.get_stats()["batches"] == 1
     assert torch.equal(torch.get_rng_state(), drawn) and threading.active_count() <= threads
     assert len(list(iterator)) == 23 and first.shape == (4, 8) and dataset.mode.stats() == {}
+
+
+def test_generators_of_a_torch_loader_are_restored() -> None:
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(Rows(), 4, shuffle=True, generator=generator)
+    state = generator.get_state()
+    suggest_num_workers(loader, seconds=0.01, most=0)
+    profile_dataloader(loader, seconds=1)
+    assert torch.equal(generator.get_state(), state)
 
 
 @pytest.mark.slow
@@ -512,6 +522,15 @@ def test_the_command_prints_json(photos: Path, capsys: pytest.CaptureFixture[str
     assert document["has_step"] is False and document["verdict"] and document["stages"]
 
 
+def test_folders_count_where_something_is_written(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    for options, message in [([], "dataset must"), (["--html", "a.html"], "may not write")]:
+        assert main(["profile", f"{program}:number", *options, "--seconds", "1"]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_wrong_use_of_the_command(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         (["{}:nothing"], "has no nothing"),
@@ -521,6 +540,9 @@ def test_wrong_use_of_the_command(program: str, capsys: pytest.CaptureFixture[st
         (["{}:loader", "--step", "step"], "MODULE:NAME"),
         (["{}:loader", "--step", "{}:broken"], "raised ValueError: no such loss"),
         (["{}:loader", "--html", "none/out.html"], "the folder"),
+        (["{}:loader", "--html", "train.h5"], "ends with .html"),
+        (["{}:loader", "--plot", "a.xyz"], "ends with .png"),
+        ([".", "--plot", "a.png"], "is a part of the data"),
         (["{}:number"], "dataset must"),
         (["none"], "none"),
     ]

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
@@ -167,6 +168,22 @@ def open_data(
     if (are_texts or text_options(options)) and kind_of(path, (TABLES,)) is None:
         return TextDataset(path, **options)
     return (opens or open_dataset)(path, **options)
+
+
+def refuse_own_data(option: str, path: str, sources: Iterable[str | None]) -> None:
+    """Raises a ConfigError: a picture to write is a file of the data, or lies in a folder of it,
+    where it would become a sample.
+    """
+    written = os.path.realpath(path)
+    for source in sources:
+        if source is None or not os.path.exists(source):
+            continue
+        folder = os.path.join(os.path.realpath(source), "")
+        is_inside = os.path.isdir(source) and written.startswith(folder)
+        if is_inside or (os.path.exists(path) and os.path.samefile(source, path)):
+            raise ConfigError(
+                f"{option} {path}: it is a part of the data ({source}): write the picture elsewhere"
+            )
 
 
 def _tokenizer(path: str) -> Any:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.data import add_data_options, data_options, open_data
+from headrace.cli.data import add_data_options, data_options, open_data, refuse_own_data
 from headrace.cli.flags import imported, number, raised_by
 from headrace.cli.output import Output, visible, write
 from headrace.errors import ConfigError, HeadraceError, WriteError
@@ -160,16 +160,7 @@ def _check_output(path: str | None, sources: Iterable[str | None]) -> None:
         raise WriteError(
             f"-o {path}: the folder {folder} does not exist, or this user may not write to it"
         )
-    for source in sources:
-        if (
-            source is not None
-            and os.path.exists(source)
-            and os.path.exists(path)
-            and os.path.samefile(source, path)
-        ):
-            raise ConfigError(
-                f"-o {path}: it is {source} itself, which is previewed: write the picture elsewhere"
-            )
+    refuse_own_data("-o", path, sources)
 
 
 def _save(sheet: Image, path: str) -> None:

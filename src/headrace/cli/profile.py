@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli.data import add_data_options, data_options, open_data
+from headrace.cli.data import add_data_options, data_options, open_data, refuse_own_data
 from headrace.cli.flags import count, imported, is_name, raised_by, seconds
 from headrace.cli.output import Output, visible
-from headrace.errors import AccessError, ConfigError, HeadraceError
+from headrace.errors import AccessError, ConfigError, HeadraceError, WriteError
 
 SUMMARY = "find what holds a training back, and measure what helps"
 DESCRIPTION = (
@@ -63,21 +64,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        help="write a picture, .png or .svg (pip install 'headrace[plot]')",
+        help="write a picture, .png, .svg or .pdf (pip install 'headrace[plot]')",
     )
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
     """Profiles, prints the table, and writes page and picture."""
-    for name in ("html", "plot"):
-        folder = os.path.dirname(os.path.abspath(getattr(given, name) or "."))
-        if not os.path.isdir(folder):
+    if given.html is not None:
+        _check_written("--html", given.html, (".html", ".htm"), given)
+    if given.plot is not None:
+        _check_written("--plot", given.plot, (".png", ".svg", ".pdf"), given)
+        if importlib.util.find_spec("matplotlib") is None:
             raise ConfigError(
-                f"--{name}: the folder {folder} does not exist: create it, or name another one"
-            )
-        if not os.access(folder, os.W_OK):
-            raise AccessError(
-                f"--{name}: this user may not write to the folder {folder}: name another one"
+                "--plot needs matplotlib: pip install 'headrace[plot]', or use --html"
             )
     if given.seconds < 1:
         raise ConfigError("--seconds: nothing can be told in less than 1 second")
@@ -90,16 +89,39 @@ def run(given: argparse.Namespace, output: Output) -> int:
     finally:
         for closable in opened:
             closable.close()
-    output.show(profile.as_dict(), map(visible, profile.lines()))
+    output.show_lines(map(visible, profile.lines()))
     written = []
     for name, save in (("html", profile.save_html), ("plot", profile.save_plot)):
         path = getattr(given, name)
         if path is not None:
-            save(path)
+            try:
+                save(path)
+            except OSError as error:
+                raise WriteError(f"{path} can't be written: {error.strerror or error}") from error
             written.append(path)
     if written:
         output.show_lines([f"written: {', '.join(map(visible, written))}"])
+    output.show_json(profile.as_dict())
     return 0
+
+
+def _check_written(
+    option: str, path: str, endings: tuple[str, ...], given: argparse.Namespace
+) -> None:
+    """Raises an error for a file that can't be written or is data, before anything is measured."""
+    if not path.lower().endswith(endings) or os.path.isdir(path):
+        raise ConfigError(f"{option} {path}: name a file that ends with {' or '.join(endings)}")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConfigError(
+            f"{option}: the folder {folder} does not exist: create it, or name another one"
+        )
+    if not os.access(folder, os.W_OK):
+        raise AccessError(
+            f"{option}: this user may not write to the folder {folder}: name another one"
+        )
+    if option == "--plot":
+        refuse_own_data(option, path, (given.target, given.targets))
 
 
 def _loader_of(target: str, batch_size: int, options: dict[str, Any]) -> tuple[Any, list[Any]]:

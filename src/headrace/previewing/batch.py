@@ -113,9 +113,10 @@ def preview(
     try:
         if not isinstance(dataset, StreamingDataset) and not len(dataset):
             raise ConfigError(f"{dataset!r} has no samples to show")
-        order: dict[str, Any] = (
-            {} if isinstance(dataset, StreamingDataset) else {"shuffle": shuffle}
-        )
+        # shards have a shuffle of their own, by blocks
+        order: dict[str, Any] = {}
+        if not (shuffle and isinstance(dataset, StreamingDataset)):
+            order["shuffle"] = shuffle
         loader_options: dict[str, Any] = {
             "batch_size": count,
             "num_workers": 0,
@@ -289,7 +290,7 @@ def _decoded(tokenizer: Any, ids: npt.NDArray[np.int64]) -> str | None:
 def _array(value: Any) -> npt.NDArray[Any] | None:
     if isinstance(value, torch.Tensor):
         dense = value.detach().to_dense()  # a dense one as it is
-        return dense.to(torch.float32 if dense.dtype == torch.bfloat16 else dense.dtype).numpy()
+        value = dense.to(torch.float32 if dense.dtype == torch.bfloat16 else dense.dtype).numpy()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return np.abs(value) if value.dtype.kind == "c" else value
     return None

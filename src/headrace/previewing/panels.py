@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,8 +78,8 @@ def _painted(plane: npt.NDArray[Any], shown: tuple[float, float], is_labels: boo
 
 
 def _color_of(label: float) -> tuple[int, int, int]:
-    """Black for 0, else a hue far from those of the numbers before it."""
-    if label == 0:
+    """Black for 0 and what is no number, else a hue far from those of the numbers before it."""
+    if label == 0 or not math.isfinite(label):
         return 0, 0, 0
     red, green, blue = colorsys.hsv_to_rgb(float(label) * 0.618 % 1.0, 0.75, 0.95)
     return int(red * 255), int(green * 255), int(blue * 255)

@@ -26,7 +26,7 @@ from headrace.profiling.model import Costs
 from headrace.profiling.report.result import WORTH, Advice, Profile, Stage
 from headrace.profiling.running import Running, Step, Turn, joined, run_step
 from headrace.profiling.trying import try_advice
-from headrace.profiling.workers import cores_of_rank
+from headrace.profiling.workers import cores_of_rank, drawn_from
 
 _ROUNDS = 3
 _KEPT = 4  # batches that stand for data that cost nothing
@@ -70,7 +70,7 @@ def profile_dataloader(
     _check(loader, step, seconds)
     began = time.perf_counter()
     share = 0.45 if apply else 0.9
-    with preserved_rng(), _counting_apart(loader):
+    with preserved_rng(drawn_from(loader)), _counting_apart(loader):
         found = _measure(loader, step, seconds * share)
         limit = find_limit(found)
         candidates = Adviser(found, limit).candidates

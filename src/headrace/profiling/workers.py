@@ -26,7 +26,7 @@ from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import is_daemonic
 from headrace.modes import LoadingMode
 from headrace.order import detect_world
-from headrace.order.seeding import preserved_rng
+from headrace.order.seeding import SampleSeeder, preserved_rng
 from headrace.profiling.room import finish_kernels
 
 logger: logging.Logger = logging.getLogger("headrace.profiling")
@@ -145,7 +145,7 @@ def suggest_num_workers(
     jobs = _Jobs(dataset, config, options)
     target = 1 / step if isinstance(step, (int, float)) and not callable(step) else None
     try:
-        with preserved_rng():
+        with preserved_rng(drawn_from(data)):
             rates = _measured(
                 jobs,
                 _numbers(most, jobs.turns()),
@@ -379,6 +379,15 @@ def in_mode(dataset: BaseDataset, mode: LoadingMode) -> BaseDataset:
 def cores_of_rank() -> int:
     """The cores of this machine for each of its ranks."""
     return max(1, usable_cpus() // detect_world().local_world_size)
+
+
+def drawn_from(data: Any) -> SampleSeeder | None:
+    """Finds the user's generators that a torch DataLoader draws its order from; None of a `Loader`
+    or a dataset, whose orders draw from none.
+    """
+    if isinstance(data, Loader) or not isinstance(data, DataLoader):
+        return None
+    return SampleSeeder(data.generator, data.sampler, data.batch_sampler)
 
 
 def plain_loader(loader: DataLoader[Any], number: int, **options: Any) -> DataLoader[Any]:
