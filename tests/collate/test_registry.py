@@ -147,22 +147,10 @@ def test_bad_names_and_functions(registry: Collators) -> None:
             collators.get(**{word: "text"})
 
 
-SHOWN: list[tuple[Any, str]] = [
-    (
-        pad_collate(["a", 1], pad_value={"a": 3}, truncation=False),
-        "pad_collate(fields=['a', 1], pad_value={'a': 3})",
-    ),
-    (TextCollator(len, max_length=8), "TextCollator(tokenizer=len, max_length=8)"),
-    (
-        VisionCollator(mean=np.zeros(3), std=[0.5] * 3),
-        "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])",
-    ),
-]
-
-
 def test_collators_have_a_short_repr() -> None:
-    for collate, shown in SHOWN:
-        assert repr(collate) == shown == repr(pickle.loads(pickle.dumps(collate)))
+    collate = VisionCollator(mean=np.zeros(3), std=[0.5] * 3)
+    assert repr(collate) == "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])"
+    assert repr(pad_collate(["a", 1], truncation=False)) == "pad_collate(fields=['a', 1])"
 
 
 def test_by_name_and_pickled() -> None:

@@ -86,9 +86,7 @@ def test_weights_without_replacement_are_successive_draws() -> None:
 def test_no_sample_of_weight_0_is_drawn(weights: list[float], replacement: bool, seed: int) -> None:
     if not any(weights):
         with pytest.raises(ConfigError):
-            WeightedOrder(weights, n=3, replacement=replacement) if replacement else WeightedOrder(
-                weights, n=3
-            )
+            WeightedOrder(weights, n=3)
         return
     order = WeightedOrder(weights, replacement=replacement, seed=seed)
     assert all(weights[i] > 0 for i in order)
@@ -146,9 +144,8 @@ def test_laws_of_every_order() -> None:
         batches = RankBatches(order, 1, 2, 6)
         for step in (0, 1, len(batches) - 1, len(batches)):
             for later, (indices, positions) in enumerate(batches.with_positions(step), step):
-                assert (
-                    indices.tolist() == batches.batch(later).tolist() == order[positions].tolist()
-                )
+                found = batches.batch(later).tolist()
+                assert indices.tolist() == found == order[positions].tolist()
         one, other = order.parameters(), orders(8)[number].parameters()
         assert {k for k in one if one[k] != other[k]} == {"seed"}
 

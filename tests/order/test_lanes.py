@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,9 +85,8 @@ def test_each_segment_has_one_reader() -> None:
         sizes = np.tile([height] * (of_shard // height) + [of_shard % height], shards)
         n, count, batch = int(sizes.sum()), len(sizes), 64 * world_size
         interleave, turns = lanes_for(count, 0, interleave_for(500, n, count, FEWEST))
-        order = EpochOrder(
-            n, shuffle="block", blocks=sizes, global_batch=batch, interleave=interleave, turns=turns
-        )
+        how: Any = {"shuffle": "block", "blocks": sizes, "global_batch": batch}
+        order = EpochOrder(n, interleave=interleave, turns=turns, **how)
         segments, positions = order.segments(), np.arange(n)
         assert segments is not None
         numbers = np.searchsorted(segments, order[positions], side="right") - 1

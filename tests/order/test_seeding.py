@@ -68,10 +68,8 @@ def test_seeds_are_the_same_for_ever() -> None:
     assert sample_seeds(42, 0, 7) == golden
     assert sample_seeds(np.int64(42), np.uint8(0), np.int32(7), 0) == golden
     assert sample_seeds(2**64, 0, 7) == (5697169914378284071, 1647323671, 5016106567369765955)
-    assert (
-        len({sample_seeds(seed, 0, 0) for seed in (-(2**63), 2**63, -(2**64), 2**64, -1, 0, 1)})
-        == 7
-    )
+    wide = (-(2**63), 2**63, -(2**64), 2**64, -1, 0, 1)
+    assert len({sample_seeds(seed, 0, 0) for seed in wide}) == 7
 
 
 class Compose:

@@ -66,14 +66,9 @@ def test_a_shared_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worker
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert len(list(DataLoader(dataset, 5))) == 4
         with pytest.raises(ConfigError, match=r"HDF5Dataset .* StreamShard"):
-            list(
-                DataLoader(
-                    StreamShard(dataset),
-                    5,
-                    num_workers=workers,
-                    multiprocessing_context="fork" if workers else None,
-                )
-            )
+            start = "fork" if workers else None
+            shard: Any = StreamShard(dataset)
+            list(DataLoader(shard, 5, num_workers=workers, multiprocessing_context=start))
 
 
 def test_a_sampler_s_subclass_and_other_loops_share_nothing_out() -> None:

@@ -306,20 +306,6 @@ def test_a_larger_buffer_opens_more_blocks(tmp_path: Path, monkeypatch: pytest.M
 # --- what users see -------------------------------------------------------------------------------
 
 
-def test_what_it_says_of_itself(tmp_path: Path) -> None:
-    for ending in ("tar", "jsonl"):
-        shards = str(make_shards(tmp_path / ending, UNEVEN, ending))
-        dataset = StreamingDataset(shards, buffer_size=50)
-        assert repr(dataset) == f"StreamingDataset(urls={shards!r}, buffer_size=50)  # 37 samples"
-        for again in (eval(repr(dataset)), pickle.loads(pickle.dumps(dataset))):
-            assert numbers(again) == numbers(dataset)
-        explained = dataset.explain()
-        assert "buffer_size 50: of " in explained
-        assert ("decoded by their extension" in explained) == (ending == "tar")
-        with pytest.raises(TypeError):
-            dataset[0]
-
-
 def test_bad_arguments(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", (2,))
     for option, value in (
