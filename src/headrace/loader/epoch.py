@@ -29,10 +29,14 @@ class EpochIterator:
 
     def __init__(self, loader: Loader, epoch: int, start: int, states: States) -> None:
         self.pool: WorkerPool | None = None
-        self._loader, self._epoch, self._step, self._states = loader, epoch, start, states
+        self._loader = loader
+        self._epoch = epoch
+        self._step = start
+        self._states = states
         self._exhausted = 0  # workers in a row that had nothing left
         self.received: int = 0
-        self._samples, self._wait = 0, 0.0
+        self._samples = 0
+        self._wait = 0.0
         self._began = self._clock = time.perf_counter()
         self._transfer = transfer_to(
             loader.config.device,
@@ -90,8 +94,9 @@ class EpochIterator:
         if self._deliveries is not None:
             self._transfer.prefetch(self._deliveries)
         now = time.perf_counter()
-        report, stats = delivered.report, self._loader._stats
-        self._step = self._step + 1 if self._is_stream else report["step"] + 1
+        report = delivered.report
+        stats = self._loader._stats
+        self._step = 1 + (self._step if self._is_stream else report["step"])
         self.received += 1
         self._samples += report["samples"]
         if isinstance(self.pool.dispatch.plan, IterablePlan):
@@ -101,7 +106,8 @@ class EpochIterator:
         stats.add_report(report["counts"])
         stats.add_batch(report["samples"], now - asked, now - self._clock)
         stats.transfer_time += self._transfer.seconds()
-        last, self._clock = self._clock, now
+        last = self._clock
+        self._clock = now
         if self._loader._hooks:
             self._loader._hooks.tell(
                 report,
