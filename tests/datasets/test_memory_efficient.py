@@ -37,7 +37,7 @@ from headrace import (
     SampleError,
     open_dataset,
 )
-from headrace.datasets.finished import PackedSample
+from headrace.datasets.finished import copy_of
 from headrace.memory.anonymous import SharedInt
 from headrace.testing import DatasetContract
 from headrace.testing.contract import RandomProbe, same
@@ -555,9 +555,9 @@ class TestForeign:
             samples = samples_of(make(Reusing(), loading_mode=mode))
             assert [sample.tolist() for sample in samples] == [[i] * 4 for i in range(40)], mode
 
-    def test_a_packed_sample_holds_its_own_bytes_once(self, make: Any) -> None:
+    def test_a_held_sample_has_its_own_bytes_once(self, make: Any) -> None:
         one = torch.ones(200)
-        first, second = PackedSample.of([one, one]).open()
+        first, second = copy_of([one, one])
         assert first is second
         dataset = make(TensorDataset(torch.zeros(1000, 256), torch.zeros(1000)))
         empty = len(pickle.dumps(dataset))
@@ -576,12 +576,12 @@ class TestForeign:
             skipping = make(foreign, loading_mode=mode, on_error="skip")
             assert len(skipping.__getitems__([2, 3])) == 1
         with pytest.raises(MemoryError):  # which is no fault of the sample
-            PackedSample.of(Exhausted())
+            copy_of(Exhausted())
         for sample, name in ((Local(), "Local"), ({"a": Local()}, "dict of Local")):
             with pytest.raises(TypeError, match=name):
-                PackedSample.of(sample)
+                copy_of(sample)
         with pytest.raises(TypeError, match="function"):
-            PackedSample.of(lambda: 0)
+            copy_of(lambda: 0)
 
     def test_its_errors_are_of_samples(self, make: Any) -> None:
         def instead(index: int, path: str, error: Exception) -> Any:

@@ -1,20 +1,17 @@
 """The finished samples of a foreign dataset as records.
 
-`FinishedSamples` is their source: each is read under random numbers of its own, and is at once made
-a `PackedSample`, which shares no memory with the dataset. `Finished` is the dataset over it.
+`FinishedSamples` is their source: each is read under random numbers of its own, and at once copied.
+`Finished` is the dataset over it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import pickle
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
@@ -23,9 +20,8 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
-from headrace.memory.anonymous import up
 from headrace.memory.per_process import PerProcess
-from headrace.memory.tree import is_dense, reduced
+from headrace.memory.rows import copied
 from headrace.order.request import BatchRequest, working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 from headrace.storage.source import Source
@@ -50,19 +46,16 @@ class FinishedFormat(SampleFormat):
     def __init__(self, needs_pairs: bool) -> None:
         self._needs_pairs = needs_pairs
 
-    def split_target(
-        self, value: PackedSample, index: int, dataset: BaseDataset
-    ) -> tuple[Any, Any]:
-        sample = value.open()
-        if type(sample) is tuple and len(sample) == 2:
-            return sample
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
+        if type(value) is tuple and len(value) == 2:
+            return value
         if self._needs_pairs:
             raise ConfigError(
                 f"target_transform and transforms have no meaning here: sample {index} is no "
                 "tuple of two, and so has no target; "
                 "transform= gets it as a whole"
             )
-        return sample, ALONE
+        return value, ALONE
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
         return value if target is ALONE else (value, target)
@@ -134,36 +127,36 @@ class FinishedSamples(Source):
     def __len__(self) -> int:
         return self._length
 
-    def read(self, indices: Sequence[int]) -> list[PackedSample]:
+    def read(self, indices: Sequence[int]) -> list[Any]:
         with self._lock.get(), working_on(BatchRequest((), self._seed, 0)):
-            wanted, seeder = [int(i) for i in indices], self._seeder or SampleSeeder(self._dataset)
+            wanted = [int(index) for index in indices]
+            seeder = self._seeder or SampleSeeder(self._dataset)
             with preserved_rng(seeder):
-                packed = self._read(wanted, seeder)
+                samples = self._read(wanted, seeder)
             if self._seeder is None:
                 self._seeder = SampleSeeder(self._dataset)
                 # some datasets make their generators when they are first read
                 if len(self._seeder.generators) != len(seeder.generators):
                     with preserved_rng(self._seeder):
-                        packed = self._read(wanted, self._seeder)
-            return packed
+                        samples = self._read(wanted, self._seeder)
+            return samples
 
-    def _read(self, indices: list[int], seeder: SampleSeeder) -> list[PackedSample]:
+    def _read(self, indices: list[int], seeder: SampleSeeder) -> list[Any]:
         if self._answers_batches and len(indices) > 1 and not self._draws:
             before = rng_states(seeder)
             samples = self._batch(indices)
             if rng_states(seeder) == before:
-                return [PackedSample.of(sample) for sample in samples]
+                return list(map(copy_of, samples))
             # random numbers that depend on the whole batch: each sample has to be read by itself
             self._draws = True
-        packed = []
+        copies = []
         for index in indices:
             seeder(self._seed, 0, index)
-            packed.append(
-                PackedSample.of(
-                    self._batch([index])[0] if self._answers_batches else self._dataset[index]
-                )
-            )
-        return packed
+            if self._answers_batches:
+                copies.append(copy_of(self._batch([index])[0]))
+            else:
+                copies.append(copy_of(self._dataset[index]))
+        return copies
 
     def _batch(self, indices: list[int]) -> Sequence[Any]:
         samples: Sequence[Any] = self._dataset.__getitems__(indices)
@@ -193,100 +186,29 @@ class FinishedSamples(Source):
         self._reset()
 
 
-class PackedSample:
-    """A sample of any structure: its pickle, and behind one another the bytes of its arrays and
-    tensors.
+def copy_of(sample: Any) -> Any:
+    """A copy of a sample, which shares no memory with the dataset.
 
-    Each `open` gives the same structure with types, dtypes, shapes and bits, over the memory of
-    this object. A tensor takes its own bytes, and not those of the storage that it is a view of.
+    Raises:
+        TypeError: it can't be pickled; the message names the types in it.
     """
-
-    __slots__ = ("data", "head", "sizes")
-
-    def __init__(self, head: bytes, sizes: list[int], data: npt.NDArray[np.uint8]) -> None:
-        self.head: bytes = head
-        self.sizes: list[int] = sizes
-        self.data: npt.NDArray[np.uint8] = data
-
-    @classmethod
-    def of(cls, sample: Any) -> PackedSample:
-        """A copy of a sample.
-
-        Raises:
-            TypeError: it can't be pickled; the message names the types in it.
-        """
-        pieces: list[memoryview] = []
-        file = io.BytesIO()
-        try:
-            _Pickler(
-                file, protocol=5, buffer_callback=lambda buffer: pieces.append(buffer.raw())
-            ).dump(sample)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise TypeError(
-                f"a sample must be picklable, so that it can be held, and {_type_of(sample)} is "
-                f"not: {error}"
-            ) from error
-        sizes = [piece.nbytes for piece in pieces]
-        packed = cls(file.getvalue(), sizes, np.empty(sum(map(up, sizes)), np.uint8))
-        for buffer, piece in zip(packed._buffers(), pieces, strict=True):
-            buffer[:] = np.frombuffer(piece, np.uint8)
-        return packed
-
-    def open(self) -> Any:
-        """The sample. A second one from the same object would share its memory."""
-        return pickle.loads(self.head, buffers=self._buffers())
-
-    def _buffers(self) -> Iterator[npt.NDArray[np.uint8]]:
-        at = 0
-        for size in self.sizes:
-            yield self.data[at : at + size]
-            at += up(size)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the sample."""
-        return len(self.head) + self.data.nbytes
-
-    def __len__(self) -> int:
-        return self.nbytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PackedSample, (self.head, self.sizes, self.data)
-
-
-class _Pickler(pickle.Pickler):
-    """Takes the bytes of plain tensors out of the pickle, as NumPy's arrays do by themselves."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not is_dense(value):
-            return reduced(value)
-        # a size of 1 keeps any stride
-        flat = value.resolve_conj().resolve_neg().contiguous().as_strided((value.numel(),), (1,))
-        return _tensor, (
-            pickle.PickleBuffer(flat.view(torch.uint8).numpy().data),
-            value.dtype,
-            tuple(value.shape),
-        )
-
-
-def _tensor(
-    data: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]
-) -> torch.Tensor:
-    if not data.nbytes:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.from_numpy(data).view(dtype).reshape(shape)
+    try:
+        return copied(sample)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise TypeError(
+            f"a sample must be picklable, so that it can be held, and {_type_of(sample)} is "
+            f"not: {error}"
+        ) from error
 
 
 def _type_of(sample: Any) -> str:
-    items = (
-        sample.values()
-        if isinstance(sample, dict)
-        else sample
-        if isinstance(sample, (tuple, list))
-        else ()
-    )
+    items: Any = ()
+    if isinstance(sample, dict):
+        items = sample.values()
+    elif isinstance(sample, (tuple, list)):
+        items = sample
     inside = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
     return f"{type(sample).__name__} of {inside}" if inside else type(sample).__name__
 

@@ -416,6 +416,14 @@ def size_of(record: Any) -> int:
     """Bytes of a record, as far as it says."""
     if isinstance(record, (bytes, str)):
         return len(record)
-    if isinstance(record, (tuple, list, dict)):
-        return sum(map(size_of, record.values() if isinstance(record, dict) else record))
-    return int(getattr(record, "nbytes", 0)) or (len(record) if isinstance(record, Sized) else 64)
+    if isinstance(record, dict):
+        return sum(map(size_of, record.values()))
+    if isinstance(record, (tuple, list)):
+        return sum(map(size_of, record))
+    try:
+        nbytes = int(getattr(record, "nbytes", 0))
+    except RuntimeError:  # a sparse tensor does not say it
+        nbytes = 0
+    if nbytes:
+        return nbytes
+    return len(record) if isinstance(record, Sized) else 64

@@ -19,7 +19,7 @@ import torch
 
 from headrace.dtypes import ArraySpec
 from headrace.memory.anonymous import up
-from headrace.memory.tree import reduced
+from headrace.memory.tree import is_dense, reduced
 
 HEADER = 64
 """Bytes of an entry's header."""
@@ -79,8 +79,35 @@ def encode(index: int, value: Any) -> tuple[list[int], list[memoryview]]:
 
 
 class _Pickler(pickle.Pickler):
+    """Takes the bytes of plain tensors out of the pickle, as NumPy's arrays do by themselves. A
+    tensor takes its own bytes, and not those of the storage that it is a view of.
+    """
+
     def reducer_override(self, value: Any) -> Any:
-        return reduced(value)
+        if not is_dense(value):
+            return reduced(value)
+        # a size of 1 keeps any stride
+        flat = value.resolve_conj().resolve_neg().contiguous().as_strided((value.numel(),), (1,))
+        data = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
+        return _tensor, (data, value.dtype, tuple(value.shape))
+
+
+def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not len(data):
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def copied(value: Any) -> Any:
+    """A copy of a value, which shares no memory with it; its arrays may be written to."""
+    buffers: list[bytearray] = []
+    stream = io.BytesIO()
+
+    def take(buffer: pickle.PickleBuffer) -> None:
+        buffers.append(bytearray(buffer.raw()))
+
+    _Pickler(stream, protocol=5, buffer_callback=take).dump(value)
+    return pickle.loads(stream.getvalue(), buffers=buffers)
 
 
 def header_at(log: memoryview, start: int) -> list[int]:
