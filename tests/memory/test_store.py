@@ -111,6 +111,14 @@ class TestCapacity:
             assert store.put(1, b"small") and not store.is_full
 
 
+@both_policies
+def test_no_more_samples_than_its_limit(policy: str) -> None:
+    store = SampleStore(9, BIG, policy, max_items=3)
+    accepted = [store.put(index, b"x") for index in range(9)]
+    assert sum(accepted) == (9 if policy == "lru" else 3)
+    assert used(store) == ({6, 7, 8} if policy == "lru" else {0, 1, 2})
+
+
 def test_the_policy_changes_for_all_processes() -> None:
     store = SampleStore(10, SampleStore.nbytes_of(bytes(1000)))
     assert store.put(0, bytes(1000)) and not store.put(5, bytes(1000))
