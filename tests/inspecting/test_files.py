@@ -157,6 +157,14 @@ def test_tar_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.details["members"] == ["jpg", "cls"]
     with headrace.StreamingDataset(str(tmp_path)) as dataset:
         assert report.fingerprint == dataset.fingerprint
+    old = bytearray((tmp_path / "0.tar").read_bytes())
+    old[257:265] = bytes(8)  # as tars were before they had a magic; the checksum is a sum of bytes
+    total = sum(old[:148]) + sum(old[156:512]) + 8 * ord(" ")
+    old[148:156] = f"{total:06o}\0 ".encode()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "0.tar").write_bytes(old)
+    assert inspect(tmp_path / "old" / "0.tar").samples == 40
+    (tmp_path / "old" / "0.tar").unlink()
     monkeypatch.setattr("headrace.inspecting.shards._SCANNED", 1000)
     monkeypatch.setattr("headrace.inspecting.shards._HEAD", 50_000)
     report = inspect(tmp_path)

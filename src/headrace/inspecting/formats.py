@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tarfile
 
 from headrace.errors import AccessError, DataNotFoundError
 from headrace.io.paths import redact
@@ -56,6 +58,9 @@ def sniffed(head: bytes) -> str | None:
     # texts begin with BM too
     if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in _BMP_HEADERS:
         return "BMP image"
+    with contextlib.suppress(tarfile.HeaderError):  # the first tars have no magic, but a checksum
+        tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+        return "tar"
     start = head.lstrip()[:64].lower()
     if start.startswith((b"<!doctype html", b"<html")):
         return "web page"
