@@ -34,7 +34,7 @@ from headrace.cli.main import main
 from headrace.loader import data
 from headrace.monitor.stats import STAGES
 from headrace.profiling.alone import Alone, reading_gain, repeated
-from headrace.profiling.images import as_uint8, smaller_files
+from headrace.profiling.images import as_uint8, packing_command, smaller_files
 from headrace.profiling.limit import Candidate, Found, find_limit
 from headrace.profiling.model import Costs
 from headrace.profiling.profile import _after_trying, _ceiling
@@ -332,6 +332,20 @@ def test_images_may_be_smaller_and_uint8(
     loader = loader_of(ImageDataset(large_photos, image_size=96), device="cpu")
     advice = profile_dataloader(loader, rest, SECONDS).advice
     assert "uint8" not in {one.name for one in advice} and loader._images.pixels is not None
+
+
+def test_the_command_that_packs_names_the_labels(photos: Path) -> None:
+    def command(**options: Any) -> str | None:
+        made = packing_command(ImageDataset(photos, **options), "a.h5")
+        return made and made.removeprefix(f"headrace pack {photos} a.h5")
+
+    table = photos.parent / "labels.csv"
+    names = [path.relative_to(photos) for path in photos.rglob("*.*")]
+    table.write_text("file,kind\n" + "".join(f"{name},1\n" for name in names))
+    assert command() == command(targets="folders") == ""
+    assert command(targets=None) == " --targets none"
+    assert command(targets=table, target_name="kind") == f" --targets {table} --target-name kind"
+    assert command(targets=dict.fromkeys(map(str, names), 1)) is None
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import time
 import warnings
 from typing import Any
@@ -14,8 +13,8 @@ import numpy as np
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import choose_way
+from headrace.datasets.image.image import ImageDataset
 from headrace.errors import HeadraceWarning
-from headrace.io.paths import redact
 from headrace.loader.data import length_of
 from headrace.loader.loader import Loader
 from headrace.memory.budget import format_size, size_of
@@ -23,7 +22,7 @@ from headrace.modes import LoadingMode
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.alone import first_requests
 from headrace.profiling.frozen import Frozen
-from headrace.profiling.images import as_uint8, smaller_files, work_ratio
+from headrace.profiling.images import as_uint8, packing_command, smaller_files, work_ratio
 from headrace.profiling.limit import Candidate, Found, Variant, more_workers
 from headrace.profiling.model import Costs, gain
 from headrace.profiling.report.result import WORTH, Advice
@@ -228,7 +227,11 @@ class Adviser:
         """The samples don't fit memory: decoded pixels in one file."""
         found = self._found
         size = getattr(dataset, "image_size", None)
-        if size is None or not isinstance(dataset.data_path, (str, os.PathLike)):
+        if (
+            not isinstance(dataset, ImageDataset)
+            or size is None
+            or not isinstance(dataset.data_path, (str, os.PathLike))
+        ):
             return
         then = self._with_work(held, fixed)
         why = (
@@ -236,10 +239,11 @@ class Adviser:
             "is left to decode"
         )
         shape = "x".join(map(str, size)) if isinstance(size, (tuple, list)) else str(size)
-        code = (
-            f"headrace pack {shlex.quote(redact(os.fspath(dataset.data_path)))} packed.h5 --store "
-            f"decoded --size {shape}"
-        )
+        color = dataset._arguments.get("color", "RGB")
+        options = f"packed.h5 --store decoded --size {shape}"
+        code = packing_command(dataset, options if color == "RGB" else f"{options} --color {color}")
+        if code is None:
+            return
         self._add("packing", why, code, gain(found.costs, then), {}, None)
 
     def _with_work(self, held: float, fixed: float) -> Costs:

@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -121,9 +121,30 @@ def smaller_files(
             for record in some:
                 format_.decode(record)
             best[number] = min(best[number], time.perf_counter() - start)
-    path = shlex.quote(redact(os.fspath(dataset.data_path)))
-    command = f"headrace pack {path} smaller.h5 --store jpeg --max-size {side} --quality {_QUALITY}"
+    options = f"--store jpeg --max-size {side} --quality {_QUALITY}"
+    command = packing_command(dataset, f"smaller.h5 {options}")
+    if command is None:
+        return None
     return Smaller(side, best[1] / best[0], command)
+
+
+def packing_command(dataset: ImageDataset, options: str) -> str | None:
+    """The command that packs images with their labels; None where a command can't name these."""
+    given = dataset._arguments
+    path = os.fspath(cast("str | os.PathLike[str]", dataset.data_path))
+    command = f"headrace pack {shlex.quote(redact(path))} {options}"
+    for name in ("targets", "target_name", "unused_targets"):
+        value = given.get(name)
+        if name == "targets" and name in given and value is None:
+            value = "none"
+        if isinstance(value, (str, os.PathLike)):
+            if os.fspath(value) == "folders":
+                continue
+            text = shlex.quote(redact(os.fspath(value)))
+            command += f" --{name.replace('_', '-')} {text}"
+        elif value is not None:
+            return None
+    return f"{command} --masks" if given.get("masks") else command
 
 
 def _smaller(record: bytes, side: int) -> bytes | None:
