@@ -238,12 +238,8 @@ def memory() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def tiny_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 4 images, 16 x 12, in two class folders. Shared by all tests: read only."""
-    return make_photos(
-        tmp_path_factory.mktemp("tiny_photos"),
-        classes=("circle", "noise"),
-        per_class=2,
-        size=(16, 12),
-    )
+    folder, classes = tmp_path_factory.mktemp("tiny_photos"), ("circle", "noise")
+    return make_photos(folder, classes, per_class=2, size=(16, 12))
 
 
 # --- what takes long and shows nothing ------------------------------------------------------------
@@ -255,7 +251,7 @@ def _not_synced(fd: int) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_waits_for_the_disk() -> Iterator[None]:
-    """Since no test cuts the power; 9,000 calls are an eighth of the time of the quick tests."""
+    """Since no test cuts the power: the quick tests would ask 9,000 times."""
     with mock.patch("os.fsync", _not_synced):
         yield
 

@@ -64,20 +64,15 @@ def coco_of(
         {"id": 10 + 3 * n, "file_name": name, "width": size[0], "height": size[1]}
         for n, name in enumerate(boxes)
     ]
-    annotations = []
+    annotations: list[dict[str, Any]] = []
     for image, found in zip(images, boxes.values(), strict=True):
         for number, (left, top, right, bottom) in enumerate(found):
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": image["id"],
-                    "category_id": (3, 7)[number % 2],
-                    "bbox": [left, top, right - left, bottom - top],
-                    "area": (right - left) * (bottom - top) / 2,
-                    "iscrowd": int(number == 2),
-                    "segmentation": [[left, top, right, top, right, bottom, left, bottom]],
-                }
-            )
+            one = {"id": len(annotations) + 1, "image_id": image["id"]}
+            one |= {"category_id": (3, 7)[number % 2], "iscrowd": int(number == 2)}
+            one["bbox"] = [left, top, right - left, bottom - top]
+            one["area"] = (right - left) * (bottom - top) / 2
+            one["segmentation"] = [[left, top, right, top, right, bottom, left, bottom]]
+            annotations.append(one)
     categories = [{"id": 7, "name": "wheel"}, {"id": 3, "name": "mill"}]
     return {"info": {}, "images": images, "annotations": annotations, "categories": categories}
 

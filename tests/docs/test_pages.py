@@ -89,10 +89,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pixels.tofile(folder / "data_batch_1.bin")
     texts = [json.dumps({"text": "a" * number}) for number in range(1, 200)]
     (folder / "texts.jsonl").write_text("\n".join(texts) + "\n")
-    chat = [
-        {"role": "user", "content": "What turns?"},
-        {"role": "assistant", "content": "The wheel."},
-    ]
+    said = {"user": "What turns?", "assistant": "The wheel."}
+    chat = [{"role": role, "content": content} for role, content in said.items()]
     (folder / "chats.jsonl").write_text(f"{json.dumps({'messages': chat})}\n" * 10)
     (folder / "books").mkdir()
     (folder / "books" / "mill.txt").write_text("the mill wheel turns\n" * 100)
@@ -190,10 +188,8 @@ def run(
 
 def in_reach(block: str, web: str, bucket: str) -> str:
     """The block with URLs that are there."""
-    block = re.sub(r"https://(host|data\.example\.org)/", f"{web}/", block).replace(
-        "{0000..0127}", "{0000..0003}"
-    )
-    return block.replace("s3://bucket/", bucket)
+    block = re.sub(r"https://(host|data\.example\.org)/", f"{web}/", block)
+    return block.replace("{0000..0127}", "{0000..0003}").replace("s3://bucket/", bucket)
 
 
 def training(data: Path) -> dict[str, Any]:
@@ -201,12 +197,8 @@ def training(data: Path) -> dict[str, Any]:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
     dataset = ImageDataset(data / "photos" / "train", image_size=16)
     model(dataset[0][0][None])
-    return {
-        "dataset": dataset,
-        "model": model,
-        "criterion": torch.nn.CrossEntropyLoss(),
-        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
-    }
+    given = {"dataset": dataset, "model": model, "criterion": torch.nn.CrossEntropyLoss()}
+    return {**given, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
 
 
 @pytest.fixture
@@ -221,12 +213,8 @@ def job(data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]
         create_dataloader(dataset, batch_size=48, seed=7) as loader,
     ):
         next(iter(loader))
-        yield {
-            "dataset": dataset,
-            "global_batch": 48,
-            "seed": 7,
-            "saved": {"loader": loader.state_dict()},
-        }
+        saved = {"loader": loader.state_dict()}
+        yield {"dataset": dataset, "global_batch": 48, "seed": 7, "saved": saved}
 
 
 @pytest.mark.slow
@@ -238,10 +226,8 @@ def test_the_code_of_a_guide_runs(
     code = blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     code = [block for block in code if not any(words in block for words in NEEDS)]
     if any("://" in block for block in code):
-        code = [
-            in_reach(block, request.getfixturevalue("web"), request.getfixturevalue("bucket"))
-            for block in code
-        ]
+        web, bucket = map(request.getfixturevalue, ("web", "bucket"))
+        code = [in_reach(block, web, bucket) for block in code]
     given: dict[str, Any] = {}
     if page == "which_mode":
         given = training(data)
@@ -306,13 +292,10 @@ def test_the_readme_is_short() -> None:
 
 def _anchors(path: Path) -> set[str]:
     """The anchors of a page's headings. GitHub and mkdocs give these headings the same anchors."""
-    text = re.sub(
-        r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
-    )
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
-    }
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    names = (re.sub(r"[^\w\- ]", "", one.lower()) for one in re.findall(r"(?m)^#+ (.*)$", text))
+    return {name.strip().replace(" ", "-") for name in names}
 
 
 def test_links_lead_somewhere() -> None:

@@ -27,10 +27,8 @@ def cells(
     dtype: str, seed: int = 0, columns: int = COLUMNS, index_dtype: str = "i4"
 ) -> anndata.AnnData:
     random = np.random.default_rng(seed)
-    dense = (random.integers(1, 90, (N, columns)) * (random.random((N, columns)) < 0.2)).astype(
-        dtype
-    )
-    matrix = scipy.sparse.csr_matrix(dense)
+    dense = random.integers(1, 90, (N, columns)) * (random.random((N, columns)) < 0.2)
+    matrix = scipy.sparse.csr_matrix(dense.astype(dtype))
     matrix.indices = matrix.indices.astype(index_dtype)
     matrix.indptr = matrix.indptr.astype(index_dtype)
     kinds = pd.Categorical(random.choice(["T", "B", "NK"], N), categories=["T", "B", "NK"])
