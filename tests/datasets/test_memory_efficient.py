@@ -377,8 +377,8 @@ class TestOfHeadraces:
             for wrapped in (inner, pairs, Augmenting(), Augmenting()[4:20], again):
                 assert same(samples_of(make(wrapped, loading_mode=mode)), samples_of(wrapped)), mode
         assert [sample["target"] for sample in make(pairs)[2:4]] == [
-            "target 2 of 7",
-            "target 3 of 8",
+            "target 7 of 7",
+            "target 8 of 8",
         ]
 
     def test_transforms_given_here(self, make: Any, tiny_photos: Path) -> None:

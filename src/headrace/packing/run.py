@@ -57,7 +57,6 @@ from headrace.packing.samples import (
     each_sample,
     groups_of,
     threads_for,
-    view_of,
     with_progress,
     without,
 )
@@ -154,7 +153,7 @@ def unwrapped(dataset: BaseDataset) -> BaseDataset:
         and not isinstance(dataset._inner, Finished)
     ):
         inner = copy.copy(
-            dataset._inner if dataset._chosen is None else view_of(dataset._inner, dataset._chosen)
+            dataset._inner if dataset._chosen is None else dataset._inner.subset(dataset._chosen)
         )
         inner.sample_reader = inner.sample_reader.another()
         inner.on_error, inner._fingerprint = dataset.on_error, dataset.fingerprint
@@ -449,7 +448,7 @@ def _value(
     if isinstance(value, SampleError):
         return value
     try:
-        value, target = dataset.split_target(position, value)
+        value, target = dataset.split_value(position, value)
         return dataset.sample_format.packed_value(value), target
     except Exception as error:
         error.add_note(f"headrace: while packing sample {position} ({dataset.source_of(position)})")

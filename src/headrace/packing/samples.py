@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -62,21 +61,7 @@ def without(dataset: DatasetT, unreadable: Mapping[int, object]) -> DatasetT:
             f"none of {len(dataset):,} samples can be read; the first: "
             f"{next(iter(unreadable.values()))}"
         )
-    return view_of(dataset, readable)
-
-
-def view_of(dataset: DatasetT, numbers: IntArray) -> DatasetT:
-    """A view of some samples whose targets are those that the dataset itself gives: where its class
-    overrides `split_target`, that gets their numbers in the dataset.
-    """
-    view = dataset.subset(numbers)
-    if "split_target" in dataset._overridden:
-        vars(view)["split_target"] = functools.partial(_split_in, dataset, numbers)
-    return view
-
-
-def _split_in(dataset: BaseDataset, numbers: IntArray, index: int, value: Any) -> tuple[Any, Any]:
-    return dataset.split_target(int(numbers[index]), value)
+    return dataset.subset(readable)
 
 
 def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> Iterator[range]:

@@ -36,7 +36,7 @@ from headrace.packing.parts import (
 )
 from headrace.packing.plan import Packing, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file
-from headrace.packing.samples import groups_of, view_of, with_progress, without
+from headrace.packing.samples import groups_of, with_progress, without
 from headrace.packing.status import Sidecar
 from headrace.packing.texts import is_of_texts
 from headrace.packing.zarr.layout import (
@@ -256,7 +256,7 @@ def pack_zarr_part(
     layout = plan.zarr
     assert layout is not None
     start, stop = plan.edges[part : part + 2]
-    view = view_of(dataset, np.arange(start, stop))
+    view = dataset.subset(np.arange(start, stop))
     packing = plan_file(view, how, workers, False, plan.rows, read_sizes)
     if read_sizes is None and is_packed_as_stored(view):
         check_unchanged(

@@ -112,6 +112,13 @@ class Together(SquaresDataset):
     decodes_together = True
 
 
+class Numbered(SquaresDataset):
+    """Its targets are looked up by number."""
+
+    def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
+        return value, (index, int(self.targets[index]))
+
+
 class Pair(NamedTuple):
     value: Any
     target: Any
@@ -244,6 +251,16 @@ class TestViews:
         assert isinstance(stream, IterableDataset)
         assert sorted(numbers(stream)) == list(range(10, 20))
         stream.mode.close()
+
+    def test_an_overridden_split_gets_numbers_of_the_whole(self) -> None:
+        dataset = Numbered()
+        views = [
+            whole.subset([9, 7, 5]).subset([2, 0])
+            for whole in (dataset, MemoryEfficientDataset(dataset))
+        ]
+        views += [pickle.loads(pickle.dumps(views[0])), MemoryEfficientDataset(views[0])]
+        for view in views:
+            assert [target for _, target in view] == [(5, -5), (9, -9)]
 
     def test_split_and_folds(self, make: Any) -> None:
         dataset = make(100, targets=[index % 4 for index in range(100)])

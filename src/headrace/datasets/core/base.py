@@ -226,6 +226,9 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self._progress = progress
         # of a view: the indices of the whole dataset
         self._chosen: npt.NDArray[np.int64] | None = None
+        self._whole: Self | None = (
+            None  # of a view: what `split_target` is called on, if overridden
+        )
         self._fingerprint: str | None = None
         self._epoch = SharedInt(-1)  # nobody has named one yet
         self._served = SharedInt(0)  # samples under a plain DataLoader
@@ -257,10 +260,19 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         return self._format.value_spec()
 
     def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
-        """Splits a decoded value of this dataset or view into input value and target. Default: the
-        value, and a copy of its entry in `targets`.
+        """Splits a decoded value into input value and target. Default: the value, and a copy of its
+        entry in `targets`.
+
+        An override is called on the whole dataset, with the number of the sample there, also for
+        the samples of a view: it may look up whatever the dataset holds by number.
         """
         return self._format.split_target(value, index, self)
+
+    def split_value(self, index: int, value: Any) -> tuple[Any, Any]:
+        """Input value and target of a decoded value, of this dataset or view."""
+        if self._whole is None:
+            return self.split_target(index, value)
+        return self._whole.split_target(int(self.whole_indices(index)), value)
 
     def to_input(self, value: Any) -> Any:
         """Converts an input value to what the transform receives. Without a transform this is the
@@ -452,6 +464,8 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._chosen = self.whole_indices(chosen)
+        if "split_target" in self._overridden and self._whole is None:
+            view._whole = self
         view._fingerprint = None
         view.targets = targets_of_view(self.targets, chosen)
         view.sample_reader = self.sample_reader.another(is_view=True)
@@ -800,7 +814,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         decoded. (`key`: of its random numbers.)
         """
         try:
-            value, target = self.split_target(index, value)
+            value, target = self.split_value(index, value)
             with naming(format_.names_warnings, self.source_of, index):
                 if key is None:
                     value, target = format_.to_pair(value, target)

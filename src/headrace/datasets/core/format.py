@@ -252,9 +252,8 @@ class FormatOf(SampleFormat):
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         if "split_target" not in self._overridden:
             return self._base.split_target(value, index, dataset)
-        split: tuple[Any, Any] = self._dataset.split_target(
-            int(dataset.whole_indices(index)), value
-        )
+        split: tuple[Any, Any]
+        split = self._dataset.split_value(int(dataset.whole_indices(index)), value)
         return split
 
     def to_input(self, value: Any) -> Any:

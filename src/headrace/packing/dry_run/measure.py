@@ -19,7 +19,7 @@ from headrace.packing.jpeg import plan_of_files, reencode_group
 from headrace.packing.options import StoreOptions
 from headrace.packing.plan import Packing, Rows
 from headrace.packing.run import plan_file
-from headrace.packing.samples import UNKNOWN_SAMPLES, groups_of, in_order, view_of
+from headrace.packing.samples import UNKNOWN_SAMPLES, groups_of, in_order
 from headrace.packing.texts import documents_of, is_of_texts
 
 _ENOUGH_S = 1.5
@@ -76,9 +76,8 @@ def measured(
     while at < len(starts) and (not samples or time.perf_counter() - begin < enough_s):
         chosen = np.sort(starts[at : at + max(1, workers)])
         at += len(chosen)
-        view = view_of(
-            dataset,
-            np.concatenate([np.arange(start, min(start + step, len(dataset))) for start in chosen]),
+        view = dataset.subset(
+            np.concatenate([np.arange(start, min(start + step, len(dataset))) for start in chosen])
         )
         task, sizes, together = _task(view, options, rows, workers)
         for group, nbytes in in_order(task, groups_of(sizes, together=together), workers):

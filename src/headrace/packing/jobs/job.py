@@ -23,7 +23,6 @@ from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of
 from headrace.packing.plan import Plan, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file, read_back, write_file
-from headrace.packing.samples import view_of
 from headrace.packing.status import Sidecar, sidecar_text
 from headrace.packing.texts import documents_of, is_of_texts, packed_part
 from headrace.packing.zarr_parts import pack_zarr_part
@@ -113,7 +112,7 @@ class PackJob:
         plan = self.plan
         start, stop = plan.edges[part : part + 2]
         view, options, planned = (
-            view_of(self.dataset, np.arange(start, stop)),
+            self.dataset.subset(np.arange(start, stop)),
             plan.store_options,
             None,
         )
