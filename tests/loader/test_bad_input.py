@@ -25,7 +25,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -51,7 +50,6 @@ from headrace import (
     suggest_num_workers,
 )
 from headrace.collate import stack_collate
-from headrace.errors import EmptyBatchError
 from headrace.loader.worker.pool import death_of
 from headrace.testing.contract import RandomProbe, same
 from tests.conftest import living_children
@@ -267,14 +265,6 @@ def test_skipped_samples_are_skipped_by_every_world_size(loader_of: Any) -> None
         next(iterator, None)
 
 
-def test_a_foreign_dataset_may_skip_inside(loader_of: Any) -> None:
-    squares = SquareDataset(bad=[0, 1, 2, 3, 5], on_error="skip")
-    iterator = iter(loader_of(ConcatDataset([squares]), shuffle=False))
-    with pytest.raises(EmptyBatchError):
-        next(iterator)
-    assert [int(sample[0]) for sample in next(iterator)] == [4, 6, 7]
-
-
 # -- what is passed for a dataset, a config or a device
 
 DOORS: tuple[Any, ...] = (create_dataloader, Loader, DataModule)
@@ -375,6 +365,7 @@ def test_every_door_names_the_option_that_was_meant() -> None:
         for options, message in (
             ({"batchsize": 4}, "did you mean batch_size"),
             ({"image_size": 4}, "'image_size'"),
+            ({"num_replicas": 2}, "world_size"),
         ):
             with pytest.raises(ConfigError, match=message):
                 door(SquareDataset(), **options)

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.utils.data import (
     ConcatDataset,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     Subset,
     TensorDataset,
 )
@@ -31,6 +29,7 @@ from headrace.loader import build, data
 from headrace.memory import limits
 from headrace.memory.limits import Cores
 from headrace.order import World
+from tests.loader.datasets import Stream
 from tests.testing.test_contract import SquareDataset
 
 PLENTY, SCARCE = 64 << 30, 3 << 30
@@ -124,19 +123,12 @@ def test_with_blocks_the_number_of_workers_divides_the_turns(machine: Any) -> No
     assert workers_of(SquareDataset(), shuffle="block", num_workers=5).num_workers == 5, "given"
 
 
-class Ten(IterableDataset[int]):
-    """It does not divide its samples among workers."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
-
-
 def test_a_stream_of_one_s_own_comes_once(machine: Any) -> None:
     machine(16)
-    loader = workers_of(Ten())
+    loader = workers_of(Stream(10))
     assert torch.cat(list(loader)).tolist() == list(range(10))
     assert loader.config.num_workers == 0 and "each worker would" in loader.explain()
-    assert workers_of(Ten(), num_workers=2).config.num_workers == 2
+    assert workers_of(Stream(10), num_workers=2).config.num_workers == 2
 
 
 # -- the other values

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import Subset, TensorDataset, WeightedRandomSampler
 
 from headrace import (
     BaseDataset,
@@ -26,6 +25,7 @@ from headrace import (
     pad_collate,
 )
 from headrace.collate import stack_collate
+from tests.loader.datasets import Stream
 from tests.testing.test_contract import SquareDataset, Squares
 
 
@@ -171,11 +171,6 @@ def test_the_collate_function_and_who_chose_it() -> None:
 # -- the epoch
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(5))
-
-
 def test_batches_order_padding_and_what_is_dropped() -> None:
     classes = SquareDataset()
     classes.targets = [0, 1] * 21
@@ -232,7 +227,7 @@ def test_batches_order_padding_and_what_is_dropped() -> None:
         (SquareDataset(), {"num_samples": 90}, "after the last sample it begins again"),
         (SquareDataset(), {"bucket_by_length": range(42)}, "samples of like length"),
         (
-            Stream(),
+            Stream(5),
             {},
             "as many batches as there are",
             "order: the IterableDataset's own",

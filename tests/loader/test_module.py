@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from headrace import (
     ConfigError,
@@ -25,6 +25,7 @@ from headrace import (
     pack,
 )
 from headrace.testing.contract import same
+from tests.loader.datasets import Stream
 from tests.testing.test_contract import SquareDataset
 
 
@@ -66,11 +67,6 @@ class HuggingFace:
 
     def select(self, indices: Any) -> "HuggingFace":
         return HuggingFace([self.rows[i] for i in indices], self.format["type"])
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
 
 
 def drawn(loader: Any) -> list[int]:
@@ -151,11 +147,11 @@ def test_no_rank_pads_validation_unless_it_must(module_of: Any) -> None:
 
 
 def test_streams_are_taken_and_can_t_be_split(module_of: Any) -> None:
-    module = module_of(Stream(), Stream())
+    module = module_of(Stream(6), Stream(6))
     for loader in (module.train_dataloader(), module.val_dataloader()):
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
     with pytest.raises(ConfigError, match="Stream"):
-        module_of(Stream(), val_split=0.5)
+        module_of(Stream(6), val_split=0.5)
 
 
 def test_huggingface_datasets_give_tensors(module_of: Any) -> None:
@@ -243,10 +239,8 @@ def test_what_makes_no_sense_is_refused() -> None:
         ((squares,), {"val_split": "0.1"}, "'0.1'"),
         ((squares,), {"val_split": 0.01}, "0.01 of 42 samples leaves none for validation"),
         ((squares,), {"val_split": 0.99}, "leaves none for training"),
-        ((None,), {}, "train .*None"),
         ((squares, 3), {}, "val .*3"),
         (({"train": [1], "test": [2]},), {}, "train, test"),
-        ((DataLoader([1]),), {}, "train .*loader"),
         ((squares,), {"custom_sampler": [1]}, "sampler"),
         ((squares,), {"val_transform": []}, "val_transform needs validation data"),
         ((squares,), {"val_split": 0.5, "val_transform": [3]}, "3 is none"),

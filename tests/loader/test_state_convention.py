@@ -16,6 +16,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
@@ -85,10 +86,13 @@ class Steps:
 
 
 class Stream(IterableDataset[Any]):
-    """Without a state."""
+    """Without a state; with random numbers of its own, too."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(3)
 
     def __iter__(self) -> Iterator[Any]:
-        return (item for item in Steps())
+        return ((*item, np.random.rand(), self.generator.random()) for item in Steps())
 
 
 class StatefulIterator(IterableDataset[Any]):
@@ -277,7 +281,8 @@ def test_a_state_of_any_moment_is_gone_on_with(loader_of: Any, make: Any, how: s
     """20 samples in batches of 3: two workers end at different steps."""
     whole, loader = (loader_of(make(), **HOW[how]) for _ in range(2))
     epochs = [list(whole) for _ in range(4)]
-    samples = [sample for epoch in epochs for batch in epoch for sample in batch]
+    other_seed = list(loader_of(make(), seed=6, **HOW[how]))
+    samples = [sample for epoch in [*epochs, other_seed] for batch in epoch for sample in batch]
     drawn = [value for sample in samples for value in sample if isinstance(value, float)]
     assert len(set(drawn)) == len(drawn), "random numbers come again"
     last = len(epochs[0])

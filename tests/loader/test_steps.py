@@ -1,6 +1,5 @@
 """Numbers of batches and steps are those that a loop would count."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     SequentialSampler,
     TensorDataset,
 )
@@ -24,16 +22,9 @@ from headrace import (
     get_train_dataloader_steps,
     get_val_dataloader_steps,
 )
+from tests.loader.datasets import Stream
 
 FUNCTIONS = (get_epoch_length, get_train_dataloader_steps, get_val_dataloader_steps)
-
-
-class Stream(IterableDataset[int]):
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.n))
 
 
 def loader_of(data: int | Stream, **options: Any) -> Loader:

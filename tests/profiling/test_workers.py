@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from headrace import (
     BudgetError,
@@ -37,6 +37,7 @@ from headrace.profiling.workers import (
 )
 from headrace.testing.contract import same
 from tests.conftest import living_children
+from tests.loader.datasets import Stream
 from tests.testing.test_contract import SquareDataset
 
 QUICK: dict[str, Any] = {"seconds": 0.01, "most": 0, "batch_size": 8}
@@ -195,17 +196,13 @@ def test_a_loader_is_measured_with_its_options() -> None:
 
 
 def test_a_torch_loader_is_copied() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(6))
-
     data = TensorDataset(torch.arange(10))
     for loader in [
         DataLoader(data, batch_size=4, drop_last=True),
         DataLoader(data, batch_sampler=[[1, 2], [3]], collate_fn=list),
         DataLoader(data, batch_size=None, sampler=[3, 1]),
-        DataLoader(Stream(), batch_size=4),
-        DataLoader(Stream(), batch_size=None),
+        DataLoader(Stream(6), batch_size=4),
+        DataLoader(Stream(6), batch_size=None),
     ]:
         other = plain_loader(loader, 0)
         assert other is not loader and same(list(other), list(loader))

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
 from headrace import (
@@ -27,6 +25,7 @@ from headrace import (
 )
 from headrace.loader.device import CudaPrefetcher, TorchAccelerator, transfer_to
 from headrace.testing.contract import same
+from tests.data.make import make_photos
 from tests.loader.device.test_prefetcher import (
     Deliveries,
     come,
@@ -279,13 +278,8 @@ def test_the_device_is_that_of_the_index_or_the_current_one(make: Make) -> None:
 ONE_ROUNDING = {torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
-def photos_in(folder: Path, number: int = 48) -> Path:
-    """PNG files with noise, in two classes."""
-    for index in range(number):
-        (folder / f"class{index % 2}").mkdir(exist_ok=True)
-        pixels = np.random.default_rng(index).integers(0, 256, (40, 50, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"class{index % 2}" / f"{index:03d}.png")
-    return folder
+def noise_in(folder: Path, number: int = 48) -> Path:
+    return make_photos(folder, ("noise", "noise too"), number // 2, (50, 40))
 
 
 CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
@@ -305,7 +299,7 @@ def test_images_are_those_of_the_host(
     """Within one rounding, in the same layout, while other streams' kernels run; with
     normalize="host" bit for bit.
     """
-    folder, near = photos_in(tmp_path), ONE_ROUNDING[dtype]
+    folder, near = noise_in(tmp_path), ONE_ROUNDING[dtype]
     options = {"batch_size": 8, "num_workers": workers, "shuffle": True}
     plain = ImageDataset(folder, transform=CROP, dtype=dtype)
     host = list(make(plain, device=None, pin_memory=False, **options))
@@ -348,7 +342,7 @@ def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> No
     """On the copy stream: it is done while the user's kernel still runs, and the user's stream
     waits for it.
     """
-    loader = make(ImageDataset(photos_in(tmp_path), image_size=32), batch_size=8)
+    loader = make(ImageDataset(noise_in(tmp_path), image_size=32), batch_size=8)
     for _ in range(2):  # memory for what is in between is there then
         list(loader)
     loader.set_epoch(0)
@@ -366,7 +360,7 @@ def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> No
 
 
 def test_images_in_between_do_not_pile_up(make: Make, tmp_path: Path) -> None:
-    dataset = ImageDataset(photos_in(tmp_path, 200), image_size=224, dtype=torch.bfloat16)
+    dataset = ImageDataset(noise_in(tmp_path, 200), image_size=224, dtype=torch.bfloat16)
     batch = 8 * 3 * 224 * 224
     # six batches of bfloat16, and of two what is in between: uint8 and float32
     assert most_bytes(make(dataset, batch_size=8)) <= 6 * 2 * batch + 2 * 5 * batch

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
 from headrace import (
     ConfigError,
@@ -29,22 +29,10 @@ from headrace import (
 )
 from headrace.loader.multi.schedule import Schedule, whole_weights
 from headrace.order.epoch import pass_epoch
+from tests.loader.datasets import Numbers, Stream
 from tests.testing.test_contract import SquareDataset
 
 STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
-
-
-class Numbers(Dataset[int]):
-    """`n` integers from `first` on."""
-
-    def __init__(self, n: int, first: int = 0) -> None:
-        self.n, self.first = n, first
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> int:
-        return self.first + index
 
 
 class Deadly(Numbers):
@@ -63,16 +51,6 @@ class Broken(Numbers):
         if index == 4:
             raise ValueError("four")
         return index
-
-
-class Stream(IterableDataset[int]):
-    """Integers whose number nobody knows beforehand."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.n))
 
 
 @pytest.fixture

@@ -21,11 +21,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace import ConfigError, HeadraceWarning, WorkerError, create_dataloader, pack
 from headrace.loader.worker import processes as workers
 from headrace.testing.contract import same
+from tests.loader.datasets import Numbers
+from tests.loader.multi.test_foreign import Count
 from tests.testing.test_contract import SquareDataset
 
 
@@ -73,33 +74,6 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
     _plant.left = 0
     end.set()
     thread.join()
-
-
-class Numbers(Dataset[int]):
-    """Plain, without headrace's help."""
-
-    def __init__(self, n: int = 12) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Counting(IterableDataset[int]):
-    """Each worker counts its own numbers, and can go on where it was."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for number in range(first, 24, step):
-            self.at = number
-            yield number
 
 
 class Unpicklable(Numbers):
@@ -200,10 +174,10 @@ def test_a_worker_without_a_batch_in_its_first_epoch(plant: Plant, make_loader: 
 @pytest.mark.slow
 def test_streams_of_others(plant: Plant, make_loader: Make) -> None:
     options = {"batch_size": 2, "num_workers": 2, "multiprocessing_context": "fork"}
-    expected = batches_of(make_loader(Counting(), **options))
+    expected = batches_of(make_loader(Count(24), **options))
     plant.left = 1
     with pytest.warns(HeadraceWarning):
-        assert batches_of(make_loader(Counting(), **options)) == expected
+        assert batches_of(make_loader(Count(24), **options)) == expected
 
 
 @pytest.mark.slow
