@@ -31,8 +31,7 @@ import torch
 from common import machine
 from folders import temporary_folder
 from make_photos import make_photos
-from report_modes import MODES
-from report_modes import Epoch as Sums
+from report_modes import MODES, Epoch as Sums
 from torch import nn
 from train_images import Network
 

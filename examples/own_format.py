@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace import BaseDataset, HDF5Dataset, Source, WorkerHandle, create_dataloader, pack
+from headrace import BaseDataset, HDF5Dataset, Source, create_dataloader, pack
+from headrace.memory import WorkerHandle
 
 VALUES = 256
 RECORD = 4 + 4 * VALUES  # bytes

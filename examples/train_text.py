@@ -28,9 +28,9 @@ from headrace import (
     Loader,
     TextDataset,
     create_dataloader,
-    document_mask,
     seed_everything,
 )
+from headrace.collate import document_mask
 
 
 class Model(nn.Module):

@@ -16,7 +16,6 @@ from headrace import (
     ConfigError,
     DataModule,
     ImageDataset,
-    MemoryMonitor,
     MultiDataLoader,
     TextDataset,
     collators,
@@ -25,6 +24,7 @@ from headrace import (
 )
 from headrace.datasets.core.options import PathOptions
 from headrace.loader.config import FIELDS
+from headrace.monitor import MemoryMonitor
 from headrace.synonyms import (
     ARGUMENTS,
     BY_ARGUMENT,
@@ -53,8 +53,11 @@ def rows(heading: str) -> Iterator[list[str]]:
 def known_names() -> set[str]:
     """Public names, their attributes, and the names of their parameters."""
     found = set(headrace.__all__) | set(FIELDS) | set(get_type_hints(PathOptions)) | BOUND
-    for name in headrace.__all__:
-        thing = getattr(headrace, name)
+    things = [getattr(headrace, name) for name in headrace.__all__]
+    for package in (headrace.collate, headrace.memory, headrace.monitor, headrace.order):
+        things += [getattr(package, name) for name in package.__all__]
+        found |= {*package.__name__.split("."), *package.__all__}
+    for thing in things:
         found |= parameters(thing)
         if inspect.isclass(thing):
             for attribute in dir(thing):

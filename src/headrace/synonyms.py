@@ -151,7 +151,8 @@ BY_NAME = {
         "create_dataloader(ImageDataset(path), batch_size=...)"
     ): "create_image_dataloader create_vision_dataloader",
     (
-        "create_dataloader, which detects rank and world size; OrderSampler in a plain DataLoader"
+        "create_dataloader, which detects rank and world size; headrace.order.OrderSampler in a "
+        "plain DataLoader"
     ): "DistributedSampler",
     "weights= of create_dataloader": "WeightedRandomSampler",
     "MultiDataLoader({name: dataset})": (
@@ -186,7 +187,7 @@ BY_NAME = {
     "seed_everything(seed)": "set_seed seed_all manual_seed",
     # measuring and packing
     (
-        "loader.get_stats(), or LoadingMonitor() for a loop of one's own"
+        "loader.get_stats(), or headrace.monitor.LoadingMonitor() for a loop of one's own"
     ): "DataLoaderPerformanceMonitor",
     "profile_dataloader(loader)": "diagnose_dataloader_speed benchmark_dataloader",
     "find_max_batch_size(step)": "calculate_optimal_batch_size",

@@ -7,17 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from headrace import (
-    CollateError,
-    ConfigError,
-    Padded,
-    collators,
-    pad_collate,
-    variable_length_collate,
-)
+from headrace import CollateError, ConfigError, collators, pad_collate
+from headrace.collate import Padded, variable_length_collate
 from headrace.memory.ring import Ring
 
 

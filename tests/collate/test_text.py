@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from headrace import CollateError, ConfigError, TextCollator, collators, document_mask
+from headrace import CollateError, ConfigError, TextCollator, collators
+from headrace.collate import document_mask
 from headrace.testing.contract import same
 from tests.collate.tokenizers import (
     CLS,

@@ -32,12 +32,12 @@ from headrace import (
     DataNotFoundError,
     HDF5Dataset,
     ImageDataset,
-    MemoryBudget,
     MemoryEfficientDataset,
     SampleError,
     open_dataset,
 )
 from headrace.datasets.finished import copy_of
+from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
 from headrace.testing import DatasetContract
 from headrace.testing.contract import RandomProbe, same

@@ -26,14 +26,12 @@ from headrace import (
     MissingNameError,
     SampleError,
     SparseDataset,
-    SparseRow,
-    SparseRows,
     ZarrDataset,
     create_dataloader,
     open_dataset,
     pack,
-    sparse_collate,
 )
+from headrace.datasets.sparse import SparseRow, SparseRows, sparse_collate
 from headrace.inspecting import inspect
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same

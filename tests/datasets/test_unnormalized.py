@@ -24,16 +24,16 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 from headrace import (
     CollateError,
     ConfigError,
-    DetectionCollator,
     ImageDataset,
-    MemoryBudget,
     MemoryEfficientDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
     TableDataset,
     VisionCollator,
 )
+from headrace.collate import DetectionCollator
 from headrace.loader import data
+from headrace.memory import MemoryBudget
 from headrace.memory.tree import map_tensors
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_masks

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from headrace import (
     ConfigError,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -39,9 +40,16 @@ def test_the_nav_has_every_page_once() -> None:
 def test_every_public_name_has_one_entry() -> None:
     pages = (path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.md")))
     entries = Counter(
-        name for page in pages for name in re.findall(r"^::: headrace\.(\w+)$", page, re.MULTILINE)
+        name
+        for page in pages
+        for name in re.findall(r"^::: headrace\.([\w.]+)$", page, re.MULTILINE)
     )
-    assert entries == Counter(headrace.__all__)
+    for name in entries:  # those of packages too
+        assert operator.attrgetter(name)(headrace) is not None
+    assert Counter({name: n for name, n in entries.items() if "." not in name}) == Counter(
+        headrace.__all__
+    )
+    assert max(entries.values()) == 1
 
 
 def _options(section: str) -> list[str]:

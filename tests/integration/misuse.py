@@ -17,7 +17,8 @@ import torch.distributed as dist
 from my_project import make_dataset
 from torch.utils.data import DataLoader, RandomSampler
 
-from headrace import HeadraceError, OrderSampler, RankBatches, create_dataloader
+from headrace import HeadraceError, create_dataloader
+from headrace.order import OrderSampler, RankBatches
 
 
 def loader_of(name: str = "train", **options: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace import EpochOrder, RankBatches
+from headrace.order import EpochOrder, RankBatches
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(300)]
 

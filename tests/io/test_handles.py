@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headrace import WorkerHandle
+from headrace.memory import WorkerHandle
 from tests.io.remote.reading import in_threads
 
 fork = multiprocessing.get_context("fork")

@@ -1,8 +1,7 @@
 """Byte ranges and their coalescing, against plain Python."""
 
 import numpy as np
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from headrace.io.ranges import GAP, WHOLE, ByteRanges, coalesce, with_between
 

@@ -41,7 +41,6 @@ from headrace import (
     HeadraceWarning,
     Loader,
     MultiDataLoader,
-    OrderSampler,
     StateError,
     TextCollator,
     WorkerError,
@@ -51,6 +50,7 @@ from headrace import (
 )
 from headrace.collate import stack_collate
 from headrace.loader.worker.pool import death_of
+from headrace.order import OrderSampler
 from headrace.testing.contract import RandomProbe, same
 from tests.conftest import living_children
 from tests.testing.test_contract import SquareDataset

@@ -21,15 +21,15 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from headrace import (
-    ConfigError,
-    DataLoaderConfig,
-    DataModule,
+from headrace import ConfigError, DataLoaderConfig, DataModule, StateError, TextDataset
+from headrace.order import (
+    BalancedOrder,
+    BucketedOrder,
+    EpochOrder,
     OrderSampler,
-    StateError,
-    TextDataset,
+    ResizedOrder,
+    WeightedOrder,
 )
-from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, ResizedOrder, WeightedOrder
 from headrace.testing.contract import RandomProbe, same
 from tests.loader.datasets import Stream
 from tests.testing.test_contract import SquareDataset

@@ -6,8 +6,7 @@ import os
 import tempfile
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from headrace.memory.whole import read_full, write_full_from
 

@@ -15,21 +15,13 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from headrace import (
-    BaseDataset,
-    BudgetError,
-    ConfigError,
-    LoadingMode,
-    MemoryBudget,
-    SampleError,
-    Source,
-)
+from headrace import BaseDataset, BudgetError, ConfigError, LoadingMode, SampleError, Source
+from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import size_of
 from headrace.memory.limits import Limit
 from headrace.memory.store import MISSING, SampleStore
-from headrace.modes import eager as eager_module
-from headrace.modes import stored as stored_module
+from headrace.modes import eager as eager_module, stored as stored_module
 from headrace.modes.cached import SHARE, Cached
 from headrace.modes.eager import Eager
 from headrace.modes.streaming import Streaming

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from headrace import BatchTimes, ConfigError, LoadingMonitor, MemoryMonitor, SlowStage
+from headrace import ConfigError
 from headrace.memory.limits import Limit
+from headrace.monitor import BatchTimes, LoadingMonitor, MemoryMonitor, SlowStage
 from headrace.monitor.hooks import Hooks
 from headrace.monitor.stats import STAGES
 from tests.testing.test_contract import SquareDataset

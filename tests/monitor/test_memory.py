@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import ConfigError, MemoryMonitor
+from headrace import ConfigError
 from headrace.memory.limits import Limit
-from headrace.monitor import memory as module
+from headrace.monitor import MemoryMonitor, memory as module
 
 MB, GB = 10**6, 10**9
 HOST = Limit("host", 64 * GB, 8 * GB)

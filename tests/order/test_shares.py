@@ -11,7 +11,8 @@ import h5py
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from headrace import ConfigError, EpochOrder, HDF5Dataset, OrderSampler, RankBatches
+from headrace import ConfigError, HDF5Dataset
+from headrace.order import EpochOrder, OrderSampler, RankBatches
 
 
 class Shard(BatchSampler):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from headrace.order import EpochOrder, RankBatches
-from headrace.order import visits as visits_module
+from headrace.order import EpochOrder, RankBatches, visits as visits_module
 from headrace.order.visits import estimate_visits
 
 

@@ -30,9 +30,7 @@ from headrace.errors import (
     WriteError,
 )
 from headrace.io.local import checksums
-from headrace.packing import destination, pack, verify
-from headrace.packing import part as parts
-from headrace.packing import run as running
+from headrace.packing import destination, pack, part as parts, run as running, verify
 from headrace.packing.part import PartFile
 from tests.packing.shared import contents, images
 

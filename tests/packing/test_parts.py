@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import Dataset
 
 from headrace import ImageDataset, ZarrDataset, open_dataset, pack

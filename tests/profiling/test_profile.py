@@ -24,7 +24,6 @@ from headrace import (
     ConfigError,
     HDF5Dataset,
     ImageDataset,
-    Profile,
     Source,
     create_dataloader,
     profile_dataloader,
@@ -33,6 +32,7 @@ from headrace import (
 from headrace.cli.main import main
 from headrace.loader import data
 from headrace.monitor.stats import STAGES
+from headrace.profiling import Profile
 from headrace.profiling.alone import Alone, reading_gain, repeated
 from headrace.profiling.images import as_uint8, packing_command, smaller_files
 from headrace.profiling.limit import Candidate, Found, find_limit

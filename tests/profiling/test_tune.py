@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from headrace import BudgetError, ConfigError, HeadraceWarning, find_max_batch_size
 from headrace.memory.limits import Limit

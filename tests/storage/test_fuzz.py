@@ -20,13 +20,21 @@ import numpy as np
 import psutil
 import pytest
 import zarr
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from headrace import HDF5Dataset, ZarrDataset
 from headrace.errors import HeadraceError
-from tests.storage.specimens import FOLDER, HDF5, NAME, ZIP, Files, Specimen, source_of, specimens
-from tests.storage.specimens import write as write_files
+from tests.storage.specimens import (
+    FOLDER,
+    HDF5,
+    NAME,
+    ZIP,
+    Files,
+    Specimen,
+    source_of,
+    specimens,
+    write as write_files,
+)
 
 # -- damage
 

@@ -24,8 +24,7 @@ from headrace.storage.text.index import INDEX as LINES
 from headrace.storage.text.plain import is_compressed
 from headrace.storage.text.records import FORMATS, JSON_LINES
 from headrace.storage.zarr.kind import is_zarr
-from headrace.storage.zarr.shards import INDEX as SHARDS
-from headrace.storage.zarr.shards import indexed
+from headrace.storage.zarr.shards import INDEX as SHARDS, indexed
 from headrace.storage.zarr.stores import ZarrUrl
 from headrace.storage.zarr.zips import INDEX as ZIP
 

@@ -31,8 +31,7 @@ from headrace.packing.beside.pairs import (
     row_dtype,
     said_of,
 )
-from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
-from headrace.packing.beside.targets import said_of_columns, target_arrays
+from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT, said_of_columns, target_arrays
 from headrace.storage.arrays.packed import (
     IMAGE,
     NAME_OFFSETS,

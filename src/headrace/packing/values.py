@@ -17,8 +17,7 @@ from headrace.datasets.finished import ALONE
 from headrace.dtypes import BFLOAT16
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.budget import MemoryBudget, format_size
-from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
-from headrace.packing.beside.targets import check_names, said_of_columns
+from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT, check_names, said_of_columns
 from headrace.packing.plan import Plan, Rows, columns_of, info_of, names_of
 from headrace.sorting import distinct
 from headrace.storage.tar.index import RESERVED

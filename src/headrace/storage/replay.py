@@ -41,8 +41,7 @@ from headrace.storage.episodes.look import (
 from headrace.storage.episodes.source import EpisodeSource
 from headrace.storage.episodes.steps import EpisodeArrays
 from headrace.storage.episodes.windows import WindowOptions, Windows
-from headrace.storage.hdf5.episodes import HDF5Look
-from headrace.storage.hdf5.episodes import kind_of_file as kind_of_groups
+from headrace.storage.hdf5.episodes import HDF5Look, kind_of_file as kind_of_groups
 from headrace.storage.hdf5.rows import OpenHDF5, open_files
 from headrace.storage.sparse.groups import GroupFile
 from headrace.storage.sparse.hdf5 import HDF5Groups

@@ -26,11 +26,11 @@ from headrace import (
     HeadraceWarning,
     ImageDataset,
     LoadingMode,
-    MemoryBudget,
     SampleError,
     Source,
 )
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
+from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
 from headrace.order.request import BatchRequest
 from headrace.testing.contract import RandomProbe

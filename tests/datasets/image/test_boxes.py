@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from headrace import (
     CollateError,
     ConfigError,
     DataNotFoundError,
-    DetectionCollator,
     HeadraceError,
     HeadraceWarning,
     ImageDataset,
@@ -29,6 +27,7 @@ from headrace import (
     RandomResizedCrop,
     SampleError,
 )
+from headrace.collate import DetectionCollator
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.boxes import place_boxes
 from headrace.datasets.image.sizing import Box

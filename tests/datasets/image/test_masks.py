@@ -23,8 +23,7 @@ from headrace.datasets.image.masks import decode_mask, resize_nearest
 from headrace.errors import FormatError
 from headrace.testing.contract import same
 from tests.data.labelled import make_masks, make_pair, save_mask
-from tests.data.make import image_bytes as encoded
-from tests.data.make import noise, turned
+from tests.data.make import image_bytes as encoded, noise, turned
 
 CLASSES = np.arange(20 * 30, dtype=np.int32).reshape(20, 30)
 CROP = [RandomResizedCrop(12), RandomHorizontalFlip()]

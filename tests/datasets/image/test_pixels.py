@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
 from headrace.casting import dtype_named
-from headrace.datasets.image import pixels as pixels_module
-from headrace.datasets.image import sizing
+from headrace.datasets.image import pixels as pixels_module, sizing
 from headrace.datasets.image.claims import Claim
 from headrace.datasets.image.pixels import (
     decode_image,
@@ -27,8 +25,15 @@ from headrace.datasets.image.pixels import (
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.datasets.shards.members import DECODERS
 from headrace.errors import FormatError
-from tests.data.make import READABLE, SIZE, UNREADABLE, corners, make_bad, turned
-from tests.data.make import image_bytes as encoded
+from tests.data.make import (
+    READABLE,
+    SIZE,
+    UNREADABLE,
+    corners,
+    image_bytes as encoded,
+    make_bad,
+    turned,
+)
 
 COLORS = ["RGB", "L"]
 FORMS = ["JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF"]

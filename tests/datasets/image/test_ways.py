@@ -11,15 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from headrace import (
-    DetectionCollator,
-    ImageDataset,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    SampleError,
-    pack,
-)
-from headrace.collate import list_collate, stack_collate
+from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, SampleError, pack
+from headrace.collate import DetectionCollator, list_collate, stack_collate
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import SampleBySample, choose_way
 from headrace.order.request import BatchRequest

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import ConfigError, StreamingDataset, TarSource
+from headrace import ConfigError, StreamingDataset
 from headrace.io.remote.options import RemoteOptions
+from headrace.storage.tar import TarSource
 from headrace.storage.text import source as texts
 from headrace.testing.contract import same
 from tests.data.make import make_shards, make_tar

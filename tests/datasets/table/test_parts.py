@@ -16,9 +16,9 @@ from headrace import (
     TableDataset,
     TextDataset,
     create_dataloader,
-    document_mask,
     pack,
 )
+from headrace.collate import document_mask
 from headrace.testing.contract import same
 from headrace.tokenizer import CharTokenizer
 from tests.collate.tokenizers import Counting

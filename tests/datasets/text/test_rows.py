@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import (
-    ConfigError,
-    HeadraceWarning,
-    SampleError,
-    TextDataset,
-    document_mask,
-)
+from headrace import ConfigError, HeadraceWarning, SampleError, TextDataset
+from headrace.collate import document_mask
 from headrace.testing.contract import same
 from tests.datasets.text.chat_tokenizer import MARKED, ChatTokenizer
 from tests.datasets.text.test_chats import USER, answer, loader_of, opened, write

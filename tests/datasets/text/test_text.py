@@ -20,10 +20,10 @@ from headrace import (
     FileChangedError,
     FormatError,
     HeadraceWarning,
-    MemoryBudget,
     SampleError,
     TextDataset,
 )
+from headrace.memory import MemoryBudget
 from headrace.storage.text import plain
 from headrace.testing import DatasetContract
 from tests.collate.tokenizers import Counting, HuggingFace, SentencePiece, Tiktoken, Tokenizers

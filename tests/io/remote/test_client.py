@@ -11,9 +11,7 @@ import pytest
 
 from headrace import ConfigError
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
-from headrace.io.remote import client as module
-from headrace.io.remote import http as http_ranges
-from headrace.io.remote import timeouts
+from headrace.io.remote import client as module, http as http_ranges, timeouts
 from headrace.io.remote.client import Remote
 from headrace.io.remote.errors import retry_after
 from tests.io.remote.reading import Range, in_threads, read, remote_of_url, versions_of

@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from headrace import HeadraceWarning, TarSource
+from headrace import HeadraceWarning
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError
-from headrace.storage.tar import index as tar_made
-from headrace.storage.tar import source as tar
+from headrace.storage.tar import TarSource, index as tar_made, source as tar
 from tests.data.make import make_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]

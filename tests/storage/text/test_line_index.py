@@ -6,8 +6,7 @@ import itertools
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from headrace.storage.text.line_index import BLOCK, GROUP, HeldArrays, Places, PlacesEncoder
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
 from headrace.io.local.files import LocalFiles

@@ -10,8 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import FormatError
 from headrace.storage.text import lines

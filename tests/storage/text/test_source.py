@@ -14,12 +14,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError
-from headrace.storage.text import lines, plain
-from headrace.storage.text import source as texts
+from headrace.storage.text import lines, plain, source as texts
 from headrace.storage.text.files import local_texts
 from headrace.storage.text.source import LinesSource
 from tests.io.resolve.scanning import scan

@@ -134,7 +134,7 @@ def test_labels_go_with_patches(root: Any, capsys: pytest.CaptureFixture[str]) -
         with pytest.raises(ConfigError, match=rf"'{name}'.*patch_shape="):
             of(root, target_name=name, patch_shape=None)
     path = Path(root.store.root)
-    sheet = ["-o", str(path / "sheet.png")]
+    sheet = ["-o", str(path.with_name("sheet.png"))]
     assert main(["preview", str(path), "--target-name", "cells", *sheet]) == 2
     assert "--patch-shape 64" in capsys.readouterr().err
     with pytest.raises(MissingNameError, match=r"'nuclei'.*'cells'"):

@@ -50,8 +50,7 @@ from headrace.errors import AccessError, DataNotFoundError, FileChangedError, Re
 from headrace.io.files import Version
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
-from headrace.io.remote.concurrency import MOST as CONNECTIONS
-from headrace.io.remote.concurrency import Flow, together
+from headrace.io.remote.concurrency import MOST as CONNECTIONS, Flow, together
 from headrace.io.remote.errors import judged, status_of, was_replaced
 from headrace.io.remote.fsspec_calls import (
     call,

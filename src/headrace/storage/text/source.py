@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.array_file import HEAD, ArrayFile, Unkept
-from headrace.io.array_file import Arrays as IndexArrays
+from headrace.io.array_file import HEAD, ArrayFile, Arrays as IndexArrays, Unkept
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact, without_query
 from headrace.io.ranges import ByteRanges
