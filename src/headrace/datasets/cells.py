@@ -41,6 +41,18 @@ def float_in(cell: str) -> float:
     return float(text)
 
 
+def is_rounded(value: str | int) -> bool:
+    """True if a cell or a number is an integer that no float64 holds."""
+    try:
+        number = integer_in(value) if isinstance(value, str) else value
+    except ValueError:
+        return False
+    try:
+        return float(number) != number
+    except OverflowError:
+        return True
+
+
 class Column(NamedTuple):
     """The values of a column of text.
 
@@ -48,10 +60,12 @@ class Column(NamedTuple):
         values: integers or floats, and None for an empty cell; or the texts.
         same: two texts of one number, such as "1.10" and "1.1", for which the column is texts, and
             may be meant as numbers.
+        rounded: an integer among floats that none of them holds, if there is one.
     """
 
     values: list[Any]
     same: tuple[str, str] | None = None
+    rounded: str | None = None
 
 
 def parsed(cells: Sequence[str]) -> Column:
@@ -70,5 +84,8 @@ def parsed(cells: Sequence[str]) -> Column:
             if other != cell:
                 differ = other.strip() != cell.strip()
                 return Column(list(cells), (min(other, cell), max(other, cell)) if differ else None)
-        return Column([numbers.get(cell) for cell in cells])
+        rounded = None
+        if kind is float_in:
+            rounded = next(filter(is_rounded, cells), None)
+        return Column([numbers.get(cell) for cell in cells], rounded=rounded)
     return Column(list(cells))

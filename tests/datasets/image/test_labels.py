@@ -484,6 +484,9 @@ class TestTables:
         assert given_targets(path, files, target_name="species").columns["study"] == studies
         with pytest.raises(ConfigError, match=rf"'study' of .*targets\.txt has {1 << 63}"):
             given_targets(path, files)
+        path = as_csv({**without("age"), "weight": [(1 << 53) + 1, 0.5, 1, 2, 3]}, tmp_path)
+        with pytest.raises(ConfigError, match=r"has 9007199254740993, an integer among floats"):
+            given_targets(path, files)
 
 
 class TestSplitsByColumns:

@@ -126,7 +126,9 @@ class TestTargets:
         given: list[tuple[Any, list[Any], list[str]]] = [
             (("1", "0", " 12"), [1, 0, 12], []),
             (("1", "0.5", "-2e3"), [1.0, 0.5, -2000.0], []),
-            (("99999999999999999999", "1"), [1e20, 1.0], []),
+            (("9007199254740993", "-9223372036854775808"), [2**53 + 1, -(2**63)], []),
+            (("100000000000000000000", "1"), [1e20, 1.0], []),
+            (("1", "x", "99999999999999999999"), [0, 2, 1], ["1", "99999999999999999999", "x"]),
             (("1", "x", "0"), [1, 2, 0], ["0", "1", "x"]),
             (("1_0", "2"), [0, 1], ["1_0", "2"]),
         ]
@@ -161,6 +163,18 @@ class TestTargets:
             assert (dataset.targets is None) == (expected is None), targets
         folder = write(tmp_path / "both", {"a.jsonl": lines(3, 4), "b.csv": table("5", "6")})
         assert labels(TextDataset(folder, target_field="label")) == [3, 4, 5, 6]
+
+    def test_integers_that_no_column_holds(self, tmp_path: Path) -> None:
+        for targets in ((5, 2**63 + 11), (2**53 + 1, 2.5), (2.5, 1, 2**53 + 1)):
+            for name, content in (
+                ("a.jsonl", lines(*targets)),
+                ("a.csv", table(*map(str, targets))),
+            ):
+                path = one_file(tmp_path, name, content)
+                with pytest.raises(
+                    ConfigError, match=rf"{name}, (line|record) \d has \d+, an integer"
+                ):
+                    TextDataset(path, target_field="label")
 
     def test_a_record_without_a_target(self, tmp_path: Path) -> None:
         for bad in ("", "1,2"):

@@ -304,7 +304,7 @@ def _numbers_or_texts(table: Table, name: str, is_target: bool, order: list[int]
     """The values of a column of text for some of its rows.
 
     Raises:
-        ConfigError: two texts of a target are one number.
+        ConfigError: two texts of a target are one number; an integer among floats is too large.
     """
     column = parsed(table.columns[name])
     if is_target and column.same is not None:
@@ -315,6 +315,11 @@ def _numbers_or_texts(table: Table, name: str, is_target: bool, order: list[int]
             "number in one way, or pass the table as targets=pandas.read_csv(path, "
             f"dtype={{{name!r}: float}}) for numbers, or with str in "
             "place of float for classes"
+        )
+    if is_target and column.rounded is not None:
+        raise ConfigError(
+            f"targets: column {name!r} of {table.where} has {column.rounded.strip()}, an integer "
+            "among floats that float64 can't hold: round it yourself, or give strings"
         )
     return [column.values[row] for row in order]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.cells import float_in, integer_in
+from headrace.datasets.cells import float_in, integer_in, is_rounded
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.reader import Access, SampleReader, raise_if_of_the_machine
 from headrace.datasets.text.tokenizing import Tokenising
@@ -30,7 +30,7 @@ from headrace.storage.tokens.source import ArrayTokens, Tokens
 if TYPE_CHECKING:
     from headrace.datasets.text.units import TokenizedTexts
 
-_VERSION = 2
+_VERSION = 3
 _PATIENCE_S = 60.0  # for another process that makes the same pass, while it writes nothing
 _TOGETHER = 1024  # records that are read at a time
 _SHOWN_FROM = 100_000  # records from which on progress is shown
@@ -256,6 +256,7 @@ def _pass(
 ) -> HeldArrays | None:
     lengths = np.zeros(len(texts.source), np.int64)
     targets, names, is_begun = _no_targets(kinds[0], len(lengths)), _Numbers(), False
+    rounded: str | None = None
     # a hash of the text of each cell, which tells two texts of one number
     cells = np.zeros(len(lengths), np.int64)
     for index, text, target, is_cell in _records(texts, reader, expect):
@@ -263,6 +264,9 @@ def _pass(
         if is_cell:
             cells[index] = hash(target)
         while kinds[0] is not None:
+            is_integer = is_cell or type(target) is int
+            if kinds[0] == FLOAT and rounded is None and is_integer and is_rounded(target):
+                rounded = f"{texts.source.location(index)} has {target!s:.40}"
             try:
                 targets[index] = target_as(kinds[0], target, is_cell, names)
                 break
@@ -272,6 +276,12 @@ def _pass(
                     return None
                 targets = _no_targets(kinds[0], len(lengths))
         is_begun = True
+    if kinds[0] == FLOAT and rounded is not None:
+        raise ConfigError(
+            f"target_field={texts.options.target_field!r}: {rounded}, an integer that neither "
+            "int64 nor, among floats, float64 holds: give integers in the range of int64, or "
+            "strings in .jsonl"
+        )
     if (
         kinds[0] in (INT, FLOAT)
         and (pair := _texts_of_one_number(texts, reader, targets, cells)) is not None
