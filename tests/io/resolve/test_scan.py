@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from headrace.errors import (
     ConfigError,
     DataNotFoundError,
     FormatError,
+    HeadraceError,
     HeadraceWarning,
 )
 from headrace.io.paths import chain_of, is_url, named_part, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from tests.io.resolve.scanning import names_of, scan, touch
 
 ENDINGS = (".jpg", ".png")
@@ -265,3 +269,33 @@ class TestRemote:
                 scan(f"{kind}::memory://archive", ENDINGS)
         with pytest.raises(ConfigError, match="nosuch://"):
             open_filesystem("nosuch://alice:hunter2@bucket")
+
+
+class _Failing(fsspec.AbstractFileSystem):
+    """Fails with a message that shows the URL and the options as they were given."""
+
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        error = self.storage_options["error"]
+        raise error(f"Forbidden: {path} {kwargs}")
+
+    ls = info
+
+
+def test_no_secret_shows_in_a_traceback() -> None:
+    fsspec.register_implementation("failing", _Failing, clobber=True)
+    url = "failing://alice:hunter2@host.org/data?sig=s3cr3t"
+    for error in (FileNotFoundError, PermissionError, RuntimeError, OSError):
+        given = {"error": error, "secret": "TOKEN"}
+        files = RemoteFiles(url, RemoteOptions(storage_options=given, retries=0))
+        with pytest.raises(HeadraceError) as caught:
+            scan(url, ENDINGS, files)
+        files.close()
+        shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+        assert "host.org/data" in shown
+        assert not any(secret in shown for secret in SECRETS), shown

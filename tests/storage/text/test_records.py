@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import FormatError
-from headrace.storage.text import lines
+from headrace.storage.text import lines, records
 from headrace.storage.text.files import local_texts
 from headrace.storage.text.lines import strip_end
 from headrace.storage.text.records import csv_row, field_of, json_places, json_record
@@ -110,6 +111,19 @@ class TestCsv:
         texts = [row["text"] for row in rows_of(opened(tmp_path / "a.csv"))]
         assert texts == [long, "short", '5" disk', long]
         assert csv.field_size_limit() == before
+
+    def test_a_long_field_in_a_child_whose_parent_reads_one_too(self) -> None:
+        """The lock that a thread of the parent holds is not the child's."""
+        with records._any_field():
+            child = multiprocessing.get_context("fork").Process(
+                target=csv_row, args=("x" * 200_000, ",")
+            )
+            child.start()
+        child.join(30)
+        exit_code = child.exitcode
+        child.kill()
+        child.join()
+        assert exit_code == 0
 
 
 plain_values: Any = st.none() | st.integers() | st.text(max_size=4)
