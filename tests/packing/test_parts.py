@@ -31,6 +31,7 @@ from torch.utils.data import Dataset
 
 from headrace import ImageDataset, ZarrDataset, open_dataset, pack
 from headrace.errors import (
+    AccessError,
     ConfigError,
     DataNotFoundError,
     FileChangedError,
@@ -371,6 +372,7 @@ def test_arguments(photos: Path, tmp_path: Path) -> None:
         ({"processes": 0}, "processes"),
         ({"workers": 0}, "workers"),
         ({"shard_size": None, "part": "0/2"}, "pass shard_size"),
+        ({"shard_size": None, "storage_options": {"key": "x"}}, "storage_options is for packs"),
     ]
     for options, word in rows:
         with pytest.raises(ConfigError, match=word):
@@ -397,9 +399,23 @@ def test_a_plan_that_is_lost_is_made_again(
     (out / "plan.json").write_bytes(whole[:20])
     with pytest.raises(FormatError, match=r"plan\.json"):
         pack(photos, out, shard_size=SHARD, format=format)
+    for foreign in ('{"tasks": ["milk"]}', "[1]"):
+        (out / "plan.json").write_text(foreign)
+        with pytest.raises(FormatError, match="no plan of headrace: leave it"):
+            pack(photos, out, shard_size=SHARD, format=format, overwrite=True)
+        assert (out / "plan.json").read_text() == foreign
     (out / "plan.json").unlink()
     pack(photos, out, shard_size=SHARD, format=format)
     assert contents(out) == contents(packed)
+
+
+def test_a_file_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refused)
+    with pytest.raises(AccessError, match=r"plan\.json can't be read: Permission denied"):
+        FolderDestination(tmp_path).read("plan.json")
 
 
 def test_a_file_vanishes_while_sizes_are_taken(tmp_path: Path) -> None:

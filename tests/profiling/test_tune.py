@@ -220,12 +220,13 @@ def test_it_backs_off() -> None:
     ids=repr,
 )
 def test_any_other_error_passes_with_the_size(error: BaseException) -> None:
-    step = Step(100, lambda: error)
+    step, resets = Step(100, lambda: error), list[int]()
     with pytest.raises(type(error)) as caught:
-        find_max_batch_size(step)
+        find_max_batch_size(step, reset=lambda: resets.append(step.sizes[-1]))
     assert caught.value is error and step.sizes == [64, 64, 128]
     if isinstance(error, Exception):
         assert error.__notes__ == ["headrace: in find_max_batch_size, with a batch size of 128"]
+        assert resets == [64, 128]
     assert any(entry.name == "__call__" for entry in caught.traceback), "it shows the step"
 
 

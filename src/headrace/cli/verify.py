@@ -75,12 +75,13 @@ def run(given: argparse.Namespace, output: Output) -> int:
         results.append(result)
         codes.append(0 if result.ok else 1)
         lines = [
-            f"{result.path}: {result.samples:,} samples, "
+            f"{visible(result.path)}: {result.samples:,} samples, "
             f"{f'{len(result.bad):,} damaged' if result.bad else 'all sound'}"
         ]
         for number, location, why in result.bad[:_SHOWN]:
             said = one_line(why).removeprefix(f"{location}: ")
-            lines.append(f"  {'' if number < 0 else f'sample {number}, '}{location}: {said}")
+            sample = "" if number < 0 else f"sample {number}, "
+            lines.append(f"  {sample}{visible(location)}: {visible(said)}")
         if len(result.bad) > _SHOWN:
             lines.append(f"  and {len(result.bad) - _SHOWN:,} more")
         output.show_lines(lines)

@@ -197,6 +197,11 @@ def pack(
                 "part, parts, processes and executor are for packs of several parts: pass "
                 "shard_size, such as '1GB'"
             )
+        if storage_options is not None:
+            raise ConfigError(
+                "storage_options is for packs of several parts by URL: pass shard_size, such as "
+                "'1GB', or leave it out"
+            )
         if dry_run:
             with opened_dataset(dataset) as opened:
                 return plan_file_pack(

@@ -218,6 +218,10 @@ class FolderDestination(Destination):
             raise DataNotFoundError(
                 f"{redact(self._folder)} is a file, and a pack of parts is a folder: name that"
             ) from error
+        except OSError as error:
+            raise AccessError(
+                f"{redact(self._folder / name)} can't be read: {error.strerror or error}"
+            ) from error
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
         write_whole(self._made(name), data, overwrite)

@@ -340,13 +340,15 @@ def read_plan(folder: Destination) -> PartsPlan | None:
     """The plan of a pack; None: there is none.
 
     Raises:
-        FormatError: it is damaged, or of a later headrace.
+        FormatError: it is damaged, of a later headrace, or no plan of headrace.
     """
     data, name = folder.read(PLAN), folder.shown_name(PLAN)
     if data is None:
         return None
     try:
         said = json.loads(data)
+        if not isinstance(said, dict) or not {"version", "fingerprint"} <= said.keys():
+            raise FormatError(f"{name} is no plan of headrace: leave it, and use another folder")
         if said["version"] > VERSION:
             raise FormatError(
                 f"{name} was written by a later headrace (layout {said['version']}, this one "

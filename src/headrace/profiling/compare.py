@@ -29,7 +29,7 @@ _LEAST_S = 1.0  # for each mode
 
 @dataclass(frozen=True, slots=True)
 class ModeRate:
-    """How fast one loading mode is.
+    """The speed of one loading mode.
 
     Attributes:
         mode: its name.

@@ -194,6 +194,8 @@ class _Search:
         except Exception as error:
             if not is_out_of_memory(error):
                 error.add_note(f"headrace: in find_max_batch_size, with a batch size of {size}")
+                if self._reset is not None:
+                    self._reset()
                 raise
             drop_frames(error, outside)
             self.error, self.message = error, describe(error)
