@@ -289,3 +289,17 @@ class TestPackedNumbers:
         assert any("3 files" in note for note in report.notes)
         with opened(report) as dataset:
             assert dataset[0].dtype == torch.float64
+
+
+def test_damaged_labels_are_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((64, 32), np.float32)
+        labels = file.create_dataset("labels", data=np.arange(64) % 5, compression="gzip")
+        offset = labels.id.get_chunk_info(0).byte_offset
+    with open(path, "r+b") as raw:
+        raw.seek(offset)
+        raw.write(b"\xff" * 8)
+    report = inspect(path)
+    assert (report.samples, report.classes) == (64, None)
+    assert any("the array 'labels' can't be read" in note for note in report.notes)

@@ -355,7 +355,11 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
             )
         if info is not None:
             fingerprint = info.fingerprint
-        classes = _classes(file, info, rows)
+        try:
+            classes = _classes(file, info, rows)
+        except FormatError as error:
+            notes.append(str(error))
+            classes = None
         details = _details(file, info)
     decoded = "" if packing is None else "strings" if packing.joins else str(packing.dtype)
     found = _Found(
@@ -471,6 +475,9 @@ def _classes(
 ) -> tuple[dict[str, int], str] | None:
     """Samples of each class, and what says so: the targets of a pack, or an array of whole numbers
     whose name says that it is one of targets.
+
+    Raises:
+        FormatError: the array is damaged; the message names it.
     """
     if info is not None and info.image.get("targets") == BOXES:
         labels, numbers = np.asarray(file[LABELS][...]), info.image["class_ids"]
@@ -491,7 +498,13 @@ def _classes(
             continue
         if targets.dtype.kind not in "iub" or (info is None and len(targets) != rows):
             continue
-        values, counts = np.unique(np.asarray(targets[...]), return_counts=True)
+        try:
+            stored = np.asarray(targets[...])
+        except RemoteError:
+            raise
+        except OSError as error:
+            raise FormatError(f"the array {name!r} can't be read: {error}") from error
+        values, counts = np.unique(stored, return_counts=True)
         if len(values) > _MOST_CLASSES:
             return None
         told = f"values of {name!r}"
