@@ -346,6 +346,8 @@ def test_the_command_that_packs_names_the_labels(photos: Path) -> None:
     assert command(targets=None) == " --targets none"
     assert command(targets=table, target_name="kind") == f" --targets {table} --target-name kind"
     assert command(targets=dict.fromkeys(map(str, names), 1)) is None
+    of_view = packing_command(ImageDataset(photos).subset([0, 1]), "a.h5")
+    assert of_view is not None and of_view.startswith("pack the view from Python")
 
 
 @pytest.mark.slow

@@ -129,7 +129,11 @@ def smaller_files(
 
 
 def packing_command(dataset: ImageDataset, options: str) -> str | None:
-    """The command that packs images with their labels; None where a command can't name these."""
+    """The command that packs images with their labels, or for a view words, since a command packs
+    the whole path; None where a command can't name the labels.
+    """
+    if dataset._chosen is not None:
+        return f"pack the view from Python, with headrace.pack(view, ...) and: {options}"
     given = dataset._arguments
     path = os.fspath(cast("str | os.PathLike[str]", dataset.data_path))
     command = f"headrace pack {shlex.quote(redact(path))} {options}"
