@@ -78,27 +78,28 @@ _WITHOUT_GENERATORS = ("sample_source", "sample_reader", "left_of_budget", "bloc
 class _Constructed(ABCMeta):
     """Settles a dataset when its constructor, and those of its subclasses, are through."""
 
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
+    if not TYPE_CHECKING:  # checkers are to see the constructors
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        try:
-            dataset: Any = super().__call__(*args, **kwargs)
-        except TypeError as error:
-            explain_call(cls, args, kwargs, error)
-            raise
-        if "block_memory" not in vars(dataset):
-            raise ConfigError(
-                f"{cls.__name__}.__init__ does not call that of its base class, which opens the "
-                "data: call super().__init__(...) "
-                "in it (of a BaseDataset with a Source); a dataset that does all by itself is a "
-                "torch.utils.data.Dataset"
-            )
-        dataset._arguments = construction.passed_arguments(cls, args, kwargs)
-        dataset._settle()
-        return dataset
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            signature = inspect.signature(cls.__init__)
+            return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                dataset: Any = super().__call__(*args, **kwargs)
+            except TypeError as error:
+                explain_call(cls, args, kwargs, error)
+                raise
+            if "block_memory" not in vars(dataset):
+                raise ConfigError(
+                    f"{cls.__name__}.__init__ does not call that of its base class, which opens "
+                    "the data: call super().__init__(...) in it (of a BaseDataset with a Source); "
+                    "a dataset that does all by itself is a torch.utils.data.Dataset"
+                )
+            dataset._arguments = construction.passed_arguments(cls, args, kwargs)
+            dataset._settle()
+            return dataset
 
 
 class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
