@@ -160,7 +160,7 @@ def monitor(ticks: Ticks) -> LoadingMonitor:
 
 
 def test_a_monitor_watches_any_loop(ticks: Ticks, monitor: LoadingMonitor) -> None:
-    assert monitor.get_stats()["batches"] == 0
+    assert monitor.get_stats() == {}
 
     def batches() -> Any:
         for _ in range(4):

@@ -78,6 +78,7 @@ class EpochIterator:
     def __next__(self) -> Any:
         self._transfer.await_device()
         asked = time.perf_counter()
+        self._loader._stats.is_begun = True
         delivered = self._receive()
         try:
             return self._handed_over(delivered, asked)

@@ -530,7 +530,7 @@ class Loader(DataLoader[B]):
 
     def get_stats(self) -> dict[str, Any]:
         """Returns statistics since the loader was created: a dict, which prints as a table with
-        units. All are zero before the first batch.
+        units. It is empty until the first batch is asked for.
 
         * Time, in seconds: total_time (from the first request of each epoch to its end), wait_time
           (blocked in ``next``), p50_wait, p90_wait, p99_wait, avg_batch_time, transfer_time (copies
@@ -552,6 +552,8 @@ class Loader(DataLoader[B]):
         * If samples were skipped: skipped_samples, the first 1,000, each a dict of index, path and
           error.
         """
+        if not self._stats.is_begun:
+            return Stats()
         if self.config.enable_monitoring and self._stats.batches < 2:
             self._stats.look(self._pids)
         running = self._cursor.running

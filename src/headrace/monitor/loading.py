@@ -101,8 +101,10 @@ class LoadingMonitor:
 
     def get_stats(self) -> Stats:
         """Returns those statistics of `Loader.get_stats()` that can be measured from outside. Times
-        are in seconds. All are zero before the first batch.
+        are in seconds. It is empty before the first batch.
         """
+        if not self._stats.batches:
+            return Stats()
         stats = self._stats.outside()
         if not self._knows_waits:
             stats = {name: value for name, value in stats.items() if "wait" not in name}

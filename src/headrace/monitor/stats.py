@@ -116,6 +116,8 @@ class LoadingStats:
     """
 
     def __init__(self) -> None:
+        self.is_begun: bool = False
+        """Was a batch asked for, be it one that failed?"""
         self.batches: int = 0
         self.samples: int = 0
         self.total_time: float = 0.0
@@ -219,7 +221,7 @@ class LoadingStats:
         self.look(children)
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers of `Loader.get_stats()`; zeros before the first batch."""
+        """The numbers of `Loader.get_stats()` that were counted."""
         stats = self.outside()
         stats |= {name: self._counts[name] for name in (*_COUNTS, *TIMES)}
         if self.skipped:

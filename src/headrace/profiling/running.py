@@ -170,7 +170,7 @@ class Running:
         if not isinstance(self.loader, Loader):
             return {**dict.fromkeys(TIMES, 0.0), "work_cpu_seconds": _computed_by_children()}
         stats = self.loader.get_stats()
-        return {name: float(stats[name]) for name in TIMES}
+        return {name: float(stats.get(name, 0.0)) for name in TIMES}
 
     def _memory(self) -> int:
         """Bytes of this process and its workers (PSS)."""
