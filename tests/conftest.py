@@ -264,10 +264,10 @@ def _resident(pid: int) -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def _loaders_walk_no_pages(request: pytest.FixtureRequest) -> Iterator[None]:
-    """But in the tests of the monitor: to share out the pages of this process takes a hundredth of
-    a second, twice a loader.
+    """But in the tests that measure memory: to share out the pages of this process takes a
+    hundredth of a second, twice a loader.
     """
-    if "monitor" in request.path.parts:
+    if "monitor" in request.path.parts or request.path.name == "test_benchmarks.py":
         yield
         return
     with mock.patch("headrace.monitor.stats.pss_of", _resident):
