@@ -245,6 +245,9 @@ def tiny_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- what takes long and shows nothing ------------------------------------------------------------
 
 
+_FSYNC = os.fsync
+
+
 def _not_synced(fd: int) -> None:
     os.fstat(fd)  # an error, as of a file that is closed
 
@@ -253,6 +256,13 @@ def _not_synced(fd: int) -> None:
 def _nothing_waits_for_the_disk() -> Iterator[None]:
     """Since no test cuts the power: the quick tests would ask 9,000 times."""
     with mock.patch("os.fsync", _not_synced):
+        yield
+
+
+@pytest.fixture
+def synced() -> Iterator[None]:
+    """The real fsync, for a test that counts on the pace of writers."""
+    with mock.patch("os.fsync", _FSYNC):
         yield
 
 

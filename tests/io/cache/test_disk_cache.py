@@ -2,6 +2,7 @@
 fails.
 """
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -114,6 +115,16 @@ class TestLimit:
         cache.put(key(2), DATA)
         assert not dead.exists()
 
+    def test_the_part_of_a_living_writer_counts(self, cache: DiskCache) -> None:
+        cache._make_folder()
+        fd = cache._reserve(key(1), 80_000)
+        assert fd is not None
+        for number in range(10, 30):
+            cache.put(key(number), DATA)
+            Path(cache.folder, "ledger").write_bytes(b"")  # each looks at the folder
+            assert nbytes_of(cache.folder)[0] <= 20_000
+        os.close(fd)
+
 
 class TestTrouble:
     def test_a_full_disk(self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +213,7 @@ class TestClaims:
         assert time.monotonic() - began < 59  # it had it, and did not give up
 
 
+@pytest.mark.usefixtures("synced")
 @pytest.mark.parametrize(
     ("kills", "processes"),
     [
@@ -211,3 +223,28 @@ class TestClaims:
 )
 def test_killed_over_and_over(tmp_path: Path, kills: int, processes: int) -> None:
     soak(str(tmp_path), kills, processes, seed=4)
+
+
+@pytest.mark.slow
+def test_eight_processes_stay_below_the_limit(tmp_path: Path) -> None:
+    limit, context = 60_000, multiprocessing.get_context("fork")
+
+    def write(seed: int) -> None:
+        cache = DiskCache(str(tmp_path), limit)
+        for number in range(40):
+            cache.put(key(1_000 * seed + number), DATA)
+
+    processes = [context.Process(target=write, args=(seed,)) for seed in range(8)]
+    for process in processes:
+        process.start()
+    largest, folder = 0, DiskCache(str(tmp_path), limit).folder
+    while any(process.is_alive() for process in processes):
+        with contextlib.suppress(OSError):
+            largest = max(largest, nbytes_of(folder)[0])
+        time.sleep(0.002)
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+        process.close()
+    assert 0 < largest <= limit + len(DATA) + 20
+    assert nbytes_of(folder)[1] == 0
