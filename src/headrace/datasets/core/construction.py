@@ -1,8 +1,5 @@
-"""Construction, repr and pickling of datasets.
-
-A dataset notes the arguments of its constructor, is settled once the outermost ``__init__`` is
-through, becomes an `IterableDataset` exactly when its mode is streaming, and is pickled as its
-plain class.
+"""What a dataset's constructor was called with, as arguments and in words; the class of a dataset
+that streams, and of one that is unpickled.
 """
 
 from __future__ import annotations
