@@ -2,9 +2,12 @@
 
 import multiprocessing
 import re
+import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +158,20 @@ def test_a_thread_that_comes_later_counts(
     assert loader.multiprocessing_context.get_start_method() == "forkserver"
     assert loader.config.multiprocessing_context.get_start_method() == "forkserver"
     assert "pt_gloo_runloop" in loader.explain()
+
+
+def test_forkserver_socket_fits_beside_a_long_tmpdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    config = vars(multiprocessing.current_process())["_config"]
+    monkeypatch.delitem(config, "tempdir", raising=False)
+    start.forkserver_context()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(connection.arbitrary_address("AF_UNIX"))
+    assert tempfile.gettempdir() == str(folder)
 
 
 def test_threads_of_arrow_do_not_count() -> None:

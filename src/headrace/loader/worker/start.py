@@ -25,9 +25,10 @@ import multiprocessing
 import os
 import pickle
 import sys
+import tempfile
 import threading
 import time
-from multiprocessing import forkserver, spawn
+from multiprocessing import forkserver, process, spawn, util
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -60,6 +61,7 @@ _SHARED = tuple(
     f"multiprocessing.{name}" for name in ("heap", "queues", "sharedctypes", "synchronize")
 )
 """Modules whose objects are pickled only while a process is started."""
+_LONGEST_SOCKET_PATH = 103  # bytes: 107 on Linux, 103 on macOS and BSD
 _NAMED = 3  # threads that are named in a sentence
 
 
@@ -98,6 +100,7 @@ def forkserver_context() -> Any:
     workers, beside what the user has it import.
     """
     context, server = multiprocessing.get_context("forkserver"), _server()
+    _shorten_socket_path()
     start_tracker()
     if _SERVED not in server._preload_modules:
         context.set_forkserver_preload([*server._preload_modules, *_PRELOADED, _SERVED])
@@ -108,6 +111,24 @@ def forkserver_context() -> Any:
     ):
         _start_server_with_main(server)
     return context
+
+
+def _shorten_socket_path() -> None:
+    """Has `multiprocessing` make its folder in /tmp where TMPDIR is too long for the address of
+    the server's socket, as Python 3.14 does by itself.
+    """
+    this: Any = process.current_process()
+    config = this._config
+    folder = config.get("tempdir") or os.path.join(tempfile.gettempdir(), "pymp-12345678")
+    if len(os.fsencode(folder)) + len("/listener-12345678") <= _LONGEST_SOCKET_PATH:
+        return
+    config.pop("tempdir", None)
+    before = tempfile.tempdir
+    tempfile.tempdir = "/tmp"
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
 
 
 def _start_server_with_main(server: Any) -> None:
