@@ -1,4 +1,4 @@
-"""Trains a tiny language model on chats, by the assistant's turns alone.
+"""Trains a tiny language model on chats, by the assistant's turns alone. Needs transformers.
 
 python examples/train_chats.py                               # chats of its own, about sums
 python examples/train_chats.py chats.jsonl --mode streaming
@@ -9,37 +9,34 @@ import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
-import jinja2
+import tokenizers
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from headrace import HeadraceError, TextDataset, create_dataloader, seed_everything
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 TEMPLATE = (
-    "{% for one in messages %}<{{ one.role }}>{{ one.content }}\n{% endfor %}{% if "
-    "add_generation_prompt %}<assistant>{% endif %}"
+    "{% for one in messages %}<{{ one.role }}>{% if one.role == 'assistant' %}{% generation %}"
+    "{{ one.content + '\n' }}{% endgeneration %}{% else %}{{ one.content + '\n' }}{% endif %}"
+    "{% endfor %}"
 )
 
 
-class Tokenizer:
-    """Each character is a token. In its place goes
-    `transformers.AutoTokenizer.from_pretrained(...)` of a chat model.
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Each character is a token. In its place goes `AutoTokenizer.from_pretrained(...)` of a chat
+    model.
     """
-
-    chat_template, render = TEMPLATE, jinja2.Template(TEMPLATE).render
-    is_fast, all_special_ids, pad_token_id, fingerprint = True, (), 0, "characters"
-
-    def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
-        return self.render(messages=messages, **options)
-
-    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
-        return {
-            "input_ids": [min(ord(letter), 127) for letter in text],
-            "offset_mapping": [(at, at + 1) for at in range(len(text))],
-        }
+    letters = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({chr(code): code for code in range(128)}, unk_token="\x7f")
+    )
+    any_letter = tokenizers.Regex(r"[\s\S]")
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.Split(any_letter, "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="\x00")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 def make_chats(path: Path) -> Path:
@@ -71,7 +68,7 @@ def train(given: argparse.Namespace) -> None:
     seed_everything(7)
     chats = TextDataset(
         given.path or make_chats(Path("out/chats.jsonl")),
-        tokenizer=Tokenizer(),
+        tokenizer=make_tokenizer(),
         unit="chat",
         loading_mode=given.mode,
     )

@@ -71,7 +71,7 @@ INSIDE = {
         labels packed opening image
     """,
     "datasets/text": """
-        options tokenizing passes marked ways units chat_template chats opening documents
+        options tokenizing passes marked ways units chats opening documents
         text
     """,
     "datasets/sparse": "batches ways format sparse",

@@ -323,17 +323,6 @@ def token_arrays(
     return narrow
 
 
-def ids_in(value: Any) -> npt.NDArray[np.int64]:
-    """The ids that a tokenizer gave for one text, int64 [tokens].
-
-    Raises:
-        ConfigError: these are no ids, or they don't fit int32.
-    """
-    ids = np.array(_ids(value), np.int64)
-    _largest(ids)
-    return ids
-
-
 def _largest(ids: npt.NDArray[np.int64]) -> int:
     """The largest id; 0 where there are none."""
     largest = int(ids.max(initial=0))

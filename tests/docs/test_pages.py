@@ -25,7 +25,7 @@ from PIL import Image
 from headrace import ImageDataset, TextDataset, create_dataloader, pack
 from tests.data.labelled import make_street, make_street_labels
 from tests.data.make import make_photos, make_tar
-from tests.datasets.text.chat_tokenizer import ChatTokenizer
+from tests.datasets.text.chat_tokenizer import chat_tokenizer
 from tests.servers.ranges import RangeServer
 
 ROOT = Path(__file__).parents[2]
@@ -232,7 +232,7 @@ def test_the_code_of_a_guide_runs(
     if page == "which_mode":
         given = training(data)
     elif page == "text":
-        given = {"chat_tokenizer": ChatTokenizer()}
+        given = {"chat_tokenizer": chat_tokenizer()}
     elif page == "multinode":
         given = request.getfixturevalue("job")
     names = run(data, f"docs/{page}.md", code, **given)

@@ -15,7 +15,7 @@ from headrace.inspecting import inspect
 from headrace.inspecting.texts import inspect_texts
 from headrace.io.remote.options import RemoteOptions
 from tests.data.make import make_tar
-from tests.datasets.text.chat_tokenizer import ChatTokenizer
+from tests.datasets.text.chat_tokenizer import chat_tokenizer
 from tests.inspecting.opening import opened
 from tests.servers.ranges import RangeServer
 
@@ -112,7 +112,7 @@ def test_chats_are_told_by_their_messages(tmp_path: Path) -> None:
     assert report.details["chats"] == {"looked at": 3, "turns": {"user": 3, "assistant": 3}}
     assert report.samples == 4
     assert report.samples_are == "one chat a sample"
-    with opened(report, tokenizer=ChatTokenizer()) as dataset:
+    with opened(report, tokenizer=chat_tokenizer()) as dataset:
         assert dataset.is_of_chats
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()

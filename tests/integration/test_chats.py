@@ -1,6 +1,4 @@
-"""Chats by real tokenizers of transformers, built in memory: labels equal to its own masks, and
-to those that TRL expects.
-"""
+"""Chats by a byte-level BPE of transformers, trained in memory: which tokens are labels."""
 
 from __future__ import annotations
 
@@ -12,19 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from headrace import SampleError, TextDataset, create_dataloader, pack
+from headrace import TextDataset, create_dataloader, pack
 from headrace.testing.contract import same
-from tests.datasets.text.chat_tokenizer import CHATML, MARKED
+from tests.datasets.text.chat_tokenizer import MARKED
 
 pytestmark = pytest.mark.integration
 
 CONTENTS = ("hello there", "\n\nhow are you", "fine 😀, ", " and  you?\n")
 CONTENTS += ("naïve — ok", "<b>x</b>\tend ")
-LLAMA2 = (
-    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content.strip() "
-    "+ ' [/INST]' }}"
-    "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["offsets", "trimmed offsets"])
@@ -74,24 +67,13 @@ def write(folder: Path, records: list[Any]) -> Path:
     return folder / "chats.jsonl"
 
 
-def own_mask(tokenizer: Any, chat: Any) -> tuple[list[int], list[int]]:
-    """Ids, and the mask that transformers itself makes of a template with tags."""
-    made = tokenizer.apply_chat_template(
-        chat, chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True
-    )
-    return made["input_ids"], made["assistant_masks"]
-
-
-@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["prefixes", "tags"])
-def test_labels_are_those_of_its_own_mask(template: str, tokenizer: Any, tmp_path: Path) -> None:
+def test_labels_are_the_contents_of_turns(tokenizer: Any, tmp_path: Path) -> None:
     path = write(tmp_path, [{"messages": chat} for chat in chats()])
-    dataset = TextDataset(path, tokenizer=tokenizer, chat_template=template)
+    dataset = TextDataset(path, tokenizer=tokenizer, chat_template=MARKED)
     for chat, sample in zip(chats(), dataset, strict=True):
-        ids, mask = own_mask(tokenizer, chat)
-        assert sample["input_ids"].tolist() == ids
-        assert sample["labels"].tolist() == [
-            number if is_its else -100 for number, is_its in zip(ids, mask, strict=True)
-        ]
+        assert sample["input_ids"].tolist() == tokenizer.encode(
+            dataset.text_of(chats().index(chat)), add_special_tokens=False
+        )
         # a token may begin before the turn
         learned = tokenizer.decode(sample["labels"][sample["labels"] != -100]).replace("\n", "")
         assert learned == "".join(
@@ -101,50 +83,9 @@ def test_labels_are_those_of_its_own_mask(template: str, tokenizer: Any, tmp_pat
         )
 
 
-def test_a_turn_of_a_template_without_a_prompt(tokenizer: Any, tmp_path: Path) -> None:
-    """As TRL labels completions: all that follows the prompt."""
-    path = write(tmp_path, [{"messages": chat} for chat in chats() if chat[0]["role"] == "user"])
-    dataset = TextDataset(path, tokenizer=tokenizer, chat_template=LLAMA2)
-    for sample in dataset:
-        text = tokenizer.decode(sample["input_ids"])
-        learned = "".join(part.partition("[/INST]")[2] for part in text.split("<s>"))
-        assert tokenizer.decode(sample["labels"][sample["labels"] != -100]) == learned
-
-
-def test_thoughts_of_the_last_turn_alone_are_an_error(tokenizer: Any, tmp_path: Path) -> None:
-    """As of Qwen 3 and DeepSeek's: transformers renders turns that the model never wrote so."""
-    thoughtful = CHATML.replace(
-        "message['content']", "message['content'].split('</think>')[0 if loop.last else -1]"
-    )
-    chat = [
-        {"role": role, "content": f"</think>{role}"}
-        for role in ("user", "assistant", "user", "assistant")
-    ]
-    dataset = TextDataset(
-        write(tmp_path, [{"messages": chat}]), tokenizer=tokenizer, chat_template=thoughtful
-    )
-    with pytest.raises(SampleError, match=r"by itself and as .* in the whole chat.*generation"):
-        dataset[0]
-
-
-def test_several_named_templates(tokenizer: Any, tmp_path: Path) -> None:
-    path = write(tmp_path, [{"messages": chats()[2]}])
-    tokenizer.chat_template = {"default": CHATML, "marked": MARKED}
-    try:
-        assert same(
-            TextDataset(path, tokenizer=tokenizer)[0],
-            TextDataset(path, tokenizer=tokenizer, chat_template="marked")[0],
-        )
-        tokenizer.chat_template = {"marked": MARKED}
-        with pytest.raises(ValueError, match="no default"):
-            TextDataset(path, tokenizer=tokenizer, unit="chat")
-    finally:
-        tokenizer.chat_template = None
-
-
 def test_workers_and_packs(tokenizer: Any, tmp_path: Path) -> None:
     path = write(tmp_path, [{"messages": chat} for chat in chats()])
-    dataset = TextDataset(path, tokenizer=tokenizer, chat_template=CHATML)
+    dataset = TextDataset(path, tokenizer=tokenizer, chat_template=MARKED)
     with create_dataloader(
         dataset, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context="spawn"
     ) as loader:

@@ -31,7 +31,7 @@ from tests.datasets.table.test_table import (
     write_chats,
     write_lines,
 )
-from tests.datasets.text.chat_tokenizer import ChatTokenizer
+from tests.datasets.text.chat_tokenizer import chat_tokenizer
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
 
@@ -43,7 +43,7 @@ CUTS: list[dict[str, Any]] = [
     {"packing": "bfd", "max_length": 48},
     {"stride": 5, "max_length": 9},
 ]
-CHATS: dict[str, Any] = {"text_column": "messages", "tokenizer": ChatTokenizer(CALLS)}
+CHATS: dict[str, Any] = {"text_column": "messages", "tokenizer": chat_tokenizer(CALLS)}
 
 
 def texts_table(texts: list[Any] = TEXTS) -> Any:

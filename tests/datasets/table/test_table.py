@@ -35,7 +35,7 @@ from headrace.inspecting import inspect
 from headrace.testing.contract import DatasetContract, same
 from tests.data.make import image_bytes
 from tests.datasets.remote_contract import RemoteDatasetContract
-from tests.datasets.text.chat_tokenizer import CHATML, ChatTokenizer
+from tests.datasets.text.chat_tokenizer import MARKED, chat_tokenizer
 from tests.servers.ranges import RangeServer
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
@@ -553,8 +553,8 @@ def write_chats(folder: Path, **columns: list[Any]) -> Path:
     return write_lines(folder / "chats.jsonl", rows)
 
 
-CALLS = CHATML.replace(
-    "message['content']", "(message.content or message.tool_calls[0].function.name)"
+CALLS = MARKED.replace(
+    "message.content", "(message.content or message.tool_calls[0].function.name)"
 )
 
 
@@ -565,22 +565,22 @@ def test_chats_are_those_of_text_dataset(kind: str, tmp_path: Path) -> None:
     table = chats_table(tools=tools, system=system, number=list(range(6)))
     path = write(tmp_path / name_of(kind), table, kind, rows=2)
     template = "{{ (tools or [{'name': 'none'}])[0].name }}" + CALLS
-    options: Any = {"text_column": "messages", "tokenizer": ChatTokenizer(template)}
+    options: Any = {"text_column": "messages", "tokenizer": chat_tokenizer(template)}
     lines = write_chats(tmp_path, tools=tools, system=system)
-    texts = TextDataset(lines, tokenizer=ChatTokenizer(template))
+    texts = TextDataset(lines, tokenizer=chat_tokenizer(template))
     assert "be kind" in texts.text_of(0)
     with TableDataset(path, **options) as dataset:
         assert all(same(dataset[row], texts[row]) for row in range(6))
         assert dataset.lengths()[0] == len(texts.text_of(0))
         assert same(first_batch(dataset, 2), first_batch(texts, 2))
-        other = TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(CALLS))
+        other = TableDataset(path, text_column="messages", tokenizer=chat_tokenizer(CALLS))
         assert dataset.held_as() != other.held_as()
     for column, value in (("number", 3), ("tools", tools[3])):
         with TableDataset(path, [column], **options) as dataset:
             assert list(dataset[3]) == [column, "input_ids", "labels"]
             assert dataset[3][column] == value
             assert torch.equal(dataset[3]["labels"], texts[3]["labels"])
-    options |= {"tokenizer": ChatTokenizer(None), "chat_template": template, "max_length": 80}
+    options |= {"tokenizer": chat_tokenizer(None), "chat_template": template, "max_length": 80}
     with open_dataset(path, **options) as dataset:
         assert torch.equal(dataset[3]["labels"], texts[3]["labels"][:80])
 
@@ -589,7 +589,7 @@ def test_chats_of_tables_that_are_none(tmp_path: Path) -> None:
     alone = [{"role": "user", "content": "x", "tool_calls": None}]
     rows = [*chats_table()["messages"].to_pylist(), None, alone]
     path = write(tmp_path / "a.parquet", pa.table({"messages": rows, "note": ["x"] * 8}))
-    chats: Any = {"text_column": "messages", "tokenizer": ChatTokenizer(CALLS)}
+    chats: Any = {"text_column": "messages", "tokenizer": chat_tokenizer(CALLS)}
     with TableDataset(path, **chats) as dataset:
         for row in (6, 7):
             with pytest.raises(SampleError, match=f"row {row}"):

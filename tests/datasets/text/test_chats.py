@@ -25,7 +25,7 @@ from headrace import (
 )
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
-from tests.datasets.text.chat_tokenizer import CHATML, MARKED, ChatTokenizer
+from tests.datasets.text.chat_tokenizer import CALLS, END, MARKED, UNMARKED, chat_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -53,8 +53,8 @@ def write(
     return folder / name
 
 
-def opened(path: Any, template: str = CHATML, **options: Any) -> TextDataset:
-    tokenizer = options.pop("tokenizer", None) or ChatTokenizer(template)
+def opened(path: Any, template: str = MARKED, **options: Any) -> TextDataset:
+    tokenizer = options.pop("tokenizer", None) or chat_tokenizer(template)
     return TextDataset(path, tokenizer=tokenizer, unit="chat", **options)
 
 
@@ -64,10 +64,10 @@ def learned(sample: dict[str, torch.Tensor]) -> str:
     assert ids.dtype == labels.dtype == torch.int64
     assert ids.shape == labels.shape
     assert torch.equal(ids[labels != -100], labels[labels != -100])
-    return ChatTokenizer().decode(labels[labels != -100])
+    return str(chat_tokenizer().decode(labels[labels != -100]))
 
 
-def failure(path: Path, template: str = CHATML, **options: Any) -> str:
+def failure(path: Path, template: str = MARKED, **options: Any) -> str:
     with pytest.raises(SampleError) as caught:
         opened(path, template, **options)[0]
     return str(caught.value)
@@ -80,42 +80,23 @@ def loader_of(dataset: Any, batch_size: int, **options: Any) -> Any:
 
 
 class TestLabels:
-    @pytest.mark.parametrize("is_fast", [True, False])
-    @pytest.mark.parametrize("template", [CHATML, MARKED])
-    def test_answers_alone_are_labels(self, template: str, is_fast: bool, tmp_path: Path) -> None:
-        dataset = opened(write(tmp_path, CHAT), tokenizer=ChatTokenizer(template, is_fast))
-        assert ChatTokenizer().decode(dataset[0]["input_ids"]) == dataset.text_of(0)
-        assert dataset.text_of(0).count("<|im_start|>") == 5
+    def test_answers_alone_are_labels(self, tmp_path: Path) -> None:
+        dataset, tokenizer = opened(write(tmp_path, CHAT)), chat_tokenizer()
+        assert tokenizer.decode(dataset[0]["input_ids"]) == dataset.text_of(0)
+        assert dataset.text_of(0) == tokenizer.apply_chat_template(CHAT, tokenize=False)
         assert learned(dataset[0]) == LEARNED
-        assert dataset[0]["labels"][-2:].tolist() == [2, -100]  # <|im_end|>, then a newline
+        assert dataset[0]["labels"][-2:].tolist() == [END, -100]  # then a newline
         assert dataset.targets is None
-
-    def test_without_an_end_token_all_of_a_turn_counts(self, tmp_path: Path) -> None:
-        turns = "{% for m in messages %}{{ m.role }}: {{ m.content + '\n' }}{% endfor %}"
-        plain = turns + "{% if add_generation_prompt %}assistant: {% endif %}"
-        for is_fast in (True, False):
-            tokenizer = ChatTokenizer(plain, is_fast)
-            assert learned(opened(write(tmp_path, CHAT[:4]), tokenizer=tokenizer)[0]) == "one\n"
 
     def test_weight_zero_is_not_learned(self, tmp_path: Path) -> None:
         chat = [USER, answer("one", weight=0), USER, answer("two", weight=1)]
-        for template in (CHATML, MARKED):
-            assert learned(opened(write(tmp_path, chat), template)[0]) == "two<|im_end|>"
-
-    def test_a_token_across_an_edge(self, tmp_path: Path) -> None:
-        """At the beginning it counts, at the end it is an error."""
-        path = write(tmp_path, [USER, answer("\nwell")])
-        sample = opened(path, tokenizer=ChatTokenizer(joins="\n\n"))[0]
-        assert sample["labels"][-7:-5].tolist() == [9, ord("w") + 16]
-        slow = ChatTokenizer(is_fast=False, joins="\n\n")
-        assert "a token lies across" in failure(path, tokenizer=slow)
-        plain = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
-        path = write(tmp_path, [USER, ASSISTANT, {"role": "user", "content": "\nmore"}])
-        said = failure(path, tokenizer=ChatTokenizer(plain, joins="\n\n"))
-        assert "across the end" in said
+        assert learned(opened(write(tmp_path, chat))[0]) == "two<|im_end|>"
+        last = MARKED.replace("message.role == 'assistant'", "loop.last")
+        assert learned(opened(write(tmp_path, CHAT), last)[0]) == "\n two <|im_end|>"
+        assert "1 stretches of tokens in it, of 2" in failure(write(tmp_path, chat), last)
 
     def test_tools_and_options_go_to_the_template(self, tmp_path: Path) -> None:
-        template = "{{ tools[0].name }} {{ mood }}|" + CHATML
+        template = "{{ tools[0].name }} {{ mood }}|" + MARKED
         for tools in ([{"name": "saw"}], '[{"name": "saw"}]'):
             path = write(tmp_path, CHAT, tools=tools, chat_template_kwargs={"mood": "calm"})
             assert opened(path, template).text_of(0).startswith("saw calm|")
@@ -125,9 +106,18 @@ class TestLabels:
 
     def test_a_template_instead_of_the_tokenizers(self, tmp_path: Path) -> None:
         path = write(tmp_path, CHAT)
-        dataset = TextDataset(path, tokenizer=ChatTokenizer(None), chat_template=MARKED)
-        assert same(dataset[0], opened(path, MARKED)[0])
-        assert "chat_template=" in repr(dataset)
+        for own in (None, UNMARKED):
+            dataset = TextDataset(path, tokenizer=chat_tokenizer(own), chat_template=MARKED)
+            assert same(dataset[0], opened(path, MARKED)[0])
+            assert "chat_template=" in repr(dataset)
+
+    def test_a_template_by_its_name(self, tmp_path: Path) -> None:
+        path = write(tmp_path, CHAT)
+        tokenizer = chat_tokenizer({"default": UNMARKED, "marked": MARKED})
+        dataset = TextDataset(path, tokenizer=tokenizer, chat_template="marked")
+        assert same(dataset[0], opened(path)[0])
+        with pytest.raises(ConfigError, match="no default"):
+            opened(path, tokenizer=chat_tokenizer({"marked": MARKED}))
 
 
 class TestMessages:
@@ -169,7 +159,7 @@ class TestMessages:
     def test_a_null_field_holds_no_chat(self, tmp_path: Path) -> None:
         """As where records of both forms were joined."""
         path = write(tmp_path, json.dumps({"messages": None, "conversations": CHAT}), CHAT)
-        assert TextDataset(path, tokenizer=ChatTokenizer()).is_of_chats
+        assert TextDataset(path, tokenizer=chat_tokenizer()).is_of_chats
         assert same(opened(path)[0], opened(path)[1])
 
     def test_a_field_callable_or_cell_of_messages(self, tmp_path: Path) -> None:
@@ -187,13 +177,9 @@ class TestMessages:
         assert learned(opened(tmp_path / "a.csv")[0]) == LEARNED
 
     def test_tool_calls_instead_of_a_content(self, tmp_path: Path) -> None:
-        call = answer(None, tool_calls=[{"name": "saw"}])
+        call = answer(None, tool_calls=["saw"])
         path = write(tmp_path, [USER, call, {"role": "tool", "content": "sawn"}, answer("done")])
-        content = "message['content']"
-        knowing = CHATML.replace(content, "(message.content or message.tool_calls[0].name)")
-        assert learned(opened(path, knowing)[0]) == "saw<|im_end|>done<|im_end|>"
-        naive = CHATML.replace(content, "message['content'] ~ ''")
-        assert "writes 'None' for message 2" in failure(path, naive)
+        assert learned(opened(path, CALLS)[0]) == "['saw']<|im_end|>done<|im_end|>"
         assert "can't render" in failure(path)
 
     def test_what_is_no_chat_is_named(self, tmp_path: Path) -> None:
@@ -226,77 +212,34 @@ class TestMessages:
 
 
 class TestTemplates:
-    def test_what_cant_be_told_is_an_error(self, tmp_path: Path) -> None:
+    def test_a_template_without_marks_says_what_to_add(self, tmp_path: Path) -> None:
         path = write(tmp_path, CHAT)
-        thought = "('<think>' if loop.last and message.role == 'assistant' else '')"
-        prompt = "'<|im_start|>assistant\n'"
-        for template, said in (
-            (CHATML.replace("message['content']", f"{thought} + message['content']"), "message 3"),
-            (CHATML.replace(prompt, "'<|im_start|>assistant\n<think>'"), "precedes message 3"),
-            (CHATML.partition("{% if add")[0], "before message 3"),
-        ):
-            assert said in failure(path, template)
-        path = write(tmp_path, [ASSISTANT, USER, ASSISTANT])
-        assert "begins with the assistant's turn" in failure(path)
+        for options in ({"unit": "chat"}, {}, {"packing": True, "max_length": 8}):
+            with pytest.raises(ConfigError, match=r"between {% generation %} and {% endgenerat"):
+                TextDataset(path, tokenizer=chat_tokenizer(UNMARKED), **options)
 
-    def test_a_template_without_a_prompt_may_need_none(self, tmp_path: Path) -> None:
-        turn = (
-            "'[I] ' + m.content + ' [/I]' if m.role == 'user' else ' ' + m.content + '<|im_end|>'"
-        )
-        llama = "{% for m in messages %}{{ " + turn + " }}{% endfor %}"
-        assert learned(opened(write(tmp_path, CHAT[1:3]), llama)[0]) == " one<|im_end|>"
+    def test_marks_that_enclose_nothing(self, tmp_path: Path) -> None:
+        nothing = MARKED.replace("message.role == 'assistant'", "message.role == 'model'")
+        assert "marks no token" in failure(write(tmp_path, CHAT), nothing)
 
-    def test_messages_left_out_in_silence_are_an_error(self, tmp_path: Path) -> None:
-        loop, _, body = CHATML.partition(" %}")
-        some = loop + " if message.role != 'critic' %}" + body
+    def test_a_template_that_raises(self, tmp_path: Path) -> None:
         path = write(tmp_path, [USER, {"role": "critic", "content": "no"}, ASSISTANT])
-        assert "leaves out message 2 of 3" in failure(path, some)
         raising = "{{ raise_exception('no critics') }}"
-        strict = "{% if messages[1].role == 'critic' %}" + raising + "{% endif %}" + CHATML
+        strict = "{% if messages[1].role == 'critic' %}" + raising + "{% endif %}" + MARKED
         assert "no critics" in failure(path, strict)
 
-    def test_marks_that_enclose_nothing_or_too_much(self, tmp_path: Path) -> None:
-        path = write(tmp_path, CHAT)
-        nothing = MARKED.replace("message.role == 'assistant'", "message.role == 'model'")
-        assert "marks nothing" in failure(path, nothing)
-        filtered = MARKED.replace("{%- generation %}", "{%- filter trim %}{%- generation %}")
-        filtered = filtered.replace("{%- endgeneration %}", "{%- endgeneration %}{%- endfilter %}")
-        assert "another text" in failure(path, filtered)
-        once = MARKED.replace("message.role == 'assistant'", "loop.last")
-        assert learned(opened(path, once)[0]) == "\n two <|im_end|>"
-        path = write(tmp_path, [USER, answer("x", weight=0), USER, ASSISTANT])
-        assert "1 stretches in it, of 2" in failure(path, once)
-        assert "U+E000" in failure(write(tmp_path, [USER, answer("\ue000")]), MARKED)
-
-    def test_tokenizers_that_make_no_sense(self, tmp_path: Path) -> None:
-        """Ids below 0 or beyond int32 would change which tokens are labels."""
-        path = write(tmp_path, CHAT)
-
-        class Wrong(ChatTokenizer):
-            number = -5
-
-            def _id(self, token: str) -> int:
-                return self.number
-
-        for is_fast in (True, False):
-            for Wrong.number in (-5, 2**31):
-                assert f"{Wrong.number}" in failure(path, tokenizer=Wrong(is_fast=is_fast))
-
-        class Bare(ChatTokenizer):
-            def __call__(self, text: str, **_: Any) -> dict[str, Any]:
-                return {"input_ids": [ord(letter) for letter in text]}
-
-            def apply_chat_template(self, *messages: Any, **options: Any) -> Any:
-                return super().apply_chat_template(*messages, **options) if self.is_fast else [1, 2]
-
-        assert "no offset_mapping" in failure(path, tokenizer=Bare())
-        assert "a list and no text" in failure(path, tokenizer=Bare(is_fast=False))
+    def test_a_tokenizer_without_offsets(self, tmp_path: Path) -> None:
+        tokenizer = chat_tokenizer()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(tokenizer), "is_fast", False)
+            with pytest.raises(ConfigError, match="pass tokenizer= a fast one"):
+                opened(write(tmp_path, CHAT), tokenizer=tokenizer)
 
     def test_options_that_chats_have_not(self, tmp_path: Path) -> None:
-        path, tokenizer = write(tmp_path, CHAT), ChatTokenizer()
+        path, tokenizer = write(tmp_path, CHAT), chat_tokenizer()
         bad: list[tuple[dict[str, Any], str]] = [
             ({"unit": "chat"}, "CharTokenizer"),
-            ({"unit": "chat", "tokenizer": ChatTokenizer(None)}, "chat_template="),
+            ({"unit": "chat", "tokenizer": chat_tokenizer(None)}, "chat_template="),
             ({"unit": "chat", "tokenizer": tokenizer, "target_field": "n"}, "target_field"),
             ({"unit": "chat", "tokenizer": tokenizer, "chat_template": 3}, "chat_template"),
             ({"unit": "line", "chat_template": "x"}, "unit='line'"),
@@ -323,7 +266,7 @@ class TestSamples:
         assert "its first 10 tokens" in failure(path, max_length=10)
 
     def test_found_without_being_named(self, tmp_path: Path) -> None:
-        path, tokenizer = write(tmp_path, CHAT), ChatTokenizer()
+        path, tokenizer = write(tmp_path, CHAT), chat_tokenizer()
         (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
         for found in (path, tmp_path, tmp_path / "b.jsonl.gz"):
             dataset = open_dataset(found, tokenizer=tokenizer)
@@ -367,20 +310,19 @@ class TestBlocksAndPacks:
         return write(tmp_path, *([*CHAT[:2], answer(f"answer {n}")] for n in range(9)))
 
     def test_blocks_hold_labels(self, path: Path) -> None:
-        for template in (MARKED, CHATML):
-            chats = opened(path, template)
-            blocks = opened(path, template, packing=True, max_length=32)
-            for name in ("input_ids", "labels"):
-                joined = torch.cat([blocks[n][name] for n in range(len(blocks))])
-                expected = torch.cat([chats[n][name] for n in range(9)])
-                assert torch.equal(joined, expected[: len(expected) // 32 * 32])
-            batch = next(iter(loader_of(blocks, 2)))
-            assert same({name: column[1] for name, column in batch.items()}, blocks[1])
+        chats = opened(path)
+        blocks = opened(path, packing=True, max_length=32)
+        for name in ("input_ids", "labels"):
+            joined = torch.cat([blocks[n][name] for n in range(len(blocks))])
+            expected = torch.cat([chats[n][name] for n in range(9)])
+            assert torch.equal(joined, expected[: len(expected) // 32 * 32])
+        batch = next(iter(loader_of(blocks, 2)))
+        assert same({name: column[1] for name, column in batch.items()}, blocks[1])
 
     def test_other_templates_make_other_tokens(self, path: Path, tmp_path: Path) -> None:
         options: Any = {"packing": True, "max_length": 16, "cache_dir": tmp_path / "cache"}
         one = opened(path, **options)
-        other = opened(path, CHATML.replace("im_start", "start"), **options)
+        other = opened(path, MARKED.replace("im_start", "start"), **options)
         assert one.fingerprint != other.fingerprint
         assert not same(one[0], other[0])
         assert len(list((tmp_path / "cache").rglob("*tokens*"))) == 2

@@ -12,7 +12,7 @@ import torch
 from headrace import ConfigError, HeadraceWarning, SampleError, TextDataset
 from headrace.collate import document_mask
 from headrace.testing.contract import same
-from tests.datasets.text.chat_tokenizer import MARKED, ChatTokenizer
+from tests.datasets.text.chat_tokenizer import chat_tokenizer
 from tests.datasets.text.test_chats import USER, answer, loader_of, opened, write
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -62,20 +62,20 @@ def chats_in(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 
 def said(chat: dict[str, torch.Tensor]) -> str:
-    return ChatTokenizer().decode(chat["labels"][chat["labels"] != -100]).removesuffix("<|im_end|>")
+    text = chat_tokenizer().decode(chat["labels"][chat["labels"] != -100])
+    return str(text).removesuffix("<|im_end|>")
 
 
 def test_rows_hold_whole_chats_with_their_labels(path: Path) -> None:
-    for tokenizer in (ChatTokenizer(MARKED), ChatTokenizer()):
-        chats, rows = opened(path, tokenizer=tokenizer), rows_of(path, tokenizer=tokenizer)
-        found = {said(chat): chat for row in rows for chat in chats_in(row)}
-        assert found.keys() == set(ANSWERS)
-        assert all(same(found[content], chats[n]) for n, content in enumerate(ANSWERS))
-        tokens = sum(len(chats[number]["input_ids"]) for number in range(CHATS))
-        assert rows.lengths().sum() == tokens
-        filled = tokens / len(rows) / LENGTH
-        assert filled > 0.9
-        assert f"{filled:.2%}" in rows.explain()
+    chats, rows = opened(path), rows_of(path)
+    found = {said(chat): chat for row in rows for chat in chats_in(row)}
+    assert found.keys() == set(ANSWERS)
+    assert all(same(found[content], chats[n]) for n, content in enumerate(ANSWERS))
+    tokens = sum(len(chats[number]["input_ids"]) for number in range(CHATS))
+    assert rows.lengths().sum() == tokens
+    filled = tokens / len(rows) / LENGTH
+    assert filled > 0.9
+    assert f"{filled:.2%}" in rows.explain()
 
 
 def test_batches_are_the_samples(path: Path) -> None:

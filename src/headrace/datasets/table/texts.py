@@ -115,12 +115,10 @@ def _characters(texts: TokenizedTexts, reader: SampleReader, numbers: IntArray) 
 
 def _plain(value: Any) -> Any:
     """A value of a table as JSON has it: what is null in a struct, as fields are that other rows
-    have, is left out; but a content.
+    have, is left out.
     """
     if isinstance(value, dict):
-        return {
-            name: _plain(one) for name, one in value.items() if one is not None or name == "content"
-        }
+        return {name: _plain(one) for name, one in value.items() if one is not None}
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     if isinstance(value, np.ndarray):

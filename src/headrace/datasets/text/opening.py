@@ -15,8 +15,7 @@ import numpy.typing as npt
 from headrace.datasets.core.construction import describe_argument
 from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.text.chat_template import has_template
-from headrace.datasets.text.chats import ChatTexts, hold_chats
+from headrace.datasets.text.chats import ChatTexts, has_template, hold_chats
 from headrace.datasets.text.options import BEST_FIT, CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.datasets.text.units import (

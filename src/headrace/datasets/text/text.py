@@ -55,12 +55,9 @@ class TextDataset(TokenizedDataset):
 
     Chats are records with ``messages`` (or ``conversations``, as in ShareGPT), rendered by the
     tokenizer's chat template. A sample is ``{"input_ids": int64 [tokens], "labels": int64
-    [tokens]}``. Labels are the ids of the assistant's turns, including the token that ends each
-    turn, and -100 elsewhere. The turns are what ``{% generation %}`` of the template encloses, or,
-    if the template has none, what follows the generation prompt of each turn. If they can't be
-    located with certainty, reading the sample is an error. It is also an error if a chat has no
-    assistant's turn, or if none of it remains after the cut at `max_length`. With `packing`, blocks
-    have "labels" too.
+    [tokens]}``. Labels are the ids of what the template encloses in ``{% generation %}`` and ``{%
+    endgeneration %}``, and -100 elsewhere. It is an error if a chat has no assistant's turn, or if
+    none of it remains after the cut at `max_length`. With `packing`, blocks have "labels" too.
 
     With ``packing="bfd"``, samples are rows of whole documents, packed by best fit decreasing like
     TRL's strategy of that name: ``{"input_ids": int64, "labels": int64, "document_ids": int32,
@@ -79,7 +76,7 @@ class TextDataset(TokenizedDataset):
             `headrace.pack` made, a folder of their parts, or their URLs.
         tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a
             `tokenizers.Tokenizer`, or an object with ``encode_batch`` or ``encode``. Chats need a
-            HuggingFace tokenizer. None: `CharTokenizer()`.
+            fast HuggingFace tokenizer. None: `CharTokenizer()`.
         max_length: maximum number of tokens of a sample; longer ones are cut. None: no limit.
             Required by `stride` and `packing`.
         unit: what a document is. "file": each file. "line": each line, blank ones included.
@@ -124,8 +121,9 @@ class TextDataset(TokenizedDataset):
     read; its sample is an error.
 
     Raises:
-        ConfigError: an argument is invalid; a tokenizer for chats has no chat template; or files
-            with records are mixed with other texts and `unit` is not given.
+        ConfigError: an argument is invalid; a tokenizer for chats has no chat template, or one
+            without ``{% generation %}``; or files with records are mixed with other texts and
+            `unit` is not given.
         DataNotFoundError: the path does not exist, or contains no texts.
         AccessError: a file can't be read; or a plain copy is needed and `cache_dir` is not
             writable.

@@ -43,8 +43,8 @@ class Chat(NamedTuple):
     """A conversation.
 
     Attributes:
-        messages: each has a "role", and a "content" or something instead of it; what is None
-            elsewhere is left out.
+        messages: each has a "role", and a "content" or something instead of it; what is None is
+            left out.
         is_trained: for each message whether it is supervised: assistant's turns, but those of
             ``"weight": 0``.
         tools: descriptions of tools, or None.
@@ -185,9 +185,7 @@ def _message(message: Any) -> tuple[dict[str, Any], float]:
         raise FormatError(f"is {_short(message)}: it must be {_FORM}")
     if "role" in message:
         role, content = message["role"], message.get("content")
-        made = {
-            key: value for key, value in message.items() if value is not None or key == "content"
-        }
+        made = {key: value for key, value in message.items() if value is not None}
         if not isinstance(role, str) or not role:
             raise FormatError(f"has the role {_short(role)}: it must be a text such as 'user'")
     else:
