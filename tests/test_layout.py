@@ -67,7 +67,7 @@ INSIDE = {
         views splitting base ways
     """,
     "datasets/image": """
-        claims pixels sizing augment masks format ways joint matching coco boxes tables
+        claims pixels augment masks format ways joint matching coco boxes tables
         labels packed opening image
     """,
     "datasets/text": """

@@ -12,8 +12,7 @@ from PIL import Image
 
 from headrace import ConfigError, ImageDataset, SampleError
 from headrace.datasets.image import opening, pixels
-from headrace.datasets.image.pixels import decode_image
-from headrace.datasets.image.sizing import image_shape
+from headrace.datasets.image.pixels import decode_image, image_shape
 from headrace.storage.image_formats import (
     AVIF,
     BY_PLUGIN,

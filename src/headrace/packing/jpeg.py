@@ -13,8 +13,7 @@ import simplejpeg
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.image.pixels import decode_image
-from headrace.datasets.image.sizing import image_shape, load_image
+from headrace.datasets.image.pixels import decode_image, image_shape, load_image
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.beside.pairs import boxes_of, check_size, has_masks, with_mask

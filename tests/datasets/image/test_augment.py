@@ -20,8 +20,7 @@ from headrace import (
     RandomResizedCrop,
 )
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.pixels import decode_image, normalize, resize_image
-from headrace.datasets.image.sizing import Box
+from headrace.datasets.image.pixels import Box, decode_image, normalize, resize_image
 from headrace.order.seeding import sample_seeds
 from tests.data.make import make_photos
 

@@ -14,9 +14,8 @@ from PIL import Image
 
 from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset
 from headrace.datasets.core import budgeting
-from headrace.datasets.image.claims import FREE, Claim, jpeg_nbytes, pillow_nbytes
-from headrace.datasets.image.pixels import decode_image
-from headrace.datasets.image.sizing import load_image
+from headrace.datasets.image.claims import FREE, claimed, jpeg_nbytes, pillow_nbytes
+from headrace.datasets.image.pixels import decode_image, load_image
 from headrace.errors import FormatError
 from tests.data.make import image_bytes, make_tar
 
@@ -108,7 +107,8 @@ def test_ordinary_images_ask_nobody() -> None:
     data = image_bytes(Image.new("RGB", (1000, 1000)), "JPEG")
     assert decode_image(data, left=left).shape == (1000, 1000, 3)
     assert load_image(data, "RGB", (8, 8), True, left=left).shape == (3, 8, 8)
-    Claim(left).take(4000, 4000, FREE)
+    with claimed(left, 4000, 4000, FREE):
+        pass
 
 
 def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,13 +128,10 @@ def test_threads_wait_for_one_another() -> None:
     steps: list[str] = []
 
     def second() -> None:
-        with Claim(lambda: 3 * FREE) as claim:
-            claim.take(1, 1, 2 * FREE)
+        with claimed(lambda: 3 * FREE, 1, 1, 2 * FREE):
             steps.append("second")
 
-    with Claim(lambda: 3 * FREE) as claim:
-        claim.take(1, 1, 2 * FREE)
-        claim.take(1, 1, 2 * FREE)  # in place of the first
+    with claimed(lambda: 3 * FREE, 1, 1, 2 * FREE):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(0.1)

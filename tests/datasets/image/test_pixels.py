@@ -15,14 +15,14 @@ from hypothesis import example, given, settings, strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
 from headrace.casting import dtype_named
-from headrace.datasets.image import pixels as pixels_module, sizing
-from headrace.datasets.image.claims import Claim
+from headrace.datasets.image import pixels as pixels_module
 from headrace.datasets.image.pixels import (
     decode_image,
+    image_shape,
+    load_image,
     normalize,
     resize_image,
 )
-from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.datasets.shards.members import DECODERS
 from headrace.errors import FormatError
 from tests.data.make import (
@@ -101,7 +101,7 @@ class TestJPEG:
         self, channels: int, color: str, width: int, height: int, **options: Any
     ) -> None:
         data = encoded(picture(width, height, channels), "JPEG", **options)
-        decoded = pixels_module._decode_jpeg(data, color, Claim(None), None)
+        decoded = pixels_module._decode_jpeg(data, color, None, None, True, None)
         assert decoded is not None  # by simplejpeg, and not by Pillow
         assert decoded.shape == (height, width, len(color))
         np.testing.assert_array_equal(decoded, by_pillow(data, color))
@@ -273,7 +273,7 @@ class TestBad:
         def resize(*_: Any) -> None:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 
-        monkeypatch.setattr(sizing, "resize_image", resize)
+        monkeypatch.setattr(pixels_module, "resize_image", resize)
         with pytest.raises(RuntimeError, match="allocate"):
             small_of(encoded(picture(40, 30), "PNG"))
 
@@ -377,13 +377,13 @@ class TestResize:
 
     def test_a_tall_strip_is_never_widened_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes: list[Any] = []
-        interpolate = torch.nn.functional.interpolate
+        resize = pixels_module._resize
 
-        def noted(*args: Any, size: Any, **options: Any) -> Any:
+        def noted(source: Any, size: Any, *args: Any, out: Any) -> None:
             sizes.append(size)
-            return interpolate(*args, size=size, **options)
+            resize(source, size, *args, out=out)
 
-        monkeypatch.setattr(torch.nn.functional, "interpolate", noted)
+        monkeypatch.setattr(pixels_module, "_resize", noted)
         strip = np.repeat(np.linspace(0, 255, 100_000).astype(np.uint8), 3).reshape(-1, 1, 3)
         found = resize_image(strip, (8, 300))
         assert sizes == [(8, 1), (8, 300)]

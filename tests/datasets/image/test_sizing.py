@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 from PIL import Image
 
-from headrace.datasets.image import sizing
-from headrace.datasets.image.pixels import decode_image, resize_image
-from headrace.datasets.image.sizing import Box, image_shape, load_image
+from headrace.datasets.image import pixels as pixels_module
+from headrace.datasets.image.pixels import Box, decode_image, image_shape, load_image, resize_image
 from tests.data.make import READABLE, image_bytes, make_bad, turned
 
 Pixels = np.ndarray[Any, Any]
@@ -88,7 +87,7 @@ class TestScaled:
     def test_decoded_at_the_smallest_size_that_is_enough(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        data, decode = jpeg((400, 300)), sizing.simplejpeg.decode_jpeg
+        data, decode = jpeg((400, 300)), pixels_module.simplejpeg.decode_jpeg
         shapes: list[Any] = []
 
         def noted(*args: Any, **options: Any) -> Any:
@@ -96,7 +95,7 @@ class TestScaled:
             shapes.append(made.shape[:2])
             return made
 
-        monkeypatch.setattr(sizing.simplejpeg, "decode_jpeg", noted)
+        monkeypatch.setattr(pixels_module.simplejpeg, "decode_jpeg", noted)
         for factor, size in (
             (1, (201, 10)),
             (2, (200, 150)),

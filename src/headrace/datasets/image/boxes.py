@@ -16,7 +16,7 @@ from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
 from headrace.datasets.image.joint import JointFormat, cut_mask
 from headrace.datasets.image.masks import resize_nearest
-from headrace.datasets.image.sizing import image_shape
+from headrace.datasets.image.pixels import image_shape
 
 _LEAST = 1.0  # pixels, of what a crop leaves of a box
 

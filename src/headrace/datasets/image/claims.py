@@ -5,9 +5,9 @@ The figures per pixel are peaks measured with Pillow 13, simplejpeg 1.9 and torc
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
 
 from PIL import Image
 
@@ -37,62 +37,46 @@ class _Claimed:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        self.changed, self.nbytes = threading.Condition(), 0
+        self.changed = threading.Condition()
+        self.nbytes = 0
 
 
 _claimed = _Claimed()
 
 
-class Claim:
-    """What one image takes while this is open as a context.
+@contextlib.contextmanager
+def claimed(left: Left | None, height: int, width: int, nbytes: int) -> Iterator[None]:
+    """Claims what an image takes, and waits while other threads take too many bytes.
 
     Args:
         left: bytes that the budget leaves to this process; None: any number.
+        height, width: of the image, for the message.
+        nbytes: what it takes.
+
+    Raises:
+        FormatError: it takes more than the budget leaves.
     """
-
-    __slots__ = ("_left", "_nbytes")
-
-    def __init__(self, left: Left | None) -> None:
-        self._left, self._nbytes = left, 0
-
-    def take(self, height: int, width: int, nbytes: int) -> None:
-        """Claims the bytes, in place of those of an earlier call, and waits while other threads
-        take too many.
-
-        Raises:
-            FormatError: they are more than the budget leaves.
-        """
-        if nbytes <= FREE or self._left is None:
-            return
-        left = self._left()
-        if nbytes > left:
-            raise FormatError(
-                f"an image of {width:,} x {height:,} pixels takes {format_size(nbytes)} to be "
-                "decoded and resized, and the memory budget "
-                f"leaves {format_size(left)}: make the image smaller, use fewer workers or a "
-                "smaller batch_size, or raise max_memory_usage"
-            )
-        self.release()
+    if nbytes <= FREE or left is None:
+        yield
+        return
+    remaining = left()
+    if nbytes > remaining:
+        raise FormatError(
+            f"an image of {width:,} x {height:,} pixels takes {format_size(nbytes)} to be decoded "
+            f"and resized, and the memory budget leaves {format_size(remaining)}: make the image "
+            "smaller, use fewer workers or a smaller batch_size, or raise max_memory_usage"
+        )
+    with _claimed.changed:
+        _claimed.changed.wait_for(
+            lambda: not _claimed.nbytes or _claimed.nbytes + nbytes <= remaining
+        )
+        _claimed.nbytes += nbytes
+    try:
+        yield
+    finally:
         with _claimed.changed:
-            _claimed.changed.wait_for(
-                lambda: not _claimed.nbytes or _claimed.nbytes + nbytes <= left
-            )
-            _claimed.nbytes += nbytes
-            self._nbytes = nbytes
-
-    def release(self) -> None:
-        """Gives the bytes back."""
-        if self._nbytes:
-            with _claimed.changed:
-                _claimed.nbytes -= self._nbytes
-                _claimed.changed.notify_all()
-            self._nbytes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+            _claimed.nbytes -= nbytes
+            _claimed.changed.notify_all()
 
 
 def jpeg_nbytes(
@@ -106,26 +90,29 @@ def jpeg_nbytes(
     """What simplejpeg takes of a JPEG of that shape, decoded at a fraction of it, and resizing
     it then.
     """
-    height, width = -(-shape[0] // factor), -(-shape[1] // factor)
-    decoded = height * width * channels * (2 if turns else 1)
-    return decoded + max(
-        _resizing_nbytes(height, width, size),
-        shape[0] * shape[1] * _PROGRESSIVE if is_progressive else 0,
-    )
+    height = -(-shape[0] // factor)
+    width = -(-shape[1] // factor)
+    decoded = height * width * channels * (1 + turns)
+    coefficients = shape[0] * shape[1] * _PROGRESSIVE * is_progressive
+    return decoded + max(_resizing_nbytes(height, width, size), coefficients)
 
 
 def pillow_nbytes(image: Image.Image, color: str, size: tuple[int, int] | None) -> int:
     """What Pillow takes of an image that it has opened, and its copy as an array, and resizing
     that then.
     """
-    stored = 1 if image.mode in ("1", "L", "P") else 2 if image.mode in SIXTEEN_BIT else 4
-    converted = 0 if image.mode == color else 1 if color == "L" else 4
     shown = 1 if color == "L" else 3
-    each = stored + converted + 2 * shown  # an array is joined from its parts
-    if image.mode in (*SIXTEEN_BIT, "I", "F"):
-        each = 24 if image.mode == "I" else 16  # scaled as floats
-    elif image.mode == "LAB":
-        each += 4
+    if image.mode == "I":
+        each = 24  # scaled as floats
+    elif image.mode in (*SIXTEEN_BIT, "F"):
+        each = 16
+    else:
+        stored = 1 if image.mode in ("1", "L", "P") else 4
+        each = stored + 2 * shown  # an array is joined from its parts
+        if image.mode != color:
+            each += 1 if color == "L" else 4
+        if image.mode == "LAB":
+            each += 4
     if image.format in ("WEBP", "AVIF", "HEIF", "JXL"):
         each += 8
     pixels = image.height * image.width
@@ -134,4 +121,6 @@ def pillow_nbytes(image: Image.Image, color: str, size: tuple[int, int] | None) 
 
 def _resizing_nbytes(height: int, width: int, size: tuple[int, int] | None) -> int:
     """What resizing takes: torch makes rows of the new width first."""
-    return 0 if size is None else height * min(width, size[1]) * 4 + (height + width) * _WEIGHTS
+    if size is None:
+        return 0
+    return height * min(width, size[1]) * 4 + (height + width) * _WEIGHTS

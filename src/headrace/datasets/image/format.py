@@ -20,6 +20,8 @@ from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import (
     IMAGENET,
     decode_image,
+    image_shape,
+    load_image,
     normalize,
     normalize_into,
     resize_image,
@@ -27,7 +29,6 @@ from headrace.datasets.image.pixels import (
     to_channels_last,
     writable,
 )
-from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError
 

@@ -19,7 +19,7 @@ from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.format import ImageFormat
 from headrace.datasets.image.masks import Mask, decode_mask, mask_image, mask_spec, resize_nearest
-from headrace.datasets.image.sizing import image_shape
+from headrace.datasets.image.pixels import image_shape
 from headrace.datasets.image.ways import way_of_pairs
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError

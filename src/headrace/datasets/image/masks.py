@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from headrace.datasets.image.claims import SIXTEEN_BIT, Claim, Left
+from headrace.datasets.image.claims import SIXTEEN_BIT, Left, claimed
 from headrace.datasets.image.pixels import check_pixels, decoding, open_image
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
@@ -44,18 +44,14 @@ def decode_mask(data: Any, left: Left | None = None) -> Mask:
     """
     if len(data) == 0:
         raise FormatError("the file is empty (0 bytes)")
-    with Claim(left) as claim, open_image(data) as image:
+    with open_image(data) as image:
         check_pixels(*image.size)
-        claim.take(image.height, image.width, image.height * image.width * _WIDEST)
-        image.load()
-        dtype = _dtype_of(image.mode)
-        if image.mode == "1":
-            return np.array(image.convert("L"), np.uint8) // 255
-        return (
-            np.array(image).astype(np.uint16)
-            if image.mode in SIXTEEN_BIT
-            else np.array(image, dtype)
-        )
+        with claimed(left, image.height, image.width, image.height * image.width * _WIDEST):
+            image.load()
+            dtype = _dtype_of(image.mode)
+            if image.mode == "1":
+                return np.array(image.convert("L"), np.uint8) // 255
+            return np.array(image).astype(dtype)
 
 
 def _dtype_of(mode: str) -> np.dtype[Any]:
@@ -64,8 +60,12 @@ def _dtype_of(mode: str) -> np.dtype[Any]:
     Raises:
         FormatError: no mask is.
     """
-    if mode in ("1", "L", "P", "I", *SIXTEEN_BIT):
-        return np.dtype(np.int32 if mode == "I" else np.uint16 if mode in SIXTEEN_BIT else np.uint8)
+    if mode in ("1", "L", "P"):
+        return np.dtype(np.uint8)
+    if mode in SIXTEEN_BIT:
+        return np.dtype(np.uint16)
+    if mode == "I":
+        return np.dtype(np.int32)
     raise FormatError(
         "a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image is of "
         f"mode {mode!r}: convert it once, "

@@ -1,8 +1,13 @@
-"""Decodes the bytes of an image file to pixels.
+"""Decodes the bytes of an image file to pixels, of its own size or of another one.
 
 One way for each file, whatever the mode or the process: JPEG through simplejpeg where that gives
 what Pillow gives, everything else through Pillow; resized by torch's antialiased bilinear
-interpolation. `sizing.py` does the same faster where the size is known.
+interpolation.
+
+A JPEG in colours that is resized is decoded to four bytes a pixel instead of three, into memory
+that is used again: the same pixels, faster. If it is at least twice, 4 or 8 times as large as what
+is wanted of it, it is decoded at a half, a quarter or an eighth of its size: by an inverse DCT of
+fewer coefficients (libjpeg-turbo), so that its pixels differ a little.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import io
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +28,9 @@ from PIL import Image, UnidentifiedImageError
 from headrace.casting import as_tensor, cast_into
 from headrace.collate.normalization import STATISTICS, Normalization
 from headrace.datasets.image.claims import (
-    FREE,
     SIXTEEN_BIT,
-    Claim,
     Left,
+    claimed,
     jpeg_nbytes,
     pillow_nbytes,
 )
@@ -51,8 +55,8 @@ IMAGENET = Normalization(IMAGENET_MEAN, IMAGENET_STD, fits_grey=True)
 _ORIENTATION = 0x0112  # EXIF tag
 _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of TIFF
 _WHITE_16 = 65535
-_SMALL = 1 << 20  # pixels that take less than FREE, whatever is done with them
 _WIDENED = 1 << 24  # pixels between the two steps of resizing
+_KEPT = 16 << 20  # bytes of memory that a thread keeps for the next image
 # libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a
 # sound file
 _DAMAGES = (
@@ -70,10 +74,33 @@ _TURNED = {  # EXIF orientation -> array turned upright
     7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
     8: lambda a: a.swapaxes(0, 1)[::-1],
 }
+_SIDEWAYS = (5, 6, 7, 8)
+_resize = torch.ops.aten._upsample_bilinear2d_aa.out  # what `interpolate` calls
 
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+class Box(NamedTuple):
+    """A part of an image, in its pixels as they stand upright."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def of(self, pixels: Pixels) -> Pixels:
+        """That part of an array [H, W, C], as a view."""
+        return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
+
+    def at(self, factor: int) -> Box:
+        """The part of the image at a fraction of its size: a pixel at least."""
+        top = round(self.top / factor)
+        left = round(self.left / factor)
+        bottom = round((self.top + self.height) / factor)
+        right = round((self.left + self.width) / factor)
+        return Box(top, left, max(bottom - top, 1), max(right - left, 1))
 
 
 def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -91,10 +118,9 @@ def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except Image.DecompressionBombError as error:
             raise FormatError(_bomb(str(error))) from error
         except UnidentifiedImageError as error:
+            names = (*FORMATS, *(one.name for one in BY_PLUGIN))
             raise FormatError(
-                "the content is no image "
-                f"({', '.join((*FORMATS, *(one.name for one in BY_PLUGIN)))}), whatever the "
-                "file's name says"
+                f"the content is no image ({', '.join(names)}), whatever the file's name says"
             ) from error
         except Exception as error:
             if is_of_machine(error):
@@ -128,108 +154,249 @@ def decode_image(data: Any, color: str = "RGB", left: Left | None = None) -> Pix
         FormatError: the file is not an image, is broken, has so many pixels that it may be a
             decompression bomb, or takes more memory than the remaining budget.
     """
-    with Claim(left) as claim:
-        return decode_claimed(data, color, claim, None)
+    return _decoded(data, color, None, None, True, left)
 
 
-def decode_claimed(data: Any, color: str, claim: Claim, size: tuple[int, int] | None) -> Pixels:
-    """As `decode_image`, where the memory that this takes, and resizing it to `size`, stays
-    claimed.
+@decoding
+def load_image(
+    data: Any,
+    color: str,
+    size: tuple[int, int],
+    channels_first: bool,
+    box: Box | None = None,
+    flip: bool = False,
+    exact: bool = False,
+    left: Left | None = None,
+) -> Pixels:
+    """An encoded image, or a part of it, at a size: what `decode_image`, cropping, `resize_image`
+    and mirroring give, but for large JPEGs, which are decoded at a fraction of their size.
+
+    Args:
+        data, color: as for `decode_image`.
+        size: height and width of the result.
+        channels_first: give [C, H, W].
+        box: the part of the image; None: all of it.
+        flip: mirror it, left to right.
+        exact: decode large JPEGs whole, too.
+        left: as for `decode_image`.
+
+    Returns:
+        [C, H, W] or [H, W, C] uint8, contiguous, and of nobody else's memory.
+
+    Raises:
+        FormatError: as `decode_image`.
     """
+    pixels = _decoded(data, color, size, box, exact, left)
+    if flip:
+        pixels = pixels[:, ::-1]
+    channels = 3 if color == "RGB" else 1
+    if channels_first:
+        made = planes = np.empty((channels, *size), np.uint8)
+    else:
+        made = np.empty((*size, channels), np.uint8)
+        planes = made.transpose(2, 0, 1)
+    for channel in range(channels):  # four times as fast as pixel by pixel
+        planes[channel] = pixels[..., channel]
+    return made
+
+
+@decoding
+def image_shape(data: Any, left: Left | None = None) -> tuple[int, int]:
+    """Height and width of an encoded image as it stands upright, as its header says. (`left`: as
+    for `decode_image`.)
+
+    Raises:
+        FormatError: it has none that can be read.
+    """
+    header = _jpeg_header(data)
+    if header is not None:
+        return header.upright
+    try:
+        with open_image(data) as image:
+            if image.format != "TIFF":  # whose reader turns the image itself, as it loads it
+                return _upright_shape(image.height, image.width, _orientation_of(image))
+    except Exception:  # `decode_image` says what is wrong
+        pass
+    height, width = decode_image(data, left=left).shape[:2]
+    return height, width
+
+
+def _decoded(
+    data: Any,
+    color: str,
+    size: tuple[int, int] | None,
+    box: Box | None,
+    exact: bool,
+    left: Left | None,
+) -> Pixels:
+    """[H, W, C], or [H, W, 4] in memory that the next image will use."""
     if len(data) == 0:
         raise FormatError("the file is empty (0 bytes)")
-    if bytes(data[:3]) == b"\xff\xd8\xff":
-        pixels = _decode_jpeg(data, color, claim, size)
-        if pixels is not None:
-            return pixels
-    return _decode_pillow(data, color, claim, size)
+    pixels = _decode_jpeg(data, color, size, box, exact, left)
+    if pixels is None:
+        pixels = _decode_pillow(data, color, size, box, left)
+    return pixels
 
 
-def _decode_jpeg(
-    data: Any, color: str, claim: Claim, size: tuple[int, int] | None
-) -> Pixels | None:
-    """JPEG of the usual colour spaces; None where Pillow has to look."""
+# -- JPEG
+
+
+class _Header(NamedTuple):
+    height: int
+    width: int
+    space: str
+    orientation: Any
+    is_progressive: bool
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        return _upright_shape(self.height, self.width, self.orientation)
+
+
+def _jpeg_header(data: Any) -> _Header | None:
+    """None where Pillow has to look."""
+    if bytes(data[:3]) != b"\xff\xd8\xff":
+        return None
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        check_pixels(width, height)
-        if space not in ("YCbCr", "Gray"):
-            if space in ("CMYK", "YCCK"):
-                claim_jpeg(claim, data, (height, width), 4, 1, None)
-                # only to see whether it is whole: Pillow does not say
-                simplejpeg.decode_jpeg(data, "CMYK")
-            return None
-        # and of Pillow's image between
-        channels = (
-            (8 if space == "YCbCr" else 1) if color == "L" else (3 if space == "YCbCr" else 4)
-        )
-        claim_jpeg(claim, data, (height, width), channels, 1, size)
-        pixels = simplejpeg.decode_jpeg(data, "RGB" if space == "YCbCr" else "GRAY")
-    except ValueError as error:
-        if isinstance(error, FormatError):
-            raise
-        if any(damage in str(error) for damage in _DAMAGES):
-            raise FormatError(f"broken image: {error}") from error
-        return None  # broken for one decoder: Pillow reads it, or says what is wrong
-    pixels = upright(pixels, exif_orientation(data))
-    if color == "L":
-        return (
-            pixels
-            if space == "Gray"
-            else np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
-        )
-    return np.repeat(pixels, 3, axis=2) if space == "Gray" else pixels
+    except ValueError:
+        return None
+    check_pixels(width, height)
+    may_be_turned, is_progressive = _marks(data)
+    orientation = 1
+    if may_be_turned:
+        with open_image(data) as image:  # reads the header only
+            orientation = _orientation_of(image)
+    return _Header(height, width, space, orientation, is_progressive)
 
 
-def claim_jpeg(
-    claim: Claim,
-    data: Any,
-    shape: tuple[int, int],
-    channels: int,
-    factor: int,
-    size: tuple[int, int] | None,
-) -> None:
-    """Claims what decoding a JPEG at a fraction of its size takes, and resizing it."""
-    if (
-        shape[0] * shape[1] <= _SMALL
-        or jpeg_nbytes(shape, channels, factor, size, True, True) <= FREE
-    ):
-        return
-    with open_image(data) as image:
-        turns, is_progressive = orientation_of(image) in _TURNED, "progressive" in image.info
-    claim.take(*shape, jpeg_nbytes(shape, channels, factor, size, turns, is_progressive))
-
-
-def exif_orientation(data: Any) -> Any:
-    """What the metadata of a JPEG (EXIF, or else XMP) say of how it is to be turned; 1: it
-    stands upright.
-    """
-    if not _may_be_turned(data):
-        return 1
-    with open_image(data) as image:  # reads the header only
-        return orientation_of(image)
-
-
-def _may_be_turned(data: Any) -> bool:
-    """True if a JPEG's header has metadata that may hold an orientation, or is not one segment
-    after the other.
+def _marks(data: Any) -> tuple[bool, bool]:
+    """Whether a JPEG's header has metadata (EXIF, XMP) that may hold an orientation, and whether
+    it is progressive; both, if it is not one segment after the other.
 
     The segments are walked through: a search would have to end somewhere, and colour profiles
     before the metadata may be large.
     """
-    position, end = 2, len(data) - 4
-    while position < end:
-        if data[position] != 0xFF:
-            return True
+    may_be_turned = is_progressive = False
+    position = 2
+    while position < len(data) - 4 and data[position] == 0xFF:
         marker = data[position + 1]
         if marker == 0xDA:  # the scan begins
-            return False
+            return may_be_turned, is_progressive
         size = int.from_bytes(data[position + 2 : position + 4], "big")
         if marker == 0xE1:
             segment = bytes(data[position + 4 : position + 2 + size])
-            if segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment:
-                return True
+            may_be_turned |= segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment
+        is_progressive |= marker in (0xC2, 0xC6, 0xCA, 0xCE)
         position += 2 + size
-    return True
+    return True, True
+
+
+def _decode_jpeg(
+    data: Any,
+    color: str,
+    size: tuple[int, int] | None,
+    box: Box | None,
+    exact: bool,
+    left: Left | None,
+) -> Pixels | None:
+    """JPEG of the usual colour spaces; None where Pillow has to look."""
+    header = _jpeg_header(data)
+    if header is None:
+        return None
+    shape = header.height, header.width
+    turns = header.orientation in _TURNED
+    if header.space in ("CMYK", "YCCK"):
+        with claimed(left, *shape, jpeg_nbytes(shape, 4, 1, None, turns, header.is_progressive)):
+            _simplejpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
+        return None
+    if header.space not in ("YCbCr", "Gray"):
+        return None
+    whole = Box(0, 0, *header.upright)
+    if box == whole:
+        box = None
+    factor = 1
+    options: dict[str, Any] = {}
+    if header.space == "Gray":
+        space = "GRAY"
+        channels = 1 if color == "L" else 4  # with what is repeated
+    elif color == "RGB" and size is not None:
+        space = "RGBX"  # faster to decode, resize and take apart than three bytes
+        channels = 4
+        factor = 1 if exact else _factor(box or whole, size)
+        height = -(-shape[0] // factor)
+        width = -(-shape[1] // factor)
+        if factor > 1:
+            options = {"min_height": height, "min_width": width, "min_factor": factor}
+    else:
+        space = "RGB"
+        channels = 8 if color == "L" else 3  # with Pillow's image between
+    nbytes = jpeg_nbytes(shape, channels, factor, size, turns, header.is_progressive)
+    with claimed(left, *shape, nbytes):
+        if space == "RGBX":
+            options["buffer"] = _scratch.take("jpeg", height * width * 4)
+        pixels = _simplejpeg(data, space, **options)
+        if pixels is None:
+            return None
+        pixels = upright(pixels, header.orientation)
+        if box is not None:
+            pixels = box.at(factor).of(pixels)
+        if color == "L" and space == "RGB":
+            pixels = np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
+        elif color == "RGB" and space == "GRAY":
+            pixels = np.repeat(pixels, 3, axis=2)
+        return pixels if size is None else resize_image(pixels, size)
+
+
+def _simplejpeg(data: Any, space: str, **options: Any) -> Pixels | None:
+    """None: it is broken for one decoder; Pillow reads it, or says what is wrong.
+
+    Raises:
+        FormatError: it is damaged, and Pillow would not say so.
+    """
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, space, **options)
+        return pixels
+    except ValueError as error:
+        if any(damage in str(error) for damage in _DAMAGES):
+            raise FormatError(f"broken image: {error}") from error
+        return None
+
+
+def _factor(box: Box, size: tuple[int, int]) -> int:
+    """The fraction of its size at which a JPEG is decoded."""
+    least = min(box.height // size[0], box.width // size[1])
+    return next((factor for factor in (8, 4, 2) if least >= factor), 1)
+
+
+class _Scratch(threading.local):
+    """Memory of each thread that is used again for one image after the other: fresh pages cost a
+    fifth of a JPEG's decoding.
+
+    It begins between two multiples of 32. Rows at such a multiple libjpeg-turbo writes past the
+    processor's cache, where resizing, which comes next, would have them: that costs a tenth of
+    both.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, Pixels] = {}
+
+    def take(self, use: str, nbytes: int) -> Pixels:
+        """Memory of that size, which no other use has."""
+        memory = self._held.get(use)
+        if memory is None or len(memory) < nbytes:
+            memory = np.empty(nbytes + 32, np.uint8)
+            start = (16 - memory.ctypes.data) % 32
+            memory = memory[start : start + nbytes]
+            if nbytes <= _KEPT:
+                self._held[use] = memory
+        return memory[:nbytes]
+
+
+_scratch = _Scratch()
+
+
+# -- all other formats
 
 
 def open_image(data: Any) -> Image.Image:
@@ -244,8 +411,75 @@ def open_image(data: Any) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=FORMATS if own is None else (own.name,))
 
 
-def orientation_of(image: Image.Image) -> Any:
-    """The same of an image that Pillow has opened."""
+def _decode_pillow(
+    data: Any, color: str, size: tuple[int, int] | None, box: Box | None, left: Left | None
+) -> Pixels:
+    with open_image(data) as image:
+        check_pixels(*image.size)
+        nbytes = pillow_nbytes(image, color, size)
+        with claimed(left, image.height, image.width, nbytes):
+            image.load()  # the reader of TIFF turns the image itself, and clears the tag
+            orientation = _orientation_of(image)
+            grey = _deep_grey(image)
+            shown = image if grey is None else Image.fromarray(grey)
+            if shown.mode == "LAB":  # Pillow has no other way from there to grey
+                shown = shown.convert("RGB")
+            array = np.asarray(shown if shown.mode == color else shown.convert(color))
+            if array.ndim == 2:
+                array = array[:, :, None]
+            pixels = upright(np.ascontiguousarray(array), orientation)
+            if box is not None:
+                pixels = box.of(pixels)
+            return pixels if size is None else resize_image(pixels, size)
+
+
+def _deep_grey(image: Image.Image) -> Pixels | None:
+    """The 8-bit grey of an image of one channel with more than 8 bits; None of any other image.
+
+    Raises:
+        FormatError: nothing says which of its values are black and white.
+    """
+    if image.mode not in (*SIXTEEN_BIT, "I", "F"):
+        return None
+    values = np.asarray(image, np.float32 if image.mode in SIXTEEN_BIT else None)
+    least = float(values.min())
+    most = float(values.max())
+    if image.mode in SIXTEEN_BIT:
+        white: float = max(_white_of(image), most)  # a tag may be too low
+    elif image.mode == "I" and image.format == "PNG":  # 16 bits, in some versions of Pillow
+        white = _WHITE_16
+    elif least >= 0 and most <= 255:  # False for NaN
+        white = 1 if image.mode == "F" and most <= 1 else 255
+    else:
+        fits = "0..1 or 0..255" if image.mode == "F" else "0..255"
+        raise FormatError(
+            f"grey of mode {image.mode!r} from {least:g} to {most:g}: nothing says which value is "
+            f"white, unless all lie in {fits}; scale the files to that, or to unsigned 16 bits"
+        )
+    grey: Pixels = np.rint(values * (255 / white)).astype(np.uint8)
+    return grey
+
+
+def _white_of(image: Image.Image) -> int:
+    """The value of white of unsigned grey of more than 8 bits: of TIFF as its tags say."""
+    tags = getattr(image, "tag_v2", {})
+    most = tags.get(_MAX_SAMPLE_VALUE)
+    bits = tags.get(_BITS_PER_SAMPLE)
+    if isinstance(most, tuple) and most:
+        most = most[0]
+    if isinstance(bits, tuple) and bits:
+        bits = bits[0]
+    if isinstance(most, int) and 0 < most <= _WHITE_16:
+        return most
+    if isinstance(bits, int) and 0 < bits <= 16:
+        return (1 << bits) - 1
+    return _WHITE_16
+
+
+def _orientation_of(image: Image.Image) -> Any:
+    """How an image is to be turned, as its metadata (EXIF, or else XMP) say; 1: it stands
+    upright.
+    """
     if image.format == JPEG_XL.name and not getattr(image, "jpeg", False):
         return 1  # the decoder turns it; what EXIF says counts only in a JPEG that was recompressed
     try:
@@ -261,64 +495,8 @@ def upright(pixels: Pixels, orientation: Any) -> Pixels:
     return pixels if turn is None else np.ascontiguousarray(turn(pixels))
 
 
-def _decode_pillow(data: Any, color: str, claim: Claim, size: tuple[int, int] | None) -> Pixels:
-    with open_image(data) as image:
-        check_pixels(*image.size)
-        claim.take(image.height, image.width, pillow_nbytes(image, color, size))
-        image.load()  # the reader of TIFF turns the image itself, and clears the tag
-        orientation = orientation_of(image)
-        grey = _deep_grey(image)
-        if grey is not None:
-            array = np.asarray(Image.fromarray(grey).convert(color))
-        elif image.mode == "LAB":  # Pillow has no other way from there to grey
-            array = np.asarray(image.convert("RGB").convert(color))
-        else:
-            array = np.asarray(image if image.mode == color else image.convert(color))
-    array = array if array.ndim == 3 else array[:, :, None]
-    return upright(np.ascontiguousarray(array), orientation)
-
-
-def _deep_grey(image: Image.Image) -> Pixels | None:
-    """The 8-bit grey of an image of one channel with more than 8 bits; None of any other image.
-
-    Raises:
-        FormatError: nothing says which of its values are black and white.
-    """
-    if image.mode not in (*SIXTEEN_BIT, "I", "F"):
-        return None
-    values = np.asarray(image, np.float32 if image.mode in SIXTEEN_BIT else None)
-    least, most = float(values.min()), float(values.max())
-    white: float | None = None
-    if image.mode in SIXTEEN_BIT:
-        white = max(_white_of(image), most)  # a tag may be too low
-    elif image.mode == "I" and image.format == "PNG":  # 16 bits, in some versions of Pillow
-        white = _WHITE_16
-    elif least >= 0 and most <= 255:  # False for NaN
-        white = 1 if image.mode == "F" and most <= 1 else 255
-    if white is not None:
-        grey: Pixels = np.rint(values * (255 / white)).astype(np.uint8)
-        return grey
-    kind, fits = (
-        ("floats", "0..1 or 0..255")
-        if image.mode == "F"
-        else ("signed or 32-bit integers", "0..255")
-    )
-    raise FormatError(
-        f"grey of {kind} from {least:g} to {most:g}: nothing says which of them is white, unless "
-        f"all lie in {fits}; scale the files "
-        "to that, or to unsigned 16 bits"
-    )
-
-
-def _white_of(image: Image.Image) -> int:
-    """The value of white of unsigned grey of more than 8 bits: of TIFF as its tags say."""
-    tags = getattr(image, "tag_v2", {})
-    for tag, most in ((_MAX_SAMPLE_VALUE, _WHITE_16), (_BITS_PER_SAMPLE, 16)):
-        value = tags.get(tag)
-        value = value[0] if isinstance(value, tuple) and value else value
-        if isinstance(value, int) and 0 < value <= most:
-            return value if tag == _MAX_SAMPLE_VALUE else (1 << value) - 1
-    return _WHITE_16
+def _upright_shape(height: int, width: int, orientation: Any) -> tuple[int, int]:
+    return (width, height) if orientation in _SIDEWAYS else (height, width)
 
 
 def check_pixels(width: int, height: int) -> None:
@@ -332,6 +510,9 @@ def _bomb(what: str) -> str:
     return f"it may be a decompression bomb: {what}; if it is not, raise PIL.Image.MAX_IMAGE_PIXELS"
 
 
+# -- pixels
+
+
 def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept
     (torch's `interpolate`).
@@ -342,11 +523,10 @@ def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     # torch resizes the width first: 1 x 4,000,000 would take GB
     if width < size[1] and size[0] < height and height * size[1] > _WIDENED:
         pixels = resize_image(pixels, (size[0], width))
-    source = torch.from_numpy(writable(pixels)).permute(2, 0, 1).unsqueeze(0)
-    out = torch.nn.functional.interpolate(
-        source, size=size, mode="bilinear", antialias=True, align_corners=False
-    )
-    return np.ascontiguousarray(out[0].permute(1, 2, 0).numpy())
+    made = np.empty((*size, pixels.shape[2]), np.uint8)
+    source, out = (torch.from_numpy(one).permute(2, 0, 1)[None] for one in (writable(pixels), made))
+    _resize(source, size, False, None, None, out=out)
+    return made
 
 
 def writable(pixels: Pixels) -> Pixels:
@@ -373,11 +553,6 @@ def _factors(channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.flo
     return factors[0].numpy(), factors[1].numpy()
 
 
-_BESIDE = 1 << 18  # numbers of a thread's float32, 1 MB: a whole image of 224 x 224
-_thread = threading.local()
-_HALF, _DROPPED = np.uint32(1 << 15), np.uint32(16)  # of the bits that bfloat16 does not have
-
-
 def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
     """[C, H, W] uint8 -> float32, float16 or `BFLOAT16` in `out`: scaled to [0, 1], minus the
     ImageNet mean, over its deviation.
@@ -386,46 +561,21 @@ def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
     in the cache by then; two roundings, so that it is the same everywhere. What has 16 bits is made
     of those float32, by one rounding more.
     """
-    if out.dtype != np.float32:
-        _normalize_beside(pixels, out)
-        return
     scale, shift = _factors(len(out))
-    np.copyto(out, pixels)
-    np.multiply(out, scale, out=out)
-    np.add(out, shift, out=out)
-
-
-def _normalize_beside(pixels: Pixels, out: npt.NDArray[Any]) -> None:
-    """The same by way of float32 that stay in the processor's cache."""
-    channels, height, width = pixels.shape
-    # kept: fresh memory costs as much as the arithmetic
-    if (values := getattr(_thread, "values", None)) is None:
-        values = _thread.values = np.empty(_BESIDE, np.float32)
-    rows = max(1, _BESIDE // max(1, channels * width))
-    for top in range(0, height, rows):
-        part = pixels[:, top : top + rows]
-        beside = values[: part.size] if part.size <= _BESIDE else np.empty(part.size, np.float32)
-        normalize_into(part, beside := beside.reshape(part.shape))
-        if out.dtype == BFLOAT16 and torch.get_num_threads() > 1:
-            _round_into(beside, out[:, top : top + rows])
-        elif rows >= height:
-            cast_into(beside, out)
-        else:
-            for channel in range(channels):
-                cast_into(beside[channel], out[channel, top : top + rows])
-
-
-def _round_into(values: npt.NDArray[np.float32], out: npt.NDArray[Any]) -> None:
-    """Rounds normalised pixels to bfloat16, and writes over them: as `cast_into`, since none lies
-    halfway between two of bfloat16.
-
-    Twice as fast as `cast_into` where torch has several threads, which would wait for each other;
-    slower by a seventh where it has one.
-    """
-    bits = values.view(np.uint32)
-    np.add(bits, _HALF, out=bits)
-    np.right_shift(bits, _DROPPED, out=bits)
-    np.copyto(out.view(np.uint16), bits, casting="unsafe")
+    values = out
+    if out.dtype != np.float32:
+        values = _scratch.take("normalized", out.size * 4).view(np.float32).reshape(out.shape)
+    np.copyto(values, pixels)
+    np.multiply(values, scale, out=values)
+    np.add(values, shift, out=values)
+    if out.dtype == BFLOAT16 and torch.get_num_threads() > 1:
+        # torch's threads would wait for one another; none lies halfway between two of bfloat16
+        bits = values.view(np.uint32)
+        np.add(bits, np.uint32(1 << 15), out=bits)
+        np.right_shift(bits, np.uint32(16), out=bits)
+        np.copyto(out.view(np.uint16), bits, casting="unsafe")
+    elif values is not out:
+        cast_into(values, out)
 
 
 def normalize(pixels: Pixels, dtype: npt.DTypeLike = np.float32) -> torch.Tensor:

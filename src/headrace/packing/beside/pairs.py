@@ -19,8 +19,7 @@ from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.joint import MaskFormat, check_mask_header, mask_of
 from headrace.datasets.image.labels import FOLDERS
 from headrace.datasets.image.masks import encode_mask, mask_spec, resize_nearest
-from headrace.datasets.image.pixels import decode_image
-from headrace.datasets.image.sizing import check_header, image_shape
+from headrace.datasets.image.pixels import decode_image, image_shape
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.packing.beside.targets import crc_of_columns, target_arrays
@@ -165,7 +164,7 @@ def checked(dataset: BaseDataset, position: int, record: Any, check: Check) -> l
     left, color = dataset.left_of_budget, getattr(dataset, "color", "RGB")
     image, mask = record if has_masks(dataset) else (record, None)
     if check == "header":
-        check_header(image, left)
+        image_shape(image, left)
     else:
         decode_image(image, color, left)
     if mask is not None and check == "header":
