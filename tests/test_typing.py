@@ -186,14 +186,6 @@ def test_options_are_declared_as_the_code_has_them() -> None:
         assert "Self" in inspect.get_annotations(getattr(BaseDataset, name))["return"], name
 
 
-def test_create_dataloader_lists_all_options_and_defaults() -> None:
-    text = inspect.getdoc(headrace.create_dataloader) or ""
-    options = [
-        f"``{field.name}={field.default!r}``" for field in dataclasses.fields(DataLoaderConfig)
-    ]
-    assert [option for option in options if option not in text] == []
-
-
 def test_remote_options_are_declared_once() -> None:
     assert set(get_type_hints(RemoteKeywords)) | {"cache_dir"} == {
         field.name for field in dataclasses.fields(RemoteOptions)

@@ -517,12 +517,16 @@ def test_a_dataset_that_has_lost_its_methods_is_named(loader_of: Any) -> None:
     ):
         loader, other = loader_of(saved), loader_of(without)
         next(iter(loader))
-        other.load_state_dict({**loader.state_dict(), "fingerprint": other.fingerprint})
+        state = {**loader.state_dict(), "fingerprint": other.fingerprint}
+        if isinstance(without, Plain):
+            with pytest.raises(StateError, match="Plain"):
+                other.load_state_dict(state)
+            continue
+        other.load_state_dict(state)
         iterator = iter(other)
-        with pytest.raises(StateError, match=type(without).__name__):
+        with pytest.raises(StateError, match="Stream"):
             next(iterator)
-        if isinstance(without, Stream):
-            assert list(iterator) == [], "the stream begins anew after the error"
+        assert list(iterator) == [], "the stream begins anew after the error"
 
 
 def test_a_damaged_state_of_a_dataset_is_refused(loader_of: Any) -> None:

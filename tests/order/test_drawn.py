@@ -19,7 +19,7 @@ from headrace.order import (
     ResizedOrder,
     WeightedOrder,
 )
-from headrace.order.drawn import POOL, padding_fraction
+from headrace.order.drawn import POOL
 from headrace.order.epoch import pass_epoch
 
 GOLDEN = {
@@ -142,11 +142,19 @@ def test_laws_of_every_order() -> None:
         assert list(orders(7, 5)[number]) == list(order.with_epoch(5))
         batches = RankBatches(order, 1, 2, 6)
         for step in (0, 1, len(batches) - 1, len(batches)):
-            for later, (indices, positions) in enumerate(batches.with_positions(step), step):
-                found = batches.batch(later).tolist()
-                assert indices.tolist() == found == order[positions].tolist()
+            for request in batches.requests(order.epoch, step):
+                assert batches.batch(request.step).tolist() == request
+                if request.draws is not None:
+                    assert request == order[request.draws].tolist()
+                assert (request.draws is not None) == order.repeats
         one, other = order.parameters(), orders(8)[number].parameters()
         assert {k for k in one if one[k] != other[k]} == {"seed"}
+
+
+def padding_of(lengths: Any) -> float:
+    """How much of batches of 8 is padding, if each is padded to its longest sample."""
+    batches = lengths.reshape(-1, 8)
+    return 1 - float(batches.sum() / (8 * batches.max(axis=1).sum()))
 
 
 def test_batches_of_like_length() -> None:
@@ -161,8 +169,8 @@ def test_batches_of_like_length() -> None:
         ranges = [(int(batch.min()), int(batch.max())) for batch in pool]
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(sorted(ranges)))
         assert ranges != sorted(ranges)
-    plain = lengths[order.shuffled(np.arange(full))].reshape(-1, 8)
-    assert padding_fraction(lengths[order[:full]].reshape(-1, 8)) < 0.1 * padding_fraction(plain)
+    plain = EpochOrder(len(lengths), global_batch=8)
+    assert padding_of(lengths[order[:full]]) < 0.1 * padding_of(lengths[plain[:full]])
 
 
 def test_balanced_orders_end_in_time_and_take_strings() -> None:

@@ -24,8 +24,15 @@ _WHAT = "batches on their way"
 
 
 class LoaderMemory:
-    """What one loader takes of its memory budget; `usage` is its `max_memory_usage`, None for
-    the dataset's. (`pixels`: as for `Fetch`.)
+    """What one loader takes of its memory budget.
+
+    Args:
+        usage: its `max_memory_usage`; None: the dataset's.
+        pixels: as for `Fetch`.
+
+    Attributes:
+        reservation: for batches; None where their size is not known yet.
+        too_large: bytes of a batch of which too many are on their way; 0: they fit.
     """
 
     def __init__(
@@ -36,32 +43,25 @@ class LoaderMemory:
         local_world_size: int,
         pixels: PixelBatches | None,
     ) -> None:
-        self._dataset, self._usage, self._ranks, self._pixels = (
-            dataset,
-            usage,
-            local_world_size,
-            pixels,
-        )
+        self.reservation: Reservation | None = None
+        self.too_large: int = 0
+        self._dataset = dataset
+        self._usage = usage
+        self._ranks = local_world_size
+        self._pixels = pixels
         self._datasets = inner_datasets(dataset)
         self._is_straight = (
             isinstance(dataset, BaseDataset) and choose_way(dataset, collating).writes_in_place
         )
-        self._reserved: Reservation | None = None
-        self._too_large = 0  # bytes of a batch of which too many are on their way
 
     @property
     def budget(self) -> MemoryBudget:
         """The budget: the loader's own, or the dataset's."""
-        if self._usage is None and isinstance(self._dataset, BaseDataset):
+        if self._usage is not None:
+            return MemoryBudget(self._usage, local_world_size=self._ranks)
+        if isinstance(self._dataset, BaseDataset):
             return self._dataset.budget
-        return MemoryBudget(
-            0.8 if self._usage is None else self._usage, local_world_size=self._ranks
-        )
-
-    @property
-    def reserved(self) -> int | None:
-        """Bytes reserved for batches; None where their size is not known yet."""
-        return None if self._reserved is None else self._reserved.nbytes
+        return MemoryBudget(0.8, local_world_size=self._ranks)
 
     def _needed(self, config: DataLoaderConfig, batch: int, workers: int, prefetch: int) -> int:
         """Bytes of all batches on their way, each of so many bytes, and of what they are made of.
@@ -76,21 +76,16 @@ class LoaderMemory:
         """
         slots = workers * prefetch + 2 if workers else 2
         pinned = 1 << (batch - 1).bit_length() if config.pin_memory and batch else 0
-        prefetched = sum(
-            d.mode.window for d in self._datasets if d.loading_mode is LoadingMode.STREAMING
-        )
-        beside = (
-            min(_WORKING, self.budget.limit // 20)
-            + (batch // 2 if self._is_straight else batch * 3 // 2)
-            + prefetched
-        )
+        beside = min(_WORKING, self.budget.limit // 20)
+        beside += batch // 2 if self._is_straight else batch * 3 // 2
+        for dataset in self._datasets:
+            if dataset.loading_mode is LoadingMode.STREAMING:
+                beside += dataset.mode.window
         return (batch + pinned) * slots + max(1, workers) * beside
 
-    def _shrink_caches(self, needed: int, datasets: list[BaseDataset] | None = None) -> None:
-        """Has the caches of datasets (None: all) shrink where less of the budget is left than
-        needed.
-        """
-        for dataset in self._datasets if datasets is None else datasets:
+    def _shrink_caches(self, needed: int, datasets: list[BaseDataset]) -> None:
+        """Has the caches of datasets shrink where less of the budget is left than needed."""
+        for dataset in datasets:
             short = needed - self.budget.available
             if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
                 dataset.mode.shrink(short)
@@ -102,11 +97,14 @@ class LoaderMemory:
         sample = None if self._pixels is None else self._pixels.sample_nbytes()
         if sample is None and isinstance(self._dataset, BaseDataset):
             sample = self._dataset.sample_nbytes()
-        return (
-            config
-            if sample is None
-            else self._fit(config, sample * (config.batch_size or 1), reasons)
-        )
+        if sample is None:
+            return config
+        return self._fit(config, sample * (config.batch_size or 1), reasons)
+
+    def refit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
+        """The config that fits, where the first batch of an epoch was too large."""
+        self.close()
+        return self._fit(config, self.too_large, reasons)
 
     def _fit(self, config: DataLoaderConfig, batch: int, reasons: Reasons) -> DataLoaderConfig:
         """Lowers `prefetch_factor`, and then `num_workers`, until batches of so many bytes fit;
@@ -115,80 +113,64 @@ class LoaderMemory:
         Raises:
             BudgetError: not even without workers do they fit.
         """
-        workers, prefetch, budget = (
-            config.num_workers or 0,
-            config.prefetch_factor or 1,
-            self.budget,
-        )
-        self._shrink_caches(self._needed(config, batch, workers, 1))
+        workers = config.num_workers or 0
+        prefetch = config.prefetch_factor or 1
+        budget = self.budget
+        self.too_large = 0
+        self._shrink_caches(self._needed(config, batch, workers, 1), self._datasets)
         left = budget.available
-        choices = [(workers, p) for p in range(prefetch, 0, -1)] + [
-            (w, 1) for w in range(workers - 1, -1, -1)
-        ]
-        fitting = next(
-            (choice for choice in choices if self._needed(config, batch, *choice) <= left), None
-        )
-        if fitting is None:
-            least = format_size(self._needed(config, batch, 0, 1))
+        choices = [(workers, p) for p in range(prefetch, 0, -1)]
+        choices += [(w, 1) for w in range(workers - 1, -1, -1)]
+        for fitting in choices:
+            needed = self._needed(config, batch, *fitting)
+            if needed <= left:
+                break
+        else:
             raise BudgetError(
                 f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held "
-                f"while the next one is made ({least} in "
-                f"all), and {format_size(left)} are left of the budget: use a smaller batch_size, "
-                "or raise max_memory_usage.\n"
-                f"{budget.explain()}"
+                f"while the next one is made ({format_size(needed)} in all), and "
+                f"{format_size(left)} are left of the budget: use a smaller batch_size, or raise "
+                f"max_memory_usage.\n{budget.explain()}"
             )
-        self._reserved = budget.reserve(self._needed(config, batch, *fitting), _WHAT)
-        if not workers or fitting == (workers, prefetch):
+        self.reservation = budget.reserve(needed, _WHAT)
+        if not workers or fitting == choices[0]:
             return config
         sizes = f"{format_size(batch)} a batch, {format_size(left)} left of the budget"
         warn(
             f"num_workers={workers} x prefetch_factor={prefetch} don't fit the memory budget "
-            f"({sizes}): lowered to "
-            f"{fitting[0]} x {fitting[1]}; use a smaller batch_size, or raise max_memory_usage"
+            f"({sizes}): lowered to {fitting[0]} x {fitting[1]}; use a smaller batch_size, or "
+            "raise max_memory_usage"
         )
-        reasons["prefetch_factor"] = reasons["num_workers"] = (
-            f"lowered to fit the memory budget: {sizes}"
-        )
+        reason = f"lowered to fit the memory budget: {sizes}"
+        reasons["prefetch_factor"] = reasons["num_workers"] = reason
         if not fitting[0]:
             return config.with_(num_workers=0, **NO_WORKERS)
         return config.with_(num_workers=fitting[0], prefetch_factor=fitting[1])
 
     def reserve_measured(self, config: DataLoaderConfig, batch: int) -> None:
         """Reserves memory for batches, where the first one says how large they are."""
-        if self._reserved is not None or not batch:
+        if not batch:
             return
-        workers, budget = config.num_workers or 0, self.budget
-        self._shrink_caches(self._needed(config, batch, workers, 1))
-        needed, available = (
-            self._needed(config, batch, workers, config.prefetch_factor or 1),
-            budget.available,
-        )
-        self._reserved = budget.reserve(min(needed, available), _WHAT)
+        workers = config.num_workers or 0
+        budget = self.budget
+        self._shrink_caches(self._needed(config, batch, workers, 1), self._datasets)
+        needed = self._needed(config, batch, workers, config.prefetch_factor or 1)
+        available = budget.available
+        self.reservation = budget.reserve(min(needed, available), _WHAT)
         if needed > available:
-            self._too_large = batch
+            self.too_large = batch
             warn(
                 f"batches of {format_size(batch)} take {format_size(needed)} on their way, and "
-                f"{format_size(available)} are left "
-                "of the memory budget: in the next epoch there will be fewer; use a smaller "
-                "batch_size or prefetch_factor, or raise "
+                f"{format_size(available)} are left of the memory budget: in the next epoch there "
+                "will be fewer; use a smaller batch_size or prefetch_factor, or raise "
                 "max_memory_usage"
             )
 
-    def refit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig | None:
-        """Before an epoch: the config that fits, where the first batch of the last one was too
-        large; else None.
-        """
-        if not self._too_large or self._reserved is None:
-            return None
-        batch, self._too_large = self._too_large, 0
-        self.close()
-        return self._fit(config, batch, reasons)
-
     def close(self) -> None:
         """Gives back what is reserved for batches."""
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
+        if self.reservation is not None:
+            self.reservation.close()
+            self.reservation = None
 
     def reserve_blocks(self, config: DataLoaderConfig, plan: Plan) -> None:
         """Reserves memory for the decoded chunks that each process caches: under a block shuffle
@@ -199,106 +181,83 @@ class LoaderMemory:
             BudgetError: the chunks of a block shuffle don't fit the budget; or not even one does.
         """
         processes = max(1, config.num_workers or 0)
-        lanes = _Lanes(plan, processes, config.world_size or 1)
+        order = plan.parameters()
+        blocks = 0  # that one process has open under a block shuffle
+        if order["shuffle"] == "block":
+            world = config.world_size or 1
+            drawn = order.get("interleave") or 1
+            own = order.get("turns") or 1
+            if drawn % world == 0:
+                drawn //= world
+            if own % processes == 0:
+                own //= processes
+            blocks = drawn * (own + 1)  # with those that a batch may end and begin
         for dataset in self._datasets:
-            self._reserve_fetched(dataset, processes, lanes)
-            block = dataset.sample_source.block_nbytes
-            if not block:
-                continue
-            blocks = dataset.block_memory
-            blocks.hold_chunks(0, owner=self)
-            if dataset.loading_mode is LoadingMode.EAGER:
-                continue
-            # is reserved for loaders of views of the same data, and shared with them
-            shared = blocks.chunk_nbytes
-            free = self.budget.available + shared
-            if lanes.is_block:
-                wanted = max(block * lanes.blocks, self._small(dataset, processes, free))
+            self._reserve_fetched(dataset, processes, blocks)
+            if dataset.sample_source.block_nbytes:
+                self._reserve_chunks(dataset, processes, blocks, order["shuffle"] is True)
+
+    def _reserve_chunks(
+        self, dataset: BaseDataset, processes: int, blocks: int, is_random: bool
+    ) -> None:
+        held = dataset.block_memory
+        held.hold_chunks(0, owner=self)
+        if dataset.loading_mode is LoadingMode.EAGER:
+            return
+        block = dataset.sample_source.block_nbytes
+        # is reserved for loaders of views of the same data, and shared with them
+        shared = held.chunk_nbytes
+        free = self.budget.available + shared
+        whole = 0  # bytes of all blocks, if a process may keep them
+        if dataset.loading_mode is LoadingMode.LAZY and (blocks or is_random):
+            whole = dataset.sample_source.decoded_nbytes
+        if blocks:
+            wanted = needed = block * blocks
+            # later epochs find a small table where all processes together have no more of it than
+            # blocks are open at most, and half of the budget has room for that
+            if whole * processes <= min(OPEN_BYTES, free // 2):
+                wanted = needed = max(wanted, whole)
+        else:
+            wanted = max(block, CHUNK_BYTES)
+            needed = block
+            room = free // processes // 2
+            if whole <= room:
+                wanted = max(wanted, whole)
             else:
-                wanted = max(block, CHUNK_BYTES, self._decoded(dataset, processes, lanes, free))
-            self._shrink_caches(wanted * processes - shared, [dataset])
-            left = (self.budget.available + shared) // processes
-            if lanes.is_block and wanted > left:
-                raise BudgetError(
-                    f"shuffle='block': each of {processes} processes has {lanes.open} blocks open "
-                    "at a time, which take "
-                    f"{format_size(wanted)} when they are decoded, and {format_size(left)} a "
-                    "process are left of the budget: use a smaller "
-                    f"{lanes.smaller}, fewer workers, smaller chunks, or raise "
-                    f"max_memory_usage.\n{self.budget.explain()}"
+                warn(
+                    f"shuffle=True: the blocks of {type(dataset).__name__} take "
+                    f"{format_size(whole)} when they are decoded, and {format_size(room)} (half of "
+                    f"the memory budget, for each of {processes} processes) have no room for all: "
+                    "a block is decoded for nearly every sample. Use shuffle='block', or raise "
+                    "max_memory_usage, or store the data in a form in which single samples can be "
+                    "read"
                 )
-            if block > left:
-                raise BudgetError(
-                    f"samples lie in chunks that take {format_size(block)} when they are decoded, "
-                    f"in each of {processes} processes, and "
-                    f"{format_size(left)} a process are left of the budget: use fewer workers, "
-                    "write smaller chunks, or raise "
-                    f"max_memory_usage.\n{self.budget.explain()}"
-                )
-            blocks.hold_chunks(
-                min(wanted, left if lanes.is_block else left // 2), processes, owner=self
+        self._shrink_caches(wanted * processes - shared, [dataset])
+        left = (self.budget.available + shared) // processes
+        if needed > left:
+            raise BudgetError(
+                f"{type(dataset).__name__}: {max(1, blocks)} blocks at a time take "
+                f"{format_size(needed)} when they are decoded, in each of {processes} processes, "
+                f"and {format_size(left)} a process are left of the budget: use fewer workers, "
+                "smaller chunks, a smaller interleave or turns of shuffle='block', or raise "
+                f"max_memory_usage.\n{self.budget.explain()}"
             )
+        held.hold_chunks(min(wanted, left if blocks else left // 2), processes, owner=self)
 
-    def _small(self, dataset: BaseDataset, processes: int, free: int) -> int:
-        """Bytes of all blocks, if they may stay decoded under a block shuffle, so that later epochs
-        find them: where all processes together have no more of them than blocks are open at most,
-        and half of the budget has room for that; else 0.
+    def _reserve_fetched(self, dataset: BaseDataset, processes: int, blocks: int) -> None:
+        """Of remote blocks that are fetched as a whole. Where they don't fit, each batch fetches
+        its own ranges: more requests, and the same samples.
         """
-        decoded = (
-            dataset.sample_source.decoded_nbytes if dataset.loading_mode is LoadingMode.LAZY else 0
-        )
-        return decoded if decoded * processes <= min(OPEN_BYTES, free // 2) else 0
-
-    def _decoded(self, dataset: BaseDataset, processes: int, lanes: _Lanes, free: int) -> int:
-        """Bytes of all blocks, if a random order comes back to each of them until its end, and half
-        of the budget has room for them in each process; else 0.
-        """
-        decodes_again = lanes.is_random and dataset.loading_mode is LoadingMode.LAZY
-        decoded = dataset.sample_source.decoded_nbytes if decodes_again else 0
-        left = free // processes // 2
-        if decoded <= left:
-            return decoded
-        warn(
-            f"shuffle=True: the blocks of {type(dataset).__name__} take {format_size(decoded)} "
-            "when they are decoded, and "
-            f"{format_size(left)} (half of the memory budget, for each of {processes} processes) "
-            "have no room for all: a block is decoded "
-            "for nearly every sample. Use shuffle='block', or raise max_memory_usage, or store the "
-            "data in a form in which single samples can be read"
-        )
-        return 0
-
-    def _reserve_fetched(self, dataset: BaseDataset, processes: int, lanes: _Lanes) -> None:
-        """The same for remote blocks that are fetched as a whole. Where they don't fit, each batch
-        fetches its own ranges: more requests, and the same samples.
-        """
-        dataset.block_memory.prefetch(0, owner=self)
-        wanted = dataset.block_memory.remote_nbytes(lanes.blocks) if lanes.is_block else 0
-        left = (self.budget.available + dataset.block_memory.prefetched_nbytes) // processes
+        held = dataset.block_memory
+        held.prefetch(0, owner=self)
+        wanted = held.remote_nbytes(blocks) if blocks else 0
+        left = (self.budget.available + held.prefetched_nbytes) // processes
         if wanted > left:
             warn(
-                f"shuffle='block': each of {processes} processes would hold {lanes.open} blocks "
-                "that it has fetched, which take "
-                f"{format_size(wanted)}, and {format_size(left)} a process are left of the "
-                "budget: samples are fetched one by one instead, "
-                f"in many more requests. Use a smaller {lanes.smaller}, fewer workers, or raise "
-                "max_memory_usage"
+                f"shuffle='block': {blocks} blocks that each of {processes} processes would hold "
+                f"take {format_size(wanted)}, and {format_size(left)} a process are left of the "
+                "budget: samples are fetched one by one instead, in many more requests. Use a "
+                "smaller interleave or turns, fewer workers, or raise max_memory_usage"
             )
             wanted = 0
-        dataset.block_memory.prefetch(wanted, processes, owner=self)
-
-
-class _Lanes:
-    """The lanes of a block shuffle that one process has open."""
-
-    def __init__(self, plan: Plan, processes: int, world: int) -> None:
-        order = plan.parameters()
-        interleave, turns = order.get("interleave") or 1, order.get("turns") or 1
-        drawn = interleave // world if interleave % world == 0 else interleave
-        own = turns // processes if turns % processes == 0 else turns
-        self.is_block: bool = order.get("shuffle") == "block"
-        self.is_random: bool = order.get("shuffle") is True
-        self.open: int = drawn * own  # blocks of these lanes
-        self.blocks: int = drawn * (own + 1)  # the same with those that a batch may end and begin
-        # options that make them fewer
-        self.smaller: str = f"interleave (now {interleave}) or turns (now {turns})"
+        held.prefetch(wanted, processes, owner=self)

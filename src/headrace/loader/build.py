@@ -24,50 +24,50 @@ from headrace.modes import LoadingMode
 from headrace.order import World
 from headrace.order.epoch import DEFAULT_TURNS
 
+Collate = Callable[[list[Any]], Any]
 _SCARCE = 4 << 30  # below this, at most 2 workers
 
 
 def resolve(
     config: DataLoaderConfig, dataset: Any, world: World
-) -> tuple[DataLoaderConfig, Reasons]:
-    """The config with every None decided as far as it can be, and why each value is what it is."""
+) -> tuple[DataLoaderConfig, Collate | None, Reasons]:
+    """The config with every None decided as far as it can be, the collate function, and why each
+    value is what it is.
+    """
     check_device(config.device)
-    reasons: Reasons = {}
+    is_own = isinstance(dataset, BaseDataset)
+    is_stream = isinstance(dataset, IterableDataset) and not is_own
+    if is_stream:
+        _check_stream(config)
     changes: dict[str, Any] = {"rank": world.rank, "world_size": world.world_size}
-    reasons["rank"] = reasons["world_size"] = world.source
-    foreign_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)
-    ordered = {
-        "shuffle": bool(config.shuffle),
-        "num_samples": config.num_samples is not None,
-        "bucket_by_length": config.is_bucketed,
-    }
-    if foreign_stream and (
-        given := [name for name, is_given in ordered.items() if is_given] + config.order_of_its_own
-    ):
-        raise ConfigError(
-            f"{' and '.join(given)} can't be given for an IterableDataset, which has its own order"
-        )
+    reasons: Reasons = {"rank": world.source, "world_size": world.source}
+    if config.rank is not None:
+        reasons["rank"] = reasons["world_size"] = "given"
     if config.shuffle is None:
-        changes["shuffle"], reasons["shuffle"] = _auto_shuffle(config, dataset, foreign_stream)
+        changes["shuffle"], reasons["shuffle"] = _auto_shuffle(config, dataset, is_stream)
     if config.generator is not None:
-        changes["seed"], reasons["seed"] = (
-            config.generator.initial_seed() & ((1 << 63) - 1),
-            "the generator's seed",
-        )
-    if config.num_workers is None:
-        block = changes.get("shuffle", config.shuffle) == "block"
-        turns = _turns(config, dataset) if block else None
-        changes["num_workers"], reasons["num_workers"] = _auto_workers(
-            dataset, world, turns, foreign_stream
-        )
-    if config.num_workers:
-        check_may_start(f"num_workers={config.num_workers}")
-    if changes.get("num_workers", config.num_workers):
-        for name, default in {"prefetch_factor": 2, "persistent_workers": True}.items():
+        changes["seed"] = config.generator.initial_seed() & ((1 << 63) - 1)
+        reasons["seed"] = "the generator's seed"
+    collate, reasons["collate_fn"] = _collate(config, dataset)
+    if config.max_memory_usage is None:
+        default = "the default: 0.8 of what is free at first use"
+        reasons["max_memory_usage"] = "the dataset's" if is_own else default
+    workers = config.num_workers
+    if workers is None:
+        turns = None
+        if changes.get("shuffle", config.shuffle) == "block":
+            turns = _turns(config, dataset)
+        workers, reasons["num_workers"] = _auto_workers(dataset, world, turns, is_stream)
+        changes["num_workers"] = workers
+    elif workers:
+        check_may_start(f"num_workers={workers}")
+    if workers:
+        for name, value in (("prefetch_factor", 2), ("persistent_workers", True)):
             if getattr(config, name) is None:
-                changes[name], reasons[name] = default, "the default with workers"
+                changes[name] = value
+                reasons[name] = "the default with workers"
         changes["multiprocessing_context"], reasons["multiprocessing_context"] = start_of(
-            config, dataset
+            config, dataset, collate
         )
     else:
         for name in NO_WORKERS:
@@ -76,17 +76,27 @@ def resolve(
             reasons[name] = "no workers"
         changes |= NO_WORKERS
     changes["pin_memory"], reasons["pin_memory"] = _auto_pin(config)
-    return config.with_(**changes), reasons
+    return config.with_(**changes), collate, reasons
 
 
-def _auto_shuffle(
-    config: DataLoaderConfig, dataset: Any, foreign_stream: bool
-) -> tuple[Shuffle, str]:
-    if own := config.order_of_its_own:
+def _check_stream(config: DataLoaderConfig) -> None:
+    given = [name for name in ("shuffle", "num_samples") if getattr(config, name)]
+    if config.is_bucketed:
+        given.append("bucket_by_length")
+    given += config.order_of_its_own
+    if given:
+        raise ConfigError(
+            f"{' and '.join(given)} can't be given for an IterableDataset, which has its own order"
+        )
+
+
+def _auto_shuffle(config: DataLoaderConfig, dataset: Any, is_stream: bool) -> tuple[Shuffle, str]:
+    own = config.order_of_its_own
+    if own:
         return False, f"{own[0]} is the order"
     if config.is_bucketed:
         return True, "bucket_by_length is a shuffle"
-    if foreign_stream:
+    if is_stream:
         return False, "an IterableDataset has an order of its own"
     if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.STREAMING:
         return "block", "streaming reads whole blocks, one after the other"
@@ -103,68 +113,70 @@ def _is_in_memory(dataset: Any) -> bool:
 
 
 def _auto_workers(
-    dataset: Any, world: World, turns: int | None, foreign_stream: bool
+    dataset: Any, world: World, turns: int | None, is_stream: bool
 ) -> tuple[int, str]:
-    if foreign_stream:
-        return (
-            0,
-            "each worker would yield all samples of an IterableDataset that does not divide them",
-        )
+    if is_stream:
+        return 0, "an IterableDataset may not divide its samples: each worker would yield them all"
     if _is_in_memory(dataset):
         return 0, "the dataset is in memory already"
     if is_daemonic():
         return 0, "this process is daemonic, and may start no workers"
-    usable, ranks = cores(), world.local_world_size
+    usable = cores()
+    ranks = world.local_world_size
     number = min(8, max(1, int(SHARE * usable.number / ranks)))
     quota = f" ({usable.quota})" if usable.quota else ""
     reason = f"min(8, max(1, {SHARE} x {usable.number} usable cores{quota} / {ranks} local ranks))"
     if number > 2 and MemoryBudget(1.0).available < _SCARCE:
-        number, reason = (
-            2,
-            f"{reason} = {number}, but less than {format_size(_SCARCE)} of memory are free",
-        )
+        reason += f" = {number}, but less than {format_size(_SCARCE)} of memory are free"
+        number = 2
     if turns is not None and turns % number:
         number = max(w for w in range(1, number + 1) if turns % w == 0)
-        reason = (
-            f"{reason}, lowered to a divisor of turns={turns}, so that each worker has blocks of "
-            "its own"
-        )
+        reason += f", lowered to a divisor of turns={turns}, so that each worker has its own blocks"
     return number, reason
 
 
 def _turns(config: DataLoaderConfig, dataset: Any) -> int:
+    if config.turns is not None:
+        return config.turns
     blocks = dataset.blocks() if isinstance(dataset, BaseDataset) else None
-    return config.turns or (DEFAULT_TURNS if blocks is None else dataset.lanes(len(blocks))[1])
+    return DEFAULT_TURNS if blocks is None else int(dataset.lanes(len(blocks))[1])
 
 
 def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
-    device = None if config.device is None else torch.device(config.device)
     if config.pin_memory is None:
-        wanted = torch.cuda.is_available() and (device is None or device.type == "cuda")
-        return wanted, "CUDA is available" if wanted else "batches don't go to a CUDA device"
+        is_cuda = config.device is None or torch.device(config.device).type == "cuda"
+        if is_cuda and torch.cuda.is_available():
+            return True, "CUDA is available"
+        return False, "batches don't go to a CUDA device"
     if config.pin_memory and not torch.accelerator.is_available():
         warn("pin_memory=True has no meaning without an accelerator and is ignored")
         return False, "there is no accelerator"
     return config.pin_memory, "given"
 
 
-def start_of(config: DataLoaderConfig, dataset: Any) -> tuple[Any, str]:
+def start_of(config: DataLoaderConfig, dataset: Any, collate: Collate | None) -> tuple[Any, str]:
     """The multiprocessing context of a loader's workers, and why, as things are now: threads
     come and go.
     """
-    return choose_context(
-        config.multiprocessing_context,
-        dataset,
-        [choose_collate(config, dataset), config.worker_init_fn],
-    )
+    functions = [collate, config.worker_init_fn]
+    return choose_context(config.multiprocessing_context, dataset, functions)
 
 
-def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any]], Any] | None:
+def _collate(config: DataLoaderConfig, dataset: Any) -> tuple[Collate | None, str]:
     """The collate function. Where the dataset yields batches, one that was given gets one batch,
     as torch's does; else there is none.
     """
-    chosen = config.collate_fn
-    if chosen is None and not config.yields_batches:
-        own = getattr(dataset, "collate", None) if isinstance(dataset, BaseDataset) else None
-        chosen = stack_collate if own is None else own
-    return collators.get(chosen) if isinstance(chosen, str) else chosen
+    given = config.collate_fn
+    if config.yields_batches:
+        reason = "the dataset yields batches"
+        if given is not None:
+            reason += ", and it gets each of them"
+    elif given is not None:
+        reason = f"registered as {given!r}" if isinstance(given, str) else "given"
+    else:
+        given = getattr(dataset, "collate", None) if isinstance(dataset, BaseDataset) else None
+        reason = f"{type(dataset).__name__}'s own"
+        if given is None:
+            given = stack_collate
+            reason = "the default: samples of one shape are stacked"
+    return collators.get(given) if isinstance(given, str) else given, reason

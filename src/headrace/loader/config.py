@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import torch
 
-from headrace.arguments import check_callable, check_flag, check_integer, check_names, described
+from headrace.arguments import (
+    check_callable,
+    check_flag,
+    check_integer,
+    check_names,
+    check_seconds,
+    described,
+)
 from headrace.datasets.options import DataPath, FormatOptions
 from headrace.errors import ConfigError
 from headrace.memory.budget import MemoryBudget
@@ -26,8 +32,20 @@ NO_WORKERS: dict[str, Any] = {
 }
 """Values of the options that have no effect without workers."""
 
-_MEMORY_FORMATS = (None, torch.contiguous_format, torch.channels_last)
 _FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
+_STARTS = ("fork", "forkserver", "spawn")
+# integers, and the least that each may be
+_LEAST = {
+    "batch_size": 1,
+    "prefetch_factor": 1,
+    "interleave": 1,
+    "turns": 1,
+    "world_size": 1,
+    "num_samples": 1,
+    "num_workers": 0,
+    "rank": 0,
+    "seed": None,
+}
 
 
 class Indexable(Protocol):
@@ -187,78 +205,57 @@ class DataLoaderConfig:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        positive = (
-            "batch_size",
-            "prefetch_factor",
-            "interleave",
-            "turns",
-            "world_size",
-            "num_samples",
-        )
-        for name, least in {
-            **dict.fromkeys(positive, 1),
-            "num_workers": 0,
-            "rank": 0,
-            "seed": None,
-        }.items():
+        for name, least in _LEAST.items():
             number = check_integer(name, getattr(self, name), least, optional=name != "seed")
             object.__setattr__(self, name, number)  # NumPy's as Python's
         for name in _FLAGS:
             check_flag(name, getattr(self, name))
         for name in ("pin_memory", "persistent_workers"):
             check_flag(name, getattr(self, name), optional=True)
-        self._check_order()
         if not isinstance(self.collate_fn, str):
             check_callable("collate_fn", self.collate_fn)
         check_callable("worker_init_fn", self.worker_init_fn)
+        check_seconds("timeout", self.timeout)
+        if self.max_memory_usage is not None:
+            MemoryBudget(self.max_memory_usage)  # raises where it makes no sense
+        self._check_order()
+        self._check_device()
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise ConfigError(f"generator must be a torch.Generator, not {self.generator!r}")
-        if self.device is not None:
-            try:
-                torch.device(self.device)
-            except (RuntimeError, TypeError) as error:
-                raise ConfigError(
-                    f"device must be one that torch knows, not {self.device!r}: {error}"
-                ) from None
-        if self.memory_format not in _MEMORY_FORMATS:
+        context = self.multiprocessing_context
+        is_context = hasattr(context, "get_start_method")
+        if context is not None and context not in _STARTS and not is_context:
+            raise ConfigError(
+                f"multiprocessing_context must be one of {', '.join(_STARTS)}, or a context, not "
+                f"{context!r}"
+            )
+
+    def _check_device(self) -> None:
+        if self.memory_format not in (None, torch.contiguous_format, torch.channels_last):
             raise ConfigError(
                 "memory_format must be torch.channels_last, torch.contiguous_format or None, not "
                 f"{self.memory_format!r}"
             )
-        if self.memory_format is not None and self.device is None:
+        if self.device is None:
+            if self.memory_format is not None:
+                raise ConfigError(
+                    f"memory_format={self.memory_format} has a meaning with device= only, where "
+                    "batches are copied to: pass device=, or write "
+                    f"images.to(memory_format={self.memory_format}) in the loop"
+                )
+            return
+        try:
+            torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
             raise ConfigError(
-                f"memory_format={self.memory_format} has a meaning with device= only, where "
-                "batches are copied to: pass device=, or write "
-                f"images.to(memory_format={self.memory_format}) in the loop"
-            )
-        names, context = ("fork", "forkserver", "spawn"), self.multiprocessing_context
-        if context is not None and (
-            context not in names
-            if isinstance(context, str)
-            else not hasattr(context, "get_start_method")
-        ):
-            raise ConfigError(
-                f"multiprocessing_context must be one of {', '.join(names)}, or a context, not "
-                f"{context!r}"
-            )
-        if (
-            isinstance(self.timeout, bool)
-            or not isinstance(self.timeout, (int, float))
-            or not 0 <= self.timeout < math.inf
-        ):
-            raise ConfigError(
-                f"timeout must be a number of seconds, 0 or more, not {self.timeout!r}"
-            )
-        if self.max_memory_usage is not None:
-            MemoryBudget(self.max_memory_usage)  # raises where it makes no sense
+                f"device must be one that torch knows, not {self.device!r}: {error}"
+            ) from None
 
     def _check_order(self) -> None:
-        if not (
-            self.shuffle is None
-            or isinstance(self.shuffle, bool)
-            or (isinstance(self.shuffle, str) and self.shuffle == "block")
-        ):
-            raise ConfigError(f"shuffle must be True, False, 'block' or None, not {self.shuffle!r}")
+        shuffle = self.shuffle
+        is_block = isinstance(shuffle, str) and shuffle == "block"
+        if not (shuffle is None or isinstance(shuffle, bool) or is_block):
+            raise ConfigError(f"shuffle must be True, False, 'block' or None, not {shuffle!r}")
         for name in ("sampler", "batch_sampler"):
             given = getattr(self, name)
             if isinstance(given, type):
@@ -268,21 +265,18 @@ class DataLoaderConfig:
                 )
             if given is not None and not isinstance(given, Iterable):
                 raise ConfigError(f"{name} must be an iterable, not {given!r}")
-        own = self.order_of_its_own
-        if len(own) > 1:
+        orders = self.order_of_its_own
+        if shuffle:
+            orders.append(f"shuffle={shuffle!r}")
+        if len(orders) > 1:
             raise ConfigError(
-                f"{' and '.join(own)} can't be given together, since each is an order: pass one "
-                "of them"
+                f"{' and '.join(orders)} can't be given together, since each is an order: pass "
+                "one of them"
             )
-        if self.shuffle and own:
+        if self.num_samples is not None and self.has_sampler:
             raise ConfigError(
-                f"shuffle={self.shuffle!r} and {own[0]} can't be given together: {own[0]} is the "
-                "order"
+                f"num_samples has no meaning with {orders[0]}, which ends where it ends"
             )
-        if self.num_samples is not None and (
-            self.sampler is not None or self.batch_sampler is not None
-        ):
-            raise ConfigError(f"num_samples has no meaning with {own[0]}, which ends where it ends")
         if not self.replacement and self.weights is None and not self.balanced:
             raise ConfigError(
                 "replacement=False has a meaning with weights or balanced only: any other order "
@@ -292,20 +286,22 @@ class DataLoaderConfig:
             raise ConfigError(
                 "drop_last has no meaning with batch_sampler, which makes the batches"
             )
-        if self.is_bucketed and (
-            own or self.shuffle in (False, "block") or self.num_samples is not None
-        ):
-            given = (
-                own[0]
-                if own
-                else f"shuffle={self.shuffle!r}"
-                if self.shuffle is not None
-                else "num_samples"
-            )
-            raise ConfigError(
-                f"bucket_by_length and {given} can't be given together: samples of like length "
-                "are brought together by a shuffle"
-            )
+        if self.is_bucketed:
+            others = self.order_of_its_own
+            if shuffle in (False, "block"):
+                others.append(f"shuffle={shuffle!r}")
+            if self.num_samples is not None:
+                others.append("num_samples")
+            if others:
+                raise ConfigError(
+                    f"bucket_by_length and {others[0]} can't be given together: samples of like "
+                    "length are brought together by a shuffle"
+                )
+
+    @property
+    def has_sampler(self) -> bool:
+        """True if the indices come from a sampler of the user."""
+        return self.sampler is not None or self.batch_sampler is not None
 
     @property
     def is_bucketed(self) -> bool:
@@ -320,12 +316,11 @@ class DataLoaderConfig:
     @property
     def order_of_its_own(self) -> list[str]:
         """Names of the given options that define an order, instead of `shuffle`."""
-        given = [
-            name
-            for name in ("sampler", "batch_sampler", "weights")
-            if getattr(self, name) is not None
-        ]
-        return [*given, "balanced"] if self.balanced else given
+        names = ("sampler", "batch_sampler", "weights")
+        given = [name for name in names if getattr(self, name) is not None]
+        if self.balanced:
+            given.append("balanced")
+        return given
 
     def with_(self, **changes: Unpack[LoaderOptions]) -> DataLoaderConfig:
         """Returns a copy with other values.
@@ -340,20 +335,19 @@ class DataLoaderConfig:
         """Returns a config for training: shuffled, and without the incomplete last batch, unless
         a given sampler or order decides this.
         """
-        given: dict[str, Any] = {**options, "shuffle": None}
-        own = cls().with_(**given).order_of_its_own
-        given = {
+        ordered: dict[str, Any] = {**options, "shuffle": None}
+        own = cls(**ordered).order_of_its_own
+        chosen: dict[str, Any] = {
             "shuffle": None if own else True,
             "drop_last": "batch_sampler" not in own,
-            **options,
         }
-        return cls().with_(**given)
+        return cls(**{**chosen, **options})
 
     @classmethod
     def eval(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
         """Returns a config for evaluation: in order, without dropping or padding samples."""
-        given: dict[str, Any] = {"shuffle": False, "drop_last": False, "pad": False, **options}
-        return cls().with_(**given)
+        chosen: dict[str, Any] = {"shuffle": False, "drop_last": False, "pad": False}
+        return cls(**{**chosen, **options})
 
 
 def _refuse_change(config: DataLoaderConfig, name: str, value: object = None) -> None:
@@ -376,12 +370,9 @@ def check_options(
     given, and arguments of the function. `door` is what the user called.
     """
     if config is not None and not isinstance(config, DataLoaderConfig):
-        is_size = isinstance(config, int) and not isinstance(config, bool)
-        write = (
-            f"batch_size={config}"
-            if is_size
-            else "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
-        )
+        write = "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
+        if isinstance(config, int) and not isinstance(config, bool):
+            write = f"batch_size={config}"
         raise ConfigError(
             f"{door}: config must be a DataLoaderConfig, not {described(config)}: write {write}"
         )
@@ -389,9 +380,5 @@ def check_options(
     if not known.issuperset(options):
         from headrace.datasets.open import known_keywords  # which imports all formats
 
-        check_names(
-            door,
-            options,
-            known,
-            dict.fromkeys(known_keywords() - known, "where the dataset is made"),
-        )
+        elsewhere = dict.fromkeys(known_keywords() - known, "where the dataset is made")
+        check_names(door, options, known, elsewhere)

@@ -86,53 +86,44 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 """What is done with a tensor on its device."""
 
 
-class Conversion:
-    """What is done with batches on their device: images that came as uint8 are normalised, and
-    images get the memory format asked for.
+class Transfer:
+    """The transfer of one epoch's batches to a device: each is received and moved when it is asked
+    for.
 
     Args:
-        normalization: of the images whose numbers are in a worker's report.
-        memory_format: of tensors [batch, C, H, W]; None: as they are made.
+        device: where to.
+        normalization: of the images whose numbers are in a worker's report, on the device.
+        memory_format: of tensors [batch, C, H, W] there; None: as they are made.
     """
 
     def __init__(
         self,
+        device: torch.device | str | int,
         normalization: Normalization | None = None,
         memory_format: torch.memory_format | None = None,
     ) -> None:
-        self._normalization, self._format = normalization, memory_format
+        self._device = torch.device(device)
+        self._normalization = normalization
+        self._format = memory_format
+        self._seconds = 0.0
 
-    def steps(self, delivered: Delivered) -> Callable[[torch.Tensor], Step | None]:
-        """What is done with a tensor of a delivery, or None: to be called with each in turn, as
-        `map_tensors` does.
+    def _steps(self, delivered: Delivered) -> Callable[[torch.Tensor], Step | None]:
+        """What is done with a tensor of a delivery on the device, or None: to be called with each
+        in turn, as `map_tensors` does.
         """
-        numbers, pixels = itertools.count(), frozenset(delivered.report.get("pixels", ()))
+        numbers = itertools.count()
+        pixels = delivered.report.get("pixels", ())
 
         def step(tensor: torch.Tensor) -> Step | None:
             if next(numbers) in pixels:
                 assert self._normalization is not None
-                return functools.partial(self._normalization.normalized, memory_format=self._format)
+                normalized = self._normalization.normalized
+                return functools.partial(normalized, memory_format=self._format)
             if self._format is None or tensor.layout is not torch.strided or tensor.ndim != 4:
                 return None
             return functools.partial(torch.Tensor.contiguous, memory_format=self._format)
 
         return step
-
-
-class Transfer:
-    """The transfer of one epoch's batches to the user: each is received and moved when it is asked
-    for.
-
-    Args:
-        device: where to; None: they stay where they are.
-        conversion: what is done with them there.
-    """
-
-    def __init__(
-        self, device: torch.device | str | int | None = None, conversion: Conversion | None = None
-    ) -> None:
-        self._device, self._conversion = device, conversion or Conversion()
-        self._seconds = 0.0
 
     def await_device(self) -> None:
         """Waits while the device has too much in its queue."""
@@ -143,14 +134,13 @@ class Transfer:
 
     def move(self, delivered: Delivered) -> Any:
         """The batch of the delivery that was received last, on the device."""
-        if self._device is None:
-            return delivered.batch
         began = time.perf_counter()
-        target, steps = torch.device(self._device), self._conversion.steps(delivered)
+        steps = self._steps(delivered)
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             step = steps(tensor)
-            return _moved(tensor, target) if step is None else step(_moved(tensor, target))
+            moved = _moved(tensor, self._device)
+            return moved if step is None else step(moved)
 
         batch = map_tensors(delivered.batch, move)
         self._seconds += time.perf_counter() - began
@@ -161,7 +151,8 @@ class Transfer:
 
     def seconds(self) -> float:
         """Seconds that copies have taken, of those that ended since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
+        seconds = self._seconds
+        self._seconds = 0.0
         return seconds
 
     def finish(self) -> None:
@@ -244,24 +235,31 @@ def accelerator_of(device: torch.device | str | int) -> Callable[[], TorchAccele
     before.
     """
     target = torch.device(device)
-    if (
-        target.type not in _STREAMED
-        or not (module := torch.get_device_module(target)).is_available()
-    ):
+    if target.type not in _STREAMED:
         return None
-    return lambda: _accelerator(
-        target.type, module.current_device() if target.index is None else target.index
-    )
+    module = torch.get_device_module(target)
+    if not module.is_available():
+        return None
+
+    def find() -> TorchAccelerator:
+        index = module.current_device() if target.index is None else target.index
+        return _accelerator(target.type, index)
+
+    return find
 
 
 def transfer_to(
-    device: torch.device | str | int | None, conversion: Conversion | None = None
-) -> Transfer:
-    """The transfer of an epoch's batches to a device, and what is done with them there; None:
-    they stay.
-    """
-    find = None if device is None else accelerator_of(device)
-    return Transfer(device, conversion) if find is None else CudaPrefetcher(find, conversion)
+    device: torch.device | str | int | None,
+    normalization: Normalization | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Transfer | None:
+    """The transfer of an epoch's batches to a device; None: they stay."""
+    if device is None:
+        return None
+    find = accelerator_of(device)
+    if find is None:
+        return Transfer(device, normalization, memory_format)
+    return CudaPrefetcher(find, device, normalization, memory_format)
 
 
 @dataclass(slots=True, eq=False)
@@ -282,13 +280,11 @@ class CudaPrefetcher(Transfer):
 
     Args:
         find: gives the accelerator.
-        conversion: what is done with batches there.
+        *options: those of `Transfer`.
     """
 
-    def __init__(
-        self, find: Callable[[], TorchAccelerator], conversion: Conversion | None = None
-    ) -> None:
-        super().__init__(conversion=conversion)
+    def __init__(self, find: Callable[[], TorchAccelerator], *options: Any) -> None:
+        super().__init__(*options)
         self._find = find
         self._early: Delivered | Exception | None = None  # taken before it was asked for
         self._started: _Copy | None = None  # of what was taken early
@@ -311,7 +307,8 @@ class CudaPrefetcher(Transfer):
                 time.sleep(_NAP)
 
     def receive(self, deliveries: Deliveries) -> Delivered:
-        early, self._early = self._early, None
+        early = self._early
+        self._early = None
         if early is None:
             return next(deliveries)
         if isinstance(early, Exception):
@@ -322,17 +319,18 @@ class CudaPrefetcher(Transfer):
         return early
 
     def move(self, delivered: Delivered) -> Any:
-        copy, self._started = self._started, None
-        if copy is None:
-            copy = self._start(delivered)
-        accelerator, batch = self._accelerator, copy.batch
+        copy = self._started or self._start(delivered)
+        self._started = None
+        accelerator = self._accelerator
+        batch = copy.batch
         if copy.made:
             stream = accelerator.current_stream()
             accelerator.wait(stream, copy.done)
             for tensor in copy.made:
                 accelerator.keep(tensor, stream)
             self._handed.append(accelerator.mark(stream))
-        copy.batch, copy.made = None, []
+        copy.batch = None
+        copy.made = []
         self._settle()
         return batch if copy.is_whole else move_to_device(batch, accelerator.device)
 
@@ -345,11 +343,8 @@ class CudaPrefetcher(Transfer):
             self._early = error.with_traceback(None)
             return
         self._early = early
-        if (
-            "failure" not in early.report
-            and not early.report.get("exhausted")
-            and self._is_pinned(early.batch)
-        ):
+        is_batch = "failure" not in early.report and not early.report.get("exhausted")
+        if is_batch and self._is_pinned(early.batch):
             # as where the device's memory is full: tried again when the batch is asked for
             with contextlib.suppress(Exception):
                 self._started = self._start(early)
@@ -357,8 +352,9 @@ class CudaPrefetcher(Transfer):
     def _start(self, delivered: Delivered) -> _Copy:
         """Begins to copy a batch."""
         accelerator = self._accelerator
-        copy = _Copy(delivered, began := accelerator.mark(), began)
-        steps = self._conversion.steps(delivered)
+        began = accelerator.mark()
+        copy = _Copy(delivered, began, done=began)
+        steps = self._steps(delivered)
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             step = steps(tensor)
@@ -366,8 +362,10 @@ class CudaPrefetcher(Transfer):
                 copy.is_whole = False
                 return tensor
             made = accelerator.copy(tensor)
-            copy.made.append(made if step is None else accelerator.convert(made, step))
-            return copy.made[-1]
+            if step is not None:
+                made = accelerator.convert(made, step)
+            copy.made.append(made)
+            return made
 
         try:
             with accelerator.copying():
@@ -382,9 +380,10 @@ class CudaPrefetcher(Transfer):
         pinned: list[bool] = []
 
         def look(tensor: torch.Tensor) -> torch.Tensor:
-            pinned.append(
-                _is_copyable(tensor) and (not tensor.numel() or self._accelerator.is_pinned(tensor))
-            )
+            is_ready = _is_copyable(tensor)
+            if is_ready and tensor.numel():
+                is_ready = self._accelerator.is_pinned(tensor)
+            pinned.append(is_ready)
             return tensor
 
         map_tensors(batch, look)

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.loader.device import Conversion, Deliveries, transfer_to
-from headrace.loader.plan import IterablePlan
+from headrace.loader.device import Deliveries, transfer_to
+from headrace.loader.plan import StreamPlan
 from headrace.loader.state import Position
 from headrace.loader.stateful import States
 from headrace.loader.worker.pool import WorkerPool, death_of, failure_of, is_of_workers
@@ -21,38 +21,51 @@ logger: logging.Logger = logging.getLogger("headrace.loader")
 
 
 class EpochIterator:
-    """One epoch, from a step on, with the batches of a pool from `start` on.
+    """One epoch, from a position on, with the batches of a pool from `start` on.
 
     It holds its loader and its pool; the loader refers to it weakly, so that an iterator that is
     dropped frees its pool. An iterator without a pool asks its loader for one with its first batch.
+
+    Attributes:
+        at: the position, after the batches that the user has received.
+        states: of the user's dataset at that position, where it has any.
+        received: batches that the user has received.
+        nbytes: size of the last one.
     """
 
-    def __init__(self, loader: Loader, epoch: int, start: int, states: States) -> None:
+    def __init__(self, loader: Loader, at: Position, states: States | None) -> None:
         self.pool: WorkerPool | None = None
-        self._loader = loader
-        self._epoch = epoch
-        self._step = start
-        self._states = states
-        self._exhausted = 0  # workers in a row that had nothing left
+        self.at = at
+        self.states = states
         self.received: int = 0
+        self.nbytes: int = 0
+        self._loader = loader
+        self._stream = loader._plan if isinstance(loader._plan, StreamPlan) else None
+        self._exhausted = 0  # workers in a row that had nothing left
         self._samples = 0
         self._wait = 0.0
         self._began = self._clock = time.perf_counter()
         self._transfer = transfer_to(
-            loader.config.device,
-            Conversion(loader._images.normalization, loader.config.memory_format),
+            loader.config.device, loader._images.normalization, loader.config.memory_format
         )
         self._is_closed = False
         self._deliveries: Deliveries | None = None
 
     def start(self, pool: WorkerPool) -> None:
         """Takes the batches of a pool from now on."""
-        self._is_stream = isinstance(pool.dispatch.plan, IterablePlan)
-        begin = self._states.step if self._is_stream else self._step
-        self._first = begin - self._states.idle  # of torch's tasks
-        # batches of a foreign stream that the user has had already
-        self._replayed = self._step if self._is_stream and not begin else 0
-        self._deliveries = pool.start(self._epoch, begin, self._states)
+        begin = self.at.batches
+        self._replayed = 0  # batches of a foreign stream that the user has had already
+        if self._stream is not None:
+            assert self.states is not None
+            begin = self.states.step
+            if not begin:
+                self._replayed = self.at.batches
+        self._first = begin  # of torch's tasks
+        requests = self._loader._plan.requests(self.at.epoch, begin)
+        if self.states is not None:
+            self._first -= self.states.idle
+            requests = self.states.onto(requests)
+        self._deliveries = pool.start(self.at.epoch, begin, requests)
         self.pool = pool
         pool.used_by(self)
 
@@ -60,6 +73,13 @@ class EpochIterator:
     def is_done(self) -> bool:
         """True if the epoch has ended, or a worker's death ended it."""
         return self._is_closed or (self.pool is not None and self._deliveries is None)
+
+    @property
+    def queued(self) -> int:
+        """Batches that are being made, or wait for the user."""
+        if self.pool is None:
+            return 0
+        return max(0, self.pool.dispatch.handed_out - self.received)
 
     def close(self) -> None:
         """Breaks the epoch off, and ends the workers that it has been using."""
@@ -73,51 +93,57 @@ class EpochIterator:
         return self
 
     def __len__(self) -> int:
-        return max(0, len(self._loader) - self._step)
+        return max(0, len(self._loader) - self.at.batches)
 
     def __next__(self) -> Any:
-        self._transfer.await_device()
+        transfer = self._transfer
+        if transfer is not None:
+            transfer.await_device()
         asked = time.perf_counter()
         self._loader._stats.is_begun = True
         delivered = self._receive()
         try:
-            return self._handed_over(delivered, asked)
+            batch = delivered.batch
+            if transfer is not None:
+                batch = transfer.move(delivered)
+                if self._deliveries is not None:
+                    transfer.prefetch(self._deliveries)
+            self._count(delivered, asked)
+            return batch
         # torch's handler of SIGCHLD raises anywhere, where it can't be kept from it
         except RuntimeError as error:
             self._raise_death(error)
             raise
 
-    def _handed_over(self, delivered: Delivered, asked: float) -> Any:
-        """The batch for the user, counted; it was asked for at that time."""
-        assert self.pool is not None
-        self.pool.dispatch.plan.note(delivered.batch)
-        batch = self._transfer.move(delivered)
-        if self._deliveries is not None:
-            self._transfer.prefetch(self._deliveries)
-        now = time.perf_counter()
+    def _count(self, delivered: Delivered, asked: float) -> None:
+        """Counts a batch that the user is about to get, and asked for at that time."""
+        loader = self._loader
+        stats = loader._stats
         report = delivered.report
-        stats = self._loader._stats
-        self._step = 1 + (self._step if self._is_stream else report["step"])
+        now = time.perf_counter()
+        step = report["step"] if self._stream is None else self.at.batches
+        self.at = Position(self.at.epoch, step + 1)
         self.received += 1
+        self.nbytes = delivered.nbytes
         self._samples += report["samples"]
-        if isinstance(self.pool.dispatch.plan, IterablePlan):
-            self.pool.dispatch.plan.check_count(self._samples)
         self._wait += now - asked
-        self._loader._received(delivered, self._states, Position(self._epoch, self._step))
+        if self._stream is not None:
+            self._stream.check_count(self._samples)
+        loader._received(self, report["pid"])
         stats.add_report(report["counts"])
         stats.add_batch(report["samples"], now - asked, now - self._clock)
-        stats.transfer_time += self._transfer.seconds()
+        if self._transfer is not None:
+            stats.transfer_time += self._transfer.seconds()
         last = self._clock
         self._clock = now
-        if self._loader._hooks:
-            self._loader._hooks.tell(
+        if loader._hooks is not None:
+            loader._hooks.tell(
                 report,
                 wait=now - asked,
                 step=asked - last,
                 received=now,
                 recent=stats.recent_batch_time,
             )
-        return batch
 
     def _raise_death(self, error: RuntimeError) -> None:
         """Ends the epoch and raises a WorkerError, if torch says by that error that a worker is
@@ -126,37 +152,38 @@ class EpochIterator:
         if self._deliveries is None or isinstance(error, HeadraceError) or not is_of_workers(error):
             return
         assert self.pool is not None
-        deliveries, self._deliveries = self._deliveries, None
+        deliveries = self._deliveries
+        self._deliveries = None
         self._loader._broke(self.pool)
-        raise death_of(
-            error, deliveries, self._epoch, self._first, self._step, self._loader.config.timeout
-        ) from error
+        timeout = self._loader.config.timeout
+        raise death_of(error, deliveries, *self.at, self._first, timeout) from error
 
     def _receive(self) -> Delivered:
         """The next batch; raises what a worker raised, where it raised it."""
         if self.pool is None and not self._is_closed:
-            self._loader._start(self, self._states)
+            self._loader._start(self)
         while self._deliveries is not None:
             try:
-                delivered = self._transfer.receive(self._deliveries)
+                if self._transfer is None:
+                    delivered = next(self._deliveries)
+                else:
+                    delivered = self._transfer.receive(self._deliveries)
             except StopIteration:
                 self._end()
                 break
             except RuntimeError as error:
                 self._raise_death(error)
                 raise  # of the dataset, in this process
-            failure = failure_of(delivered)
-            if failure is not None:
+            report = delivered.report
+            if "failure" in report:
                 self._exhausted = 0
-                self._loader._stats.add_report(delivered.report["counts"])
-                try:
-                    raise failure
-                finally:
-                    del failure  # the traceback holds this frame
-            if delivered.report.get("idle"):
+                self._loader._stats.add_report(report["counts"])
+                raise failure_of(delivered)
+            if "idle" in report:
                 continue
-            self._states.note(delivered.report)
-            if delivered.report.get("exhausted"):
+            if self.states is not None and "worker" in report:
+                self.states.note(report)
+            if report.get("exhausted"):
                 self._exhausted += 1
                 if self._exhausted >= max(1, self._loader.config.num_workers or 0):
                     self._end()
@@ -172,21 +199,23 @@ class EpochIterator:
         raise StopIteration
 
     def _end(self) -> None:
-        deliveries, self._deliveries = self._deliveries, None
-        if deliveries is not None:
-            deliveries.close()
-        self._transfer.finish()
-        self._loader._stats.transfer_time += self._transfer.seconds()
-        self._loader._ended(Position(self._epoch, self._step))
-        if self._loader.config.log_loading_stats and self.received:
-            samples, seconds = self._samples, max(self._clock - self._began, 1e-9)
+        loader = self._loader
+        if self._deliveries is not None:
+            self._deliveries.close()
+            self._deliveries = None
+        if self._transfer is not None:
+            self._transfer.finish()
+            loader._stats.transfer_time += self._transfer.seconds()
+        loader._ended(self.at)
+        if loader.config.log_loading_stats and self.received:
+            seconds = max(self._clock - self._began, 1e-9)
             logger.info(
                 "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it "
                 "waiting",
-                self._epoch,
+                self.at.epoch,
                 self.received,
-                samples,
+                self._samples,
                 seconds,
-                samples / seconds,
+                self._samples / seconds,
                 100 * self._wait / seconds,
             )

@@ -1,7 +1,7 @@
-"""Plans the batches of one rank's epoch, and yields their requests.
+"""Plans the batches of one rank's epochs, and yields their requests.
 
-Batches follow headrace's own order, computed at any step; or a sampler of the user, which is
-replayed; or an iterable dataset, whose length is not known in advance.
+headrace's own orders are `RankBatches`; a sampler of the user's is replayed; and an iterable
+dataset is asked until it has nothing left.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
-from headrace.loader.config import DataLoaderConfig, Shuffle
+from headrace.loader.config import DataLoaderConfig
 from headrace.loader.data import length_of
 from headrace.loader.stateful import is_stateful
 from headrace.order import (
@@ -34,146 +31,10 @@ from headrace.order import (
     ResizedOrder,
     WeightedOrder,
 )
-from headrace.order.drawn import padding_fraction
 from headrace.order.seeding import OF_SAMPLER, Draws, SampleSeeder
 
-_LOOKED_AT = 1_000  # batches of an epoch, to say how much of them is padding
 
-
-class Plan(ABC):
-    """The batches of one rank, epoch by epoch. Picklable where workers use it (`OrderPlan`)."""
-
-    seed: int
-    padding = 0
-    origin = "the order"
-    """What an error calls the origin of the indices."""
-
-    @abstractmethod
-    def steps(self) -> int | None:
-        """The number of batches of an epoch; None where it is not known."""
-
-    def ends_at(self, position: int) -> bool:
-        """True if an epoch is known to end at a position."""
-        steps = self.steps()
-        return steps is not None and position >= steps
-
-    @abstractmethod
-    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
-        """The requests of an epoch from a step on, without ring slots."""
-
-    def samples_before(self, step: int) -> int | None:
-        """Samples of the epoch that all ranks together have received when a step begins; None
-        where it is not known.
-        """
-        return None
-
-    @abstractmethod
-    def parameters(self) -> dict[str, Any]:
-        """What the order of the batches depends on, for the state."""
-
-    def stats(self) -> dict[str, float]:
-        """What can be said of the batches, for `get_stats()`."""
-        return {}
-
-    def note(self, batch: Any) -> None:
-        """Looks at a batch that the user is about to get."""
-        return
-
-    def received(self, epoch: int, position: int) -> None:
-        """The user has received so many batches of an epoch."""
-        return
-
-    def state_at(self, epoch: int, position: int) -> Any:
-        """What else is to be saved to go on at a position; None: nothing."""
-        return None
-
-    def load_state(self, epoch: int, position: int, state: Any) -> None:
-        """Takes over what was saved for a position."""
-        return
-
-
-class OrderPlan(Plan):
-    """headrace's own order (laws 2 to 4).
-
-    Attributes:
-        batches: those of the epoch that was asked for last.
-    """
-
-    def __init__(self, batches: RankBatches) -> None:
-        self.batches: RankBatches = batches
-        self.seed: int = batches.order.seed
-        self.padding: int = batches.padding
-        self._stats: dict[str, float] | None = None
-        # elements of the batches so far, and those that are no padding
-        self._padded: npt.NDArray[np.int64] = np.zeros(2, np.int64)
-
-    def steps(self) -> int:
-        return len(self.batches)
-
-    def batches_of(self, epoch: int) -> RankBatches:
-        """Those of an epoch."""
-        if self.batches.order.epoch != epoch:
-            self.batches = self.batches.with_epoch(epoch)
-        return self.batches
-
-    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
-        repeats = self.batches.order.repeats
-        for step, (indices, positions) in enumerate(
-            self.batches_of(epoch).with_positions(min(start, self.steps())), start
-        ):
-            yield BatchRequest(
-                indices.tolist(),
-                self.seed,
-                epoch,
-                step,
-                draws=positions.tolist() if repeats else None,
-            )
-
-    def note(self, batch: Any) -> None:
-        mask = (
-            batch.get("attention_mask")
-            if isinstance(self.batches.order, BucketedOrder) and isinstance(batch, Mapping)
-            else None
-        )
-        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu":
-            self._padded += mask.numel(), int(mask.count_nonzero())
-
-    def stats(self) -> dict[str, float]:
-        order, batches = self.batches.order, self.batches
-        if not isinstance(order, BucketedOrder):
-            return {}
-        if self._stats is None:
-            whole = range(
-                0,
-                min(len(order) // order.global_batch, _LOOKED_AT) * order.global_batch,
-                order.global_batch,
-            )
-            mine = np.arange(batches.rank, order.global_batch, batches.world_size)
-            positions = (np.array(whole, np.int64)[:, np.newaxis] + mine).reshape(-1)
-            lengths = [
-                order.lengths[indices].reshape(-1, len(mine))
-                for indices in (order[positions], order.shuffled(positions))
-            ]
-            self._stats = dict(
-                zip(
-                    ("padding_fraction", "padding_fraction_unbucketed"),
-                    map(padding_fraction, lengths),
-                    strict=True,
-                )
-            )
-        every, real = self._padded.tolist()
-        return {**self._stats, "padding_fraction": 1 - real / every} if every else self._stats
-
-    def samples_before(self, step: int) -> int:
-        return self.batches.samples_before(step)
-
-    def parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = self.batches.order.parameters()
-        parameters.pop("n")  # the state has the dataset's length
-        return parameters
-
-
-class SamplerPlan(Plan):
+class SamplerPlan:
     """A sampler, or batch sampler, of the user.
 
     The random generators that it uses, global ones or its own, are seeded by (seed, epoch), so that
@@ -183,19 +44,15 @@ class SamplerPlan(Plan):
     too, since it may count epochs, and begins the next epoch from that state.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        sampler: Iterable[int] | None = None,
-        batch_sampler: Iterable[list[int]] | None = None,
-        batch_size: int | None = 1,
-        drop_last: bool = False,
-    ) -> None:
-        self.seed: int = seed
-        self._drop_last = drop_last
-        self._kind = "sampler" if batch_sampler is None else "batch_sampler"
-        self._source: Any = sampler if batch_sampler is None else batch_sampler
-        self._size = batch_size or 1 if batch_sampler is None else 1  # of what the source counts
+    padding = 0
+
+    def __init__(self, config: DataLoaderConfig) -> None:
+        self._seed = config.seed
+        self._drop_last = config.drop_last
+        self._makes_batches = config.batch_sampler is not None
+        self._kind = "batch_sampler" if self._makes_batches else "sampler"
+        self._source: Any = getattr(config, self._kind)
+        self._size = 1 if self._makes_batches else config.batch_size or 1  # of what it counts
         self._seeder = SampleSeeder(self._source)
         self.origin: str = f"{self._kind} {type(self._source).__name__}"
         # by epoch and position; where the epoch began, and of batches that are on their way
@@ -205,11 +62,14 @@ class SamplerPlan(Plan):
         self._end: Any = None
         self._is_end_loaded = False
 
+    @property
     def steps(self) -> int | None:
+        """Batches of an epoch; None: not known."""
         return _steps(length_of(self._source), self._size, self._drop_last)
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
-        source: Any = self._source
+        """The requests of an epoch from a step on."""
+        source = self._source
         saved = self._states.get((epoch, start))
         loads = saved is not None or self._is_end_loaded
         saved = saved or self._begin_state(start)
@@ -220,21 +80,24 @@ class SamplerPlan(Plan):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
-        if saved is not None and (saved.get("ended") or self.ends_at(start)):
+        if saved is not None and (saved.get("ended") or ends_at(self, start)):
             return  # a sampler at its end may begin anew when it is asked again
-        self._end, self._is_end_loaded = None, False
-        first_step, position, draws = 0, 0, Draws(self._seeder, self.seed, epoch, OF_SAMPLER)
+        self._end = None
+        self._is_end_loaded = False
+        step = position = 0
+        draws = Draws(self._seeder, self._seed, epoch, OF_SAMPLER)
         with draws():
             if saved is not None and start and not saved["of_iterator"]:
                 source.load_state_dict(copy.deepcopy(saved["state"]))
             rest: Any = iter(source)
             if saved is not None:
-                first_step, position = start, saved["samples"]
+                step = start
+                position = saved["samples"]
                 if saved["of_iterator"]:
                     self._check_loads(rest)
                     rest.load_state_dict(copy.deepcopy(saved["state"]))
         holder = next((part for part in (rest, source) if self._tells_state(part)), None)
-        for step in itertools.count(first_step):
+        while True:
             with draws():
                 indices = self._next(rest)
                 # the state held the position too
@@ -242,21 +105,23 @@ class SamplerPlan(Plan):
                     rest = iter(source)
                     indices = self._next(rest)
             if indices is None:
-                if (last := self._states.get((epoch, step))) is not None:
-                    last["ended"] = True
-                    if not last["of_iterator"]:  # asked once more, since it may count epochs
-                        self._end = last["state"] = copy.deepcopy(source.state_dict())
-                return
-            first, position = position, position + len(indices)
+                break
+            first = position
+            position += len(indices)
             if holder is not None:
-                state = copy.deepcopy(holder.state_dict())
                 self._states[epoch, step + 1] = {
                     "of_iterator": holder is rest,
                     "samples": position,
-                    "state": state,
+                    "state": copy.deepcopy(holder.state_dict()),
                 }
             if step >= start:
-                yield BatchRequest(indices, self.seed, epoch, step, draws=range(first, position))
+                yield BatchRequest(indices, self._seed, epoch, step, draws=range(first, position))
+            step += 1
+        last = self._states.get((epoch, step))
+        if last is not None:
+            last["ended"] = True
+            if not last["of_iterator"]:  # asked once more, since it may count epochs
+                self._end = last["state"] = copy.deepcopy(source.state_dict())
 
     def _begin_state(self, position: int) -> dict[str, Any] | None:
         """The state of the sampler at the beginning of an epoch, if one has ended before."""
@@ -266,13 +131,13 @@ class SamplerPlan(Plan):
 
     def _tells_state(self, part: Any) -> bool:
         # ours counts whole batches of its own: between two of them only a replay is exact
-        return is_stateful(part) and not (
-            isinstance(part, OrderSampler) and self._size % part.batches.batch_size
-        )
+        if isinstance(part, OrderSampler) and self._size % part.batches.batch_size:
+            return False
+        return is_stateful(part)
 
     def _next(self, rest: Iterator[Any]) -> list[int] | None:
         """The indices of the next batch; None at the end."""
-        if self._kind == "batch_sampler":
+        if self._makes_batches:
             batch = next(rest, None)
             return None if batch is None else [_index(i) for i in batch]
         indices = []
@@ -282,34 +147,41 @@ class SamplerPlan(Plan):
                 indices.append(_index(next(rest)))
             except StopIteration:
                 break
-        return None if len(indices) < (self._size if self._drop_last else 1) else indices
+        if not indices or (self._drop_last and len(indices) < self._size):
+            return None
+        return indices
 
     def parameters(self) -> dict[str, Any]:
-        return {"shuffle": self._kind, "seed": self.seed, "global_batch": self._size}
+        """What the order of the batches depends on, for the state."""
+        return {"shuffle": self._kind, "seed": self._seed, "global_batch": self._size}
 
     def received(self, epoch: int, position: int) -> None:
+        """The user has received so many batches of an epoch: states before are of no use."""
         for key in [key for key in self._states if key[0] == epoch and key[1] < position]:
             del self._states[key]
 
     def state_at(self, epoch: int, position: int) -> Any:
-        begins = None if (epoch, position) in self._states else self._begin_state(position)
-        return copy.deepcopy(self._states.get((epoch, position), begins))
+        """What is to be saved of the sampler to go on at a position; None: nothing."""
+        if (epoch, position) in self._states:
+            return copy.deepcopy(self._states[epoch, position])
+        return copy.deepcopy(self._begin_state(position))
 
     def load_state(self, epoch: int, position: int, state: Any) -> None:
-        if state is not None and not (
-            isinstance(state, dict) and {"of_iterator", "samples", "state"} <= state.keys()
-        ):
+        """Takes over what was saved for a position."""
+        if state is None:
+            self._states = {}
+            self._is_end_loaded = False
+            self._end = None
+            return
+        if not (isinstance(state, dict) and {"of_iterator", "samples", "state"} <= state.keys()):
             raise StateError(
                 f"load_state_dict: the state is damaged: its sampler_state is {state!r:.80}"
             )
-        if state is not None and not state["of_iterator"]:
+        is_at_end = not position or bool(state.get("ended")) or ends_at(self, position)
+        if not state["of_iterator"]:
             self._check_loads(self._source)
-        self._states = {} if state is None else {(epoch, position): copy.deepcopy(state)}
-        self._is_end_loaded = (
-            state is not None
-            and not state["of_iterator"]
-            and bool(not position or state.get("ended") or self.ends_at(position))
-        )
+        self._states = {(epoch, position): copy.deepcopy(state)}
+        self._is_end_loaded = is_at_end and not state["of_iterator"]
         self._end = copy.deepcopy(state["state"]) if self._is_end_loaded else None
 
     def _check_loads(self, part: Any) -> None:
@@ -320,14 +192,65 @@ class SamplerPlan(Plan):
             )
 
 
+class StreamPlan:
+    """Endless requests for an `IterableDataset` of another library. Its workers report when they
+    have nothing left.
+
+    Its order depends on the number of workers, and its length does not determine the number of
+    batches: each worker ends with its own incomplete batch.
+    """
+
+    padding = 0
+
+    def __init__(self, config: DataLoaderConfig, length: int | None) -> None:
+        self._seed = config.seed
+        self._size = config.batch_size or 1
+        self._workers = max(1, config.num_workers or 0)
+        self._length = length
+        self._runs = itertools.count()
+        self._is_warned = False
+        self.steps: int | None = _steps(length, self._size, config.drop_last)
+
+    def check_count(self, samples: int) -> None:
+        """Warns, once, of more samples in an epoch than the dataset's length."""
+        if self._length is None or samples <= self._length or self._is_warned:
+            return
+        self._is_warned = True
+        warn(
+            f"the IterableDataset says by __len__ that it has {self._length:,} samples, and gives "
+            "more: len(loader) is too small. Correct __len__; with workers, divide the samples by "
+            "torch.utils.data.get_worker_info(), or each worker gives them all"
+        )
+
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
+        """The requests of an epoch from a step on."""
+        run = next(self._runs)
+        return (BatchRequest([run], self._seed, epoch, step) for step in itertools.count(start))
+
+    def parameters(self) -> dict[str, Any]:
+        """What the order of the batches depends on, for the state."""
+        return {
+            "shuffle": "iterable",
+            "seed": self._seed,
+            "global_batch": self._size,
+            "workers": self._workers,
+        }
+
+
+Plan: TypeAlias = RankBatches | SamplerPlan | StreamPlan
+
+
+def ends_at(plan: Plan, position: int) -> bool:
+    """True if an epoch is known to end at a position."""
+    if isinstance(plan, StreamPlan) or plan.steps is None:
+        return False
+    return position >= plan.steps
+
+
 def _steps(samples: int | None, batch_size: int, drop_last: bool) -> int | None:
-    return (
-        None
-        if samples is None
-        else samples // batch_size
-        if drop_last
-        else -(-samples // batch_size)
-    )
+    if samples is None:
+        return None
+    return samples // batch_size if drop_last else -(-samples // batch_size)
 
 
 def _index(given: Any) -> Any:
@@ -340,168 +263,80 @@ def _index(given: Any) -> Any:
         return given
 
 
-class IterablePlan(Plan):
-    """Endless requests for an `IterableDataset` of another library. Its workers report when they
-    have nothing left.
-
-    Its order depends on the number of workers, and its length does not determine the number of
-    batches: each worker ends with its own incomplete batch.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        batch_size: int | None,
-        length: int | None,
-        drop_last: bool,
-        workers: int = 0,
-    ) -> None:
-        self.seed: int = seed
-        self._size, self._length, self._drop_last = batch_size or 1, length, drop_last
-        self._workers = max(1, workers)
-        self._runs = itertools.count()
-        self._is_warned = False
-
-    def steps(self) -> int | None:
-        return _steps(self._length, self._size, self._drop_last)
-
-    def ends_at(self, position: int) -> bool:
-        return False
-
-    def check_count(self, samples: int) -> None:
-        """Warns, once, of more samples in an epoch than the dataset's length."""
-        if self._length is None or samples <= self._length or self._is_warned:
-            return
-        self._is_warned = True
-        warn(
-            f"the IterableDataset says by __len__ that it has {self._length:,} samples, and gives "
-            "more: len(loader) is too small. Correct "
-            "__len__; with workers, divide the samples by torch.utils.data.get_worker_info(), or "
-            "each worker gives them all"
-        )
-
-    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
-        run = next(self._runs)
-        return (BatchRequest([run], self.seed, epoch, step) for step in itertools.count(start))
-
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "shuffle": "iterable",
-            "seed": self.seed,
-            "global_batch": self._size,
-            "workers": self._workers,
-        }
-
-
-def make_plan(config: DataLoaderConfig, dataset: Any, adopted: dict[str, Any]) -> Plan:
-    """The plan of a loader with a resolved config; parameters of the order that are `adopted` of a
-    loaded state replace those of it.
+def make_plan(config: DataLoaderConfig, dataset: Any) -> Plan:
+    """The plan of a loader with a resolved config.
 
     Raises:
         ConfigError: a dataset without a length, or weights or targets that don't fit it.
     """
-    seed = adopted.get("seed", config.seed)
     if config.sampler is not None or config.batch_sampler is not None:
-        return SamplerPlan(
-            seed, config.sampler, config.batch_sampler, config.batch_size, config.drop_last
-        )
-    if isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset):
-        return IterablePlan(
-            seed, config.batch_size, length_of(dataset), config.drop_last, config.num_workers or 0
-        )
-    rank, world_size, batch_size = config.rank or 0, config.world_size or 1, config.batch_size or 1
-    order = _make_order(config, dataset, seed, batch_size * world_size, adopted)
-    return OrderPlan(RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad))
-
-
-def _make_order(
-    config: DataLoaderConfig, dataset: Any, seed: int, global_batch: int, adopted: dict[str, Any]
-) -> Order:
+        return SamplerPlan(config)
     n = length_of(dataset)
+    if isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset):
+        return StreamPlan(config, n)
     if n is None:
         raise ConfigError(
             f"{type(dataset).__name__} has no length: give it __len__, make it an "
             "IterableDataset, or pass a sampler"
         )
-    drawn: dict[str, Any] = {
-        "n": config.num_samples,
-        "replacement": config.replacement,
-        "seed": seed,
-        "global_batch": global_batch,
-    }
+    batch_size = config.batch_size or 1
+    world_size = config.world_size or 1
+    order = _order(config, dataset, n, batch_size * world_size)
+    rank = config.rank or 0
+    return RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad)
+
+
+def _order(config: DataLoaderConfig, dataset: Any, n: int, global_batch: int) -> Order:
+    common: dict[str, Any] = {"seed": config.seed, "global_batch": global_batch}
+    drawn = {"n": config.num_samples, "replacement": config.replacement, **common}
     if config.weights is not None:
-        weights = WeightedOrder(config.weights, **drawn)
-        if (count := weights.parameters()["n"]) != n:
-            raise ConfigError(
-                f"weights holds {count:,} weights, and there are {n:,} samples: pass one for each"
-            )
-        return weights
+        weighted = WeightedOrder(config.weights, **drawn)
+        _check_count("weights", weighted.parameters()["n"], n)
+        return weighted
     if config.balanced:
-        return BalancedOrder(classes_of(dataset, n), **drawn)
+        targets = _targets_of(dataset)
+        if targets is None:
+            raise ConfigError(
+                f"balanced=True: {type(dataset).__name__} has no targets: give it `targets`, one "
+                "class a sample, or pass weights="
+            )
+        _check_count("balanced=True: targets", len(targets), n)
+        return BalancedOrder(np.asarray(targets), **drawn)
     if config.is_bucketed:
-        return BucketedOrder(
-            _lengths_of(config.bucket_by_length, dataset, n), seed=seed, global_batch=global_batch
-        )
-    shuffle: Shuffle = adopted.get("shuffle", config.shuffle or False)
+        lengths = config.bucket_by_length
+        if lengths is True:
+            lengths = dataset.lengths() if isinstance(dataset, BaseDataset) else None
+        if not hasattr(lengths, "__len__"):
+            raise ConfigError(
+                f"bucket_by_length={config.bucket_by_length!r}: {type(dataset).__name__} does not "
+                "know how long its samples are: pass one integer a sample"
+            )
+        _check_count("bucket_by_length", len(lengths), n)
+        return BucketedOrder(lengths, **common)
+    shuffle = config.shuffle or False
     if isinstance(dataset, BaseDataset):
-        interleave = adopted.get("interleave", config.interleave)
-        turns = adopted.get("turns", config.turns)
-        order = dataset.epoch_order(shuffle, seed, 0, global_batch, interleave, turns)
+        layout = (config.interleave, config.turns)
+        order = dataset.epoch_order(shuffle, config.seed, 0, global_batch, *layout)
     else:
-        order = EpochOrder(n, shuffle=shuffle, seed=seed, global_batch=global_batch)
-    return (
-        order if config.num_samples in (None, n) else ResizedOrder(order, config.num_samples or 0)
-    )
+        order = EpochOrder(n, shuffle=shuffle, **common)
+    if config.num_samples in (None, n):
+        return order
+    return ResizedOrder(order, config.num_samples or 0)
 
 
-def _lengths_of(given: Any, dataset: Any, n: int) -> Any:
-    lengths = given
-    if given is True:
-        lengths = dataset.lengths() if isinstance(dataset, BaseDataset) else None
-    if lengths is None:
-        raise ConfigError(
-            f"bucket_by_length=True: {type(dataset).__name__} does not know how long its samples "
-            "are: pass one integer a sample"
-        )
-    if not hasattr(lengths, "__len__"):
-        raise ConfigError(
-            f"bucket_by_length must be True, False or one integer a sample, not {lengths!r}"
-        )
-    if len(lengths) != n:
-        raise ConfigError(
-            f"bucket_by_length holds {len(lengths):,} lengths, and there are {n:,} samples: pass "
-            "one for each"
-        )
-    return lengths
-
-
-def classes_of(dataset: Any, n: int) -> Any:
-    """The class of each sample: the dataset's `targets`, as headrace's and torchvision's have them,
-    through torch's `Subset` and `ConcatDataset` too.
-    """
-    targets = _targets_of(dataset)
-    if targets is None or len(targets) != n:
-        had = (
-            "has no targets"
-            if targets is None
-            else f"has {len(targets):,} targets for {n:,} samples"
-        )
-        raise ConfigError(
-            f"balanced=True: {type(dataset).__name__} {had}: give it `targets`, one class a "
-            "sample, or pass weights="
-        )
-    return np.asarray(targets)
+def _check_count(what: str, count: int, n: int) -> None:
+    if count != n:
+        raise ConfigError(f"{what} holds {count:,} entries for {n:,} samples: pass one for each")
 
 
 def _targets_of(dataset: Any) -> Any:
+    """The class of each sample: the dataset's `targets`, as headrace's and torchvision's have them,
+    through torch's `Subset` and `ConcatDataset` too.
+    """
     if isinstance(dataset, Subset):
         inner = _targets_of(dataset.dataset)
         return None if inner is None else np.asarray(inner)[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
         parts = [_targets_of(part) for part in dataset.datasets]
-        return (
-            None
-            if any(part is None for part in parts)
-            else np.concatenate([np.asarray(part) for part in parts])
-        )
+        return None if any(part is None for part in parts) else np.concatenate(parts)
     return getattr(dataset, "targets", None)

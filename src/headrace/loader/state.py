@@ -1,5 +1,4 @@
-"""The position of a loader, and its saved state: the parameters of the order, and the number of
-global batches that the user received.
+"""Epochs and positions of a loader, and the checks of a saved state.
 
 NOTE [ epochs and positions ]
 
@@ -22,8 +21,7 @@ NOTE [ epochs and positions ]
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from headrace.arguments import check_integer
@@ -31,35 +29,33 @@ from headrace.errors import StateError, warn
 
 VERSION = 1
 _NONE = type(None)
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("version", "epoch", "batches", "seed", "global_batch", "skipped"), (int,)),
-    **dict.fromkeys(("length", "samples", "interleave", "turns", "num_samples"), (int, _NONE)),
-    **dict.fromkeys(("weights", "classes", "lengths"), (str, _NONE)),
-    **{
-        "fingerprint": (str,),
-        "shuffle": (bool, str),
-        "replacement": (bool, _NONE),
-        "skipped_samples": (list,),
-        "ended": (bool,),
-    },
-}
-_WHERE_MISSING = {"skipped": 0, "skipped_samples": [], "ended": False}
 # orders that a state can't make another loader take over
 _OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")
 _SHUFFLES = (False, True, "block", *_OWN)
-_FIXED = ("num_samples", "weights", "classes", "replacement", "lengths")
-_LEAST = {
-    "version": 1,
-    "epoch": 0,
-    "batches": 0,
-    "skipped": 0,
-    "length": 0,
-    "samples": 0,
-    "global_batch": 1,
-    "interleave": 1,
-    "turns": 1,
+_ADOPTED = ("shuffle", "seed", "interleave", "turns")
+_FIXED = ("workers", "num_samples", "weights", "classes", "replacement", "lengths")
+# the types of a state's values, and the least of its integers
+_FORM: dict[str, tuple[tuple[type, ...], int | None]] = {
+    "version": ((int,), 1),
+    "fingerprint": ((str,), None),
+    "length": ((int, _NONE), 0),
+    "epoch": ((int,), 0),
+    "batches": ((int,), 0),
+    "samples": ((int, _NONE), 0),
+    "shuffle": ((bool, str), None),
+    "seed": ((int,), None),
+    "global_batch": ((int,), 1),
+    "interleave": ((int, _NONE), 1),
+    "turns": ((int, _NONE), 1),
+    "num_samples": ((int, _NONE), None),
+    "weights": ((str, _NONE), None),
+    "classes": ((str, _NONE), None),
+    "lengths": ((str, _NONE), None),
+    "replacement": ((bool, _NONE), None),
+    "skipped": ((int, _NONE), 0),
+    "skipped_samples": ((list, _NONE), None),
+    "ended": ((bool, _NONE), None),
 }
-_COMPARED = ("shuffle", "seed", "interleave", "turns", "workers")
 
 
 class Position(NamedTuple):
@@ -72,7 +68,7 @@ class Position(NamedTuple):
 P = TypeVar("P", bound=Any)  # a position, which has an epoch
 
 
-class Cursor(Generic[P]):
+class LoaderState(Generic[P]):
     """The position of a loader, or of several that make one epoch; see NOTE [ epochs and positions
     ].
 
@@ -83,6 +79,7 @@ class Cursor(Generic[P]):
         at: the position of the current iterator, or of the last one.
         next_epoch: the epoch of the next iterator.
         loaded: the position that the next iterator goes on at, if a state was loaded.
+        end: where an epoch has ended.
     """
 
     def __init__(self, begin: Callable[[int], P]) -> None:
@@ -90,52 +87,46 @@ class Cursor(Generic[P]):
         self.at: P = begin(0)
         self.next_epoch: int = 0
         self.loaded: P | None = None
+        self.end: P | None = None
         self._is_named = False
         self._running: weakref.ref[Any] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next iterator."""
-        self.next_epoch, self._is_named = check_integer("epoch", epoch), True
+        self.next_epoch = check_integer("epoch", epoch)
+        self._is_named = True
         if self.loaded is not None and self.loaded.epoch != self.next_epoch:
             self.loaded = None
 
-    def start(self) -> bool:
-        """Moves to the position of an iterator that begins now. True if it goes on where a state
-        was loaded.
-        """
-        loaded, self.loaded = self.loaded, None
-        goes_on = loaded is not None and loaded.epoch == self.next_epoch
-        self.at = loaded if loaded is not None and goes_on else self._begin(self.next_epoch)
-        self.next_epoch, self._is_named = self.at.epoch + 1, False
-        return goes_on
+    @property
+    def goes_on(self) -> bool:
+        """True if the next iterator goes on where a state was loaded."""
+        return self.loaded is not None and self.loaded.epoch == self.next_epoch
 
-    @contextmanager
-    def starting(self) -> Iterator[bool]:
-        """`start`, which is undone where the iterator can't be made: the next attempt begins at
-        the same position.
-        """
-        before = self.loaded, self.at, self.next_epoch, self._is_named
-        try:
-            yield self.start()
-        except BaseException:
-            self.loaded, self.at, self.next_epoch, self._is_named = before
-            raise
+    def start(self) -> P:
+        """Moves to the position of an iterator that begins now, which it returns."""
+        loaded = self.loaded if self.goes_on else None
+        self.at = self._begin(self.next_epoch) if loaded is None else loaded
+        self.loaded = None
+        self.next_epoch = self.at.epoch + 1
+        self._is_named = False
+        return self.at
 
     def load(self, position: P, has_ended: bool) -> None:
         """Goes on at a saved position; with the next epoch where that one has ended."""
         self.loaded = self.at = position
-        self.next_epoch, self._is_named = position.epoch + has_ended, False
+        self.end = position if has_ended else None
+        self.next_epoch = position.epoch + has_ended
+        self._is_named = False
 
     @property
     def is_at_next(self) -> bool:
         """True if the state is that of the next epoch, which was named, and no longer that of
         the last one.
         """
-        return (
-            self.loaded is None
-            and self._is_named
-            and (self.next_epoch != self.at.epoch or self.running is None)
-        )
+        if self.loaded is not None or not self._is_named:
+            return False
+        return self.next_epoch != self.at.epoch or self.running is None
 
     @property
     def position(self) -> P:
@@ -162,54 +153,51 @@ def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -
         StateError: no state; of a later version, or of other data. The message holds both
             fingerprints.
     """
-    _check_form(state)
-    if state["fingerprint"] != fingerprint:
-        message = (
-            "load_state_dict: the state is of another dataset: its fingerprint is "
-            f"{state['fingerprint']} ({state['length']} samples), "
-            f"this dataset's {fingerprint} ({length} samples)"
-        )
-        if strict or state["length"] != length:
-            raise StateError(f"{message}. Were files added, removed or renamed?")
-        warn(f"{message}; strict=False: continuing anyway")
-    elif state["length"] != length:
-        raise StateError(
-            f"load_state_dict: the state is of {state['length']} samples, this dataset has "
-            f"{length}: samples were added or removed, or the "
-            "state is damaged"
-        )
-
-
-def _check_form(state: Any) -> None:
-    if not isinstance(state, dict) or "version" not in state or "batches" not in state:
-        raise StateError(
-            "load_state_dict: this is no state of a headrace loader: pass what "
-            "loader.state_dict() returned"
-        )
-    version = state["version"]
-    if type(version) is int and version > VERSION:
-        raise StateError(
-            f"load_state_dict: the state has version {version}, this headrace knows {VERSION}: "
-            "upgrade it"
-        )
-    for name, types in _TYPES.items():
-        value = state.get(name, _WHERE_MISSING.get(name))
-        is_too_small = name in _LEAST and type(value) is int and value < _LEAST[name]
-        if (
-            type(value) not in types
-            or is_too_small
-            or (name == "shuffle" and value not in _SHUFFLES)
-        ):
+    check_version(state, VERSION, "batches", "a headrace loader")
+    for name, (types, least) in _FORM.items():
+        value = state.get(name)
+        is_right = type(value) in types
+        if least is not None and type(value) is int:
+            is_right = value >= least
+        if not is_right or (name == "shuffle" and value not in _SHUFFLES):
             raise StateError(f"load_state_dict: the state is damaged: its {name} is {value!r}")
-    for entry in state.get("skipped_samples", []):
+    for entry in state.get("skipped_samples") or []:
         if not (isinstance(entry, dict) and {"index", "path", "error"} <= entry.keys()):
             raise StateError(
                 f"load_state_dict: the state is damaged: its skipped_samples have {entry!r:.80}"
             )
+    if state["fingerprint"] == fingerprint and state["length"] == length:
+        return
+    message = (
+        "load_state_dict: the state is of another dataset: its fingerprint is "
+        f"{state['fingerprint']} ({state['length']} samples), this dataset's {fingerprint} "
+        f"({length} samples)"
+    )
+    if strict or state["length"] != length:
+        raise StateError(f"{message}. Were files added, removed or renamed?")
+    warn(f"{message}; strict=False: continuing anyway")
+
+
+def check_version(state: Any, known: int, name: str, door: str) -> None:
+    """Raises a StateError for what is no state, or of a version that is not known; each has an
+    entry of this name.
+    """
+    if not isinstance(state, dict) or "version" not in state or name not in state:
+        raise StateError(
+            f"load_state_dict: this is no state of {door}: pass what its state_dict() returned"
+        )
+    version = state["version"]
+    if type(version) is not int or version < 1:
+        raise StateError(f"load_state_dict: the state is damaged: its version is {version!r}")
+    if version > known:
+        raise StateError(
+            f"load_state_dict: the state has version {version}, this headrace knows {known}: "
+            "upgrade it"
+        )
 
 
 def check_order(
-    state: dict[str, Any], parameters: dict[str, Any], world_size: int, strict: bool
+    state: dict[str, Any], own: dict[str, Any], world_size: int, strict: bool
 ) -> dict[str, Any]:
     """The parameters of its order that a loader must take over from a state ({} where they are the
     same).
@@ -217,46 +205,35 @@ def check_order(
     Raises:
         StateError: it is of another order. The message holds both values.
     """
-    differing = {
-        k: state.get(k) for k in parameters if k in _COMPARED and state.get(k) != parameters[k]
-    }
-    message = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
-    kinds = {state["shuffle"], parameters["shuffle"]}
-    if "workers" in differing or (len(kinds) > 1 and not kinds.isdisjoint(_OWN)):
+    compared = [*_FIXED, *(name for name in _ADOPTED if name in own)]
+    differing = [name for name in compared if state.get(name) != own.get(name)]
+    text = ", ".join(f"{name} was {state.get(name)!r}, is {own.get(name)!r}" for name in differing)
+    is_other = "shuffle" in differing and not {state["shuffle"], own["shuffle"]}.isdisjoint(_OWN)
+    if is_other or not set(_FIXED).isdisjoint(differing):
         raise StateError(
-            f"load_state_dict: the state is of another order: {message}. Build the loader as it was"
+            f"load_state_dict: the state is of another order: {text}. Build the loader as it was"
         )
-    if others := [k for k in _FIXED if state.get(k) != parameters.get(k)]:
-        had = ", ".join(f"{k} was {state.get(k)!r}, is {parameters.get(k)!r}" for k in others)
-        raise StateError(
-            f"load_state_dict: the state is of another order: {had}. Build the loader as it was"
-        )
-    if state.get("global_batch") != parameters["global_batch"]:
-        saved = state.get("global_batch")
-        if isinstance(saved, int) and saved % world_size == 0:
-            remedy = f"use batch_size={saved // world_size}"
-        else:
+    saved = state["global_batch"]
+    if saved != own["global_batch"]:
+        remedy = f"use batch_size={saved // world_size}"
+        if saved % world_size:
             remedy = f"use a world size that divides {saved}"
         raise StateError(
             f"load_state_dict: the state was saved with a global batch of {saved}, this loader "
-            f"has {parameters['global_batch']} "
-            f"(batch_size x world_size): {remedy}"
+            f"has {own['global_batch']} (batch_size x world_size): {remedy}"
         )
-    if state.get("shuffle") == parameters["shuffle"] and state.get("blocks") != parameters.get(
-        "blocks"
-    ):
+    if "shuffle" not in differing and state.get("blocks") != own.get("blocks"):
         raise StateError(
             "load_state_dict: the samples are stored in other blocks than when the state was "
-            "saved (the same data in another layout?), "
-            "and shuffle='block' depends on them: use the former layout, or start the epoch again"
+            "saved (the same data in another layout?), and shuffle='block' depends on them: use "
+            "the former layout, or start the epoch again"
         )
     if differing and strict:
         raise StateError(
-            f"load_state_dict: the state is of another order: {message}. Build the loader as it "
-            "was, or pass strict=False to adopt "
-            "the saved order"
+            f"load_state_dict: the state is of another order: {text}. Build the loader as it "
+            "was, or pass strict=False to adopt the saved order"
         )
-    return differing
+    return {name: state.get(name) for name in differing}
 
 
 def check_samples(state: dict[str, Any], samples: int | None) -> None:
@@ -269,7 +246,6 @@ def check_samples(state: dict[str, Any], samples: int | None) -> None:
     if state.get("samples") != samples:
         raise StateError(
             f"load_state_dict: {state.get('samples')} samples of the epoch were received when the "
-            "state was saved, this loader would go "
-            f"on after {samples}: with pad=False the last batches of an epoch depend on the "
-            "number of ranks; resume with the saved one"
+            f"state was saved, this loader would go on after {samples}: with pad=False the last "
+            "batches of an epoch depend on the number of ranks; resume with the saved one"
         )

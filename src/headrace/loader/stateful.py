@@ -55,7 +55,11 @@ def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | s
             parts["dataset"] = dataset.state_dict()
         if is_stateful(iterator) and (iterator is dataset or not at_end):
             parts["iterator"] = iterator.state_dict()
-        return pickle.dumps({**parts, "at_end": True} if at_end else parts) if parts else None
+        if not parts:
+            return None
+        if at_end:
+            parts["at_end"] = True
+        return pickle.dumps(parts)
     except Exception as error:
         return (
             f"the state of {type(dataset).__name__} can't be saved: {type(error).__name__}: {error}"
@@ -66,64 +70,66 @@ def give_back(given: bytes, dataset: Any) -> None:
     """A dataset gets its state."""
     parts = pickle.loads(given)
     if "dataset" in parts:
-        _check(dataset, dataset).load_state_dict(parts["dataset"])
+        _load(dataset, parts["dataset"], dataset)
 
 
 def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
     """A new iterator, where it stood when `asked` pickled these parts of its state; of the next
     epoch, if that was at its end.
     """
+    at_end = "at_end" in parts
     # One that is its own iterator may keep its state when its iterator is made, until the next one
     # is, or begin anew there.
-    is_own = (
-        "dataset" not in parts
-        and "iterator" in parts
-        and ("at_end" in parts or is_stateful(dataset))
-    )
+    is_own = "dataset" not in parts and "iterator" in parts and (at_end or is_stateful(dataset))
     if is_own:
-        _check(dataset, dataset)
         try:
-            dataset.load_state_dict(parts["iterator"])
+            _load(dataset, parts["iterator"], dataset)
+        except StateError:
+            raise
         except Exception:  # it may make in `iter` what it loads its state into, as torchdata allows
             iter(dataset)
-            dataset.load_state_dict(parts["iterator"])
-            if "at_end" not in parts:
+            _load(dataset, parts["iterator"], dataset)
+            if not at_end:
                 return dataset  # type: ignore[no-any-return]
     elif "dataset" in parts:
-        _check(dataset, dataset).load_state_dict(parts["dataset"])
-    iterator: Any = iter(dataset)
-    if "iterator" not in parts or "at_end" in parts:
-        return iterator  # type: ignore[no-any-return]
+        _load(dataset, parts["dataset"], dataset)
+    iterator: Iterator[Any] = iter(dataset)
+    if "iterator" not in parts or at_end:
+        return iterator
     if not (is_own and pickle.dumps(dataset.state_dict()) == pickle.dumps(parts["iterator"])):
-        _check(iterator, dataset).load_state_dict(parts["iterator"])
-    return iterator  # type: ignore[no-any-return]
+        _load(iterator, parts["iterator"], dataset)
+    return iterator
 
 
-def _check(part: Any, dataset: Any) -> Any:
+def _load(part: Any, state: Any, dataset: Any) -> None:
     if not is_stateful(part):
-        what = (
-            type(dataset).__name__
-            if part is dataset
-            else f"the iterator of {type(dataset).__name__}"
-        )
+        what = "" if part is dataset else "the iterator of "
         raise StateError(
-            f"load_state_dict: the state holds one of {what}, which has no load_state_dict now: "
-            "build the dataset as it was"
+            f"load_state_dict: the state holds one of {what}{type(dataset).__name__}, which has no "
+            "load_state_dict now: build the dataset as it was"
         )
-    return part
+    part.load_state_dict(state)
 
 
 class States:
     """What each worker of a loader reported last of its dataset and iterator, within an epoch.
-    `is_stream`: a foreign iterable dataset.
+
+    Args:
+        workers, world_size, rank: of the job; a state fits no other one.
+        is_stream: True for a foreign iterable dataset.
+
+    Attributes:
+        step: requests of a stream that have come back, with a batch or without.
     """
 
     def __init__(self, workers: int, world_size: int, rank: int, is_stream: bool) -> None:
-        self._workers, self._world, self._is_stream = max(1, workers), (world_size, rank), is_stream
+        self._workers = max(1, workers)
+        self._job = {"workers": self._workers, "world_size": world_size, "rank": rank}
+        self._is_stream = is_stream
         self._reported: list[bytes | str | None] = [None] * self._workers
         self._ended = [False] * self._workers
         self._turn = 0
-        self.step: int = 0  # requests of a stream that have come back, with a batch or without
+        self.step: int = 0
         self._pending: set[int] = set()  # workers that have not got back what they reported
         self._is_warned = False
 
@@ -131,11 +137,15 @@ class States:
         """True if any worker has reported a state."""
         return any(state is not None for state in self._reported)
 
+    def _begun(self, workers: int) -> States:
+        """Nothing reported yet, of the same rank and dataset."""
+        other = States(workers, self._job["world_size"], self._job["rank"], self._is_stream)
+        other._is_warned = self._is_warned
+        return other
+
     def note(self, report: dict[str, Any]) -> None:
-        """The user gets a batch, or a worker has no further ones: what came along."""
-        worker = report.get("worker")
-        if worker is None:
-            return
+        """The user gets a batch, or a worker has no further ones: what it says of its dataset."""
+        worker = report["worker"]
         self._turn = (worker + 1) % self._workers
         self._ended[worker] = bool(report.get("is_through"))
         if self._is_stream:
@@ -148,39 +158,21 @@ class States:
             self._is_warned = True
             warn(
                 f"the state of the dataset takes {len(state):,} bytes, which are copied and sent "
-                "after each batch: give it a smaller "
-                "state_dict (where it stands, not what it holds), or none"
+                "after each batch: give it a smaller state_dict (where it stands, not what it "
+                "holds), or none"
             )
 
     def of_next_epoch(self, workers: int, lives_on: bool) -> States:
         """What of it counts in another epoch, which has so many workers; `lives_on`: True if
         workers outlive an epoch.
         """
-        other = States(workers, *self._world, self._is_stream)
-        other._is_warned = self._is_warned
+        other = self._begun(workers)
         if lives_on and other._workers == self._workers:
-            other._reported = [self._without_position(state) for state in self._reported]
-            other._pending = {
-                worker for worker in self._pending if other._reported[worker] is not None
-            }
+            for worker, state in enumerate(self._reported):
+                other._reported[worker] = self._without_position(state)
+                if worker in self._pending and other._reported[worker] is not None:
+                    other._pending.add(worker)
         return other
-
-    def before_first_batch(self, dataset: Any) -> States:
-        """The same, without workers, of a dataset that nothing was reported of, as it is now."""
-        other = States(self._workers, *self._world, self._is_stream)
-        state = asked(dataset)
-        # else it may make in `iter` what its state is of, and then begins anew by itself
-        if isinstance(state, bytes):
-            other._reported = [state]
-        return other
-
-    def to_new_processes(self) -> None:
-        """What workers said is not known to those that come after them."""
-        self._pending = {
-            worker
-            for worker in range(self._workers)
-            if self._reported[worker] is not None or self._ended[worker]
-        }
 
     def _without_position(self, state: bytes | str | None) -> bytes | str | None:
         if not isinstance(state, bytes) or not self._is_stream:
@@ -192,34 +184,49 @@ class States:
             return None
         return pickle.dumps({"dataset": parts["dataset"], "at_end": True})
 
+    def before_first_batch(self, dataset: Any) -> States:
+        """The same, without workers, of a dataset that nothing was reported of, as it is now."""
+        other = self._begun(self._workers)
+        state = asked(dataset)
+        # else it may make in `iter` what its state is of, and then begins anew by itself
+        if isinstance(state, bytes):
+            other._reported = [state]
+        return other
+
+    def to_new_processes(self) -> None:
+        """What workers said is not known to those that come after them."""
+        for worker, state in enumerate(self._reported):
+            if state is not None or self._ended[worker]:
+                self._pending.add(worker)
+
     def onto(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         """The requests of an epoch, of which the first one of each worker carries what it gets
         back.
         """
-        if not self._pending:
-            yield from requests
-            return
+        return self._given(requests) if self._pending else requests
+
+    def _given(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         first = next(requests, None)
         if first is None:
             return
-        rest, idle = itertools.chain([first], requests), self._turn
+        rest = itertools.chain([first], requests)
+        idle = self._turn
         for worker in range(self._workers):
-            request = (
-                BatchRequest(first, first.seed, first.epoch, first.step, is_idle=True)
-                if worker < idle
-                else next(rest, None)
-            )
+            request: BatchRequest | None
+            if worker < idle:
+                request = BatchRequest(first, first.seed, first.epoch, first.step, is_idle=True)
+            else:
+                request = next(rest, None)
             if request is None:
                 return
             if worker in self._pending:
                 self._pending.discard(worker)
                 state = self._reported[worker]
-                request.given = state if isinstance(state, bytes) else None
+                given = state if isinstance(state, bytes) else None
                 if self._ended[worker]:
-                    parts = {} if request.given is None else pickle.loads(request.given)
-                    request.given = pickle.dumps(
-                        {**(parts if "at_end" in parts else {}), "ended": True}
-                    )
+                    parts = {} if given is None else pickle.loads(given)
+                    given = pickle.dumps({**(parts if "at_end" in parts else {}), "ended": True})
+                request.given = given
             yield request
         yield from rest
 
@@ -234,25 +241,16 @@ class States:
         Raises:
             StateError: a `state_dict` of the user's has raised, or what it gave can't be pickled.
         """
+        states: list[Any] = []
         for worker, state in enumerate(self._reported):
             if isinstance(state, str):
                 raise StateError(
                     f"state_dict: {state} (asked in worker {worker} after its last batch that was "
                     "received)"
                 )
-        return {
-            "workers": self._workers,
-            "world_size": self._world[0],
-            "rank": self._world[1],
-            "turn": self._turn,
-            "step": self.step,
-            "ended": list(self._ended),
-            "states": [
-                None if state is None else pickle.loads(state)
-                for state in self._reported
-                if not isinstance(state, str)
-            ],
-        }
+            states.append(None if state is None else pickle.loads(state))
+        turn = {"turn": self._turn, "step": self.step, "ended": list(self._ended)}
+        return {**self._job, **turn, "states": states}
 
     def loaded(self, state: Any, strict: bool) -> States:
         """The same of a state that was saved; nothing, where it does not fit and `strict` is False.
@@ -260,21 +258,23 @@ class States:
         Raises:
             StateError: it is damaged; or of another number of workers or ranks, or of another rank.
         """
-        other = States(self._workers, *self._world, self._is_stream)
+        other = self._begun(self._workers)
         if state is None:
             return other
-        _check_form(state)
-        saved = {name: state[name] for name in ("workers", "world_size", "rank")}
-        own = {"workers": self._workers, "world_size": self._world[0], "rank": self._world[1]}
-        if saved != own:
-            differing = ", ".join(
-                f"{name} was {saved[name]}, is {own[name]}"
-                for name in own
-                if saved[name] != own[name]
+        if not _is_right(state):
+            raise StateError(
+                "load_state_dict: the state is damaged: what it says of the dataset is not what a "
+                "loader saved"
             )
+        differing = [
+            f"{name} was {state[name]}, is {own}"
+            for name, own in self._job.items()
+            if state[name] != own
+        ]
+        if differing:
             text = (
                 "load_state_dict: the state holds states of the dataset, one a worker and rank, "
-                f"and {differing}"
+                f"and {', '.join(differing)}"
             )
             if strict:
                 raise StateError(
@@ -283,28 +283,23 @@ class States:
                 )
             warn(f"{text}; strict=False: the dataset begins without its state")
             return other
-        other._reported = [
-            None if parts is None else pickle.dumps(parts) for parts in state["states"]
-        ]
-        other._ended, other._turn, other.step = list(state["ended"]), state["turn"], state["step"]
+        for worker, parts in enumerate(state["states"]):
+            other._reported[worker] = None if parts is None else pickle.dumps(parts)
+        other._ended = list(state["ended"])
+        other._turn = state["turn"]
+        other.step = state["step"]
         other.to_new_processes()
         return other
 
 
-def _check_form(state: Any) -> None:
-    """Raises a StateError where it is not what `States.as_dict` gave."""
+def _is_right(state: Any) -> bool:
+    """True if it is what `States.as_dict` gave."""
     try:
-        workers = state["workers"]
-        numbers = [workers, *(state[name] for name in ("world_size", "rank", "turn", "step"))]
-        is_right = (
+        numbers = [state[name] for name in ("workers", "world_size", "rank", "turn", "step")]
+        return (
             all(type(number) is int and number >= 0 for number in numbers)
-            and state["turn"] < workers == len(state["states"]) == len(state["ended"])
+            and state["turn"] < state["workers"] == len(state["states"]) == len(state["ended"])
             and all(parts is None or isinstance(parts, dict) for parts in state["states"])
         )
     except (TypeError, KeyError):
-        is_right = False
-    if not is_right:
-        raise StateError(
-            "load_state_dict: the state is damaged: what it says of the dataset is not what a "
-            "loader saved"
-        )
+        return False

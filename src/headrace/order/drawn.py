@@ -320,7 +320,8 @@ class BucketedOrder(_EntriesOrder):
         if number in self._pools:
             return self._pools[number]
         size = self.global_batch * POOL
-        members = self.shuffled(np.arange(number * size, min((number + 1) * size, self.n)))
+        positions = np.arange(number * size, min((number + 1) * size, self.n))
+        members = permute(positions, self.n, self._keys)
         members = members[np.argsort(-self.lengths[members], kind="stable")]
         # the incomplete batch, of the shortest, stays at the end
         full = members.size // self.global_batch
@@ -334,20 +335,6 @@ class BucketedOrder(_EntriesOrder):
         )
         self._pools[number] = made
         return made
-
-    def shuffled(self, positions: IntArray) -> IntArray:
-        """The indices at these positions if nothing were sorted: for comparison."""
-        return permute(positions, self.n, self._keys)
-
-
-def padding_fraction(lengths: NDArray[np.int64]) -> float:
-    """How much of some batches is padding, if each is padded to its longest sample.
-
-    Args:
-        lengths: [batches, samples] int64.
-    """
-    padded = int(lengths.max(axis=1).sum()) * lengths.shape[1] if lengths.size else 0
-    return 1 - int(lengths.sum()) / padded if padded else 0.0
 
 
 def _check_weights(weights: ArrayLike) -> FloatArray:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from headrace.arguments import check_integer, checks_keywords
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import Order
+from headrace.order.request import BatchRequest
 from headrace.order.shares import check_shared_once
 
 # indices that an iteration computes at a time: many at once cost an order hardly more than one
@@ -88,43 +90,42 @@ class RankBatches:
         self.rank: int = check_integer("rank", rank, 0)
         self.world_size: int = check_integer("world_size", world_size, 1)
         self.batch_size: int = check_integer("batch_size", batch_size, 1)
+        self.drop_last: bool = drop_last
+        self.pad: bool = pad
+        self.global_batch: int = self.batch_size * self.world_size
+        """Number of samples of a full batch, over all ranks."""
         if rank >= world_size:
             raise ConfigError(
                 f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}"
             )
-        self.drop_last: bool = drop_last
-        self.pad: bool = pad
         if order.global_batch != self.global_batch:
             raise ConfigError(
                 f"the order was made for global_batch={order.global_batch}, but "
-                f"batch_size={batch_size} times "
-                f"world_size={world_size} is {self.global_batch}"
+                f"batch_size={batch_size} times world_size={world_size} is {self.global_batch}"
             )
         self._cut()
 
-    @property
-    def global_batch(self) -> int:
-        """Number of samples of a full batch, over all ranks."""
-        return self.batch_size * self.world_size
-
     def _cut(self) -> None:
         """Decides where the epoch ends, and where its last step begins."""
-        n, world = self.order.n, self.world_size
+        n = self.order.n
+        world = self.world_size
         full, tail = divmod(n, self.global_batch)
-        self.steps: int = full if self.drop_last or tail == 0 else full + 1
-        self.total_size: int = full * self.global_batch if self.drop_last else n
+        self.steps: int = full
+        self.total_size: int = full * self.global_batch
         self._handed = 0  # positions that the last step takes over from the one before
-        if self.pad and not self.drop_last:
-            self.total_size = -(-n // world) * world
-        elif 0 < tail < world and not self.drop_last:
-            if n < world:
+        if tail and not self.drop_last:
+            self.steps += 1
+            self.total_size = n
+            if self.pad:
+                self.total_size = -(-n // world) * world
+            elif n < world:
                 raise ConfigError(
                     f"pad=False needs a sample for every rank, but there are {n} for "
                     f"world_size={world}: use pad=True"
                 )
-            if self.batch_size == 1:
+            elif tail < world and self.batch_size == 1:
                 self.steps -= 1
-            else:
+            elif tail < world:
                 self._handed = world
         self.padding: int = max(0, self.total_size - n)
         self.num_samples: int = len(range(self.rank, self.total_size, world))
@@ -145,18 +146,19 @@ class RankBatches:
         Raises:
             IndexError: there is no such step.
         """
-        return self.order[self._positions(self._check_step(step), step + 1)]
+        return self.some([step])[0]
 
     def some(self, steps: Sequence[int]) -> list[IntArray]:
         """Returns this rank's indices of several global batches, at little more cost than
         `batch` for one.
         """
-        parts = [self._positions(self._check_step(step), step + 1) for step in steps]
-        if not parts:
+        if not steps:
             return []
-        return np.split(
-            self.order[np.concatenate(parts)], np.cumsum([len(part) for part in parts])[:-1]
-        )
+        if min(steps) < 0 or max(steps) >= self.steps:
+            raise IndexError(f"steps {steps!r:.80} are not all in an epoch of {self.steps}")
+        parts = [self._positions(step, step + 1) for step in steps]
+        ends = np.cumsum([len(part) for part in parts])
+        return np.split(self.order[np.concatenate(parts)], ends[:-1])
 
     def iter_from(self, step: int) -> Iterator[IntArray]:
         """Iterates over the batches from a step on. Starting costs the same for every step.
@@ -167,15 +169,21 @@ class RankBatches:
         Raises:
             IndexError: there is no such step.
         """
-        return (indices for indices, _ in self.with_positions(step))
-
-    def with_positions(self, step: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Iterates like `iter_from`, over pairs of indices and their positions in the order."""
-        return self._iterate(step if step == self.steps else self._check_step(step))
+        if not 0 <= step <= self.steps:
+            raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
+        return (indices for indices, _ in self._iterate(step))
 
     def __iter__(self) -> Iterator[IntArray]:
         check_shared_once(self, self.world_size)
         return self.iter_from(0)
+
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
+        """Iterates over the requests of an epoch's batches, from a step on."""
+        repeats = self.order.repeats
+        batches = self.with_epoch(epoch)._iterate(start)
+        for step, (indices, positions) in enumerate(batches, start):
+            draws = positions.tolist() if repeats else None
+            yield BatchRequest(indices.tolist(), self.order.seed, epoch, step, draws=draws)
 
     def samples_before(self, step: int) -> int:
         """Returns the number of different samples that all ranks together received before
@@ -183,22 +191,19 @@ class RankBatches:
         """
         return min(self._start(step), self.order.n)
 
+    def parameters(self) -> dict[str, Any]:
+        """Returns the parameters of the order that a loader's state holds."""
+        parameters: dict[str, Any] = self.order.parameters()
+        del parameters["n"]  # the state has the dataset's length
+        return parameters
+
     def with_epoch(self, epoch: int) -> RankBatches:
         """Returns the batches of another epoch. Cheap, like `EpochOrder.with_epoch`."""
+        if epoch == self.order.epoch:
+            return self
         other = copy.copy(self)
         other.order = self.order.with_epoch(epoch)
         return other
-
-    def __repr__(self) -> str:
-        return (
-            f"RankBatches({self.order!r}, rank={self.rank}, world_size={self.world_size}, "
-            f"batch_size={self.batch_size}, drop_last={self.drop_last}, pad={self.pad})"
-        )
-
-    def _check_step(self, step: int) -> int:
-        if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
-        return step
 
     def _start(self, step: int) -> int:
         """First position of a step, a multiple of the world size; of the step after the last,
@@ -206,7 +211,8 @@ class RankBatches:
         """
         if step >= self.steps:
             return self.total_size
-        return step * self.global_batch - (self._handed if step == self.steps - 1 else 0)
+        first = step * self.global_batch
+        return first - self._handed if step == self.steps - 1 else first
 
     def _positions(self, first: int, last: int) -> IntArray:
         """This rank's positions of the steps from `first` to before `last`."""
@@ -219,17 +225,15 @@ class RankBatches:
         return positions
 
     def _iterate(self, step: int) -> Iterator[tuple[IntArray, IntArray]]:
-        stride, most = 1, max(1, _PART // self.batch_size)
+        """Indices of each batch, and their positions in the order."""
+        stride = 1
         while step < self.steps:
-            last = min(step + stride, self.steps)
-            positions, origin, begin = self._positions(step, last), self._start(step), 0
+            # the last two batches may have other sizes, and come one by one
+            count = max(1, min(stride, self.steps - 2 - step))
+            positions = self._positions(step, step + count)
             indices = self.order[positions]
-            for following in range(step + 1, last + 1):
-                end = (
-                    (self._start(following) - origin) // self.world_size
-                    if following < last
-                    else positions.size
-                )
-                yield indices[begin:end], positions[begin:end]
-                begin = end
-            step, stride = last, min(_GROWTH * stride, most)
+            size = len(positions) // count
+            for begin in range(0, len(positions), size):
+                yield indices[begin : begin + size], positions[begin : begin + size]
+            step += count
+            stride = min(_GROWTH * stride, max(1, _PART // self.batch_size))

@@ -49,12 +49,8 @@ class BatchRequest(list[int]):
         self.is_idle: bool = is_idle
 
     def __reduce__(self) -> tuple[object, ...]:
-        arguments = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
-        return BatchRequest, arguments if self.given is None and not self.is_idle else (
-            *arguments,
-            self.given,
-            self.is_idle,
-        )
+        numbers = (self.seed, self.epoch, self.step, self.slot)
+        return BatchRequest, (list(self), *numbers, self.draws, self.given, self.is_idle)
 
 
 _current: BatchRequest | None = None

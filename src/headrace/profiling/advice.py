@@ -404,7 +404,7 @@ class Adviser:
 def collating_of(loader: Any) -> Collating:
     """How a loader makes batches of samples."""
     if isinstance(loader, Loader):
-        return Collating(loader._collate, loader.config.yields_batches)
+        return Collating(loader._collating.function, loader.config.yields_batches)
     return Collating(loader.collate_fn, loader.batch_size is None and loader.batch_sampler is None)
 
 

@@ -16,7 +16,6 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError
 from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.loader import Loader
-from headrace.loader.plan import OrderPlan
 from headrace.order import BatchRequest, EpochOrder, RankBatches
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.advice import Adviser, collating_of, copy_of
@@ -187,15 +186,14 @@ def _requests_of(loader: Any) -> Callable[[int], Iterator[BatchRequest]] | None:
     """Epoch -> its batches; None where samples have no number."""
     if isinstance(loader, Loader):
         plan = loader._plan
-        return (lambda epoch: plan.requests(epoch, 0)) if isinstance(plan, OrderPlan) else None
+        return (lambda epoch: plan.requests(epoch, 0)) if isinstance(plan, RankBatches) else None
     count = length_of(loader.dataset)
     if count is None or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return None
     shuffle = isinstance(loader.sampler, RandomSampler)
     order = EpochOrder(count, shuffle=shuffle, global_batch=loader.batch_size)
     batches = RankBatches(order, 0, 1, loader.batch_size, False, True)
-    plan = OrderPlan(batches)
-    return lambda epoch: plan.requests(epoch, 0)
+    return lambda epoch: batches.requests(epoch, 0)
 
 
 def _costs(loader: Any, alone: Turn, free: Turn | None, stages: Alone) -> Costs:

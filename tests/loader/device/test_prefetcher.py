@@ -24,7 +24,6 @@ from headrace.datasets.image.pixels import IMAGENET
 from headrace.errors import HeadraceError
 from headrace.loader import device as prefetcher
 from headrace.loader.device import (
-    Conversion,
     CudaPrefetcher,
     TorchAccelerator,
     Transfer,
@@ -133,7 +132,7 @@ def test_the_plain_way_and_the_prefetcher_give_the_same(late: LateAccelerator) -
     for value in more_structures():
         plain = move_to_device(value, "cpu")
         for given in (value, pinned(value)):
-            moved = received(transfer_to("cpu"), Deliveries([given, None]))
+            moved = received(moving(), Deliveries([given, None]))
             late.main.run()
             assert type(moved) is type(plain) and str(moved) == str(plain) and not late.hazards
             for a, b in zip(flat(moved), flat(plain), strict=True):
@@ -175,7 +174,7 @@ def test_stream_waits_for_copy_and_records_tensors(late: LateAccelerator) -> Non
     batch = {"a": a, "rest": [b, (a, "text")]}
     for given, kind in ((batch, "pageable"), (pinned(batch), "pinned")):
         late.log.clear()
-        received(transfer_to("cpu"), Deliveries([given]))
+        received(moving(), Deliveries([given]))
         assert late.log == [*[("copy", kind)] * 3, ("wait", "main"), *[("keep", "main")] * 3]
 
 
@@ -223,7 +222,7 @@ def test_a_source_that_is_not_pinned_is_free_at_once(
 
 def test_a_way_that_is_dropped_waits_for_its_copies(late: LateAccelerator) -> None:
     late.patience = None
-    way, deliveries = transfer_to("cpu"), Deliveries([pinned(row) for row in rows(3)])
+    way, deliveries = moving(), Deliveries([pinned(row) for row in rows(3)])
     received(way, deliveries)
     assert late.side.ops and late.living == 1  # the second: the user has dropped the first
     del way
@@ -287,7 +286,7 @@ def test_batches_do_not_pile_up_on_the_device(late: LateAccelerator, way: CudaPr
 
 def test_short_epochs_do_not_pile_up_either(late: LateAccelerator) -> None:
     for _ in range(9):
-        way = transfer_to("cpu")
+        way = moving()
         late.kernel(received(way, Deliveries(pinned(rows(1)))), [])
         assert len(late.main.ops) <= 3 + 1
         way.finish()
@@ -318,12 +317,22 @@ def test_tensors_that_are_no_plain_ones_are_told_apart() -> None:
 # --- what is done with batches on the device
 
 
+Conversion = tuple[Normalization, Any]
+
+
 def converting(memory_format: Any = None, dtype: torch.dtype = torch.float32) -> Conversion:
-    return Conversion(Normalization(IMAGENET.means, IMAGENET.stds, dtype=dtype), memory_format)
+    return Normalization(IMAGENET.means, IMAGENET.stds, dtype=dtype), memory_format
 
 
-def ways(conversion: Conversion) -> list[Transfer]:
-    return [transfer_to("cpu", conversion), Transfer("cpu", conversion)]
+def moving(*conversion: Any) -> Transfer:
+    """The transfer to the stand-in."""
+    transfer = transfer_to("cpu", *conversion)
+    assert transfer is not None
+    return transfer
+
+
+def ways(*conversion: Any) -> list[Transfer]:
+    return [moving(*conversion), Transfer("cpu", *conversion)]
 
 
 def batches_of_images(number: int) -> list[Any]:
@@ -342,8 +351,7 @@ NORMALIZED = (1, 3, 4)
 
 
 def normalized(batch: Any, conversion: Conversion) -> Any:
-    step = conversion._normalization
-    assert step is not None
+    step = conversion[0]
     views = [step.normalized(view) for view in batch["views"]]
     return {**batch, "image": step.normalized(batch["image"]), "views": views}
 
@@ -355,7 +363,7 @@ def test_pixels_are_normalised_on_the_device(late: LateAccelerator, dtype: Any) 
     for memory_format in (torch.contiguous_format, torch.channels_last):
         conversion = converting(memory_format, dtype)
         expected = [normalized(batch, conversion) for batch in plain]
-        for way in ways(conversion):
+        for way in ways(*conversion):
             report = {"pixels": NORMALIZED}
             deliveries = Deliveries([Delivered(batch, report) for batch in pinned_too])
             batches = [received(way, deliveries) for _ in plain]
@@ -367,7 +375,7 @@ def test_pixels_are_normalised_on_the_device(late: LateAccelerator, dtype: Any) 
 
 def test_a_batch_without_pixels_is_left_as_it_is(late: LateAccelerator) -> None:
     plain = batches_of_images(1)[0]
-    for way in ways(converting()):
+    for way in ways(*converting()):
         batch = received(way, Deliveries([plain]))
         late.main.run()
         assert same(batch, plain)
@@ -379,7 +387,7 @@ def test_only_images_get_the_memory_format(late: LateAccelerator) -> None:
     images = {"images": four, "bytes": four.to(torch.uint8)}
     others = {"volume": torch.ones(2, 3, 4, 5, 6), "rows": four[0]}
     batch = {**images, **others, "sparse": sparse}
-    for way in ways(Conversion(None, torch.channels_last)):
+    for way in ways(None, torch.channels_last):
         moved = received(way, Deliveries([batch]))
         late.main.run()
         assert same(moved, batch) and moved["sparse"] is sparse
@@ -393,7 +401,7 @@ def test_normalising_waits_for_the_copy_and_the_user_for_it(late: LateAccelerato
     """On the copy stream, in memory that other streams see only when it is finished."""
     late.patience = None
     plain, conversion, found = batches_of_images(2), converting(), list[torch.Tensor]()
-    way = transfer_to("cpu", conversion)
+    way = moving(*conversion)
     deliveries = Deliveries([Delivered(pinned(batch), {"pixels": NORMALIZED}) for batch in plain])
     for _ in range(2):
         late.kernel(received(way, deliveries)["image"], found)
@@ -426,7 +434,7 @@ class Error(RuntimeError):
 
 def test_an_early_error_and_its_iterator_hold_nothing(late: LateAccelerator) -> None:
     for is_asked_for in (False, True):
-        way, deliveries = transfer_to("cpu"), Deliveries([rows(1)[0], Error("of the next batch")])
+        way, deliveries = moving(), Deliveries([rows(1)[0], Error("of the next batch")])
         gone = weakref.ref(deliveries.rest[1]), weakref.ref(way)
         received(way, deliveries)
         gc.disable()
@@ -696,7 +704,8 @@ def test_a_batch_that_came_before_a_slower_one_is_not_the_next(
 
 
 def test_devices_without_streams_go_straight(monkeypatch: pytest.MonkeyPatch) -> None:
-    for device in (None, "cpu", "meta", "mps", torch.device("cpu")):
+    assert transfer_to(None) is None
+    for device in ("cpu", "meta", "mps", torch.device("cpu")):
         assert type(transfer_to(device)) is Transfer
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accelerator_of("cuda") is None, "torch says best what is the matter"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch.distributed
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from headrace import ConfigError, HeadraceWarning, create_dataloader
@@ -114,10 +115,13 @@ def test_a_loader_that_was_made_alone_is_refused_among_others(
     loader, mine = loader_of(), loader_of(rank=0, world_size=1)
     assert len(drawn(loader)) == 11
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.order.world._process_group", lambda: (1, 2))
+        for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
+            patch.setattr(torch.distributed, name, lambda value=value: value)
         with pytest.raises(ConfigError, match=r"rank 0 of 1 .* rank 1 of 2"):
             iter(loader)
         assert len(drawn(mine)) == 11  # by the user's own words
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.order.world._process_group", lambda: (1, 2))
         assert len(drawn(loader_of())) == 6
     assert len(drawn(loader)) == 11
 

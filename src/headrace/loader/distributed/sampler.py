@@ -7,9 +7,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch.distributed as dist
+
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import DataLoaderConfig
-from headrace.order import OrderSampler, detect_world
+from headrace.order import OrderSampler, RankBatches, detect_world
 from headrace.order.shares import REMEDY, askers
 
 _TORCH = "torch.utils.data.dataloader"
@@ -21,9 +23,17 @@ class EpochSampler(OrderSampler):
     The loader itself never goes through it. It yields the indices of the loader's next epoch.
     """
 
-    def __init__(self, loader: Any, dataset: Any, **options: Any) -> None:
+    def __init__(self, loader: Any, dataset: Any, batches: RankBatches) -> None:
         self._loader = weakref.ref(loader)
-        super().__init__(dataset, **options)
+        super().__init__(
+            dataset,
+            order=batches.order,
+            batch_size=batches.batch_size,
+            rank=batches.rank,
+            world_size=batches.world_size,
+            drop_last=batches.drop_last,
+            pad=batches.pad,
+        )
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -36,29 +46,22 @@ class EpochSampler(OrderSampler):
         if loader is not None:
             super().set_epoch(loader.next_epoch)
         indices = super().__iter__()  # raises where they are shared out again
-        self._check_loader()
-        return indices
-
-    def _check_loader(self) -> None:
-        """Says that another DataLoader was made of a loader's parts: what is more than its
-        indices is not in them.
-        """
-        around = list(askers(self, sys._getframe(1)))
-        if any(type(asker).__name__ == "SkipBatchSampler" for asker in around):
+        # another DataLoader that was made of a loader's parts: only the indices are in them
+        around = {type(asker) for asker in askers(self, sys._getframe(1))}
+        if any(cls.__name__ == "SkipBatchSampler" for cls in around):
             raise ConfigError(
                 "skip_first_batches makes another DataLoader of this loader's parts, which knows "
-                "neither its epoch nor its random numbers: "
-                "resume with loader.load_state_dict(state) instead; with HuggingFace's Trainer "
-                "pass ignore_data_skip=True besides "
-                "(docs/trainers.md)"
+                "neither its epoch nor its random numbers: resume with "
+                "loader.load_state_dict(state) instead; with HuggingFace's Trainer pass "
+                "ignore_data_skip=True besides (docs/trainers.md)"
             )
-        if any(type(asker).__module__ == _TORCH for asker in around):
+        if any(cls.__module__ == _TORCH for cls in around):
             warn(
                 "another DataLoader was made of this loader's sampler: the samples are the same, "
-                "but random transforms are not repeatable, "
-                "and the loader's state, statistics and buffers stay empty. Go through the "
-                f"loader itself. {REMEDY} (docs/trainers.md)"
+                "but random transforms are not repeatable, and the loader's state, statistics and "
+                f"buffers stay empty. Go through the loader itself. {REMEDY} (docs/trainers.md)"
             )
+        return indices
 
 
 def check_world(given: DataLoaderConfig, config: DataLoaderConfig, reason: str) -> None:
@@ -71,15 +74,14 @@ def check_world(given: DataLoaderConfig, config: DataLoaderConfig, reason: str) 
     """
     if given.rank is not None or config.world_size != 1:
         return
-    world = detect_world()
-    if world.source == "torch.distributed" and world.world_size > 1:
-        raise ConfigError(
-            f"this loader was made as rank 0 of 1 ({reason}), and torch.distributed now says rank "
-            f"{world.rank} "
-            f"of {world.world_size}: every rank would load all samples. Make it after the process "
-            "group is initialised (with Lightning in "
-            "the hook train_dataloader), or pass rank= and world_size="
-        )
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    raise ConfigError(
+        f"this loader was made as rank 0 of 1 ({reason}), and torch.distributed now says rank "
+        f"{dist.get_rank()} of {dist.get_world_size()}: every rank would load all samples. Make it "
+        "after the process group is initialised (with Lightning in the hook train_dataloader), or "
+        "pass rank= and world_size="
+    )
 
 
 def counts_as_prepared(config: DataLoaderConfig, has_own_order: bool) -> bool:
@@ -89,19 +91,17 @@ def counts_as_prepared(config: DataLoaderConfig, has_own_order: bool) -> bool:
     False where the order is the user's or a foreign stream's (`has_own_order` is False), or the
     loader was made for one process alone.
     """
-    is_alone = detect_world().world_size == 1
-    is_shared_out = (config.world_size or 1) > 1 and has_own_order
-    if not (is_alone or is_shared_out):
+    is_shared_out = config.world_size != 1 and has_own_order
+    if not is_shared_out and detect_world().world_size > 1:
         warn(
             "Accelerate shards this loader, by making another DataLoader of its parts: random "
-            "transforms are not repeatable, and the "
-            "loader's state, statistics and buffers stay empty (docs/trainers.md)"
+            "transforms are not repeatable, and the loader's state, statistics and buffers stay "
+            "empty (docs/trainers.md)"
         )
         return False
     if config.device is None:
         warn(
             "Accelerate leaves a headrace loader as it is: it shares its samples out to the ranks "
-            "by itself, and moves no batches. "
-            f"{REMEDY} (docs/trainers.md)"
+            f"by itself, and moves no batches. {REMEDY} (docs/trainers.md)"
         )
     return True

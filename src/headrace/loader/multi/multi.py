@@ -39,7 +39,7 @@ from headrace.loader.multi.schedule import (
     split_workers,
     whole_weights,
 )
-from headrace.loader.state import Cursor
+from headrace.loader.state import LoaderState
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
@@ -121,7 +121,7 @@ class MultiDataLoader:
         if empty:
             warn(f"these loaders have no batches, and are left out: {', '.join(empty)}")
         self._steps()  # raises where the length is not known
-        self._cursor = Cursor(self._new_schedule)
+        self._cursor: LoaderState[Schedule] = LoaderState(self._new_schedule)
 
     # -- set-up
 
@@ -336,7 +336,7 @@ class MultiDataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         position: Any = state["_cursor"]
-        self._cursor = Cursor(self._new_schedule)
+        self._cursor = LoaderState(self._new_schedule)
         self._cursor.load(position, position.has_ended)
 
     def _parameters(self) -> dict[str, Any]:

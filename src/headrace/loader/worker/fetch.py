@@ -30,13 +30,12 @@ from headrace.datasets.wrapped import answers_batches
 from headrace.errors import EmptyBatchError, WorkerError
 from headrace.loader import torch_private
 from headrace.loader.data import inner_datasets, length_of
-from headrace.loader.plan import OrderPlan
 from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.loader.worker.signals import leave_to_parent
 from headrace.memory.anonymous import Flags
 from headrace.memory.per_process import end_with_parent
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot
-from headrace.order import BatchRequest
+from headrace.order import BatchRequest, RankBatches
 from headrace.order.request import working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
 
@@ -52,7 +51,7 @@ class Fetch(Dataset[Any]):
     Args:
         dataset, ring, collating: the user's dataset, the ring of the requests' slots, and the
             collate function.
-        plan: where a streaming dataset is to prefetch.
+        batches: those that a streaming dataset is to prefetch.
         stride: batches between two requests of one worker.
         origin: what an error calls the origin of the indices.
         pixels: makes batches whose images a device normalises; None: they are made as they are to
@@ -64,13 +63,13 @@ class Fetch(Dataset[Any]):
         dataset: Any,
         ring: Ring,
         collating: Collating,
-        plan: OrderPlan | None = None,
+        batches: RankBatches | None = None,
         stride: int = 1,
         origin: str = "the order",
         pixels: PixelBatches | None = None,
     ) -> None:
         self._origin, self._collating, self._pixels = origin, collating, pixels
-        self.dataset, self.ring, self._plan, self._stride = dataset, ring, plan, stride
+        self.dataset, self.ring, self._batches, self._stride = dataset, ring, batches, stride
         # None: foreign
         self.way: BatchWay | None = (
             choose_way(dataset, collating) if isinstance(dataset, BaseDataset) else None
@@ -167,10 +166,10 @@ class Fetch(Dataset[Any]):
 
     def look_ahead(self, epoch: int, step: int) -> None:
         """Has a streaming dataset prefetch the batch of a step, and what comes after it."""
-        if (plan := self._plan) is not None:
-            self.dataset.prefetch(
-                epoch, range(step, plan.steps(), self._stride), plan.batches_of(epoch)
-            )
+        if self._batches is not None:
+            self._batches = self._batches.with_epoch(epoch)
+            steps = range(step, self._batches.steps, self._stride)
+            self.dataset.prefetch(epoch, steps, self._batches)
 
     def begin(self, epoch: int, step: int, worker: int) -> None:
         """The same for the first batch of a worker, when the workers begin at a step."""

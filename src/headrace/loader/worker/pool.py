@@ -21,8 +21,6 @@ import torch
 from headrace.errors import WorkerError
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.device import Deliveries
-from headrace.loader.plan import Plan
-from headrace.loader.stateful import States
 from headrace.loader.torch_private import workers_of
 from headrace.loader.worker.fetch import Fetch, RemoteTraceback, WorkerInit, as_delivered
 from headrace.loader.worker.processes import WORKER, Workers, flagged
@@ -35,32 +33,31 @@ _LATE = "DataLoader timed out"  # torch's words where no worker answered in time
 
 
 class _Dispatch:
-    """The batch sampler that torch sees: the plan's requests, each with a slot of the ring."""
+    """The batch sampler that torch sees: the requests of an epoch, each with a slot of the ring."""
 
-    def __init__(self, plan: Plan, ring: Ring) -> None:
-        self.plan, self._ring = plan, ring
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._requests: Iterator[BatchRequest] = iter(())
         self.handed_out = 0
 
-    def begin(self, epoch: int, step: int, states: States) -> None:
-        self._epoch, self._step, self._states, self.handed_out = epoch, step, states, 0
+    def begin(self, requests: Iterator[BatchRequest]) -> None:
+        self._requests = requests
+        self.handed_out = 0
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        for request in self._states.onto(self.plan.requests(self._epoch, self._step)):
+        for request in self._requests:
             request.slot = self._ring.take()
             self.handed_out += not request.is_idle
             yield request
-
-    def __len__(self) -> int:
-        return self.plan.steps() or 0
 
 
 class WorkerPool:
     """Workers, their ring, and the torch DataLoader that drives them."""
 
-    def __init__(self, fetch: Fetch, plan: Plan, config: DataLoaderConfig) -> None:
+    def __init__(self, fetch: Fetch, config: DataLoaderConfig) -> None:
         workers = config.num_workers or 0
         self.ring = fetch.ring
-        self.dispatch = _Dispatch(plan, self.ring)
+        self.dispatch = _Dispatch(self.ring)
         self._fetch, self._pins = fetch, bool(config.pin_memory)
         self._loader: Workers | None = None
         self._init = WorkerInit(config.worker_init_fn)
@@ -73,7 +70,7 @@ class WorkerPool:
                 pin_memory=self._pins,
                 # torch draws the workers' seeds from it, and neither from the global generator nor
                 # from the user's
-                generator=torch.Generator().manual_seed(plan.seed & ((1 << 63) - 1)),
+                generator=torch.Generator().manual_seed(config.seed & ((1 << 63) - 1)),
                 prefetch_factor=config.prefetch_factor,
                 persistent_workers=bool(config.persistent_workers),
                 multiprocessing_context=flagged(
@@ -107,11 +104,11 @@ class WorkerPool:
         """From now on an iterator takes this pool's batches."""
         self._user = weakref.ref(iterator)
 
-    def start(self, epoch: int, step: int, states: States) -> Deliveries:
-        """The deliveries of an epoch from a step on, of a dataset in these states. What a
-        lasting pool had still on its way is dropped.
+    def start(self, epoch: int, step: int, requests: Iterator[BatchRequest]) -> Deliveries:
+        """The deliveries of an epoch from a step on, by its requests. What a lasting pool had
+        still on its way is dropped.
         """
-        self.dispatch.begin(epoch, step, states)
+        self.dispatch.begin(requests)
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._pins)
         self._init.begins = epoch, step
@@ -141,13 +138,11 @@ class _Here:
         return
 
 
-def failure_of(delivered: Delivered) -> BaseException | None:
+def failure_of(delivered: Delivered) -> BaseException:
     """The error that was delivered instead of a batch, with its place and, out of a worker, its
     traceback, ready to be raised.
     """
-    failure = delivered.report.pop("failure", None)
-    if failure is None:
-        return None
+    failure = delivered.report.pop("failure")
     where = f"epoch {delivered.report['epoch']}, batch {delivered.report['step']}"
     if isinstance(failure, BaseException):
         error = failure
@@ -175,7 +170,7 @@ def is_of_workers(error: RuntimeError) -> bool:
 
 
 def death_of(
-    error: RuntimeError, deliveries: Any, epoch: int, start: int, step: int, timeout: float
+    error: RuntimeError, deliveries: Any, epoch: int, step: int, start: int, timeout: float
 ) -> WorkerError:
     """What to raise where torch says that a worker is gone, or that none answered in time; the
     iterator began at `start`.
