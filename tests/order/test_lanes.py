@@ -25,7 +25,7 @@ def test_places_are_a_bijection_and_lanes_are_segments_of_it(
 ) -> None:
     lanes = Lanes(n, batch, interleave, turns)
     positions = np.arange(n)
-    places, numbers = lanes.place_of(positions), lanes.lane_of(positions)
+    places, numbers = lanes.place_of(positions), lanes.lane_of(positions)[0]
     assert np.array_equal(np.sort(places), positions)
     by_place = numbers[np.argsort(places)]
     assert np.all(np.diff(by_place) >= 0)  # one lane after the other, without a gap
@@ -38,7 +38,7 @@ def test_places_are_a_bijection_and_lanes_are_segments_of_it(
 def test_batches_draw_evenly_from_lanes(n: int, batch: int, interleave: int, turns: int) -> None:
     lanes = Lanes(n, batch, interleave, turns)
     for step in range(-(-n // batch)):
-        numbers = lanes.lane_of(np.arange(step * batch, min((step + 1) * batch, n)))
+        numbers = lanes.lane_of(np.arange(step * batch, min((step + 1) * batch, n)))[0]
         assert set(numbers // interleave) == {step % turns}
         counts = np.bincount(numbers % interleave, minlength=interleave)
         assert counts.max() - counts.min() <= 1
@@ -62,10 +62,10 @@ def test_aligned_lanes_are_a_bijection_of_whole_blocks(
 ) -> None:
     lanes = AlignedLanes(n, batch, interleave, turns, size)
     positions = np.arange(n)
-    places, numbers = lanes.place_of(positions), lanes.lane_of(positions)
+    places, numbers = lanes.place_of(positions), lanes.lane_of(positions)[0]
     assert np.array_equal(np.sort(places), positions)
     # who draws when is as it was
-    assert np.array_equal(numbers, Lanes(n, batch, interleave, turns).lane_of(positions))
+    assert np.array_equal(numbers, Lanes(n, batch, interleave, turns).lane_of(positions)[0])
     owned = places < int(lanes.own.sum()) * size
     for lane in range(interleave * turns):
         mine = places[(numbers == lane) & owned]

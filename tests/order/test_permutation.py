@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
-from headrace.errors import ConfigError
 from headrace.order.permutation import (
     KEY_COUNT,
     derive_keys,
     mix,
     permute,
     permute_within,
-    unpermute,
 )
 
 SIZES = sorted({1, 2, 3} | {4**k + d for k in range(1, 11) for d in (-1, 0, 1)})
@@ -30,8 +27,7 @@ def test_a_position_gets_the_same_index_alone_and_among_many() -> None:
     everything = permute(np.arange(n), n, keys)
     chosen = np.array([0, 1, 32_767, 32_768, 65_536, n - 1])
     assert np.array_equal(permute(chosen, n, keys), everything[chosen])
-    assert permute(5, n, keys) == everything[5]
-    assert np.array_equal(permute(chosen.reshape(2, 3), n, keys), everything[chosen].reshape(2, 3))
+    assert permute(chosen[1:2], n, keys) == everything[1]
 
 
 def test_all_orders_of_a_tiny_range_are_equally_likely() -> None:
@@ -49,11 +45,13 @@ def test_all_orders_of_a_tiny_range_are_equally_likely() -> None:
 @given(data=st.data(), seed=st.integers(0, 2**40))
 @settings(max_examples=50)
 def test_permute_within_agrees_with_permute(data: st.DataObject, seed: int) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 3_000), max_size=30))
-    positions = [data.draw(st.integers(0, size - 1)) for size in sizes]
+    sizes = np.array(data.draw(st.lists(st.integers(1, 3_000), max_size=30)), np.int64)
+    positions = np.array([data.draw(st.integers(0, int(size) - 1)) for size in sizes], np.int64)
     columns = [keys_of(seed, number) for number in range(len(sizes))]
-    keys = np.stack(columns, axis=1) if columns else np.empty((KEY_COUNT, 0), np.uint64)
-    expected = [int(permute(p, n, k)) for p, n, k in zip(positions, sizes, columns, strict=True)]
+    keys = np.stack(columns, axis=1) if columns else np.empty((KEY_COUNT, 0), np.uint32)
+    expected = [
+        int(permute(positions[i : i + 1], int(n), columns[i])[0]) for i, n in enumerate(sizes)
+    ]
     assert permute_within(positions, sizes, keys).tolist() == expected
 
 
@@ -67,34 +65,15 @@ def test_it_is_a_bijection_around_powers_of_four() -> None:
     for n in SIZES:
         indices = permute(np.arange(n), n, keys_of(n))
         assert np.array_equal(np.sort(indices), np.arange(n))
-        assert np.array_equal(unpermute(indices, n, keys_of(n)), np.arange(n))
+        assert np.array_equal(permute(indices, n, keys_of(n), inverse=True), np.arange(n))
 
 
 @given(n=st.integers(1, 2**62), seed=st.integers(), data=st.data())
 def test_it_is_a_bijection_of_huge_ranges(n: int, seed: int, data: st.DataObject) -> None:
-    positions = data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=50))
+    drawn = data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=50))
+    positions = np.array(drawn, np.int64)
     keys = keys_of(seed)
     indices = permute(positions, n, keys)
     assert indices.dtype == np.int64 and len(set(indices.tolist())) == len(positions)
     assert all(0 <= index < n for index in indices.tolist())
-    assert unpermute(indices, n, keys).tolist() == positions
-
-
-def test_bad_arguments() -> None:
-    keys = keys_of(0)
-    assert permute([], 0, keys).tolist() == []
-    for positions, n, some in (
-        ([0.5], 10, keys),
-        ([0], 10, keys[:3]),
-        ([0, -1], 10, keys),
-        ([10], 10, keys),
-        ([0], 0, keys),
-    ):
-        with pytest.raises(ConfigError):
-            permute(positions, n, some)
-    with pytest.raises(ConfigError, match="position 4 at element 1"):
-        permute_within([0, 4], [4, 4], np.stack([keys, keys], axis=1))
-    with pytest.raises(ConfigError):
-        permute_within([0, 1], [4, 4], keys[:, np.newaxis])
-    with pytest.raises(ConfigError, match=r"0\.5"):
-        derive_keys(0.5, count=1)
+    assert permute(indices, n, keys, inverse=True).tolist() == drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, Self, TypeAlias, overload
 
 import numpy as np
@@ -19,8 +19,6 @@ Shuffle: TypeAlias = bool | Literal["block"]
 DEFAULT_GLOBAL_BATCH = 64
 
 _PART = 65_536  # positions at a time, so that temporaries don't grow with the request
-# positions at a time of an iteration: first few, so that it begins at once, then more
-_ITERATED = (64, 4_096)
 
 
 class Order(ABC):
@@ -77,23 +75,19 @@ class Order(ABC):
         """
         return None
 
-    @abstractmethod
     def parameters(self) -> dict[str, Any]:
         """Returns the parameters that the orders of all epochs depend on, as plain values for a
         saved state; large ones as a digest.
         """
-
-    def _parameters(self, samples: int, **others: Any) -> dict[str, Any]:
-        """The parameters that all orders have, which depend on no blocks unless `others` says
-        so.
-        """
-        common = {
-            "n": samples,
+        return {
+            "n": self.n,
             "shuffle": self.shuffle,
             "seed": self.seed,
             "global_batch": self.global_batch,
+            "interleave": None,
+            "turns": None,
+            "blocks": None,
         }
-        return {**common, "interleave": None, "turns": None, "blocks": None, **others}
 
     def __len__(self) -> int:
         return self.n
@@ -115,54 +109,52 @@ class Order(ABC):
         Raises:
             IndexError: a position is outside of [-n, n), or not an integer.
         """
-        return self._answer(self._indices, positions)
-
-    def __iter__(self) -> Iterator[int]:
-        (size, most), start = _ITERATED, 0
-        while start < self.n:
-            yield from self[start : start + size].tolist()
-            start, size = start + size, min(4 * size, most)
-
-    def _answer(
-        self,
-        function: Callable[[IntArray], IntArray],
-        positions: int | np.integer | slice | ArrayLike,
-    ) -> int | IntArray:
-        """Applies a function of valid positions, a part at a time, and gives the result in the
-        shape of the positions.
-        """
-        flat, shape = _flatten(positions, self.n)
+        if isinstance(positions, slice):
+            array = flat = np.arange(*positions.indices(self.n), dtype=np.int64)
+        else:
+            array = np.asarray(positions)
+            flat = self._flatten(array)
         out = np.empty(flat.size, np.int64)
         for start in range(0, flat.size, _PART):
-            out[start : start + _PART] = function(flat[start : start + _PART])
-        return int(out[0]) if shape is None else out.reshape(shape)
+            part = slice(start, start + _PART)
+            out[part] = self._indices(flat[part])
+        if isinstance(positions, int | np.integer):
+            return int(out[0])
+        return out.reshape(array.shape)
 
+    def _flatten(self, array: NDArray[Any]) -> IntArray:
+        """Positions in [0, n), in one dimension."""
+        if not array.size:
+            return np.empty(0, np.int64)
+        if not np.issubdtype(array.dtype, np.integer):
+            raise IndexError(
+                f"positions must be integers, a slice or an integer array, got {array.dtype}"
+            )
+        low = array.min()
+        high = array.max()
+        if low < -self.n or high >= self.n:
+            raise IndexError(
+                f"positions must be in an order of {self.n} samples, got {low} to {high}"
+            )
+        flat = array.ravel().astype(np.int64)
+        if low < 0:
+            flat[flat < 0] += self.n
+        return flat
 
-def _flatten(
-    positions: int | np.integer | slice | ArrayLike, n: int
-) -> tuple[IntArray, tuple[int, ...] | None]:
-    """Gives positions in [0, n) as a flat array, and their shape: None for a single integer."""
-    if isinstance(positions, slice):
-        flat = np.arange(*positions.indices(n), dtype=np.int64)
-        return flat, flat.shape
-    array = np.asarray(positions)
-    if array.size == 0:
-        return np.empty(0, np.int64), array.shape
-    if not np.issubdtype(array.dtype, np.integer):
-        raise IndexError(
-            f"positions must be integers, a slice or an integer array, got {array.dtype}"
-        )
-    low, high = int(array.min()), int(array.max())
-    if low < -n or high >= n:
-        raise IndexError(f"position {low if low < -n else high} is outside an order of {n} samples")
-    flat = array.ravel().astype(np.int64)
-    if low < 0:
-        flat = np.where(flat < 0, flat + n, flat)
-    return flat, None if isinstance(positions, int | np.integer) else array.shape
+    def __iter__(self) -> Iterator[int]:
+        start = 0
+        size = 64  # positions at a time: first few, so that it begins at once, then more
+        while start < self.n:
+            yield from self[start : start + size].tolist()
+            start += size
+            size = min(4 * size, 4_096)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.parameters().items())
+        return f"{type(self).__name__}({shown}, epoch={self.epoch})"
 
 
 def digest_of(array: NDArray[Any]) -> str:
     """A short hash of an array's values, the same on every machine."""
-    return hashlib.blake2b(
-        array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16
-    ).hexdigest()
+    values = array.astype(array.dtype.newbyteorder("<"))
+    return hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()

@@ -11,53 +11,36 @@ from numpy.typing import ArrayLike, NDArray
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, digest_of
-from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
+from headrace.order.permutation import (
+    KEY_COUNT,
+    Keys,
+    derive_keys,
+    mix,
+    permute,
+    permute_within,
+)
 from headrace.sorting import distinct
 
 FloatArray = NDArray[np.float64]
 
 POOL = 64
 """Global batches of a pool of `BucketedOrder`."""
-_CACHED = 4  # pools whose order is cached
+_MOST_POOLS = 4  # whose order is cached
 _PART = 65_536
 _LN2 = 0.6931471805599453
 
 
-class _EntriesOrder(Order):
-    """An order of entries, one a sample, which a state knows by their digest."""
-
-    _entries_are: str
-
-    def __init__(
-        self, entries: NDArray[Any], n: int, seed: int, epoch: int, global_batch: int
-    ) -> None:
-        super().__init__(n, seed, epoch, global_batch)
-        self._samples, self._digest = entries.size, digest_of(entries)
-
-    def parameters(self) -> dict[str, Any]:
-        return self._parameters(self._samples, **{self._entries_are: self._digest})
-
-    def __repr__(self) -> str:
-        shown = f"<{self._samples} {self._entries_are}>{self._options()}"
-        return (
-            f"{type(self).__name__}({shown}, seed={self.seed}, epoch={self.epoch}, "
-            f"global_batch={self.global_batch})"
-        )
-
-    def _options(self) -> str:
-        return ""
-
-
-class _DrawingOrder(_EntriesOrder):
-    """An order of `n` positions that draws with replacement, or without.
+class _DrawnOrder(Order):
+    """An order of entries, one a sample, which a state knows by their digest.
 
     Args:
         entries: one a sample.
         n: positions; None: all samples with replacement, else `most`.
         most: positions that there can be without replacement.
-        nothing, too_few: what is wrong if there is nothing to draw, or too little without
-            replacement.
+        replacement: True if a sample may be drawn more than once.
     """
+
+    _entries_are: str
 
     def __init__(
         self,
@@ -65,31 +48,40 @@ class _DrawingOrder(_EntriesOrder):
         n: int | None,
         most: int,
         replacement: bool,
-        nothing: str,
-        too_few: str,
-        **common: int,
+        seed: int,
+        epoch: int,
+        global_batch: int,
     ) -> None:
-        self.replacement: bool = bool(replacement)
-        self.repeats: bool = self.replacement
-        super().__init__(
-            entries, (entries.size if replacement else most) if n is None else n, **common
-        )
+        if n is None:
+            n = entries.size if replacement else most
+        super().__init__(n, seed, epoch, global_batch)
         if self.n and not most:
-            raise ConfigError(nothing)
-        if not replacement and self.n > most:
             raise ConfigError(
-                f"num_samples={self.n} can't be drawn without replacement: {too_few}; use a "
-                "smaller num_samples, or replacement=True"
+                f"num_samples={self.n} can't be drawn by {self._entries_are}: there are no "
+                "samples, or none has a weight above 0"
             )
+        if self.n > most and not replacement:
+            raise ConfigError(
+                f"num_samples={self.n} can't be drawn by {self._entries_are} without replacement, "
+                f"which gives at most {most} of the {entries.size} samples: use a smaller "
+                "num_samples, or replacement=True"
+            )
+        self.repeats = bool(replacement)
+        self._samples = entries.size
+        self._digest = digest_of(entries)
+        self._begin()
 
     def parameters(self) -> dict[str, Any]:
-        return {**super().parameters(), "num_samples": self.n, "replacement": self.replacement}
+        return {
+            **super().parameters(),
+            "n": self._samples,
+            self._entries_are: self._digest,
+            "num_samples": self.n,
+            "replacement": self.repeats,
+        }
 
-    def _options(self) -> str:
-        return f", n={self.n}, replacement={self.replacement}"
 
-
-class WeightedOrder(_DrawingOrder):
+class WeightedOrder(_DrawnOrder):
     """Samples drawn by weight.
 
     A pure function of its arguments, on every machine. Memory: 8 bytes per weight; without
@@ -113,9 +105,6 @@ class WeightedOrder(_DrawingOrder):
         replacement: True if a sample may be drawn more than once.
         seed, epoch, global_batch: see `Order`.
 
-    Attributes:
-        replacement: the argument.
-
     Raises:
         ConfigError: a weight is negative or not finite, no weight is above 0, or, without
             replacement, there are more positions than samples with a weight above 0.
@@ -134,55 +123,55 @@ class WeightedOrder(_DrawingOrder):
         epoch: int = 0,
         global_batch: int = DEFAULT_GLOBAL_BATCH,
     ) -> None:
-        self._weights = _check_weights(weights)
-        positive = int(np.count_nonzero(self._weights))
-        nothing = "weights: none of them is above 0, so there is nothing to draw"
-        too_few = f"{positive} of {self._weights.size} samples have a weight above 0"
-        common = {"seed": seed, "epoch": epoch, "global_batch": global_batch}
-        super().__init__(self._weights, n, positive, replacement, nothing, too_few, **common)
-        if replacement:
-            with np.errstate(over="ignore"):  # checked below
-                self._sums = np.cumsum(self._weights)
-            self._last = int(np.flatnonzero(self._weights)[-1]) if positive else 0
-            if not np.isfinite(self._sums[-1:]).all():
-                raise ConfigError(
-                    "weights: their sum is beyond the range of a float64; scale them down"
-                )
-        self._begin()
+        array = _entries(weights, "biuf", "weights must be one number a sample")
+        self._weights = array.astype(np.float64)  # a copy: the user's may change
+        wrong = np.flatnonzero(~(np.isfinite(self._weights) & (self._weights >= 0)))
+        if wrong.size:
+            raise ConfigError(
+                f"weights must be finite and at least 0; sample {wrong[0]} has "
+                f"{array[wrong[0]]} ({wrong.size} are wrong)"
+            )
+        positive = np.flatnonzero(self._weights)
+        super().__init__(self._weights, n, positive.size, replacement, seed, epoch, global_batch)
+        self._last = positive[-1:]
+        if not replacement:
+            return
+        with np.errstate(over="ignore"):  # checked below
+            self._sums = np.cumsum(self._weights)
+        if not np.isfinite(self._sums[-1:]).all():
+            raise ConfigError(
+                "weights: their sum is beyond the range of a float64; scale them down"
+            )
 
     def _begin(self) -> None:
-        self._keys = derive_keys("weights", self.seed, self.epoch, count=6).astype(np.uint32)
+        self._keys = derive_keys("weights", self.seed, self.epoch, count=6)
         self._order: IntArray | None = None
 
     def _indices(self, positions: IntArray) -> IntArray:
-        if self.replacement:
-            drawn = _uniform(positions, self._keys) * self._sums[-1]
-            indices: IntArray = np.searchsorted(self._sums, drawn, side="right")
-            return np.minimum(indices, self._last)  # the product may round up to the sum
-        if self._order is None:
-            self._order = self._ordered()
-        return self._order[positions]
+        if not self.repeats:
+            if self._order is None:
+                self._order = self._sorted()
+            return self._order[positions]
+        drawn = _uniform(positions, self._keys) * self._sums[-1]
+        indices: IntArray = np.searchsorted(self._sums, drawn, side="right")
+        return np.minimum(indices, self._last)  # the product may round up to the sum
 
-    def _ordered(self) -> IntArray:
+    def _sorted(self) -> IntArray:
         """The samples of an epoch without replacement, in the order of their random times."""
         candidates = np.flatnonzero(self._weights)
         times = np.empty(candidates.size)
         for start in range(0, candidates.size, _PART):
             part = candidates[start : start + _PART]
-            times[start : start + _PART] = (
-                -_log(1.0 - _uniform(part, self._keys)) / self._weights[part]
-            )
-        if self.n < times.size:
-            soon = (
-                np.flatnonzero(times <= np.partition(times, self.n - 1)[self.n - 1])
-                if self.n
-                else np.empty(0, np.int64)
-            )
-            candidates, times = candidates[soon], times[soon]
+            exponential = -_log(1.0 - _uniform(part, self._keys))
+            times[start : start + _PART] = exponential / self._weights[part]
+        if 0 < self.n < times.size:
+            soon = np.flatnonzero(times <= np.partition(times, self.n - 1)[self.n - 1])
+            candidates = candidates[soon]
+            times = times[soon]
         return candidates[np.argsort(times, kind="stable")[: self.n]]
 
 
-class BalancedOrder(_DrawingOrder):
+class BalancedOrder(_DrawnOrder):
     """All classes equally often.
 
     A pure function of its arguments. Memory: 8 bytes per sample.
@@ -203,9 +192,6 @@ class BalancedOrder(_DrawingOrder):
         replacement: True if a class whose samples are used up starts again.
         seed, epoch, global_batch: see `Order`.
 
-    Attributes:
-        replacement: the argument.
-
     Raises:
         ConfigError: classes are neither integers nor strings, or, without replacement, there are
             more positions than possible.
@@ -224,50 +210,40 @@ class BalancedOrder(_DrawingOrder):
         epoch: int = 0,
         global_batch: int = DEFAULT_GLOBAL_BATCH,
     ) -> None:
-        numbers, counts = _check_classes(classes)
-        smallest = int(counts.min(initial=numbers.size))
-        most = smallest * counts.size
-        nothing = f"num_samples={n} can't be drawn: there are no samples"
-        too_few = f"the smallest of {counts.size} classes has {smallest} samples, enough for {most}"
-        super().__init__(
-            numbers,
-            n,
-            most,
-            replacement,
-            nothing,
-            too_few,
-            seed=seed,
-            epoch=epoch,
-            global_batch=global_batch,
-        )
+        needed = "balanced=True needs one class a sample, as integers or strings"
+        array = _entries(classes, "biuUSO", needed)
+        try:
+            _, numbers, counts = np.unique(array, return_inverse=True, return_counts=True)
+        except TypeError:  # what can't be compared
+            kinds = ", ".join(sorted({type(value).__name__ for value in array.tolist()}))
+            raise ConfigError(f"{needed}, got {kinds}: pass weights= instead") from None
+        most = int(counts.min(initial=numbers.size)) * counts.size
+        numbers = numbers.astype(np.int64)
+        super().__init__(numbers, n, most, replacement, seed, epoch, global_batch)
         self._by_class = np.argsort(numbers, kind="stable")
-        self._counts, self._starts = counts, np.cumsum(counts) - counts
-        self._begin()
+        self._counts = counts.astype(np.int64)
+        self._starts = np.cumsum(counts) - counts
 
     def _begin(self) -> None:
-        self._keys = derive_keys("balanced", self.seed, self.epoch, count=3 + 2 * KEY_COUNT).astype(
-            np.uint32
-        )
+        self._keys = derive_keys("balanced", self.seed, self.epoch, count=3 + 2 * KEY_COUNT)
 
     def _indices(self, positions: IntArray) -> IntArray:
-        if not positions.size:
-            return positions
+        number_of_classes = np.full(positions.size, self._counts.size)
         rounds, places = np.divmod(positions, self._counts.size)
         round_key, class_key, pass_key = self._keys[:3]
         own = mix(rounds.astype(np.uint32), round_key)
-        keys = mix(own, self._keys[3 : 3 + KEY_COUNT, np.newaxis]).astype(np.uint64)
-        classes = permute_within(places, np.full(places.size, self._counts.size), keys)
+        keys = mix(own, self._keys[3 : 3 + KEY_COUNT, np.newaxis])
+        classes = permute_within(places, number_of_classes, keys)
         counts = self._counts[classes]
         passes, turns = np.divmod(rounds, counts)
         own = mix(mix(classes.astype(np.uint32), class_key) ^ passes.astype(np.uint32), pass_key)
-        keys = mix(own, self._keys[3 + KEY_COUNT :, np.newaxis]).astype(np.uint64)
-        indices: IntArray = self._by_class[
-            self._starts[classes] + permute_within(turns, counts, keys)
-        ]
+        keys = mix(own, self._keys[3 + KEY_COUNT :, np.newaxis])
+        members = self._starts[classes] + permute_within(turns, counts, keys)
+        indices: IntArray = self._by_class[members]
         return indices
 
 
-class BucketedOrder(_EntriesOrder):
+class BucketedOrder(_DrawnOrder):
     """A shuffle whose batches contain samples of similar length.
 
     A pure function of its arguments. Memory: 8 bytes per sample.
@@ -299,117 +275,61 @@ class BucketedOrder(_EntriesOrder):
         epoch: int = 0,
         global_batch: int = DEFAULT_GLOBAL_BATCH,
     ) -> None:
-        self.lengths: IntArray = _check_lengths(lengths)
-        super().__init__(self.lengths, self.lengths.size, seed, epoch, global_batch)
-        self._begin()
+        array = _entries(lengths, "iu", "bucket_by_length needs one integer a sample")
+        if array.size and array.min() < 0:
+            raise ConfigError(
+                f"bucket_by_length: the length of sample {int(array.argmin())} is {array.min()}, "
+                "below 0"
+            )
+        self.lengths: IntArray = array.astype(np.int64)
+        super().__init__(self.lengths, None, array.size, False, seed, epoch, global_batch)
 
     def _begin(self) -> None:
         self._keys = derive_keys("bucketed", self.seed, self.epoch, count=KEY_COUNT)
-        self._pools: cachetools.LRUCache[int, IntArray] = cachetools.LRUCache(_CACHED)
+        self._pools: cachetools.LRUCache[int, IntArray] = cachetools.LRUCache(_MOST_POOLS)
 
     def _indices(self, positions: IntArray) -> IntArray:
         pools, places = np.divmod(positions, self.global_batch * POOL)
         out = np.empty_like(positions)
         for number in distinct(pools).tolist():
+            if number not in self._pools:
+                self._pools[number] = self._pool(number)
             chosen = pools == number
-            out[chosen] = self._pool(number)[places[chosen]]
+            out[chosen] = self._pools[number][places[chosen]]
         return out
 
     def _pool(self, number: int) -> IntArray:
         """The samples of a pool, in their order."""
-        if number in self._pools:
-            return self._pools[number]
         size = self.global_batch * POOL
         positions = np.arange(number * size, min((number + 1) * size, self.n))
         members = permute(positions, self.n, self._keys)
         members = members[np.argsort(-self.lengths[members], kind="stable")]
         # the incomplete batch, of the shortest, stays at the end
         full = members.size // self.global_batch
-        batches = members[: full * self.global_batch].reshape(full, self.global_batch)
+        batches, rest = np.split(members, [full * self.global_batch])
         keys = derive_keys("pool", self.seed, self.epoch, number, count=KEY_COUNT)
-        made = np.concatenate(
-            [
-                batches[permute(np.arange(full), full, keys)].ravel(),
-                members[full * self.global_batch :],
-            ]
-        )
-        self._pools[number] = made
-        return made
+        shuffled = batches.reshape(full, self.global_batch)[permute(np.arange(full), full, keys)]
+        return np.append(shuffled, rest)
 
 
-def _check_weights(weights: ArrayLike) -> FloatArray:
+def _entries(values: ArrayLike, kinds: str, needed: str) -> NDArray[Any]:
+    """One entry a sample, as an array of one of these kinds of dtype."""
     try:
-        array = np.array(np.asarray(weights), dtype=np.float64)  # a copy: the user's may change
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"weights must be one number a sample, not {weights!r:.80}: {error}"
-        ) from None
-    if array.ndim != 1:
-        raise ConfigError(
-            f"weights must be one number a sample, got an array of shape {list(array.shape)}"
-        )
-    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if wrong.size:
-        raise ConfigError(
-            f"weights must be finite and at least 0; sample {wrong[0]} has {array[wrong[0]]} "
-            f"({wrong.size} are wrong)"
-        )
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:  # rows of different lengths, for instance
+        raise ConfigError(f"{needed}: {error}") from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
+        raise ConfigError(f"{needed}, got {array.dtype} of shape {list(array.shape)}")
     return array
 
 
-def _check_classes(classes: ArrayLike) -> tuple[IntArray, IntArray]:
-    """The class of each sample as a number, and the number of samples of each class."""
-    array = _as_array(classes, "balanced=True needs one class a sample")
-    if array.ndim != 1:
-        raise ConfigError(
-            f"balanced=True needs one class a sample, got targets of shape {list(array.shape)}"
-        )
-    if array.size and array.dtype.kind not in "biuUSO":
-        raise ConfigError(
-            f"balanced=True needs integers or strings as classes, got targets of {array.dtype}: "
-            "pass weights= instead"
-        )
-    try:
-        _, numbers, counts = np.unique(array, return_inverse=True, return_counts=True)
-    except TypeError:  # what can't be compared
-        kinds = ", ".join(sorted({type(value).__name__ for value in array.tolist()}))
-        raise ConfigError(
-            f"balanced=True needs integers or strings as classes, got {kinds}: pass weights= "
-            "instead"
-        ) from None
-    return numbers.astype(np.int64), counts.astype(np.int64)
-
-
-def _check_lengths(lengths: ArrayLike) -> IntArray:
-    array = _as_array(lengths, "bucket_by_length needs one length a sample")
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ConfigError(
-            f"bucket_by_length needs one integer a sample, got {array.dtype} of shape "
-            f"{list(array.shape)}"
-        )
-    if array.size and array.min() < 0:
-        raise ConfigError(
-            f"bucket_by_length: the length of sample {int(array.argmin())} is {array.min()}, "
-            "below 0"
-        )
-    return array.astype(np.int64)
-
-
-def _as_array(values: ArrayLike, needed: str) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except ValueError as error:  # rows of different lengths
-        raise ConfigError(f"{needed}: {error}") from None
-
-
-def _uniform(numbers: IntArray, keys: NDArray[np.uint32]) -> FloatArray:
+def _uniform(numbers: IntArray, keys: Keys) -> FloatArray:
     """A hash of each number as a float64 in [0, 1): 53 bits out of two streams of 32."""
-    low, high = (numbers & 0xFFFFFFFF).astype(np.uint32), (numbers >> 32).astype(np.uint32)
-    first, second = (mix(mix(mix(low, k[0]) ^ high, k[1]), k[2]) for k in (keys[:3], keys[3:]))
-    return (
-        (first >> np.uint32(5)).astype(np.float64) * 67108864.0
-        + (second >> np.uint32(6)).astype(np.float64)
-    ) / 9007199254740992.0
+    low = (numbers & 0xFFFFFFFF).astype(np.uint32)
+    high = (numbers >> 32).astype(np.uint32)
+    first = mix(mix(mix(low, keys[0]) ^ high, keys[1]), keys[2]) >> np.uint32(5)
+    second = mix(mix(mix(low, keys[3]) ^ high, keys[4]), keys[5]) >> np.uint32(6)
+    return (first.astype(np.float64) * 2.0**26 + second.astype(np.float64)) / 2.0**53
 
 
 def _log(x: FloatArray) -> FloatArray:
@@ -419,12 +339,12 @@ def _log(x: FloatArray) -> FloatArray:
     sorted by it could disagree.
     """
     mantissa, exponent = np.frexp(x)
-    low = mantissa < 0.7071067811865476
-    mantissa, exponent = np.where(low, mantissa * 2.0, mantissa), exponent - low
+    is_low = mantissa < 0.7071067811865476
+    mantissa = np.where(is_low, mantissa * 2.0, mantissa)
     # log m = 2 artanh ratio, and ratio is at most 0.172
     ratio = (mantissa - 1.0) / (mantissa + 1.0)
     square = ratio * ratio
     series = np.zeros_like(ratio)
     for power in range(23, 0, -2):
         series = series * square + 1.0 / power
-    return 2.0 * ratio * series + exponent * _LN2
+    return 2.0 * ratio * series + (exponent - is_low) * _LN2

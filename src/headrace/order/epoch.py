@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from headrace.arguments import check_integer, checks_keywords
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, Shuffle, digest_of
-from headrace.order.lanes import ALIGNED_LAYOUT, LAYOUT, AlignedLanes, Lanes
+from headrace.order.lanes import AlignedLanes, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
 from headrace.order.sequence import BlockSequence
 from headrace.sorting import distinct
@@ -73,44 +73,55 @@ class EpochOrder(Order):
         aligned: bool = False,
     ) -> None:
         super().__init__(n, seed, epoch, global_batch)
-        self.shuffle = _check_shuffle(shuffle)
-        self.interleave: int = check_integer(
-            "interleave", DEFAULT_INTERLEAVE if interleave is None else interleave, least=1
-        )
+        if isinstance(shuffle, np.bool_):
+            shuffle = bool(shuffle)
+        if not isinstance(shuffle, bool) and shuffle != "block":
+            raise ConfigError(f'shuffle must be False, True or "block", got {shuffle!r}')
+        self.shuffle = shuffle
+        if interleave is None:
+            interleave = DEFAULT_INTERLEAVE
+        self.interleave: int = check_integer("interleave", interleave, least=1)
         self.turns: int = check_integer("turns", turns, least=1)
+        self.aligned = False
         self._edges: IntArray | None = None
-        self._block_size = 0  # of all blocks but the last; 0: they differ
-        if blocks is not None:
-            self._edges, self._block_size = _edges_of(blocks, self.n)
-        self.aligned: bool = aligned and self._block_size > 0
         self._lanes: Lanes | None = None
-        if self.shuffle == "block" and self._edges is not None:
-            shape = self.n, self.global_batch, self.interleave, self.turns
-            self._lanes = AlignedLanes(*shape, self._block_size) if self.aligned else Lanes(*shape)
+        if blocks is not None:
+            sizes = np.asarray(blocks)
+            self._edges = _edges_of(sizes, self.n)
+            self._block_size = _common_size(sizes)
+            self.aligned = aligned and self._block_size > 0
+        if shuffle == "block" and blocks is not None:
+            shape = (self.n, self.global_batch, self.interleave, self.turns)
+            if self.aligned:
+                self._lanes = AlignedLanes(*shape, self._block_size)
+            else:
+                self._lanes = Lanes(*shape)
         self._begin()
 
     @property
     def blocks(self) -> IntArray | None:
         """The block sizes. None: none were given."""
-        return None if self._edges is None else np.diff(self._edges)
+        if self._edges is None:
+            return None
+        return np.diff(self._edges)
 
     def _begin(self) -> None:
         self._keys = derive_keys("order", self.seed, self.epoch, count=KEY_COUNT)
         self._sequence: BlockSequence | None = None
 
-    def block_of(self, positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
-        """Returns the block number of the sample at each position, in the form of `__getitem__`."""
-        return self._answer(self._blocks, positions)
+    def _indices(self, positions: IntArray) -> IntArray:
+        if self._lanes is not None:
+            return self._blocks_of_epoch().index_at(self._lanes.place_of(positions))
+        if self.shuffle:
+            return permute(positions, self.n, self._keys)
+        return positions
 
     def segments(self) -> IntArray | None:
-        return self.sequence().segments() if self._lanes is not None else None
+        if self._lanes is None:
+            return None
+        return self._blocks_of_epoch().segments()
 
-    @property
-    def lanes(self) -> Lanes | None:
-        """The lanes of a block shuffle. None for other orders."""
-        return self._lanes
-
-    def parameters(self) -> dict[str, int | str | bool | None]:
+    def parameters(self) -> dict[str, Any]:
         """Returns the parameters that the orders of all epochs depend on, as plain values for a
         saved state.
 
@@ -118,49 +129,21 @@ class EpochOrder(Order):
         the order doesn't depend on them; ``shuffle`` is True where there are no blocks to shuffle
         by.
         """
-        if self._lanes is None:
-            return self._parameters(self.n, shuffle=bool(self.shuffle))
-        assert self._edges is not None
-        blocks = f"{ALIGNED_LAYOUT if self.aligned else LAYOUT}-{digest_of(self._edges)}"
-        return self._parameters(self.n, interleave=self.interleave, turns=self.turns, blocks=blocks)
+        common = super().parameters()
+        if self._lanes is None or self._edges is None:
+            return {**common, "shuffle": bool(self.shuffle)}
+        blocks = f"{self._lanes.layout}-{digest_of(self._edges)}"
+        return {**common, "interleave": self.interleave, "turns": self.turns, "blocks": blocks}
 
-    def __repr__(self) -> str:
-        blocks = "None" if self._edges is None else f"<{self._edges.size - 1} sizes>"
-        return (
-            f"EpochOrder({self.n}, shuffle={self.shuffle!r}, seed={self.seed}, "
-            f"epoch={self.epoch}, blocks={blocks}, "
-            f"global_batch={self.global_batch}, interleave={self.interleave}, turns={self.turns}, "
-            f"aligned={self.aligned})"
-        )
-
-    def _indices(self, positions: IntArray) -> IntArray:
-        if self._lanes is not None:
-            return self.sequence().index_at(self._lanes.place_of(positions))
-        return permute(positions, self.n, self._keys) if self.shuffle else positions
-
-    def _blocks(self, positions: IntArray) -> IntArray:
-        if self._lanes is not None:
-            return self.sequence().block_at(self._lanes.place_of(positions))
-        indices = self._indices(positions)
-        return (
-            indices
-            if self._edges is None
-            else np.searchsorted(self._edges, indices, side="right") - 1
-        )
-
-    def sequence(self) -> BlockSequence:
-        """The blocks of this epoch of a block shuffle, computed at first use, since most epochs
-        made by `with_epoch` are never accessed.
-        """
+    def _blocks_of_epoch(self) -> BlockSequence:
+        """Computed at first use, since most epochs made by `with_epoch` are never accessed."""
         if self._sequence is None:
-            assert self._edges is not None and self._lanes is not None
+            assert self._lanes is not None and self._edges is not None
             # Parts that lanes cut are permuted by themselves: not where nothing would be left to
             # permute, nor where lanes cut none.
-            cuts = (
-                ()
-                if self.aligned or self._lanes.first.size >= self._edges.size
-                else self._lanes.first
-            )
+            cuts = self._lanes.first
+            if self.aligned or cuts.size >= self._edges.size:
+                cuts = cuts[:0]
             self._sequence = BlockSequence(
                 self._edges, self.seed, self.epoch, cuts, self._block_size, self.aligned
             )
@@ -208,7 +191,8 @@ class ResizedOrder(Order):
     def _begin(self) -> None:
         self.whole = self.whole.with_epoch(self.epoch)
         # the pass that was asked last: a block shuffle makes a table for each
-        self._last: tuple[int, EpochOrder] = 0, self.whole
+        self._pass = 0
+        self._order = self.whole
 
     def _indices(self, positions: IntArray) -> IntArray:
         if not self.repeats:
@@ -216,28 +200,25 @@ class ResizedOrder(Order):
         passes, places = np.divmod(positions, self.whole.n)
         out = np.empty_like(positions)
         for number in distinct(passes).tolist():
-            if self._last[0] != number:
-                self._last = number, self.whole.with_epoch(pass_epoch(self.epoch, number))
+            if number != self._pass:
+                self._pass = number
+                self._order = self.whole.with_epoch(pass_epoch(self.epoch, number))
             chosen = passes == number
-            out[chosen] = self._last[1][places[chosen]]
+            out[chosen] = self._order[places[chosen]]
         return out
 
     def segments(self) -> IntArray | None:
-        return None if self.repeats else self.whole.segments()
+        if self.repeats:
+            return None
+        return self.whole.segments()
 
     def parameters(self) -> dict[str, Any]:
         return {**self.whole.parameters(), "num_samples": self.n}
 
-    def __repr__(self) -> str:
-        return f"ResizedOrder({self.whole!r}, {self.n})"
 
-
-def _edges_of(blocks: ArrayLike, n: int) -> tuple[IntArray, int]:
-    """Where blocks begin, and the end; and the size of all but the last, which may be smaller: 0
-    if they differ.
-    """
-    sizes = np.asarray(blocks)
-    if sizes.ndim != 1 or not (sizes.size == 0 or np.issubdtype(sizes.dtype, np.integer)):
+def _edges_of(sizes: NDArray[Any], n: int) -> IntArray:
+    """Where blocks begin, and the end."""
+    if sizes.ndim != 1 or (sizes.size and not np.issubdtype(sizes.dtype, np.integer)):
         raise ConfigError(
             f"blocks must be a list of integer sizes, got shape {sizes.shape} of {sizes.dtype}"
         )
@@ -249,13 +230,11 @@ def _edges_of(blocks: ArrayLike, n: int) -> tuple[IntArray, int]:
         raise ConfigError(
             f"blocks must sum up to n = {n}, but the {sizes.size} sizes sum up to {edges[-1]}"
         )
-    is_even = sizes.size > 0 and 0 < sizes[-1] <= sizes[0] and bool((sizes[:-1] == sizes[0]).all())
-    return edges, int(sizes[0]) if is_even else 0
+    return edges
 
 
-def _check_shuffle(shuffle: object) -> Shuffle:
-    if isinstance(shuffle, str) and shuffle == "block":
-        return "block"
-    if isinstance(shuffle, bool | np.bool_):
-        return bool(shuffle)
-    raise ConfigError(f'shuffle must be False, True or "block", got {shuffle!r}')
+def _common_size(sizes: NDArray[Any]) -> int:
+    """The size of all blocks but the last, which may be smaller, but not empty; 0: they differ."""
+    if not sizes.size or (sizes[:-1] != sizes[0]).any() or not 0 < sizes[-1] <= sizes[0]:
+        return 0
+    return int(sizes[0])

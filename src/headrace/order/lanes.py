@@ -31,21 +31,14 @@ import numpy as np
 
 from headrace.dtypes import IntArray
 
-LAYOUT, ALIGNED_LAYOUT = 2, 3
-"""Another number whenever the samples of an epoch stand elsewhere than before, for `Lanes` and
-for `AlignedLanes`.
-"""
 OPEN_BYTES = 2 << 30
 """Most decoded bytes of the blocks that all lanes have open."""
-
-
-TURNS = 24
-"""Sets of lanes where there are blocks enough: divided by 1, 2, 3, 4, 6, 8, 12 and 24 workers."""
 FEWEST = 8
 """Lanes that a batch draws from, so that 8 ranks can each have lanes of their own, before fewer
 blocks mean fewer turns.
 """
-_FEW_TURNS = 12
+_TURNS = (24, 12, 8, 6, 4, 2, 1)
+"""Sets of lanes: 24, where there are blocks enough, are divided by most numbers of workers."""
 
 
 def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None) -> tuple[int, int]:
@@ -61,27 +54,22 @@ def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None)
       `turns` first, which spares workers from fetching a block twice, once a batch draws from
       `FEWEST` lanes (32 by default).
     """
-    turns = TURNS
-    divisors: tuple[int, ...] = (24, 12, 8, 6, 4, 2, 1)
+    turns = _TURNS[0]
+    divisors: tuple[int, ...] = _TURNS
     if block_nbytes:
-        interleave, most = interleave or 64, max(1, OPEN_BYTES // block_nbytes)
+        most = max(1, OPEN_BYTES // block_nbytes)
+        interleave = interleave or 64
         if most // turns < interleave:
-            turns = _FEW_TURNS
-        interleave, blocks = min(interleave, most // turns), min(blocks, most)
+            turns = 12
+        interleave = min(interleave, most // turns)
+        blocks = min(blocks, most)
     else:
-        interleave, divisors = (
-            min(interleave or 32, max(FEWEST, _power_of_two(blocks // turns))),
-            (24, 8, 4, 2, 1),
-        )
+        divisors = (24, 8, 4, 2, 1)
+        power_of_two = 1 << max(1, blocks // turns).bit_length() - 1
+        interleave = min(interleave or 32, max(FEWEST, power_of_two))
     interleave = max(1, min(interleave, blocks))
-    return interleave, next(
-        number for number in divisors if number <= max(1, min(turns, blocks // interleave))
-    )
-
-
-def _power_of_two(number: int) -> int:
-    """The largest that is not above it."""
-    return 1 << max(1, number).bit_length() - 1
+    turns = max(1, min(turns, blocks // interleave))
+    return interleave, next(number for number in divisors if number <= turns)
 
 
 def interleave_for(mixed: int, samples: int, blocks: int, least: int = 1) -> int:
@@ -117,7 +105,10 @@ class Lanes:
         first: int64 array [turns x interleave]: the place that each lane begins at.
         share: int64 array [interleave]: how many positions of a full global batch each of its lanes
             gets.
+        layout: another number whenever the samples of an epoch stand elsewhere than before.
     """
+
+    layout = 2
 
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int) -> None:
         self.global_batch: int = global_batch
@@ -136,20 +127,16 @@ class Lanes:
         """How many of a batch's first `count` positions each of its lanes gets."""
         return (count - 1 - np.arange(self.interleave, dtype=np.int64)) // self.interleave + 1
 
-    def lane_of(self, positions: IntArray) -> IntArray:
-        """Gives the number of the lane that each position draws from, in [0, turns x
-        interleave).
-        """
-        return self._split(positions)[0]
-
     def place_of(self, positions: IntArray) -> IntArray:
         """Gives each position's place in the sequence of blocks, in [0, n)."""
-        lanes, within = self._split(positions)
+        lanes, within = self.lane_of(positions)
         places: IntArray = self.first[lanes] + within
         return places
 
-    def _split(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """The lane of each position, and how many of the lane's samples come before it."""
+    def lane_of(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Gives the lane that each position draws from, in [0, turns x interleave), and how many of
+        the lane's samples come before it.
+        """
         batches, offsets = np.divmod(positions, self.global_batch)
         rounds, turns = np.divmod(batches, self.turns)
         depths, columns = np.divmod(offsets, self.interleave)
@@ -177,9 +164,10 @@ class AlignedLanes(Lanes):
         own_start, lead_start, tail_start: int64 arrays [lanes]: the places that these begin at.
     """
 
+    layout = 3
+
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int, size: int) -> None:
         super().__init__(n, global_batch, interleave, turns)
-        self.size: int = size
         columns = np.arange(interleave, dtype=np.int64)
         lengths = np.diff(self.first, append=n)
         self.lead: IntArray = np.minimum(np.tile(columns * size // interleave, turns), lengths)
@@ -187,25 +175,25 @@ class AlignedLanes(Lanes):
         whole = self.own * size
         self.tail: IntArray = lengths - self.lead - whole
         self.own_start: IntArray = np.cumsum(whole) - whole
+        self._own_ends = self.lead + whole
         # Lanes of one rank stand side by side: those with equal remainders by 2, by 4, and by 8.
         reversed_bits = (columns & 1) << 2 | columns & 2 | (columns & 4) >> 2
         side = np.lexsort((columns, reversed_bits))
-        parts = np.stack(
-            [self.lead.reshape(turns, interleave), self.tail.reshape(turns, interleave)], axis=1
-        )[:, :, side]
+        # [turns, leads and tails, lanes]: where they begin, if they stand in that order
+        parts = np.stack([self.lead.reshape(turns, -1), self.tail.reshape(turns, -1)], axis=1)
+        sorted_parts = parts[:, :, side]
+        ends = np.cumsum(sorted_parts).reshape(parts.shape)
         starts = np.empty_like(parts)
-        starts[:, :, side] = (int(whole.sum()) + np.cumsum(parts) - parts.ravel()).reshape(
-            parts.shape
-        )
-        self.lead_start, self.tail_start = starts[:, 0].ravel(), starts[:, 1].ravel()
-        self._own_ends = self.lead + whole
+        starts[:, :, side] = int(whole.sum()) + ends - sorted_parts
+        self.lead_start: IntArray = starts[:, 0].ravel()
+        self.tail_start: IntArray = starts[:, 1].ravel()
 
     def place_of(self, positions: IntArray) -> IntArray:
-        lanes, within = self._split(positions)
-        lead, end = self.lead[lanes], self._own_ends[lanes]
-        places: IntArray = (
-            np.where(within < lead, self.lead_start[lanes], self.own_start[lanes] - lead) + within
-        )
+        lanes, within = self.lane_of(positions)
+        lead = self.lead[lanes]
+        end = self._own_ends[lanes]
+        starts = np.where(within < lead, self.lead_start[lanes], self.own_start[lanes] - lead)
+        places: IntArray = starts + within
         tails = np.flatnonzero(within >= end)
         if tails.size:
             places[tails] = self.tail_start[lanes[tails]] + within[tails] - end[tails]

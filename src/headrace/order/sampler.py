@@ -7,7 +7,7 @@ one find it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch.utils.data
 from numpy.typing import ArrayLike
@@ -19,8 +19,6 @@ from headrace.order.epoch import DEFAULT_TURNS, EpochOrder
 from headrace.order.ranks import RankBatches
 from headrace.order.shares import check_shared_once
 from headrace.order.world import detect_world
-
-State: TypeAlias = dict[str, Any]
 
 STATE_VERSION = 1
 
@@ -89,9 +87,11 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         order: Order | None = None,
     ) -> None:
         world = detect_world(rank, world_size)
+        if not isinstance(dataset, Sized):
+            dataset = range(check_integer("dataset", dataset, 0))
         if order is None:
             order = EpochOrder(
-                len(dataset) if isinstance(dataset, Sized) else dataset,
+                len(dataset),
                 shuffle=shuffle,
                 seed=seed,
                 blocks=blocks,
@@ -100,7 +100,7 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
                 turns=turns,
             )
         super().__init__(
-            dataset if isinstance(dataset, Sized) else range(order.n),  # type: ignore[arg-type]  # only its length counts
+            dataset,  # type: ignore[arg-type]  # only its length counts
             num_replicas=world.world_size,
             rank=world.rank,
             shuffle=bool(order.shuffle),
@@ -124,7 +124,8 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         check_shared_once(self, self.batches.world_size)
-        step, self._resume_at = self._resume_at, 0
+        step = self._resume_at
+        self._resume_at = 0
         self._handed_out = step
         return self._iterate(self.batches, step)
 
@@ -145,7 +146,7 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
             self.batches = self.batches.with_epoch(epoch)
             self._handed_out = self._resume_at = 0
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the state: plain values, the same on every rank.
 
         Returns:
@@ -181,39 +182,32 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
                 f"the state has version {state.get('version')!r}, this sampler reads "
                 f"{STATE_VERSION}"
             )
-        numbers = [state.get(name) for name in ("epoch", "step", "samples")]
-        if any(type(number) is not int or number < 0 for number in numbers) or not isinstance(
-            state.get("order"), Mapping
-        ):
-            raise StateError(
-                f"the state is damaged: epoch, step and samples are {numbers}, its order "
-                f"{state.get('order')!r}"
-            )
-        saved, own = state["order"], self._parameters()
+        counts: list[Any] = [state.get(name) for name in ("epoch", "step", "samples")]
+        saved = state.get("order")
+        are_counts = all(type(count) is int and count >= 0 for count in counts)
+        if not are_counts or not isinstance(saved, Mapping):
+            raise StateError(f"the state is damaged: {dict(state)!r}")
+        epoch, step, samples = counts
         differences = [
-            f"{name}: {saved.get(name)!r} saved, {own[name]!r} here"
-            for name in own
-            if saved.get(name) != own[name]
+            f"{name}: {saved.get(name)!r} saved, {own!r} here"
+            for name, own in self._parameters().items()
+            if saved.get(name) != own
         ]
         if differences:
             raise StateError(f"the state is of another order ({'; '.join(differences)})")
-        batches = self.batches.with_epoch(state["epoch"])
-        finished = state["samples"] == batches.samples_before(batches.steps)
-        # the last batch may have another number here
-        step = batches.steps if finished else state["step"]
-        if batches.samples_before(step) != state["samples"]:
+        batches = self.batches.with_epoch(epoch)
+        if samples == batches.samples_before(batches.steps):
+            step = batches.steps  # the last batch may have another number here
+        if batches.samples_before(step) != samples:
             raise StateError(
-                f"the state was saved after {state['samples']} samples, where with "
-                f"{self.num_replicas} ranks no batch "
-                "ends (with pad=False the last two depend on the world size): load it with the "
-                "world size that saved it"
+                f"the state was saved after {samples} samples, where with {self.num_replicas} "
+                "ranks no batch ends (with pad=False the last two depend on the world size): load "
+                "it with the world size that saved it"
             )
-        self.epoch, self.batches = state["epoch"], batches
+        self.epoch = epoch
+        self.batches = batches
         self._handed_out = self._resume_at = step
 
-    def _parameters(self) -> dict[str, int | str | bool | None]:
-        return {
-            **self.batches.order.parameters(),
-            "drop_last": self.drop_last,
-            "pad": self.batches.pad,
-        }
+    def _parameters(self) -> dict[str, Any]:
+        parameters = self.batches.order.parameters()
+        return {**parameters, "drop_last": self.drop_last, "pad": self.batches.pad}

@@ -30,26 +30,23 @@ from headrace.errors import warn
 
 Generator: TypeAlias = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
 
+_GLOBAL: tuple[Generator, ...] = (random._inst, np.random.mtrand._rand, torch.default_generator)
 _MAX_DEPTH = 12
 _MAX_ITEMS = 1_000  # looked at in a container: a dataset may hold a list of all its samples
 _MAX_OBJECTS = 100_000
-_OPAQUE = (
-    *(type(None), int, float, complex, str, bytes, bytearray, range, os.PathLike),
-    # from these, everything that is loaded can be reached
-    *(types.ModuleType, type, logging.Logger),
-    *(np.ndarray, np.generic, torch.Tensor),
-)
+_PLAIN = (int, float, complex, str, bytes, bytearray, range, os.PathLike, type(None))
+# from these, everything that is loaded can be reached
+_OF_PROGRAM = (types.ModuleType, type, logging.Logger)
+_OPAQUE = (*_PLAIN, *_OF_PROGRAM, np.ndarray, np.generic, torch.Tensor)
 _RANDOM = (
-    *(
-        "AugMix",
-        "AutoAugment",
-        "ColorJitter",
-        "CutMix",
-        "ElasticTransform",
-        "GaussianNoise",
-        "MixUp",
-        "ScaleJitter",
-    ),
+    "AugMix",
+    "AutoAugment",
+    "ColorJitter",
+    "CutMix",
+    "ElasticTransform",
+    "GaussianNoise",
+    "MixUp",
+    "ScaleJitter",
     "TrivialAugmentWide",
 )
 """torchvision's random transforms, and albumentations' that share their names, which don't begin
@@ -81,11 +78,8 @@ def sample_seeds(seed: int, epoch: int, index: int, k: int = 0) -> tuple[int, in
         message = _FOUR.pack(seed, epoch, index, k)
     # an integer beyond 64 bits; the text, being longer, is never what another call packs
     except struct.error:
-        message = (
-            ",".join(str(operator.index(part)) for part in (seed, epoch, index, k))
-            .encode()
-            .rjust(64)
-        )
+        text = ",".join(str(operator.index(part)) for part in (seed, epoch, index, k))
+        message = text.encode().rjust(64)
     first, second, third = _SEEDS.unpack(blake2b(message, digest_size=24).digest())
     return first, second & _32_BITS, third & _63_BITS
 
@@ -112,11 +106,11 @@ class SampleSeeder:
     """
 
     def __init__(self, *holders: object) -> None:
-        is_system = random.SystemRandom  # has no state to set
-        reached = _reachable(holders)
         self.generators: list[Generator] = [
-            one for one in reached if isinstance(one, Generator) and not isinstance(one, is_system)
-        ]
+            one
+            for one in _reachable(holders)
+            if isinstance(one, Generator) and not isinstance(one, random.SystemRandom)
+        ]  # the system's has no state to set
 
     def __call__(self, seed: int, epoch: int, index: int, k: int = 0) -> None:
         """Seeds everything for one sample; the arguments are those of `sample_seeds`."""
@@ -133,11 +127,11 @@ def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
     """Puts the global generators, and those that a seeder has found, back at the end to where
     they were at the beginning.
     """
-    put_back = snapshot_rng(seeder)
+    states = _states(seeder)
     try:
         yield
     finally:
-        put_back()
+        _put_back(states)
 
 
 def warn_off_main_thread() -> None:
@@ -147,8 +141,8 @@ def warn_off_main_thread() -> None:
     if threading.current_thread() is not threading.main_thread():
         warn(
             "random transforms run in a thread beside the main one: both draw from the global "
-            "random generators, and numbers that the main "
-            "thread draws meanwhile may come again; load in worker processes (num_workers > 0)"
+            "random generators, and numbers that the main thread draws meanwhile may come again; "
+            "load in worker processes (num_workers > 0)"
         )
 
 
@@ -159,52 +153,35 @@ def rng_states(seeder: SampleSeeder | None = None) -> bytes:
     return pickle.dumps(
         [
             state.numpy() if isinstance(state, torch.Tensor) else state
-            for state in _states(_found_by(seeder))
+            for _, state in _states(seeder)
         ]
     )
 
 
-def snapshot_rng(seeder: SampleSeeder | None = None) -> Callable[[], None]:
-    """Gives a function that puts the global generators, and those that a seeder has found, back
-    to where they are now.
-    """
-    generators = _found_by(seeder)
-    states = _states(generators)
-
-    def put_back() -> None:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        for generator, state in zip(generators, states[3:], strict=True):
-            if isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = state
-            elif isinstance(generator, random.Random):
-                generator.setstate(state)
-            else:
-                generator.set_state(state)
-
-    return put_back
-
-
-def _found_by(seeder: SampleSeeder | None) -> tuple[Generator, ...]:
-    return () if seeder is None else tuple(seeder.generators)
-
-
-def _states(generators: Iterable[Generator]) -> list[Any]:
-    """The states of the global generators, and of these."""
-    states = [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()]
+def _states(seeder: SampleSeeder | None) -> list[tuple[Generator, Any]]:
+    """The global generators, and those that a seeder has found, with their states."""
+    generators = _GLOBAL if seeder is None else (*_GLOBAL, *seeder.generators)
+    states: list[tuple[Generator, Any]] = []
     for generator in generators:
         if isinstance(generator, np.random.Generator):
-            states.append(generator.bit_generator.state)
+            states.append((generator, generator.bit_generator.state))
         elif isinstance(generator, np.random.RandomState):
-            states.append(generator.get_state(legacy=False))
+            states.append((generator, generator.get_state(legacy=False)))
+        elif isinstance(generator, torch.Generator):
+            states.append((generator, generator.get_state()))
         else:
-            states.append(
-                generator.get_state()
-                if isinstance(generator, torch.Generator)
-                else generator.getstate()
-            )
+            states.append((generator, generator.getstate()))
     return states
+
+
+def _put_back(states: list[tuple[Generator, Any]]) -> None:
+    for generator, state in states:
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = state
+        elif isinstance(generator, random.Random):
+            generator.setstate(state)
+        else:
+            generator.set_state(state)
 
 
 class Draws:
@@ -222,16 +199,20 @@ class Draws:
 
     def __init__(self, seeder: SampleSeeder, seed: int, epoch: int, key: int, k: int = 0) -> None:
         self._seeder = seeder
-        self._go_on: Callable[[], None] = lambda: seeder(seed, epoch, key, k)
+        self._start = (seed, epoch, key, k)
+        self._left: list[tuple[Generator, Any]] | None = None
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with preserved_rng(self._seeder):
-            self._go_on()
+            if self._left is None:
+                self._seeder(*self._start)
+            else:
+                _put_back(self._left)
             try:
                 yield
             finally:
-                self._go_on = snapshot_rng(self._seeder)
+                self._left = _states(self._seeder)
 
 
 @checks_keywords

@@ -42,14 +42,17 @@ def check_shared_once(own: object, world_size: int) -> None:
     while frame is not None and frame.f_locals.get("self") is not own:
         frame = frame.f_back
     for asker in askers(own, frame):
-        ranks = _ranks_of(asker)
-        if ranks > 1:
-            raise ConfigError(
-                f"samples would be lost: {type(own).__name__} is one rank's share, of "
-                f"{world_size}, and {type(asker).__name__} shares it "
-                f"out to {ranks} processes again. {REMEDY}; or make it with rank=0 and "
-                "world_size=1 (docs/trainers.md)"
-            )
+        # Accelerate's dispatcher knows the number by its state
+        for holder in (asker, getattr(asker, "state", None)):
+            for name in _COUNTS:
+                ranks = getattr(holder, name, None)
+                if type(ranks) is int and ranks > 1:
+                    raise ConfigError(
+                        f"samples would be lost: {type(own).__name__} is one rank's share, of "
+                        f"{world_size}, and {type(asker).__name__} shares it out to {ranks} "
+                        f"processes again. {REMEDY}; or make it with rank=0 and world_size=1 "
+                        "(docs/trainers.md)"
+                    )
 
 
 def askers(own: object, frame: FrameType | None) -> Iterator[Any]:
@@ -67,9 +70,8 @@ def askers(own: object, frame: FrameType | None) -> Iterator[Any]:
                 return
         elif _may_be_asker(frame, module):
             asker = frame.f_locals.get("self")
-            if asker is not own and (
-                isinstance(asker, _KINDS) or type(asker).__module__.startswith(_LIBRARIES)
-            ):
+            is_of_library = type(asker).__module__.startswith(_LIBRARIES)
+            if asker is not own and (is_of_library or isinstance(asker, _KINDS)):
                 yield asker
         frame = frame.f_back
 
@@ -82,14 +84,3 @@ def _may_be_asker(frame: FrameType, module: str) -> bool:
         return True
     cls = frame.f_globals.get(frame.f_code.co_qualname.partition(".")[0])
     return isinstance(cls, type) and issubclass(cls, _KINDS)
-
-
-def _ranks_of(asker: Any) -> int:
-    """The number of processes that it shares out to; 1 where it does not."""
-    # Accelerate's dispatcher knows it by its state
-    for holder in (asker, getattr(asker, "state", None)):
-        for name in _COUNTS:
-            count = getattr(holder, name, None)
-            if isinstance(count, int) and not isinstance(count, bool) and count > 1:
-                return count
-    return 1

@@ -16,6 +16,7 @@ from headrace.arguments import check_integer
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
+from headrace.sorting import distinct
 
 
 def split_parts(
@@ -39,28 +40,19 @@ def split_parts(
         ConfigError: an argument makes no sense, or a part would have no sample.
     """
     for fraction in fractions:
-        if (
-            isinstance(fraction, bool)
-            or not isinstance(fraction, (int, float, np.number))
-            or not 0 <= fraction <= 1
-        ):
+        is_number = isinstance(fraction, (int, float, np.number)) and not isinstance(fraction, bool)
+        if not is_number or not 0 <= fraction <= 1:
             raise ConfigError(
                 f"split: a fraction must be a number between 0 and 1, not {fraction!r}"
             )
-    if not math.isclose(total := math.fsum(fractions), 1, abs_tol=1e-6):
+    total = math.fsum(fractions)
+    if not math.isclose(total, 1, abs_tol=1e-6):
         raise ConfigError(
             f"split: the fractions must add up to 1, and {list(fractions)!r} add up to {total:g}"
         )
-    ends = [math.fsum(fractions[: number + 1]) for number in range(len(fractions) - 1)]
-    return _parts(
-        n,
-        [*ends, 1],
-        seed,
-        stratify,
-        groups,
-        f"split({list(fractions)!r})",
-        even=len(set(fractions)) == 1,
-    )
+    ends = [math.fsum(fractions[:number]) for number in range(1, len(fractions))]
+    even = len(set(fractions)) == 1
+    return _parts(n, [*ends, 1], seed, stratify, groups, even, f"split({list(fractions)!r})")
 
 
 def fold_parts(
@@ -70,15 +62,8 @@ def fold_parts(
     k = check_integer("folds: k", k, 2)
     if k > n:
         raise ConfigError(f"folds: {n:,} samples can't be cut into {k} folds: use a smaller k")
-    return _parts(
-        n,
-        [Fraction(end, k) for end in range(1, k + 1)],
-        seed,
-        stratify,
-        groups,
-        f"folds({k})",
-        even=True,
-    )
+    ends = [Fraction(end, k) for end in range(1, k + 1)]
+    return _parts(n, ends, seed, stratify, groups, True, f"folds({k})")
 
 
 def _parts(
@@ -87,30 +72,31 @@ def _parts(
     seed: int,
     stratify: Any,
     groups: Any,
-    call: str,
-    *,
     even: bool,
+    call: str,
 ) -> list[IntArray]:
-    labels = None if stratify is None else _codes(stratify, n, "stratify")
-    members = None if groups is None else _codes(groups, n, "groups")
-    order = (
-        permute(np.arange(n), n, derive_keys("split", seed, n, count=KEY_COUNT))
-        if n
-        else np.arange(0)
-    )
-    cuts = [round(n * end) for end in ends]
-    part_of = np.repeat(np.arange(len(cuts)), np.diff(cuts, prepend=0))
-    if members is not None:
-        part_of = _grouped(order, ends, members, labels)
+    """For each part its indices. `even`: all parts were asked to be equal."""
+    seed = check_integer("seed", seed)
+    order = permute(np.arange(n), n, derive_keys("split", seed, n, count=KEY_COUNT))
+    labels = np.zeros(n, np.int64)
+    if stratify is not None:
+        labels = _codes(stratify, n, "stratify")
+    if groups is not None:
+        part_of = _grouped(order, ends, _codes(groups, n, "groups"), labels)
     else:
-        if labels is not None:
+        cuts = [round(n * end) for end in ends]
+        parts_in_order = np.repeat(np.arange(len(cuts)), np.diff(cuts, prepend=0))
+        if stratify is not None:
             order = order[np.argsort(labels[order], kind="stable")]
-            part_of = _spread(cuts, seed, np.bincount(labels), even=even)
-        part_of[order] = part_of.copy()
-    parts = [np.flatnonzero(part_of == part) for part in range(len(cuts))]
+            parts_in_order = _spread(cuts, seed, np.bincount(labels), even)
+        part_of = np.empty(n, np.int64)
+        part_of[order] = parts_in_order
+    parts = [np.flatnonzero(part_of == part) for part in range(len(ends))]
     for number, part in enumerate(parts):
         if n and not len(part):
-            grouped = "" if members is None else f" in {int(members.max()) + 1:,} groups"
+            grouped = ""
+            if groups is not None:
+                grouped = f" in {len(distinct(_codes(groups, n, 'groups'))):,} groups"
             raise ConfigError(
                 f"{call} of {n:,} samples{grouped} leaves none for part {number}: use other "
                 "fractions, or fewer parts"
@@ -126,22 +112,20 @@ def _codes(given: Any, n: int, name: str) -> IntArray:
             f"{name} must hold one label for each of the {n:,} samples, and has the shape "
             f"{list(values.shape)}"
         )
-    if values.dtype.kind == "U" and not all(isinstance(label, str) for label in given):
-        raise ConfigError(
-            f"{name} holds texts and other values, of which '7' and 7 would become one: give all "
-            "as texts, or all as numbers"
-        )
     try:
         codes = np.unique(values, return_inverse=True)[1]
     except TypeError:
+        codes = None
+    # NumPy makes '7' of 7 beside a text
+    if codes is None or (values.dtype.kind == "U" and not all(isinstance(x, str) for x in given)):
         raise ConfigError(
-            f"{name} must hold labels of one kind (numbers or texts), which can be sorted, not "
-            "objects"
-        ) from None
+            f"{name} must hold labels of one kind, all texts or all numbers, and holds "
+            f"{', '.join(sorted({type(label).__name__ for label in given}))}"
+        )
     return codes.astype(np.int64)
 
 
-def _spread(cuts: Sequence[int], seed: int, labelled: IntArray, *, even: bool) -> IntArray:
+def _spread(cuts: Sequence[int], seed: int, labelled: IntArray, even: bool) -> IntArray:
     """The part of each place in a row of samples that is sorted by labels, so that each part has
     its count, and its share of each label's samples to within one. Equal parts take turns.
 
@@ -151,23 +135,22 @@ def _spread(cuts: Sequence[int], seed: int, labelled: IntArray, *, even: bool) -
         labelled: how many samples have each label.
         even: whether all parts were asked to be equal, so that sizes differ by rounding alone.
     """
-    n, parts = cuts[-1], len(cuts)
+    n = cuts[-1]
+    parts = len(cuts)
     counts = np.diff(cuts, prepend=0)
     shift = int(derive_keys("stratify", seed, n, count=1)[0])
-    if parts and (even or counts.max() == counts.min()):
+    if even or counts.max() == counts.min():
         turns = (np.arange(n) + shift) % parts
-        # what is left over at the end goes to these
-        larger_first = np.argsort(-counts, kind="stable")
-        order_of_turns = larger_first[
-            np.argsort(np.argsort(-np.bincount(turns, minlength=parts), kind="stable"))
-        ]
-        return order_of_turns[turns]
-    if parts > 2:
-        return np.repeat(
-            np.tile(np.arange(parts), len(labelled)), _rounded(labelled, counts).ravel()
-        )
-    is_first = np.diff((np.arange(n + 1) * counts[0] + shift % n) // n) > 0
-    return np.where(is_first, 0, 1)
+        # the turns that come once more than others go to the larger parts
+        by_size = np.argsort(-counts, kind="stable")
+        by_turns = np.argsort(-np.bincount(turns, minlength=parts), kind="stable")
+        part_of_turn: IntArray = by_size[np.argsort(by_turns)]
+        return part_of_turn[turns]
+    if parts == 2:
+        is_second = np.diff((np.arange(n + 1) * counts[0] + shift % n) // n) == 0
+        return is_second.astype(np.int64)
+    table = _rounded(labelled, counts)
+    return np.repeat(np.tile(np.arange(parts), len(labelled)), table.ravel())
 
 
 def _rounded(rows: IntArray, columns: IntArray) -> IntArray:
@@ -181,27 +164,27 @@ def _rounded(rows: IntArray, columns: IntArray) -> IntArray:
     total = int(columns.sum())
     table, rest = np.divmod(np.outer(rows, columns), total)
     left: list[list[int]] = rest.tolist()
-    in_row: list[list[int]] = [np.flatnonzero(one).tolist() for one in rest]
-    in_column: list[list[int]] = [np.flatnonzero(one).tolist() for one in rest.T]
-    for start in range(len(left)):
+    in_row = [dict.fromkeys(np.flatnonzero(row).tolist()) for row in rest]
+    in_column = [dict.fromkeys(np.flatnonzero(column).tolist()) for column in rest.T]
+    for start in range(len(rows)):
         while in_row[start]:
-            circle = _circle(start, in_row, in_column, left, total)
-            raised, lowered = circle[::2], circle[1::2]
+            circle = _circle(start, in_row, in_column)
             by = min(
-                *(total - left[row][column] for row, column in raised),
-                *(left[row][column] for row, column in lowered),
+                *(total - left[row][column] for row, column in circle[::2]),
+                *(left[row][column] for row, column in circle[1::2]),
             )
-            for cells, step in ((raised, by), (lowered, -by)):
-                for row, column in cells:
-                    left[row][column] += step
-                    if left[row][column] in (0, total):
-                        table[row, column] += left[row][column] // total
-                        in_row[row].remove(column)
-    return table.astype(np.int64)
+            for row, column in circle:
+                left[row][column] += by
+                by = -by
+                if left[row][column] in (0, total):
+                    table[row, column] += left[row][column] // total
+                    del in_row[row][column]
+                    del in_column[column][row]
+    return table
 
 
 def _circle(
-    row: int, in_row: list[list[int]], in_column: list[list[int]], left: list[list[int]], total: int
+    row: int, in_row: list[dict[int, None]], in_column: list[dict[int, None]]
 ) -> list[tuple[int, int]]:
     """Cells with fractions, of which two lie in each row and each column that they touch, one after
     the other. No row and no column has a single one, since their sums are whole.
@@ -209,59 +192,50 @@ def _circle(
     Args:
         row: where to begin.
         in_row: the columns of the cells in each row.
-        in_column: the rows of the cells in each column, and of some that have no fraction any more:
-            they are removed here.
-        left, total: the fractions.
+        in_column: the rows of the cells in each column.
     """
-
-    def other_row(column: int, row: int) -> int:
-        """The last cell of a column that is not in that row."""
-        rows, own = in_column[column], False
-        while rows[-1] == row or left[rows[-1]][column] in (0, total):
-            own = rows.pop() == row or own
-        found = rows[-1]
-        if own:
-            rows.append(row)
-        return found
-
-    path, last = list[tuple[int, int]](), -1
-    rows, columns = dict[int, int](), dict[int, int]()  # where on the path each of them was left
+    path: list[tuple[int, int]] = []
+    rows: dict[int, int] = {}  # where on the path each was left
+    columns: dict[int, int] = {}
+    column = -1
     while row not in rows:
         rows[row] = len(path)
-        column = next(one for one in in_row[row] if one != last)
+        column = next(other for other in in_row[row] if other != column)
         path.append((row, column))
         if column in columns:
             return path[columns[column] :]
-        columns[column], last = len(path), column
-        row = other_row(column, row)
+        columns[column] = len(path)
+        row = next(other for other in reversed(in_column[column]) if other != row)
         path.append((row, column))
     return path[rows[row] :]
 
 
 def _grouped(
-    order: IntArray, ends: Sequence[float | Fraction], groups: IntArray, labels: IntArray | None
+    order: IntArray, ends: Sequence[float | Fraction], groups: IntArray, labels: IntArray
 ) -> IntArray:
     """The part of each sample: the largest groups first, each goes where most is missing of its
-    samples (or of their labels).
+    samples of each label.
     """
-    labels = np.zeros(len(groups), np.int64) if labels is None else labels
-    n_groups, n_labels = int(groups.max(initial=-1)) + 1, int(labels.max(initial=-1)) + 1
+    n_groups = int(groups.max(initial=-1)) + 1
+    n_labels = int(labels.max(initial=-1)) + 1
     pairs, counts = np.unique(groups * n_labels + labels, return_counts=True)
     bounds = np.searchsorted(pairs, np.arange(n_groups + 1) * n_labels)
-    missing = np.outer(np.diff([0.0, *map(float, ends)]), np.bincount(labels, minlength=n_labels))
-    weight = 1 / np.bincount(labels, minlength=n_labels)
+    labelled = np.bincount(labels, minlength=n_labels)
+    missing = np.outer(np.diff([0.0, *map(float, ends)]), labelled)
+    weight = 1 / labelled
     # where each group comes in the random order
     _, first = np.unique(groups[order], return_index=True)
-    sizes = np.bincount(groups, minlength=n_groups)
-    part_of, empty = np.empty(n_groups, np.int64), set(range(len(ends)))
-    for done, group in enumerate(np.lexsort((first, -sizes)).tolist()):
+    by_size = np.lexsort((first, -np.bincount(groups, minlength=n_groups)))
+    part_of = np.empty(n_groups, np.int64)
+    is_empty = np.ones(len(ends), bool)
+    for done, group in enumerate(by_size.tolist()):
         own = slice(bounds[group], bounds[group + 1])
-        of, samples = pairs[own] % n_labels, counts[own]
-        lacks = missing[:, of] @ (samples * weight[of])
-        if n_groups - done <= len(empty):  # the last groups go where there is none
-            lacks[[part for part in range(len(ends)) if part not in empty]] = -np.inf
+        of = pairs[own] % n_labels
+        lacks = missing[:, of] @ (counts[own] * weight[of])
+        if n_groups - done <= is_empty.sum():  # the last groups go where there is none
+            lacks[~is_empty] = -np.inf
         part = int(lacks.argmax())
         part_of[group] = part
-        missing[part, of] -= samples
-        empty.discard(part)
+        missing[part, of] -= counts[own]
+        is_empty[part] = False
     return part_of[groups]

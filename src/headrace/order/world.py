@@ -46,17 +46,25 @@ class _Launcher(NamedTuple):
     local_size: tuple[str, ...]
 
 
-_MPI, _STEP = "OMPI_COMM_WORLD", ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
-_SLURM = _Launcher("SLURM job step", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", _STEP)
 _LAUNCHERS = (
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE",)),
     _Launcher(
-        "OpenMPI", f"{_MPI}_RANK", f"{_MPI}_SIZE", f"{_MPI}_LOCAL_RANK", (f"{_MPI}_LOCAL_SIZE",)
+        "OpenMPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
     _Launcher(
         "MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",)
     ),
-    _SLURM,
+    _Launcher(
+        "SLURM job step",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+    ),
 )
 
 
@@ -80,75 +88,61 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
             or a variable of the environment that is no number.
     """
     launcher = _find_launcher()
-    local_rank, local_size = _read_local(launcher)
+    local_rank = 0
+    local_sizes = [1]
+    if launcher is not None:
+        local_rank = _read_number(launcher.local_rank) or 0
+        set_sizes = [name for name in launcher.local_size if name in os.environ]
+        # SLURM's first number may be that of a machine with fewer tasks
+        local_sizes = [local_rank + 1, *(_read_number(name) or 1 for name in set_sizes[:1])]
+    # nobody can have initialised what nobody has imported
+    dist = sys.modules.get("torch.distributed")
+    names = ("rank", "world_size")
     if rank is not None or world_size is not None:
-        pair, source = _pair("rank", rank, "world_size", world_size), "arguments"
-    elif (group := _process_group()) is not None:
-        pair, source = group, "torch.distributed"
+        source = "arguments"
+    elif dist is not None and dist.is_available() and dist.is_initialized():
+        source = "torch.distributed"
+        rank = dist.get_rank()
+        world_size = dist.get_world_size()
     elif launcher is not None:
-        numbers = (_read_number(launcher.rank), _read_number(launcher.size))
-        pair = _pair(launcher.rank, numbers[0], launcher.size, numbers[1])
+        names = (launcher.rank, launcher.size)
         source = f"environment of {launcher.name} ({launcher.rank}, {launcher.size})"
+        rank = _read_number(launcher.rank)
+        world_size = _read_number(launcher.size)
     else:
-        pair, source = (0, 1), "no launcher found: a single process"
-    return World(*pair, local_rank, local_size, source)
+        source = "no launcher found: a single process"
+        rank = 0
+        world_size = 1
+    if world_size is None:
+        raise ConfigError(f"{names[0]} is given without {names[1]}: give both")
+    if rank is None:
+        raise ConfigError(f"{names[1]} is given without {names[0]}: give both")
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"{names[0]} must be in [0, {names[1]}), got {names[0]}={rank} with "
+            f"{names[1]}={world_size}"
+        )
+    return World(rank, world_size, local_rank, max(local_sizes), source)
 
 
 def _find_launcher() -> _Launcher | None:
     for launcher in _LAUNCHERS:
-        present = launcher.rank in os.environ, launcher.size in os.environ
+        present = [name for name in (launcher.rank, launcher.size) if name in os.environ]
         # sbatch sets SLURM_PROCID without srun too: only both together mean a job step
-        if all(present) or (any(present) and launcher is not _SLURM):
+        if len(present) == 2 or (present and launcher.rank != "SLURM_PROCID"):
             return launcher
     return None
 
 
-def _read_local(launcher: _Launcher | None) -> tuple[int, int]:
-    if launcher is None:
-        return 0, 1
-    rank = _read_number(launcher.local_rank) or 0
-    size = next(
-        (_read_number(name, repeated=True) for name in launcher.local_size if name in os.environ),
-        None,
-    )
-    # SLURM's first number may be that of a machine with fewer tasks
-    return rank, max(size or 1, rank + 1)
-
-
-def _read_number(name: str, *, repeated: bool = False) -> int | None:
-    """Reads a variable as a number; `repeated` allows SLURM's lists too, as in "2(x3),1": the
-    first counts.
-    """
+def _read_number(name: str) -> int | None:
+    """A variable as a number; of SLURM's lists, such as "2(x3),1", the first."""
     value = os.environ.get(name)
     if value is None:
         return None
-    match = re.fullmatch(r"\s*(\d+)(\(x\d+\))?(,.*)?" if repeated else r"\s*(\d+)\s*", value)
+    match = re.fullmatch(r"\s*(\d+)\s*(\(x\d+\))?(,.*)?", value)
     if match is None:
         raise ConfigError(
             f"the environment variable {name}={value!r} is not a number; pass rank= and "
             "world_size= instead"
         )
     return int(match[1])
-
-
-def _process_group() -> tuple[int, int] | None:
-    """Asks torch.distributed, but does not import it: nobody can have initialised what nobody
-    has imported.
-    """
-    dist = sys.modules.get("torch.distributed")
-    is_initialised = dist is not None and dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if dist is not None and is_initialised else None
-
-
-def _pair(rank_name: str, rank: int | None, size_name: str, size: int | None) -> tuple[int, int]:
-    if rank is None or size is None:
-        given, missing = (rank_name, size_name) if size is None else (size_name, rank_name)
-        raise ConfigError(
-            f"{rank_name} and {size_name} belong together: {given} is given without {missing}"
-        )
-    if not 0 <= rank < size:
-        raise ConfigError(
-            f"{rank_name} must be in [0, {size_name}), got {rank_name}={rank} with "
-            f"{size_name}={size}"
-        )
-    return rank, size
