@@ -147,8 +147,8 @@ def _spread(cuts: Sequence[int], seed: int, labelled: IntArray, even: bool) -> I
         part_of_turn: IntArray = by_size[np.argsort(by_turns)]
         return part_of_turn[turns]
     if parts == 2:
-        is_second = np.diff((np.arange(n + 1) * counts[0] + shift % n) // n) == 0
-        return is_second.astype(np.int64)
+        of_first: IntArray = np.diff((np.arange(n + 1) * counts[0] + shift % n) // n)
+        return 1 - of_first
     table = _rounded(labelled, counts)
     return np.repeat(np.tile(np.arange(parts), len(labelled)), table.ravel())
 
