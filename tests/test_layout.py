@@ -54,10 +54,9 @@ INSIDE = {
     "collate": "normalization fields stack detection vision pad text registry",
     "loader": """
         torch_private config data stateful state plan budget device worker build
-        distributed explain epoch loader create multi module steps
+        agreement sampler explain epoch loader create schedule replayed multi module steps
     """,
     "loader/worker": "signals start served fetch fetch_stream processes pool",
-    "loader/multi": "foreign schedule multi",
     "datasets": """
         cells wrapped core delegating image text arrays hdf5 episodes zarr sparse table
         shards options indexing unnormalized finished open memory_efficient

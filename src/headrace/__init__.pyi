@@ -50,8 +50,8 @@ from headrace.loader.module import (
     DataModule as DataModule,
     DataModuleProtocol as DataModuleProtocol,
 )
-from headrace.loader.multi.multi import MultiDataLoader as MultiDataLoader
-from headrace.loader.multi.schedule import split_workers as split_workers
+from headrace.loader.multi import MultiDataLoader as MultiDataLoader
+from headrace.loader.schedule import split_workers as split_workers
 from headrace.loader.steps import (
     get_epoch_length as get_epoch_length,
     get_train_dataloader_steps as get_train_dataloader_steps,

@@ -17,7 +17,7 @@ from headrace import ConfigError, ImageDataset, create_dataloader
 from headrace.cli.main import main as headrace_main
 from headrace.loader import data as loader_data
 from tests.data.make import make_photos
-from tests.loader.distributed.test_agreement import loader, ranks
+from tests.loader.test_agreement import loader, ranks
 from tests.test_examples import TINY
 from tests.test_multinode import NEEDS_NETWORKS
 

@@ -40,7 +40,7 @@ from headrace import (
 )
 from headrace.collate import stack_collate
 from headrace.testing.contract import RandomProbe, same
-from tests.loader.multi.test_foreign import Count, Noise, RandomWalk
+from tests.loader.test_foreign import Count, Noise, RandomWalk
 from tests.testing.test_contract import SquareDataset
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])

@@ -27,7 +27,7 @@ def create_dataloader(
 
     Raises:
         ConfigError: an option is invalid, and the message names it; or other ranks create a
-            different loader (`distributed/agreement.py`).
+            different loader (`loader/agreement.py`).
         BudgetError: not even one batch fits the memory budget.
     """
     options: dict[str, Any] = {**overrides}

@@ -16,6 +16,7 @@ from headrace.arguments import missing_attribute
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
 from headrace.errors import StateError, warn
+from headrace.loader.agreement import Agreement
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import resolve, start_of
 from headrace.loader.config import (
@@ -26,11 +27,10 @@ from headrace.loader.config import (
     check_options,
 )
 from headrace.loader.data import check_dataset, images_until, inner_datasets, length_of, source_of
-from headrace.loader.distributed.agreement import Agreement
-from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
 from headrace.loader.plan import SamplerPlan, StreamPlan, ends_at, make_plan
+from headrace.loader.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.state import (
     VERSION,
     LoaderState,

@@ -15,8 +15,8 @@ from headrace.errors import ConfigError
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.data import length_of
 from headrace.loader.loader import Loader
-from headrace.loader.multi.foreign import ReplayedLoader
-from headrace.loader.multi.multi import MultiDataLoader
+from headrace.loader.multi import MultiDataLoader
+from headrace.loader.replayed import ReplayedLoader
 from headrace.order import EpochOrder, RankBatches, detect_world
 
 

@@ -26,7 +26,7 @@ from headrace import ConfigError, HeadraceWarning, WorkerError, create_dataloade
 from headrace.loader.worker import processes as workers
 from headrace.testing.contract import same
 from tests.loader.datasets import Numbers
-from tests.loader.multi.test_foreign import Count
+from tests.loader.test_foreign import Count
 from tests.testing.test_contract import SquareDataset
 
 

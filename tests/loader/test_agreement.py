@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
 from headrace import ConfigError, create_dataloader
-from headrace.loader.distributed import agreement
+from headrace.loader import agreement
 from headrace.order import EpochOrder
 from tests.testing.test_contract import SquareDataset
 

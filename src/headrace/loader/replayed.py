@@ -6,6 +6,7 @@ again from its start.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -14,8 +15,6 @@ from headrace.errors import StateError
 from headrace.loader.data import length_of
 from headrace.monitor.stats import Stats
 from headrace.order.seeding import OF_SAMPLER, Draws, SampleSeeder
-
-_END = object()
 
 
 class ReplayedLoader:
@@ -37,7 +36,8 @@ class ReplayedLoader:
         self._seeder = SampleSeeder(
             loader.sampler, loader.batch_sampler, loader.generator, loader.dataset
         )
-        self._epoch, self._received = 0, 0
+        self._epoch = 0
+        self._received = 0
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -47,17 +47,20 @@ class ReplayedLoader:
         position.
         """
         if epoch != self._epoch:
-            self._epoch, self._received = epoch, 0
+            self._epoch = epoch
+            self._received = 0
 
-    def __iter__(self) -> _Replay:
+    def __iter__(self) -> Iterator[Any]:
         loader = self.loader
-        for part in {
-            id(p): p for p in (loader, loader.sampler, loader.batch_sampler, loader.dataset)
-        }.values():
+        parts = (loader, loader.sampler, loader.batch_sampler, loader.dataset)
+        for part in {id(part): part for part in parts}.values():
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self._epoch)
-        return _Replay(self, Draws(self._seeder, self.seed, self._epoch, OF_SAMPLER))
+        draws = Draws(self._seeder, self.seed, self._epoch, OF_SAMPLER)
+        with draws():
+            batches = iter(loader)
+        return _Replay(self, batches, draws)
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, the batches of it that were received, and the seed."""
@@ -70,19 +73,23 @@ class ReplayedLoader:
         Raises:
             StateError: it is no state of a replayed loader, or of another seed.
         """
-        given: Any = state if isinstance(state, dict) else {}
-        epoch, batches, seed = (given.get(name) for name in ("epoch", "batches", "seed"))
-        if not (type(epoch) is type(batches) is type(seed) is int) or min(epoch, batches) < 0:
+        own = self.state_dict()
+        saved: list[Any] = []
+        if isinstance(state, dict):
+            saved = [state.get(name) for name in own]
+        if [type(value) for value in saved] != [int, int, int] or min(saved[:2]) < 0:
             raise StateError(
                 "load_state_dict: this is no state of a torch DataLoader in a MultiDataLoader: "
                 f"{state!r}"
             )
+        epoch, batches, seed = saved
         if strict and seed != self.seed:
             raise StateError(
                 f"load_state_dict: the state was saved with seed={seed}, this loader has "
                 f"seed={self.seed}"
             )
-        self._epoch, self._received = epoch, batches
+        self._epoch = epoch
+        self._received = batches
 
     def get_stats(self) -> dict[str, Any]:
         """What a plain DataLoader is; it counts nothing."""
@@ -101,11 +108,12 @@ class ReplayedLoader:
 class _Replay:
     """One epoch of a plain DataLoader, from the position on that it was loaded with."""
 
-    def __init__(self, owner: ReplayedLoader, draws: Draws) -> None:
-        self._owner, self._draws, self._skip = owner, draws, owner._received
+    def __init__(self, owner: ReplayedLoader, batches: Iterator[Any], draws: Draws) -> None:
+        self._owner = owner
+        self._batches = batches
+        self._draws = draws
+        self._skip = owner._received
         self._failure: Exception | None = None
-        with draws():
-            self._batches = iter(owner.loader)
 
     def __iter__(self) -> _Replay:
         return self
@@ -113,18 +121,16 @@ class _Replay:
     def __next__(self) -> Any:
         if self._failure is not None:
             raise self._failure  # what comes after an error depends on the loader
-        batch: Any = _END
         try:
             with self._draws():
-                for _ in range(self._skip + 1):
-                    batch = next(self._batches, _END)
-                    if batch is _END:
-                        break
+                while self._skip:
+                    next(self._batches)
+                    self._skip -= 1
+                batch = next(self._batches)
+        except StopIteration:
+            raise
         except Exception as error:
             self._failure = error
             raise
-        self._skip = 0
-        if batch is _END:
-            raise StopIteration
         self._owner._received += 1
         return batch

@@ -1,0 +1,499 @@
+"""Combines the batches of several loaders in one epoch.
+
+NOTE [ passes ]
+
+* The number of batches of an epoch is computed in advance from the lengths of the loaders. A loader
+  that ends earlier starts another pass: pass c of epoch e uses the order of epoch `pass_epoch(e,
+  c)`, a hash, so that no pass repeats the order of another pass or epoch.
+* Each loader keeps its position in its own state. This module only keeps the integers of the
+  schedule and the number of each loader's pass.
+* Epochs and positions are set, counted, saved and loaded like those of a `Loader` (NOTE [ epochs
+  and positions ] in `state.py`). At the start of an epoch, the epoch of every loader is set, so
+  that their states belong together at any moment.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
+
+from headrace.arguments import check_flag, check_integer, checks_keywords, parameters_of
+from headrace.datasets.core.base import BaseDataset
+from headrace.errors import ConfigError, StateError, WorkerError, warn
+from headrace.loader.build import resolve
+from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_options
+from headrace.loader.create import open_path
+from headrace.loader.data import check_dataset, is_path, length_of
+from headrace.loader.explain import count_batches
+from headrace.loader.loader import Loader
+from headrace.loader.replayed import ReplayedLoader
+from headrace.loader.schedule import (
+    STRATEGIES,
+    Schedule,
+    pattern_of,
+    split_workers,
+    whole_weights,
+)
+from headrace.loader.state import LoaderState, check_version
+from headrace.monitor.stats import Stats
+from headrace.order import detect_world
+from headrace.order.epoch import pass_epoch
+
+Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
+
+_VERSION = 1
+_DAMAGED = "load_state_dict: the state is damaged"
+_LENGTHS: dict[str, Callable[[list[int]], int]] = {"sum": sum, "max": max, "min": min}
+
+
+class MultiDataLoader:
+    """Batches of several loaders in one epoch, as pairs ``(name, batch)``.
+
+    Args:
+        loaders: a dict from name to a `Loader`, a torch `DataLoader`, a dataset, or a path. For
+            datasets and paths, loaders are created with the options below; a tuple ``(dataset,
+            batch_size)`` sets the batch size of one. A torch `DataLoader` is seeded by (seed,
+            epoch) and replayed on resume.
+        strategy: a name, in any case. "round_robin": one batch of each loader in turn.
+            "sequential": one loader after the other. "weighted": exact quotas, spread evenly (see
+            `Schedule`). "alternating": as given by `pattern`.
+        weights: for "weighted": ``{name: number}``, or a list of numbers in the order of the
+            loaders; 0: never. None: the lengths of the loaders.
+        pattern: for "alternating": list of names, which is repeated. A loader that is not in it is
+            not used. None: all in turn.
+        epoch_length: number of batches per epoch: "sum", "max" or "min" of the lengths of the
+            loaders that are used and not empty.
+        steps: number of batches per epoch, instead of `epoch_length`.
+        cycle_short_loaders: restart a loader that has ended, in another order. False: continue
+            without it; the epoch ends at the latest when all loaders have ended.
+        config, **overrides: options of the loaders that are created here, and of the datasets of
+            paths, as in `create_dataloader`. `num_workers` is the total number; `split_workers`
+            splits it in proportion to the number of batches that each dataset contributes. A
+            dataset without workers is loaded in this process.
+
+    Attributes:
+        loaders: the loaders in use, by name.
+
+    Raises:
+        ConfigError: an argument is invalid; or a loader has no length and `steps` is not given.
+    """
+
+    @checks_keywords
+    def __init__(
+        self,
+        loaders: Mapping[str, Any],
+        strategy: Strategy = "round_robin",
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        pattern: Sequence[str] | None = None,
+        epoch_length: Literal["sum", "max", "min"] = "sum",
+        steps: int | None = None,
+        cycle_short_loaders: bool = True,
+        *,
+        config: DataLoaderConfig | None = None,
+        **overrides: Any,
+    ) -> None:
+        if not isinstance(loaders, Mapping) or not loaders:
+            raise ConfigError(
+                "loaders must be a dict of at least one loader, dataset or path by name, not "
+                f"{loaders!r:.80}"
+            )
+        if isinstance(strategy, str):
+            strategy = cast(Strategy, strategy.lower())
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+        for name, value, reader in (
+            ("weights", weights, "weighted"),
+            ("pattern", pattern, "alternating"),
+        ):
+            if value is not None and strategy != reader:
+                raise ConfigError(f"{name} is for strategy={reader!r}, not for {strategy!r}")
+        if epoch_length not in _LENGTHS:
+            raise ConfigError(f"epoch_length must be 'sum', 'max' or 'min', not {epoch_length!r}")
+        check_flag("cycle_short_loaders", cycle_short_loaders)
+        self._strategy = strategy
+        self._epoch_length = epoch_length
+        self._cycles = cycle_short_loaders
+        self._given_steps = check_integer("steps", steps, 1, optional=True)
+        self._names = list(loaders)
+        self._pattern = pattern_of(self._names, pattern)
+        self._weights = [1] * len(self._names)
+        if weights is not None:
+            self._weights = whole_weights(self._names, weights)
+        by_length = strategy == "weighted" and weights is None
+        self._opened: list[BaseDataset] = []
+        self.loaders: dict[str, Any] = self._made(loaders, by_length, config, overrides)
+        if by_length:
+            lengths = self._known_lengths(range(len(self._names)), "pass weights=")
+            if any(lengths):
+                self._weights = whole_weights(self._names, lengths)
+        empty = {name: None for name, loader in self.loaders.items() if length_of(loader) == 0}
+        drawn = {self._names[number] for number in self._new_schedule().drawn}
+        if steps is not None and drawn <= empty.keys():
+            raise ConfigError(f"steps={steps}, but the loaders have no batches: {', '.join(empty)}")
+        if empty:
+            warn(f"these loaders have no batches, and are left out: {', '.join(empty)}")
+        self._steps()  # raises where the length is not known
+        self._state: LoaderState[Schedule] = LoaderState(self._new_schedule)
+
+    # -- set-up
+
+    def _made(
+        self,
+        given: Mapping[str, Any],
+        by_length: bool,
+        config: DataLoaderConfig | None,
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        """The loaders, made where a dataset or a path was given."""
+        arguments = parameters_of(MultiDataLoader.__init__)
+        found: dict[str, Any] = {}
+        datasets: dict[str, Any] = {}
+        sizes: dict[str, int | None] = {}
+        rest = options
+        for name, value in given.items():
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"loaders: a name must be a text, not {name!r}")
+            if _is_sized(value):
+                value, size = value
+                sizes[name] = check_integer("batch_size", size, 1, optional=True)
+            if is_path(value):
+                value, rest = open_path("MultiDataLoader", value, config, options, arguments)
+                self._opened.append(value)
+            found[name] = value
+            if not isinstance(value, DataLoader):
+                check_dataset("MultiDataLoader", f"loaders[{name!r}]", value)
+                datasets[name] = value
+            elif sum(other is value for other in found.values()) > 1:
+                raise ConfigError(
+                    f"loaders: {name!r} is a second name of a loader, which has only one position: "
+                    "make two loaders"
+                )
+        check_options("MultiDataLoader", config, rest, arguments)
+        has_foreign = not all(isinstance(value, Loader) for value in found.values())
+        are_read = datasets or (has_foreign and set(options) == {"seed"})
+        if (config is not None or options) and not are_read:
+            raise ConfigError(
+                f"{', '.join(options) or 'config'}: options are for datasets, and only loaders "
+                "were passed: pass them where the loaders are made"
+            )
+        config = (config or DataLoaderConfig()).with_(**rest)
+        sizes = {name: sizes.get(name, config.batch_size) for name in datasets}
+        workers = self._workers(datasets, sizes, by_length, config.num_workers)
+        for name, value in found.items():
+            if name in datasets:
+                own = config.with_(batch_size=sizes[name], num_workers=workers[name])
+                found[name] = Loader(value, own, **({} if workers[name] else NO_WORKERS))
+            elif not isinstance(value, Loader):
+                found[name] = ReplayedLoader(value, config.seed)
+        return found
+
+    def _workers(
+        self,
+        datasets: dict[str, Any],
+        sizes: dict[str, int | None],
+        by_length: bool,
+        total: int | None,
+    ) -> dict[str, int]:
+        """How many workers each dataset gets: in proportion to its batches in an epoch."""
+        shares: dict[str, float] = {}
+        for name, dataset in datasets.items():
+            number = self._names.index(name)
+            if by_length or self._strategy == "sequential":
+                shares[name] = (length_of(dataset) or 1) / (sizes[name] or 1)
+            elif self._strategy == "weighted":
+                shares[name] = self._weights[number]
+            else:
+                shares[name] = self._pattern.count(number)
+        if total is None:
+            total = 0
+            for name, dataset in datasets.items():
+                config, *_ = resolve(DataLoaderConfig(), dataset, detect_world())
+                total = max(total, config.num_workers or 0)
+                if not config.num_workers:  # what is in memory needs none
+                    shares[name] = 0
+        if not any(shares.values()):
+            shares = dict.fromkeys(shares, 1)
+        return split_workers(total, shares) if shares else {}
+
+    def _new_schedule(self, epoch: int = 0) -> Schedule:
+        schedule = Schedule(self._strategy, self._weights, self._pattern, self._cycles, epoch)
+        schedule.out = {i for i in schedule.drawn if length_of(self.loaders[self._names[i]]) == 0}
+        return schedule
+
+    def _known_lengths(self, numbers: Sequence[int], remedy: str) -> list[int]:
+        """The lengths of these loaders."""
+        lengths = []
+        for name in (self._names[number] for number in numbers):
+            length = length_of(self.loaders[name])
+            if length is None:
+                raise ConfigError(f"the length of the loader {name!r} is not known; {remedy}")
+            lengths.append(length)
+        return lengths
+
+    def _steps(self) -> int:
+        """The batches of an epoch."""
+        drawn = self._new_schedule().drawn
+        steps = self._given_steps
+        if steps is not None:
+            lengths = [length_of(self.loaders[self._names[number]]) for number in drawn]
+            if self._cycles or None in lengths:
+                return steps
+            return min(steps, sum(length or 0 for length in lengths))
+        known = self._known_lengths(drawn, "pass steps=, the batches of an epoch")
+        return _LENGTHS[self._epoch_length]([length for length in known if length] or [0])
+
+    # -- epochs
+
+    def __len__(self) -> int:
+        """Number of batches per epoch; an upper bound if loaders of unknown length don't cycle."""
+        return self._steps()
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, loader in self.loaders.items():
+            length = length_of(loader)
+            size = getattr(getattr(loader, "loader", loader), "batch_size", None)
+            batches = "? batches" if length is None else count_batches(length)
+            parts.append(f"{name!r}: {batches} of {size}")
+        return (
+            f"MultiDataLoader({{{', '.join(parts)}}}, strategy={self._strategy!r})  # "
+            f"{count_batches(len(self))} an epoch"
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current or last iterator."""
+        return int(self._state.at.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next iterator. Without it, each iterator uses the epoch after
+        the last one.
+        """
+        self._state.set_epoch(epoch)
+
+    def __iter__(self) -> MultiIterator:
+        """Starts an epoch. A running iterator becomes invalid, since both would draw from the
+        same loaders.
+        """
+        self._leave()
+        position = self._state.start()
+        for number, loader in enumerate(self.loaders.values()):
+            named = pass_epoch(position.epoch, position.passes[number])
+            if not position.counts[number]:
+                loader.set_epoch(named + 1)  # another epoch drops a position that was loaded
+            loader.set_epoch(named)
+        iterator = MultiIterator(self.loaders, position, self._steps())
+        self._state.running = iterator
+        return iterator
+
+    def _leave(self) -> None:
+        """Frees the loaders from the iterator that is under way."""
+        running = self._state.running
+        if running is not None:
+            running.leave()
+
+    def close(self) -> None:
+        """Stops the workers of all loaders and the running iterator, and closes what was opened
+        from paths. All can be used again afterwards.
+        """
+        self._leave()
+        for closable in (*self.loaders.values(), *self._opened):
+            closable.close()
+
+    def get_stats(self) -> dict[str, dict[str, Any]]:
+        """Returns the statistics of each loader by name, which print as tables.
+
+        For a torch `DataLoader` these are only dataset size, number of batches, batch size and
+        number of workers.
+        """
+        return Stats({name: loader.get_stats() for name, loader in self.loaders.items()})
+
+    # -- state
+
+    def _parameters(self) -> dict[str, Any]:
+        """What the order of the names depends on, beside the loaders' lengths."""
+        return {
+            "names": list(self._names),
+            "strategy": self._strategy,
+            "weights": list(self._weights),
+            "pattern": list(self._pattern),
+            "epoch_length": self._epoch_length,
+            "steps": self._given_steps,
+            "cycle_short_loaders": self._cycles,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state: which batches the user has received, and the state of each loader."""
+        position = self._state.position
+        return {
+            "version": _VERSION,
+            **self._parameters(),
+            "epoch": position.epoch,
+            "batches": position.step,
+            "counts": dict(zip(self._names, position.counts, strict=True)),
+            "passes": dict(zip(self._names, position.passes, strict=True)),
+            "cursor": position.cursor,
+            "out": [self._names[i] for i in sorted(position.out)],
+            "ended": position.has_ended,
+            "loaders": {name: loader.state_dict() for name, loader in self.loaders.items()},
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy starts at the position of this loader."""
+        return {**self.__dict__, "_state": copy.deepcopy(self._state.position)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        position: Any = state["_state"]
+        self._state = LoaderState(self._new_schedule)
+        self._state.load(position, position.has_ended)
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """Resumes from a saved state with the next iterator. A running iterator ends.
+
+        Args:
+            state: the result of `state_dict()`.
+            strict: passed to the loaders. The strategy must be that of the state in either case.
+
+        Raises:
+            StateError: the state does not fit; the message has both values, and nothing is changed.
+        """
+        position = self._position_of(state)
+        self._leave()
+        before = {name: loader.state_dict() for name, loader in self.loaders.items()}
+        try:
+            for name, loader in self.loaders.items():
+                try:
+                    loader.load_state_dict(state["loaders"][name], strict=strict)
+                except StateError as error:
+                    raise StateError(f"loader {name!r}: {error}") from error
+        except StateError:
+            for name, loader in self.loaders.items():
+                loader.load_state_dict(before[name], strict=False)
+            raise
+        self._state.load(position, position.has_ended)
+
+    def _position_of(self, state: Any) -> Schedule:
+        """The position of a saved state."""
+        check_version(state, _VERSION, "loaders", "a MultiDataLoader")
+        differing = [
+            f"{name} was {state.get(name)!r}, is {own!r}"
+            for name, own in self._parameters().items()
+            if state.get(name) != own
+        ]
+        if differing:
+            raise StateError(
+                f"load_state_dict: the state is of another schedule: {', '.join(differing)}. Build "
+                "the MultiDataLoader as it was"
+            )
+        position = self._new_schedule()
+        try:
+            position.epoch = state["epoch"]
+            position.has_ended = state["ended"]
+            position.passes = [state["passes"][name] for name in self._names]
+            position.counts = [state["counts"][name] for name in self._names]
+            position.cursor = state["cursor"]
+            position.out = {self._names.index(name) for name in state["out"]}
+            numbers = [position.epoch, position.cursor, state["batches"]]
+            numbers += [*position.passes, *position.counts]
+            is_sound = all(type(number) is int and number >= 0 for number in numbers)
+            is_sound &= position.cursor < len(self._pattern) and type(position.has_ended) is bool
+            is_sound &= position.step == state["batches"]
+            is_sound &= set(state["loaders"]) == set(self._names)
+            for number, name in enumerate(self._names):
+                epoch = pass_epoch(position.epoch, position.passes[number])
+                if position.counts[number] and state["loaders"][name]["epoch"] != epoch:
+                    is_sound = False
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{_DAMAGED}: {error!r}") from error
+        if not is_sound:
+            raise StateError(f"{_DAMAGED}: its numbers and loaders don't belong together")
+        return position
+
+
+def _is_sized(value: Any) -> bool:
+    """True for a dataset and its batch size."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    dataset, size = value
+    is_size = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    is_dataset = hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset)
+    return (size is None or is_size) and (is_dataset or is_path(dataset))
+
+
+class MultiIterator:
+    """One epoch of a `MultiDataLoader`, from a position on, which it moves."""
+
+    def __init__(self, loaders: dict[str, Any], position: Schedule, steps: int) -> None:
+        self._loaders = loaders
+        self._names = list(loaders)
+        self._position = position
+        self._steps = steps
+        # begun at the first batch: a loader that waits for its turn holds nothing
+        self._batches: dict[int, Iterator[Any]] = {}
+        self._fruitless = [0] * len(loaders)  # passes in a row that gave nothing
+        self.is_done: bool = False
+        self._is_left = False
+
+    def __iter__(self) -> MultiIterator:
+        return self
+
+    def __len__(self) -> int:
+        """Batches that are left."""
+        return 0 if self.is_done else max(0, self._steps - self._position.step)
+
+    def __next__(self) -> tuple[str, Any]:
+        if self._is_left:
+            raise StateError(
+                "this iterator can't go on: its MultiDataLoader has begun another one, loaded a "
+                "state, or was closed"
+            )
+        position = self._position
+        while not self.is_done:
+            number = position.pick() if position.step < self._steps else None
+            if number is None:
+                position.has_ended = True
+                self._end()
+                break
+            name = self._names[number]
+            if number not in self._batches:
+                self._batches[number] = iter(self._loaders[name])
+            try:
+                batch = next(self._batches[number])
+            except StopIteration:
+                self._through(number)
+                continue
+            except WorkerError:
+                self._end()
+                raise
+            position.took(number)
+            self._fruitless[number] = 0
+            return name, batch
+        raise StopIteration
+
+    def _through(self, number: int) -> None:
+        """A loader's pass is at its end."""
+        position = self._position
+        name = self._names[number]
+        del self._batches[number]
+        self._fruitless[number] += 1
+        if self._fruitless[number] > 1:
+            warn(f"loader {name!r} has no batches, and is left out")
+            position.out.add(number)
+        position.ended(number)
+        if number not in position.out:
+            position.passes[number] += 1
+            self._loaders[name].set_epoch(pass_epoch(position.epoch, position.passes[number]))
+
+    def _end(self) -> None:
+        self.is_done = True
+        self._batches.clear()
+
+    def leave(self) -> None:
+        """Frees the loaders; what comes after it is an error."""
+        self._end()
+        self._is_left = True
